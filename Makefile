@@ -1,0 +1,80 @@
+# make serve    set up, and serve the demo model on http://127.0.0.1:8000
+# make test     set up, and run all checks and tests
+# make help     everything else
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= configs/demo/model
+PORT ?= 8000
+NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name CMakeLists.txt)
+
+.PHONY: help setup serve test check lint types imports coverage bench soak native arm64 lock demo clean
+
+help:
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.built  ## create .venv and build the extension
+
+serve: setup  ## serve the demo model; MODEL=... and PORT=... choose others
+	$(BIN)/quire serve $(MODEL) --port $(PORT)
+
+test: check coverage  ## checks, then all tests with coverage of the pure code
+
+check: lint types imports  ## formatting, lint, types, layers
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports --no-logo
+
+coverage: $(VENV)/.dev
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage report --fail-under=100 --include='kvcache/*,engine/*,server/*' --omit='server/cli.py'
+
+bench: $(VENV)/.dev  ## quire beside its peer, one table
+	$(BIN)/python -m tests.bench $(BENCH)
+
+soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
+	$(BIN)/python -m tests.soak $(SOAK)
+
+native:  ## C++ tests: plain, ASan+UBSan, TSan
+	$(MAKE) -C tests/native native
+
+arm64:  ## the kernels on arm64, under an emulator (installs a cross compiler with apt)
+	$(MAKE) -C tests/native arm64
+
+demo: $(VENV)/.dev  ## train the demo model again (about an hour)
+	$(BIN)/python configs/demo/train.py
+
+lock: $(VENV)/.dev  ## resolve the locks again; needs uv on the path
+	uv pip compile pyproject.toml --universal --generate-hashes --extra build \
+	  --no-emit-index-url --no-header --no-annotate -q --upgrade -o requirements.lock
+	uv pip compile pyproject.toml --universal --generate-hashes --extra build --extra dev \
+	  --no-emit-index-url --no-header --no-annotate -q -c requirements.lock -o requirements-dev.lock
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) build
+
+# --- how .venv comes to be ----------------------------------------------------------------------
+# The locks carry versions and hashes. Hashes cannot cover the checkout itself, so it is installed
+# after them, without dependencies, with the build tools that they brought.
+
+$(VENV)/.locked: requirements.lock
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "quire needs Python 3.11 or newer"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	touch $@
+
+$(VENV)/.built: $(VENV)/.locked pyproject.toml $(NATIVE)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.built requirements-dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	touch $@

@@ -1,0 +1,228 @@
+"""The only crossing between the engine's thread and the event loop.
+
+Requests and aborts go one way through the loop's mailbox; events come back once per step. All
+methods here run on the event loop, but for ``_emit``.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from engine.loop import Abort, Emit, EngineLoop, Stop
+from engine.types import (
+    EngineLimits,
+    EngineStats,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenEvent,
+)
+
+log = logging.getLogger(__name__)
+
+BuildLoop = Callable[[Emit], EngineLoop]
+
+
+class QueueFullError(Exception):
+    """No room for another request now."""
+
+
+class PromptTooLongError(Exception):
+    """A prompt that can never fit."""
+
+    def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
+        super().__init__(f"{prompt_tokens} prompt tokens, {max_model_len} at most")
+        self.prompt_tokens = prompt_tokens
+        self.max_model_len = max_model_len
+
+
+class EngineDeadError(Exception):
+    """The engine has ended; nothing can be generated any more."""
+
+
+class TokenStream:
+    """The events of one request, in order. Closing it before the end aborts the request."""
+
+    def __init__(self, request: Request, abort: Callable[[int], None], max_backlog: int) -> None:
+        self.request = request
+        self._abort = abort
+        self._max_backlog = max_backlog
+        self._events: deque[TokenEvent] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+
+    async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
+        """All events since the last call; waits for the first one. Empty when the time passed
+        first, and for ever after the last event."""
+        if not self._events and not self._ended:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return []
+        batch = list(self._events)
+        self._events.clear()
+        self._wake.clear()
+        return batch
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is nothing left to read, now or ever."""
+        return self._ended and not self._events
+
+    def close(self) -> None:
+        """The reader is done. Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._abort(self.request.request_id)
+
+    def deliver(self, event: TokenEvent) -> None:
+        """Takes an event; a reader that never comes ends its own request."""
+        if self._ended:
+            return
+        if len(self._events) >= self._max_backlog:
+            self.close()
+            event = TokenEvent(
+                event.request_id, None, FinishReason.ERROR, message="the reader is too slow"
+            )
+        self._events.append(event)
+        self._ended = self._ended or event.finish is not None
+        self._wake.set()
+
+
+class EngineClient:
+    """An async door to an engine that runs on a thread of its own."""
+
+    def __init__(self, build: BuildLoop, *, max_queue: int, max_backlog: int) -> None:
+        """build: makes the loop, called on the engine's thread. max_queue: requests that may wait
+        beyond those that run. max_backlog: events that a stream keeps for a slow reader."""
+        self._build = build
+        self._max_queue = max_queue
+        self._max_backlog = max_backlog
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._built = threading.Event()
+        self._loop: EngineLoop | None = None
+        self._failure: BaseException | None = None
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[int, TokenStream] = {}
+        self._last_id = 0
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the thread and waits until the engine is built; raises what building raised."""
+        self._thread.start()
+        self._built.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def attach(self) -> None:
+        """Delivers events to the running event loop from now on."""
+        self._events = asyncio.get_running_loop()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the engine after its running step; False when it did not end in time."""
+        if self._loop is not None:
+            self._loop.mailbox.put(Stop())
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs and is built."""
+        return self._loop is not None and self._failure is None and self._thread.is_alive()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What requests are checked against."""
+        assert self._loop is not None
+        return self._loop.limits
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshot; never waits for the engine."""
+        return self._loop.stats if self._loop is not None else EngineStats()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        beyond_queue: bool = False,
+    ) -> TokenStream:
+        """Hands a request to the engine. beyond_queue: even when the queue is full.
+
+        Raises PromptTooLongError when it can never fit, QueueFullError when there is no room now,
+        EngineDeadError when there is no engine.
+        """
+        if not self.alive or self._loop is None:
+            raise EngineDeadError
+        limits = self.limits
+        if len(prompt_ids) >= limits.max_model_len:
+            raise PromptTooLongError(len(prompt_ids), limits.max_model_len)
+        full = len(self._streams) >= limits.max_num_seqs + self._max_queue
+        if full and not beyond_queue:
+            raise QueueFullError
+        self._last_id += 1
+        request = Request(self._last_id, prompt_ids, params, priority)
+        stream = TokenStream(request, self._abort, self._max_backlog)
+        self._streams[request.request_id] = stream
+        self._loop.mailbox.put(request)
+        return stream
+
+    def _abort(self, request_id: int) -> None:
+        assert self._loop is not None
+        self._loop.mailbox.put(Abort(request_id))
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            stream.deliver(event)
+            if event.finish is not None:
+                del self._streams[event.request_id]
+
+    def _fail_all(self) -> None:
+        for request_id in list(self._streams):
+            self._deliver(
+                [TokenEvent(request_id, None, FinishReason.ERROR, message="the engine has ended")]
+            )
+
+    # --- the engine's thread --------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._loop = self._build(self._emit)
+        except BaseException as error:
+            self._failure = error
+            return
+        finally:
+            self._built.set()
+        try:
+            self._loop.run()
+        except BaseException as error:
+            log.exception("the engine has failed")
+            self._failure = error
+        self._call_soon(self._fail_all)
+
+    def _emit(self, events: list[TokenEvent]) -> None:
+        self._call_soon(self._deliver, events)
+
+    def _call_soon(self, call: Callable[..., None], *args: object) -> None:
+        if self._events is None:
+            return
+        try:
+            self._events.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            log.debug("the event loop has closed: events dropped")

@@ -1,0 +1,227 @@
+"""The one thread that touches MLX."""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler, SchedulerCounters, StepPlan
+from engine.types import (
+    EngineLimits,
+    EngineStats,
+    Request,
+    Sampled,
+    SamplingParams,
+    TokenEvent,
+)
+from kvcache.manager import KVCacheManager
+
+log = logging.getLogger(__name__)
+
+# A second failed step within this time ends the engine: what failed is not one request's fault.
+FAILURE_WINDOW_S = 60.0
+# While nothing runs, the loop looks this often whether memory has come back.
+IDLE_POLL_S = 0.1
+# A plan may be empty although sequences wait for memory that is on its way back.
+STALLED_POLL_S = 0.001
+# Snapshots for metrics are not made more often.
+STATS_INTERVAL_S = 0.02
+WARM_UP_ID = 0
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Somebody no longer wants this request."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The engine should end after the running step."""
+
+
+Message = Request | Abort | Stop
+Emit = Callable[[list[TokenEvent]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How the loop behaves around its steps."""
+
+    idle_release_s: float
+    """Idle time after which memory goes back to the system, but for one heap."""
+    check_every_step: bool
+    """Whether the cache's invariants are checked after every step, not only when idle."""
+
+
+class EngineFailedError(RuntimeError):
+    """Steps fail again and again."""
+
+
+class EngineLoop:
+    """Receive, schedule, run, commit, emit."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kv: KVCacheManager,
+        runner: ModelRunner,
+        options: LoopOptions,
+        *,
+        emit: Emit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """emit: called on the engine thread, once per step with something to say."""
+        self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.stats = EngineStats()
+        self._scheduler = scheduler
+        self._kv = kv
+        self._runner = runner
+        self._options = options
+        self._emit = emit
+        self._clock = clock
+        self._woken_by: Message | None = None
+        self._stopping = False
+        self._steps = 0
+        self._step_seconds = 0.0
+        self._failed_at: float | None = None
+        self._idle_since: float | None = None
+        self._stats_at = float("-inf")
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What requests are checked against."""
+        return self._scheduler.limits
+
+    def step(self) -> bool:
+        """One step; False when there was nothing to run."""
+        aborted = self._receive()
+        plan = self._scheduler.schedule()
+        tokens = self._run(plan)
+        events = aborted + self._commit(plan, tokens)
+        self._kv.step_completed(self._runner.completed_epoch)
+        self._say(events)
+        self._housekeep(busy=bool(plan.entries))
+        return bool(plan.entries)
+
+    def run(self) -> None:
+        """Steps until told to stop; sleeps while there is nothing to do."""
+        while not self._stopping:
+            if not self.step() and not self._stopping:
+                self._wait()
+
+    def warm_up(self, prompt_tokens: int) -> None:
+        """Runs a request of our own, so that the first real one finds everything in place.
+
+        Raises RuntimeError when the model cannot decode.
+        """
+        params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
+        self.mailbox.put(Request(WARM_UP_ID, (0,) * prompt_tokens, params))
+        failures: list[TokenEvent] = []
+        emit, self._emit = self._emit, failures.extend
+        while self.step():
+            pass
+        self._emit = emit
+        self._scheduler.counters = SchedulerCounters()
+        self._steps = 0
+        broken = [event.message for event in failures if event.message]
+        if broken:
+            raise RuntimeError(f"the model cannot decode: {broken[0]}")
+
+    # --- the parts of a step --------------------------------------------------------------------
+
+    def _receive(self) -> list[TokenEvent]:
+        """New requests, aborts, the end."""
+        events: list[TokenEvent] = []
+        while (message := self._next_message()) is not None:
+            if isinstance(message, Request):
+                self._scheduler.add(message)
+            elif isinstance(message, Abort):
+                events += self._scheduler.abort(message.request_id)
+            else:
+                self._stopping = True
+        return events
+
+    def _next_message(self) -> Message | None:
+        message, self._woken_by = self._woken_by, None
+        if message is not None:
+            return message
+        try:
+            return self.mailbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _run(self, plan: StepPlan) -> list[Sampled] | None:
+        """The plan's results; None when the step failed and may be given up."""
+        if not plan.entries:
+            return []
+        started = self._clock()
+        try:
+            tokens = self._runner.run(plan)
+        except AssertionError:
+            raise
+        except Exception as error:
+            log.exception("step failed")
+            if self._failed_at is not None and started - self._failed_at < FAILURE_WINDOW_S:
+                raise EngineFailedError("two steps failed within a minute") from error
+            self._failed_at = started
+            return None
+        self._step_seconds = self._clock() - started
+        self._scheduler.budget.observe(plan.prefill_tokens, self._step_seconds)
+        return tokens
+
+    def _commit(self, plan: StepPlan, tokens: list[Sampled] | None) -> list[TokenEvent]:
+        self._steps += bool(plan.entries)
+        if tokens is None:
+            return self._scheduler.fail(plan, "a step of the engine failed")
+        return self._scheduler.commit(plan, tokens)
+
+    def _say(self, events: list[TokenEvent]) -> None:
+        """Wakes the event loop once, and only when there is something to say."""
+        if events:
+            self._emit(events)
+
+    # --- around a step --------------------------------------------------------------------------
+
+    def _housekeep(self, busy: bool) -> None:
+        now = self._clock()
+        if busy:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+            self._kv.check_invariants()
+        elif now - self._idle_since >= self._options.idle_release_s:
+            self._kv.idle()
+        if busy and self._options.check_every_step:
+            self._kv.check_invariants()
+        if not busy or now - self._stats_at >= STATS_INTERVAL_S:
+            self._stats_at = now
+            self.stats = self._snapshot()
+
+    def _wait(self) -> None:
+        """Sleeps until a message comes or it is time to look again."""
+        stalled = self._scheduler.num_running + self._scheduler.num_waiting > 0
+        try:
+            self._woken_by = self.mailbox.get(timeout=STALLED_POLL_S if stalled else IDLE_POLL_S)
+        except queue.Empty:
+            return
+
+    def _snapshot(self) -> EngineStats:
+        counters = self._scheduler.counters
+        return EngineStats(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            steps=self._steps,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=counters.preemptions,
+            failed_rows=counters.failed_rows,
+            token_budget=self._scheduler.budget.tokens,
+            step_seconds=self._step_seconds,
+            copied_bytes=self._kv.copied_bytes,
+            kv=self._kv.stats(),
+        )

@@ -1,0 +1,1 @@
+"""Model forwards over flat token arrays."""

@@ -1,0 +1,123 @@
+"""What the files of a model folder say they hold, before anything of them is loaded.
+
+A safetensors header is eight bytes of length (little-endian) and that many bytes of JSON: for each
+tensor its dtype, shape and the interval of the data that follows
+(huggingface.co/docs/safetensors). Offsets and lengths are checked against the file's size.
+"""
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_HEADER_BYTES = 100_000_000
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4}
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class CheckpointError(ValueError):
+    """A model folder that cannot be served; the message names file and field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor as a file's header describes it."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of the folder's safetensors files, by name."""
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(path):
+        for name, tensor in _read_header(file).items():
+            if name in tensors:
+                raise CheckpointError(f"{file}: the tensor {name} is also in {tensors[name].file}")
+            tensors[name] = tensor
+    return tensors
+
+
+def _weight_files(path: Path) -> list[Path]:
+    files = sorted(path.glob("model*.safetensors"))
+    index = path / INDEX_FILE
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index}: weight_map is missing")
+        for shard in sorted({str(name) for name in weight_map.values()}):
+            if path / shard not in files:
+                raise CheckpointError(
+                    f"{path / shard}: this shard is named in {INDEX_FILE}, but it does not exist"
+                )
+    if not files:
+        raise CheckpointError(f"{path}: there is no model*.safetensors file")
+    return files
+
+
+def _read_header(file: Path) -> dict[str, Tensor]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        if len(prefix) < 8:
+            raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise CheckpointError(
+                f"{file}: the header claims {length} bytes, but the file has {size}"
+            )
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise CheckpointError(f"{file}: the header is not JSON") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: the header is not an object")
+    header.pop("__metadata__", None)
+    data_bytes = size - 8 - length
+    return {name: _parse_tensor(file, name, entry, data_bytes) for name, entry in header.items()}
+
+
+def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
+    try:
+        dtype = str(entry["dtype"])
+        shape = tuple(int(n) for n in entry["shape"])
+        begin, end = (int(n) for n in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: {name} needs dtype, shape and data_offsets in the header"
+        ) from error
+    if dtype not in ITEM_BYTES:
+        raise CheckpointError(f"{file}: {name} has the dtype {dtype}, which quire does not serve")
+    tensor = Tensor(file.name, dtype, shape)
+    if min(shape, default=1) < 0 or end - begin != tensor.size * ITEM_BYTES[dtype]:
+        raise CheckpointError(
+            f"{file}: {name} has data_offsets {begin} to {end}, but {dtype} {list(shape)} takes "
+            f"{tensor.size * ITEM_BYTES[dtype]} bytes"
+        )
+    if begin < 0 or end > data_bytes:
+        raise CheckpointError(
+            f"{file}: {name} ends at byte {end} of the data, but the file has {data_bytes}: it was "
+            "cut off"
+        )
+    return tensor
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A file that must be a JSON object. Raises CheckpointError that names it."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file}: the file does not exist") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: the file is not readable JSON") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: the file is not a JSON object")
+    return values

@@ -1,0 +1,228 @@
+"""Logits -> token ids, one row per sequence, each with its own parameters.
+
+Every operation works on rows alone, and a request's draws are a function of its seed and of how
+many tokens it has generated: what a row gets does not depend on who shares the batch.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from engine.token_counts import TokenCounts
+from engine.types import Sampled, SamplingParams, Sequence, TokenLogprobs
+
+# Drawn numbers have 24 bits: all that a float32 in [0, 1) can tell apart.
+DRAW_BITS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSamples:
+    """Arrays that are still to be evaluated, and how to read them afterwards."""
+
+    arrays: list[mx.array]
+    read: Callable[[], list[Sampled]]
+
+
+def sample(logits: mx.array, sequences: SequenceOf[Sequence]) -> PendingSamples:
+    """Chooses the next token of each sequence. logits: ``[R, vocab]``, any float type."""
+    raw = logits.astype(mx.float32)
+    # One non-finite number makes the sum non-finite.
+    finite = mx.isfinite(raw.sum(axis=-1))
+    params = [sequence.request.params for sequence in sequences]
+    adjusted = _adjust(raw, sequences)
+    ids = _choose(adjusted, params, [sequence.num_generated for sequence in sequences])
+    reported = _Logprobs.of(raw, ids, params)
+    arrays = [ids, finite, *(reported.arrays if reported else [])]
+
+    def read() -> list[Sampled]:
+        tokens: list[int] = ids.tolist()  # type: ignore[assignment]
+        good: list[bool] = finite.tolist()  # type: ignore[assignment]
+        logprobs = reported.read() if reported else [None] * len(tokens)
+        return [
+            Sampled(token, logprob) if ok else Sampled(None)
+            for token, ok, logprob in zip(tokens, good, logprobs, strict=True)
+        ]
+
+    return PendingSamples(arrays, read)
+
+
+def draw(seed: int, index: int) -> float:
+    """The number in [0, 1) that decides generated token ``index`` of a request with this seed."""
+    digest = hashlib.blake2b(struct.pack("<QQ", seed, index), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> (64 - DRAW_BITS)) * 2.0**-DRAW_BITS
+
+
+# --- what changes the logits -------------------------------------------------------------------
+
+
+def _adjust(logits: mx.array, sequences: SequenceOf[Sequence]) -> mx.array:
+    """Penalties and biases of the rows that have any."""
+    rows = [i for i, s in enumerate(sequences) if s.request.params.changes_logits]
+    if not rows:
+        return logits
+    where = mx.array(rows)
+    changed = logits[where]
+    changed = _penalise(changed, [sequences[i] for i in rows])
+    changed = _bias(changed, [sequences[i].request.params for i in rows])
+    if len(rows) == len(sequences):
+        return changed
+    result = logits * 1
+    result[where] = changed
+    return result
+
+
+def _penalise(logits: mx.array, sequences: SequenceOf[Sequence]) -> mx.array:
+    histories = [_history(sequence) for sequence in sequences]
+    ids = _padded([history.ids for history in histories], np.int32)
+    counts = mx.array(_padded([history.generated for history in histories], np.float32))
+    params = [sequence.request.params for sequence in sequences]
+    repetition = _column(params, lambda p: p.repetition_penalty)
+    frequency = _column(params, lambda p: p.frequency_penalty)
+    presence = _column(params, lambda p: p.presence_penalty)
+    places = mx.array(ids)
+    seen = mx.take_along_axis(logits, places, axis=-1)
+    seen = mx.where(seen > 0, seen / repetition, seen * repetition)
+    seen = seen - frequency * counts - presence * (counts > 0)
+    return mx.put_along_axis(logits, places, seen, axis=-1)
+
+
+def _bias(logits: mx.array, params: SequenceOf[SamplingParams]) -> mx.array:
+    if not any(p.logit_bias for p in params):
+        return logits
+    # A row without biases gets one of zero.
+    biases = [p.logit_bias or ((0, 0.0),) for p in params]
+    places = mx.array(_padded([[token for token, _ in row] for row in biases], np.int32))
+    amounts = mx.array(_padded([[amount for _, amount in row] for row in biases], np.float32))
+    changed = mx.take_along_axis(logits, places, axis=-1) + amounts
+    return mx.put_along_axis(logits, places, changed, axis=-1)
+
+
+def _history(sequence: Sequence) -> TokenCounts:
+    if sequence.counts is None:
+        sequence.counts = TokenCounts()
+    sequence.counts.update(sequence.token_ids, sequence.num_prompt)
+    return sequence.counts
+
+
+def _padded(rows: SequenceOf[SequenceOf[float]], dtype: type[np.generic]) -> np.ndarray:
+    """Rows of one length: shorter ones repeat their first entry, which changes nothing."""
+    longest = max(len(row) for row in rows)
+    table: np.ndarray = np.empty((len(rows), longest), dtype)
+    for target, row in zip(table, rows, strict=True):
+        target[: len(row)] = row
+        target[len(row) :] = row[0]
+    return table
+
+
+def _column(
+    params: SequenceOf[SamplingParams], value: Callable[[SamplingParams], float]
+) -> mx.array:
+    return mx.array([value(p) for p in params], dtype=mx.float32)[:, None]
+
+
+# --- what chooses ------------------------------------------------------------------------------
+
+
+def _choose(
+    logits: mx.array, params: SequenceOf[SamplingParams], indices: SequenceOf[int]
+) -> mx.array:
+    """Token ids ``[R]``. indices: how many tokens each row has generated before."""
+    likeliest = mx.argmax(logits, axis=-1)
+    rows = [i for i, p in enumerate(params) if not p.greedy]
+    if not rows:
+        return likeliest
+    where = mx.array(rows)
+    drawing = [params[i] for i in rows]
+    draws = mx.array([draw(params[i].seed, indices[i]) for i in rows], dtype=mx.float32)
+    drawn = _draw(logits[where], drawing, draws)
+    if len(rows) == len(params):
+        return drawn
+    result = likeliest * 1
+    result[where] = drawn
+    return result
+
+
+def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:
+    """Inverts the cumulative distribution of what the filters leave."""
+    probabilities = mx.softmax(logits / _column(params, lambda p: p.temperature), axis=-1)
+    floor = _floor(probabilities, params)
+    if floor is not None:
+        probabilities = mx.where(probabilities >= floor, probabilities, 0)
+    cumulative = mx.cumsum(probabilities, axis=-1)
+    target = draws[:, None] * cumulative[:, -1:]
+    return mx.minimum((cumulative <= target).sum(axis=-1), logits.shape[-1] - 1)
+
+
+def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.array | None:
+    """The probability ``[R, 1]`` below which a token is out; None where nothing is filtered."""
+    vocab = probabilities.shape[-1]
+    floors: list[mx.array] = []
+    if any(p.min_p > 0 for p in params):
+        floors.append(_column(params, lambda p: p.min_p) * probabilities.max(-1, keepdims=True))
+    kept = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
+    if min(kept) < vocab or any(p.top_p < 1 for p in params):
+        # Sorting all of a large vocabulary is slow: the largest top_k is enough where all have one.
+        best = mx.topk(probabilities, max(kept), axis=-1) if max(kept) < vocab else probabilities
+        descending = -mx.sort(-best, axis=-1)
+        last = mx.array(kept)[:, None] - 1
+        inside = mx.arange(descending.shape[-1])[None] <= last
+        descending = mx.where(inside, descending, 0)
+        before = mx.cumsum(descending, axis=-1) - descending
+        share = _column(params, lambda p: p.top_p) * descending.sum(axis=-1, keepdims=True)
+        nucleus = inside & (before < share)
+        floors.append(mx.where(nucleus, descending, 2.0).min(axis=-1, keepdims=True))
+    if not floors:
+        return None
+    return floors[0] if len(floors) == 1 else mx.maximum(*floors)
+
+
+# --- what is reported --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    """Log-probabilities of the model's own distribution, before penalties and temperature."""
+
+    wanted: list[int | None]
+    chosen: mx.array
+    top_ids: mx.array | None
+    top: mx.array | None
+
+    @classmethod
+    def of(
+        cls, raw: mx.array, ids: mx.array, params: SequenceOf[SamplingParams]
+    ) -> "_Logprobs | None":
+        wanted = [p.logprobs for p in params]
+        if all(n is None for n in wanted):
+            return None
+        logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(logprobs, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
+        most = min(max(n or 0 for n in wanted), raw.shape[-1])
+        if most == 0:
+            return cls(wanted, chosen, None, None)
+        places = mx.argpartition(-logprobs, most - 1, axis=-1)[:, :most]
+        return cls(wanted, chosen, places, mx.take_along_axis(logprobs, places, axis=-1))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
+
+    def read(self) -> list[TokenLogprobs | None]:
+        result: list[TokenLogprobs | None] = []
+        chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
+        for row, count in enumerate(self.wanted):
+            if count is None:
+                result.append(None)
+                continue
+            top: list[tuple[int, float]] = []
+            if count and self.top_ids is not None and self.top is not None:
+                ids: list[int] = self.top_ids[row].tolist()  # type: ignore[assignment]
+                values: list[float] = self.top[row].tolist()  # type: ignore[assignment]
+                top = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+            result.append(TokenLogprobs(chosen[row], tuple(top[:count])))
+        return result

@@ -1,0 +1,199 @@
+"""The nouns that the engine and its users share. No MLX here, and no text."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.token_counts import TokenCounts
+from kvcache.stats import KVStats as KVStats
+
+
+class FinishReason(Enum):
+    """Why a generation ended. A fault is never STOP."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    ERROR = "error"
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen; already validated, every field in force.
+
+    Presence and frequency penalties count generated tokens, as OpenAI's do; the repetition penalty
+    counts the prompt as well. All count the whole history.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    """0 to 2**64 - 1. The same seed gives the same draws, whoever shares the batch."""
+    logprobs: int | None = None
+    """How many alternatives to report with each token; None reports none, not even its own."""
+    stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken without a draw."""
+        return self.temperature == 0.0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the logits depend on the history or on a bias."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Request:
+    """What a client asked for, in ids."""
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    """Lower runs earlier."""
+
+    def __repr__(self) -> str:
+        """Counts only: prompts are never printed."""
+        return f"Request({self.request_id}, {len(self.prompt_ids)} prompt tokens)"
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Sequence:
+    """One running generation.
+
+    ::
+
+        0 ......... num_prompt ............ num_tokens
+        prompt      | generated             |
+        0 ... num_computed: their K and V are in the cache
+    """
+
+    request: Request
+    arrival: int
+    """Counts up: who came first."""
+    token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    preemptions: int = 0
+    counts: TokenCounts | None = None
+    """Kept by the sampler for sequences with penalties."""
+
+    @property
+    def seq_id(self) -> int:
+        """The sequence's name in the cache: its request's."""
+        return self.request.request_id
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and those generated."""
+        return len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens whose K and V must be computed before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """First come, first served within a priority."""
+        return (self.request.priority, self.arrival)
+
+    def __repr__(self) -> str:
+        """Counts only."""
+        return (
+            f"Sequence({self.seq_id}, {self.status.value}, "
+            f"{self.num_computed}/{self.num_tokens} tokens)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position, of the model's own distribution."""
+
+    logprob: float
+    """Of the token that was chosen."""
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What happened to a request in a step: a token, an end, or both."""
+
+    request_id: int
+    token_id: int | None
+    finish: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    message: str | None = None
+    """Why, for FinishReason.ERROR: a fixed sentence without contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The outcome of one row: a token, or None where the logits were not finite."""
+
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the engine was built with; the front end refuses by these."""
+
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot, made by the engine thread after a step; read from anywhere."""
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens computed, recomputation included."""
+    generated_tokens: int = 0
+    preemptions: int = 0
+    failed_rows: int = 0
+    """Rows whose logits were not finite."""
+    token_budget: int = 0
+    step_seconds: float = 0.0
+    """Duration of the newest step."""
+    copied_bytes: int = 0
+    """K and V bytes that block copies moved."""
+    kv: KVStats | None = None

@@ -1,0 +1,94 @@
+"""From a checked folder to a model that is ready to run, on the thread that will run it."""
+
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from engine.checkpoint import Checkpoint
+from engine.models.qwen3 import Qwen3
+
+# mlx_lm lowers the limit of open files for the whole process when it is imported.
+with mock.patch.object(resource, "setrlimit"):
+    from mlx_lm.utils import dequantize_model, load_model
+
+FLOAT32_BYTES = 4
+Progress = Callable[[int, int], None]
+"""Bytes that are loaded, and bytes in all."""
+
+
+class Arithmetic(Enum):
+    """What the weights are multiplied as."""
+
+    STORED = "stored"
+    """As the checkpoint has them."""
+    FLOAT32 = "float32"
+    """All unpacked to float32."""
+    QUANTIZED_FLOAT32 = "quantized-float32"
+    """Packed as they are, with scales and sums in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticChoice:
+    """How to multiply, and why: the sentence goes to the log."""
+
+    arithmetic: Arithmetic
+    weights_bytes: int
+    reason: str
+
+
+def choose_arithmetic(
+    checkpoint: Checkpoint, *, on_gpu: bool, memory_bytes: int, asked: Arithmetic | None
+) -> ArithmeticChoice:
+    """On a GPU, as stored. On a CPU float32, which a BLAS can multiply; MLX's own loops for 16-bit
+    and packed numbers are an order of magnitude slower there.
+
+    memory_bytes: what weights may take. asked: the user's own choice, which wins.
+    """
+    float32_bytes = checkpoint.num_weights * FLOAT32_BYTES
+    if asked is not None:
+        size = float32_bytes if asked is Arithmetic.FLOAT32 else checkpoint.stored_bytes
+        return ArithmeticChoice(asked, size, "as configured")
+    if on_gpu:
+        return ArithmeticChoice(
+            Arithmetic.STORED, checkpoint.stored_bytes, "the GPU multiplies what is stored"
+        )
+    if float32_bytes <= memory_bytes or not checkpoint.quantized:
+        return ArithmeticChoice(
+            Arithmetic.FLOAT32, float32_bytes, "float32 is the fastest on this CPU"
+        )
+    return ArithmeticChoice(
+        Arithmetic.QUANTIZED_FLOAT32,
+        checkpoint.stored_bytes,
+        "unpacked to float32 the weights would not fit into memory",
+    )
+
+
+def load_qwen3(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progress) -> Qwen3:
+    """Loads and evaluates all weights on the calling thread."""
+    return Qwen3(load_reference(checkpoint, arithmetic, progress))
+
+
+def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progress) -> Any:
+    """mlx-lm's model of that checkpoint, in that arithmetic: its layers are ours, its forward is
+    what ours is compared with."""
+    model, _ = load_model(checkpoint.path, lazy=True, strict=True)
+    if arithmetic is Arithmetic.FLOAT32:
+        model = dequantize_model(model)
+    if arithmetic is not Arithmetic.STORED:
+        model.set_dtype(mx.float32)
+    parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
+    total = sum(array.nbytes for _, array in parameters)
+    done = 0
+    progress(0, total)
+    # One at a time, so that a converted tensor's source is dropped before the next one is read.
+    for _, array in parameters:
+        mx.eval(array)
+        done += array.nbytes
+        progress(done, total)
+    return model

@@ -1,0 +1,1 @@
+"""Sequences and pages: which memory stands behind which tokens of which sequence."""

@@ -1,0 +1,197 @@
+"""How much memory K and V may have, and the limits that follow from it.
+
+The sum is exact and made once, at start::
+
+    machine - headroom (for other programs) - weights - activations - MLX's cache = K and V
+"""
+
+from dataclasses import dataclass
+
+from kvcache.layout import (
+    KVLayout,
+    KVShape,
+    dense_layout,
+    paged_layout,
+    tokens_of_whole_pages,
+)
+
+GIB = 1024**3
+MIB = 1024**2
+# A dense buffer is charged in full: the context is shortened so that all sequences get one, but not
+# below this many tokens; then there are fewer sequences.
+DENSE_MIN_CONTEXT_TOKENS = 4096
+
+
+class BudgetError(ValueError):
+    """A combination of limits that cannot work; the message names the figure that does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDemand:
+    """What is known before anything is allocated. Bytes."""
+
+    machine_bytes: int
+    """Memory of the machine, the container or the device's working set."""
+    available_bytes: int
+    """What of it nobody uses now."""
+    headroom_bytes: int
+    """Left to other programs."""
+    weights_bytes: int
+    activation_bytes: int
+    mlx_cache_bytes: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All but K and V."""
+        return self.weights_bytes + self.activation_bytes + self.mlx_cache_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """What we may use in all."""
+        return min(self.machine_bytes - self.headroom_bytes, self.available_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRequest:
+    """What the user asked of the cache; None where he left it to us."""
+
+    substrate: str
+    """"posix" or "dense"."""
+    heap_bytes: int
+    max_num_seqs: int
+    page_bytes: int | None
+    kv_budget_bytes: int | None
+    max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The sum, and what follows from it."""
+
+    demand: MemoryDemand
+    layout: KVLayout
+    kv_budget_bytes: int
+    """Whole heaps."""
+    max_model_len: int
+    max_num_seqs: int
+
+    def lines(self) -> list[str]:
+        """The sum as a person reads it."""
+        demand, group = self.demand, self.layout.group
+        sizes = [
+            ("memory of this machine", demand.machine_bytes),
+            ("  available now", demand.available_bytes),
+            ("  headroom for other programs", demand.headroom_bytes),
+            ("usable", demand.usable_bytes),
+            ("  weights", demand.weights_bytes),
+            ("  activations", demand.activation_bytes),
+            ("  MLX cache", demand.mlx_cache_bytes),
+            ("K and V, at most", self.kv_budget_bytes),
+        ]
+        tokens = self.kv_budget_bytes // group.bytes_per_token
+        return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [
+            f"K and V: {tokens} tokens of {group.bytes_per_token} bytes in blocks of "
+            f"{group.tokens_per_block} tokens ({gib(group.block_bytes)}), "
+            f"{self.kv_budget_bytes // group.heap_bytes} heaps of {gib(group.heap_bytes)}",
+            f"limits: {self.max_model_len} tokens per sequence, {self.max_num_seqs} sequences",
+        ]
+
+
+def fit(
+    demand: MemoryDemand,
+    request: CacheRequest,
+    shape: KVShape,
+    *,
+    model_max_len: int,
+    system_page_bytes: int,
+) -> MemoryPlan:
+    """The largest limits that fit, or the user's own where they do.
+
+    model_max_len: positions that the model knows. Raises BudgetError with the figure that does not
+    fit, LayoutError where the page does not suit the shape.
+    """
+    asked = request.max_model_len
+    if asked is not None and asked > model_max_len:
+        raise BudgetError(
+            f"max_model_len is {asked} tokens, but the model knows only {model_max_len} positions"
+        )
+    budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len)
+    tokens = budget // shape.bytes_per_token
+    # A dense buffer is rounded up to whole pages of every region.
+    unit = tokens_of_whole_pages(shape, system_page_bytes)
+    max_len = asked or _context_that_fits(request, tokens, model_max_len, unit)
+    layout = _layout(request, shape, max_len, budget, system_page_bytes)
+    group = layout.group
+    heaps = budget // group.heap_bytes
+    capacity = heaps * group.blocks_per_heap * group.tokens_per_block
+    if asked is None and 0 < capacity < max_len:
+        max_len = capacity
+        layout = _layout(request, shape, max_len, budget, system_page_bytes)
+    elif capacity < max_len:
+        needed = group.blocks_for(max_len) * group.block_bytes
+        raise BudgetError(
+            f"one sequence of {max_len} tokens needs {gib(needed)} of K and V, but the KV budget "
+            f"of {gib(budget)} holds {capacity} tokens in whole heaps of {gib(group.heap_bytes)}: "
+            "raise --kv-budget or lower --max-model-len"
+        )
+    sequences = min(request.max_num_seqs, heaps * group.blocks_per_heap)
+    return MemoryPlan(demand, layout, heaps * group.heap_bytes, max_len, sequences)
+
+
+def _kv_budget(
+    demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, longest: int
+) -> int:
+    """Bytes for K and V, not yet whole heaps."""
+    asked = request.kv_budget_bytes
+    if asked is not None:
+        room = demand.machine_bytes - demand.fixed_bytes
+        if asked > room:
+            raise BudgetError(
+                f"the KV budget of {gib(asked)} does not fit: the machine has "
+                f"{gib(demand.machine_bytes)}, of which weights, activations and MLX's cache take "
+                f"{gib(demand.fixed_bytes)}: lower --kv-budget"
+            )
+        return asked
+    left = demand.usable_bytes - demand.fixed_bytes
+    if left < bytes_per_token:
+        raise BudgetError(
+            f"nothing is left for K and V: of {gib(demand.usable_bytes)} usable, weights take "
+            f"{gib(demand.weights_bytes)}, activations {gib(demand.activation_bytes)} and MLX's "
+            f"cache {gib(demand.mlx_cache_bytes)}: serve a smaller model, lower "
+            "--max-num-batched-tokens or lower --headroom"
+        )
+    # More than every sequence at full length can never be used; a heap more covers the rounding.
+    most = request.max_num_seqs * longest * bytes_per_token
+    return min(left, most + request.heap_bytes)
+
+
+def _context_that_fits(
+    request: CacheRequest, budget_tokens: int, model_max_len: int, unit: int
+) -> int:
+    if request.substrate != "dense":
+        return max(1, min(model_max_len, budget_tokens))
+    shared = budget_tokens // request.max_num_seqs // unit * unit
+    shared = max(shared, DENSE_MIN_CONTEXT_TOKENS)
+    return max(1, min(model_max_len, budget_tokens, shared))
+
+
+def _layout(
+    request: CacheRequest, shape: KVShape, max_len: int, budget: int, system_page_bytes: int
+) -> KVLayout:
+    if request.substrate == "dense":
+        return dense_layout(shape, max_tokens=max_len, system_page_bytes=system_page_bytes)
+    return paged_layout(
+        shape,
+        max_tokens=max_len,
+        heap_bytes=min(request.heap_bytes, budget),
+        system_page_bytes=system_page_bytes,
+        page_bytes=request.page_bytes,
+    )
+
+
+def gib(amount: int) -> str:
+    """A size as a person reads it."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if abs(amount) >= unit:
+            return f"{amount / unit:.2f} {name}"
+    return f"{amount} bytes"

@@ -1,0 +1,27 @@
+"""The pool in figures."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVStats:
+    """Bytes of the pool. capacity = free + live + partial tail + mapped ahead + cached
+    + quarantined; committed is what the system charges, whatever the pool thinks."""
+
+    capacity_bytes: int
+    free_bytes: int
+    live_bytes: int
+    """Tokens of open sequences, those of the running step included."""
+    partial_tail_bytes: int
+    """The unused ends of blocks that hold live tokens."""
+    mapped_ahead_bytes: int
+    """Blocks of open sequences that hold no token yet."""
+    cached_bytes: int
+    """Blocks that no sequence owns, kept for prefix hits."""
+    quarantined_bytes: int
+    """Blocks that wait for the device, for unmapping, or for their way back to the system."""
+    free_slack_bytes: int
+    """Free blocks that may still hold memory of the system."""
+    committed_bytes: int
+    num_heaps: int
+    num_sequences: int

@@ -1,0 +1,235 @@
+"""The native surface: memory of the POSIX substrate, and MLX primitives over it.
+
+Ownership. Python objects here are handles: primitives, row tables and queued operations keep what
+they use alive, so that a handle may be dropped at any time. Address ranges and heaps give their
+memory back when nothing holds them.
+
+Threads. Memory operations may be called from any thread. The MLX operations follow MLX's rule: they
+are built and evaluated on one thread, the engine's; their work runs on MLX's stream thread and on
+the threads of ``CpuWorkers``. ``Mapper`` has one thread of its own.
+
+Errors. A count or index outside its interval is an ``IndexError`` (``std::out_of_range``), a
+combination that cannot work a ``ValueError``, a refused system call an ``OSError`` with its errno:
+all are raised when the object or operation is made, before any memory is touched, and name the
+figure. A block that is mapped twice, or unmapped without memory, is a ``RuntimeError``: a bug.
+
+On a GPU stream every operation raises ``RuntimeError`` when it is evaluated: there is no Metal
+kernel in this build.
+"""
+
+import mlx.core as mx
+
+MLX_VERSION: str
+"""The MLX that the extension was compiled against."""
+SYSTEM_PAGE_BYTES: int
+"""The MMU page of this system: 4096 on most Linux machines, 16384 on a Mac."""
+
+def instruction_sets() -> list[str]:
+    """The instruction sets that this machine can run, the best one first.
+
+    "avx512", "avx2" and "sse2" on x86-64, "neon" on arm64.
+    """
+
+def read_seconds(bytes: int, passes: int, workers: CpuWorkers) -> list[float]:
+    """How long each pass over a buffer of ``bytes`` takes when all workers read it, in seconds.
+
+    bytes: 1 MiB to 16 GiB, rounded down to whole MiB. passes: 1 to 1000.
+    """
+
+class Geometry:
+    """Bytes of one group of regions. A block is the same run of tokens in every region.
+
+    A range is region-major, ``[region][block]``, one contiguous array per region; a heap likewise,
+    so that consecutive blocks of a heap take one mapping per region.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_bytes: int,
+        tokens_per_block: int,
+        blocks_per_heap: int,
+        blocks_per_range: int,
+        region_row_bytes: list[int],
+    ) -> None:
+        """page_bytes: a multiple of SYSTEM_PAGE_BYTES. region_row_bytes: bytes of one token, one
+        entry per region; ``tokens_per_block`` rows must be whole pages. At most 4096 regions and
+        2**46 bytes of range.
+        """
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def heap_bytes(self) -> int: ...
+    @property
+    def range_bytes(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+
+class Heap:
+    """Physical memory for ``blocks_per_heap`` blocks."""
+
+    @staticmethod
+    def shared(geometry: Geometry) -> Heap:
+        """A shared-memory file (memfd; an unlinked shm object on a Mac), empty until written."""
+    @staticmethod
+    def dense(geometry: Geometry) -> Heap:
+        """One private allocation, committed in full when it is mapped."""
+    @property
+    def committed_bytes(self) -> int:
+        """What the system charges for it now: ``st_blocks`` for a memfd. Any thread."""
+    @property
+    def releases_blocks(self) -> bool:
+        """Whether less than the whole heap can be given back; False on a Mac."""
+
+class AddressRange:
+    """Contiguous addresses of one sequence. Reading a block without memory is SIGSEGV."""
+
+    @staticmethod
+    def sparse(geometry: Geometry) -> AddressRange:
+        """Reserves ``range_bytes`` of addresses; takes blocks of shared heaps."""
+    @staticmethod
+    def dense(geometry: Geometry) -> AddressRange:
+        """Takes one dense heap whole; its addresses are the heap's."""
+    def map(self, heap: Heap, heap_block: int, block: int, count: int) -> None:
+        """Puts heap blocks ``[heap_block, + count)`` behind range blocks ``[block, + count)``.
+
+        Releases the interpreter lock. OSError(ENOMEM) where the system has no mapping left; then
+        nothing is changed.
+        """
+    @property
+    def mapped_tokens(self) -> int:
+        """Tokens of the leading blocks that have memory."""
+    @property
+    def base_address(self) -> int:
+        """Address of region 0; 0 for a dense range without a heap."""
+
+class Mapper:
+    """Takes memory away on its own thread, in order. Tickets rise by one and complete in order."""
+
+    def __init__(self) -> None: ...
+    def unmap(self, range: AddressRange, block: int, count: int) -> int:
+        """Queues the unmapping of range blocks ``[block, + count)``; returns its ticket."""
+    def release(self, heap: Heap, block: int, count: int) -> int:
+        """Queues giving the memory of unmapped heap blocks back to the system."""
+    @property
+    def completed(self) -> int:
+        """The newest ticket such that it and all before it are done; 0 at first."""
+    @property
+    def failure(self) -> str:
+        """What the first failed operation said, or "". After one, mappings are in doubt."""
+    def wait(self, ticket: int, timeout_s: float) -> bool:
+        """Waits without the interpreter lock; False when ``timeout_s`` (0 to 3600) passed first."""
+
+class CopyCounter:
+    """How many K and V bytes ``block_copy`` has copied."""
+
+    def __init__(self) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+
+class CpuWorkers:
+    """Threads and instruction set of the CPU kernels; shared by all operations of an engine."""
+
+    def __init__(self, threads: int, instruction_set: str = "auto") -> None:
+        """threads: 1 to 256, the caller's included."""
+    @property
+    def threads(self) -> int: ...
+    @property
+    def instruction_set(self) -> str: ...
+
+class RowTable:
+    """What the rows of a step's flat token array are.
+
+    segments: ``(range, start, count)``: the next ``count`` rows stand at positions
+    ``[start, start + count)`` of the range. Making it checks that all of ``[0, start + count)``
+    has memory, so that kernels need no check.
+    """
+
+    def __init__(self, segments: list[tuple[AddressRange, int, int]]) -> None: ...
+    def __len__(self) -> int: ...
+
+class Layer:
+    """The regions of one layer and the dtype of their numbers: bfloat16 or float32."""
+
+    def __init__(self, key_region: int, value_region: int, dtype: mx.Dtype) -> None: ...
+
+# In all that follows, `token` is the layer's cache token, any array of one element: append()
+# returns its successor, and what reads the layer takes the newest one. That orders reads after
+# writes. Sums are kept in float32, in an order that depends on a row's position alone, so that a
+# row's result has the same bits in any batch, in a decode or a chunk call, on any number of
+# threads of one instruction set.
+
+def append(
+    token: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    rows: RowTable,
+    layer: Layer,
+    workers: CpuWorkers,
+) -> mx.array:
+    """Writes row i of keys and values at the place of row i of the table; returns the new token.
+
+    keys, values: ``[len(rows), kv_heads, head_dim]`` float32 or bfloat16, any strides; rounded to
+    nearest even where the layer keeps bfloat16.
+    """
+
+def decode_attention(
+    token: mx.array,
+    queries: mx.array,
+    rows: RowTable,
+    first_row: int,
+    layer: Layer,
+    kv_heads: int,
+    scale: float,
+    workers: CpuWorkers,
+) -> mx.array:
+    """Softmax attention of R rows, each over positions 0 up to its own.
+
+    queries: ``[R, query_heads, head_dim]`` float32 or bfloat16 for rows ``[first_row, + R)`` of the
+    table. ``query_heads`` is a multiple of ``kv_heads``; head_dim is 32, 64, 128 or 256. Returns
+    the same shape and dtype. Made for one row per sequence, correct for any.
+    """
+
+def chunk_attention(
+    token: mx.array,
+    queries: mx.array,
+    rows: RowTable,
+    segment: int,
+    layer: Layer,
+    kv_heads: int,
+    scale: float,
+    workers: CpuWorkers,
+) -> mx.array:
+    """The same as ``decode_attention`` for all rows of one segment; made for many.
+
+    queries: ``[count, query_heads, head_dim]`` of segment number ``segment`` of the table.
+    """
+
+def region_view(
+    token: mx.array,
+    range: AddressRange,
+    region: int,
+    tokens: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: mx.Dtype,
+) -> mx.array:
+    """The first ``tokens`` rows of a region as ``[tokens, kv_heads, head_dim]``, without a copy.
+
+    The view keeps the addresses alive, not the mapping: it must not be read once the rows are
+    unmapped.
+    """
+
+def block_copy(
+    token: mx.array,
+    source: AddressRange,
+    source_block: int,
+    target: AddressRange,
+    target_block: int,
+    tokens: int,
+    counter: CopyCounter,
+) -> mx.array:
+    """Copies the first ``tokens`` rows of a block in every region; returns the new token.
+
+    Adds the bytes to the counter when it has run. Both blocks must be mapped.
+    """

@@ -1,0 +1,64 @@
+"""The BLAS that MLX's CPU backend multiplies with.
+
+MLX's Linux wheel carries a reference BLAS that reaches a few GFLOP/s. ``load`` puts OpenBLAS in its
+place for float32 products; on a Mac MLX uses Accelerate and nothing is loaded.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+LIBRARY = "libquire_blas.so"
+# "openblas" (the default on Linux) or "mlx": the one that MLX brings.
+CHOICE_VARIABLE = "QUIRE_BLAS"
+
+
+class FastBLAS:
+    """OpenBLAS in the place of MLX's own BLAS."""
+
+    name = "OpenBLAS"
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.quire_blas_calls.restype = ctypes.c_uint64
+        library.quire_blas_calls.argtypes = []
+        library.quire_blas_set_threads.restype = None
+        library.quire_blas_set_threads.argtypes = [ctypes.c_int]
+        self._library = library
+
+    @property
+    def calls(self) -> int:
+        """How many matrix products have gone through it."""
+        return int(self._library.quire_blas_calls())
+
+    def set_threads(self, threads: int) -> None:
+        """Limits the threads of one product; raises ValueError below 1."""
+        if threads < 1:
+            raise ValueError(f"threads is {threads}; it must be at least 1")
+        self._library.quire_blas_set_threads(threads)
+
+
+def library_path() -> Path | None:
+    """Where the build put the library: beside the package's sources, or in site-packages."""
+    folders = [Path(__file__).parent]
+    folders += [Path(entry) / __package__ for entry in sys.path if entry]
+    return next((f / LIBRARY for f in folders if (f / LIBRARY).is_file()), None)
+
+
+def load() -> FastBLAS | None:
+    """Loads OpenBLAS for MLX; None on a Mac, or where ``QUIRE_BLAS=mlx`` asks for MLX's own.
+
+    Raises ImportError where MLX was imported before (its products are bound already), where the
+    library was not built, or where the choice is not known.
+    """
+    choice = os.environ.get(CHOICE_VARIABLE, "openblas")
+    if choice not in ("openblas", "mlx"):
+        raise ImportError(f"{CHOICE_VARIABLE} is {choice!r}; it must be openblas or mlx")
+    if sys.platform != "linux" or choice == "mlx":
+        return None
+    path = library_path()
+    if path is None:
+        raise ImportError(f"{LIBRARY} was not built: run `make setup`")
+    if "mlx.core" in sys.modules:
+        raise ImportError("import metal_ext before mlx: its BLAS must be loaded first")
+    return FastBLAS(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL))

@@ -1,0 +1,208 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <vector>
+
+#include "core/address_range.h"
+#include "core/checked.h"
+#include "core/heap.h"
+#include "core/mapper.h"
+#include "core/posix_memory.h"
+#include "cpu/dispatch.h"
+#include "mlx/version.h"
+#include "ops/ops.h"
+#include "ops/probe.h"
+#include "python_int.h"
+
+namespace nb = nanobind;
+namespace mx = mlx::core;
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+// Python holds native objects through these. nanobind could hand out shared_ptrs of its own, but
+// they end in Python, and primitives let go of theirs on MLX's threads, without the interpreter's
+// lock.
+template <class T>
+struct Handle {
+  std::shared_ptr<T> object;
+};
+using HeapHandle = Handle<Heap>;
+using RangeHandle = Handle<AddressRange>;
+using MapperHandle = Handle<Mapper>;
+using RowsHandle = Handle<const RowTable>;
+using WorkersHandle = Handle<ops::CpuWorkers>;
+using CounterHandle = Handle<CopyCounter>;
+using SegmentTuple = std::tuple<RangeHandle, PythonInt, PythonInt>;
+
+constexpr int64_t kMaxTicket = INT64_MAX - 1;
+constexpr double kMaxWaitSeconds = 3600.0;
+
+void translate_system_error(const std::exception_ptr& error, void*) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::system_error& caught) {
+    nb::object value = nb::make_tuple(caught.code().value(), caught.what());
+    PyErr_SetObject(PyExc_OSError, value.ptr());
+  }
+}
+
+void bind_memory(nb::module_& m) {
+  nb::class_<Geometry>(m, "Geometry")
+      .def("__init__", [](Geometry* self, PythonInt page_bytes, PythonInt tokens_per_block,
+                          PythonInt blocks_per_heap, PythonInt blocks_per_range,
+                          const std::vector<PythonInt>& rows) {
+        const std::vector<int64_t> row_bytes(rows.begin(), rows.end());
+        new (self) Geometry(page_bytes, tokens_per_block, blocks_per_heap, blocks_per_range,
+                            row_bytes);
+      }, nb::kw_only(), "page_bytes"_a, "tokens_per_block"_a, "blocks_per_heap"_a,
+         "blocks_per_range"_a, "region_row_bytes"_a)
+      .def_prop_ro("block_bytes", &Geometry::block_bytes)
+      .def_prop_ro("heap_bytes", &Geometry::heap_bytes)
+      .def_prop_ro("range_bytes", &Geometry::range_bytes)
+      .def_prop_ro("max_tokens", &Geometry::max_tokens);
+
+  nb::class_<HeapHandle>(m, "Heap")
+      .def_static("shared", [](const Geometry& g) {
+        return HeapHandle{std::make_shared<SharedHeap>(g)}; }, "geometry"_a)
+      .def_static("dense", [](const Geometry& g) {
+        return HeapHandle{std::make_shared<DenseHeap>(g)}; }, "geometry"_a)
+      .def_prop_ro("committed_bytes", [](const HeapHandle& h) {
+        return h.object->committed_bytes(); })
+      .def_prop_ro("releases_blocks", [](const HeapHandle& h) {
+        return h.object->releases_blocks(); });
+
+  nb::class_<RangeHandle>(m, "AddressRange")
+      .def_static("sparse", [](const Geometry& g) {
+        return RangeHandle{std::make_shared<SparseRange>(g)}; }, "geometry"_a)
+      .def_static("dense", [](const Geometry& g) {
+        return RangeHandle{std::make_shared<DenseRange>(g)}; }, "geometry"_a)
+      .def("map", [](const RangeHandle& r, const HeapHandle& heap, PythonInt heap_block,
+                     PythonInt block, PythonInt count) {
+        const nb::gil_scoped_release unlocked;
+        r.object->map(heap.object, heap_block, block, count);
+      }, "heap"_a, "heap_block"_a, "block"_a, "count"_a)
+      .def_prop_ro("mapped_tokens", [](const RangeHandle& r) { return r.object->mapped_tokens(); })
+      .def_prop_ro("base_address", [](const RangeHandle& r) {
+        return reinterpret_cast<uintptr_t>(r.object->base()); });
+
+  nb::class_<MapperHandle>(m, "Mapper")
+      .def("__init__", [](MapperHandle* self) {
+        new (self) MapperHandle{std::make_shared<Mapper>()}; })
+      .def("unmap", [](const MapperHandle& m, const RangeHandle& range, PythonInt block,
+                       PythonInt count) {
+        checked_run("range blocks", block, count, range.object->geometry().blocks_per_range());
+        return m.object->submit([object = range.object, block, count] {
+          object->unmap(block, count); });
+      }, "range"_a, "block"_a, "count"_a)
+      .def("release", [](const MapperHandle& m, const HeapHandle& heap, PythonInt block,
+                         PythonInt count) {
+        checked_run("heap blocks", block, count, heap.object->geometry().blocks_per_heap());
+        return m.object->submit([object = heap.object, block, count] {
+          object->release(block, count); });
+      }, "heap"_a, "block"_a, "count"_a)
+      .def_prop_ro("completed", [](const MapperHandle& m) { return m.object->completed(); })
+      .def_prop_ro("failure", [](const MapperHandle& m) { return m.object->failure(); })
+      .def("wait", [](const MapperHandle& m, PythonInt ticket, double timeout_s) {
+        checked_between("ticket", ticket, 0, kMaxTicket);
+        if (!(timeout_s >= 0.0 && timeout_s <= kMaxWaitSeconds)) {
+          throw std::out_of_range("timeout_s must lie between 0 and 3600");
+        }
+        const nb::gil_scoped_release unlocked;
+        const auto timeout = std::chrono::duration<double>(timeout_s);
+        return m.object->wait(static_cast<uint64_t>(ticket),
+                              std::chrono::duration_cast<std::chrono::nanoseconds>(timeout));
+      }, "ticket"_a, "timeout_s"_a);
+
+  nb::class_<CounterHandle>(m, "CopyCounter")
+      .def("__init__", [](CounterHandle* self) {
+        new (self) CounterHandle{std::make_shared<CopyCounter>()}; })
+      .def_prop_ro("bytes", [](const CounterHandle& c) { return c.object->bytes(); });
+}
+
+void bind_operations(nb::module_& m) {
+  nb::class_<WorkersHandle>(m, "CpuWorkers")
+      .def("__init__", [](WorkersHandle* self, PythonInt threads, const std::string& set) {
+        new (self) WorkersHandle{std::make_shared<ops::CpuWorkers>(threads, set)};
+      }, "threads"_a, "instruction_set"_a = "auto")
+      .def_prop_ro("threads", [](const WorkersHandle& w) { return w.object->pool.threads(); })
+      .def_prop_ro("instruction_set", [](const WorkersHandle& w) {
+        return std::string(w.object->kernels.name); });
+
+  nb::class_<RowsHandle>(m, "RowTable")
+      .def("__init__", [](RowsHandle* self, const std::vector<SegmentTuple>& segments) {
+        std::vector<Segment> native;
+        for (const auto& [range, start, count] : segments) {
+          native.push_back({range.object, start, count});
+        }
+        new (self) RowsHandle{std::make_shared<const RowTable>(std::move(native))};
+      }, "segments"_a)
+      .def("__len__", [](const RowsHandle& r) { return r.object->rows().size(); });
+
+  nb::class_<ops::Layer>(m, "Layer")
+      .def("__init__", [](ops::Layer* self, PythonInt key_region, PythonInt value_region,
+                          mx::Dtype type) {
+        new (self) ops::Layer{key_region, value_region, type};
+      }, "key_region"_a, "value_region"_a, "dtype"_a);
+
+  m.def("append", [](const mx::array& token, const mx::array& keys, const mx::array& values,
+                     const RowsHandle& rows, const ops::Layer& layer,
+                     const WorkersHandle& workers) {
+    return ops::append(token, keys, values, rows.object, layer, workers.object);
+  }, "token"_a, "keys"_a, "values"_a, "rows"_a, "layer"_a, "workers"_a);
+  m.def("decode_attention", [](const mx::array& token, const mx::array& queries,
+                               const RowsHandle& rows, PythonInt first_row, const ops::Layer& layer,
+                               PythonInt kv_heads, double scale, const WorkersHandle& workers) {
+    return ops::decode_attention(token, queries, rows.object, first_row, layer, kv_heads, scale,
+                                 workers.object);
+  }, "token"_a, "queries"_a, "rows"_a, "first_row"_a, "layer"_a, "kv_heads"_a, "scale"_a,
+     "workers"_a);
+  m.def("chunk_attention", [](const mx::array& token, const mx::array& queries,
+                              const RowsHandle& rows, PythonInt segment, const ops::Layer& layer,
+                              PythonInt kv_heads, double scale, const WorkersHandle& workers) {
+    return ops::chunk_attention(token, queries, rows.object, segment, layer, kv_heads, scale,
+                                workers.object);
+  }, "token"_a, "queries"_a, "rows"_a, "segment"_a, "layer"_a, "kv_heads"_a, "scale"_a,
+     "workers"_a);
+  m.def("region_view", [](const mx::array& token, const RangeHandle& range, PythonInt region,
+                          PythonInt tokens, PythonInt kv_heads, PythonInt head_dim,
+                          mx::Dtype dtype) {
+    return ops::region_view(token, range.object, region, tokens, kv_heads, head_dim, dtype);
+  }, "token"_a, "range"_a, "region"_a, "tokens"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a);
+  m.def("block_copy", [](const mx::array& token, const RangeHandle& source, PythonInt source_block,
+                         const RangeHandle& target, PythonInt target_block, PythonInt tokens,
+                         const CounterHandle& counter) {
+    return ops::block_copy(token, source.object, source_block, target.object, target_block,
+                           tokens, counter.object);
+  }, "token"_a, "source"_a, "source_block"_a, "target"_a, "target_block"_a, "tokens"_a,
+     "counter"_a);
+}
+
+}  // namespace
+}  // namespace quire
+
+NB_MODULE(_ext, m) {
+  nb::module_::import_("mlx.core");  // registers mx.array, which the operations take and return
+  nb::register_exception_translator(quire::translate_system_error);
+  m.attr("MLX_VERSION") = std::to_string(MLX_VERSION_MAJOR) + "." +
+                          std::to_string(MLX_VERSION_MINOR) + "." +
+                          std::to_string(MLX_VERSION_PATCH);
+  m.attr("SYSTEM_PAGE_BYTES") = quire::system_page_bytes();
+  m.def("instruction_sets", &quire::cpu::available);
+  m.def("read_seconds", [](quire::PythonInt bytes, quire::PythonInt passes,
+                           const quire::WorkersHandle& workers) {
+    const nb::gil_scoped_release unlocked;
+    return quire::ops::read_seconds(bytes, passes, *workers.object);
+  }, "bytes"_a, "passes"_a, "workers"_a);
+  quire::bind_memory(m);
+  quire::bind_operations(m);
+}

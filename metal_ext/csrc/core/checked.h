@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace quire {
+
+// Every integer that reaches this library passes through one of these two: a value outside its
+// interval raises an error that names the value and the interval, before any memory is touched.
+inline uint64_t checked_between(
+    const char* name, int64_t value, int64_t lowest, int64_t highest) {
+  if (value < lowest || value > highest) {
+    throw std::out_of_range(
+        std::string(name) + " is " + std::to_string(value) + "; it must lie between " +
+        std::to_string(lowest) + " and " + std::to_string(highest));
+  }
+  return static_cast<uint64_t>(value);
+}
+
+// A run [first, first + count) inside [0, end).
+inline void checked_run(const char* name, int64_t first, int64_t count, uint64_t end) {
+  if (first < 0 || count < 1 || static_cast<uint64_t>(first) > end ||
+      static_cast<uint64_t>(count) > end - static_cast<uint64_t>(first)) {
+    throw std::out_of_range(
+        std::string(name) + " [" + std::to_string(first) + ", " + std::to_string(first) + " + " +
+        std::to_string(count) + ") does not lie inside [0, " + std::to_string(end) + ")");
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,150 @@
+#include "core/posix_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+
+namespace quire {
+namespace {
+
+[[noreturn]] void fail(const char* call, size_t bytes) {
+  const int code = errno;  // before anything else can change it
+  throw std::system_error(
+      code, std::generic_category(), std::string(call) + " of " + std::to_string(bytes) + " bytes");
+}
+
+void map_fixed(void* address, size_t bytes, int protection, int flags, int fd, size_t offset) {
+  void* got = mmap(address, bytes, protection, flags | MAP_FIXED, fd, static_cast<off_t>(offset));
+  if (got == MAP_FAILED) {
+    fail("mmap", bytes);
+  }
+}
+
+// The spare page and the header page.
+size_t pages_below() {
+  return 2 * system_page_bytes();
+}
+
+#ifndef __linux__
+int open_unlinked_object() {
+  // A Mac's shm names hold at most 31 characters and live in one system-wide space.
+  static std::atomic<unsigned> serial{0};
+  const std::string name =
+      "/quire." + std::to_string(getpid()) + "." + std::to_string(serial.fetch_add(1));
+  const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, S_IRUSR | S_IWUSR);
+  if (fd >= 0) {
+    shm_unlink(name.c_str());
+  }
+  return fd;
+}
+#endif
+
+}  // namespace
+
+size_t system_page_bytes() {
+  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+int create_shared_memory(size_t bytes) {
+#ifdef __linux__
+  const int fd = memfd_create("quire-heap", MFD_CLOEXEC);
+#else
+  const int fd = open_unlinked_object();
+#endif
+  if (fd < 0) {
+    fail("creating shared memory", bytes);
+  }
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    const int error = errno;
+    close(fd);
+    errno = error;
+    fail("ftruncate", bytes);
+  }
+  return fd;
+}
+
+void close_shared_memory(int fd) {
+  close(fd);
+}
+
+size_t shared_memory_committed(int fd) {
+  struct stat status;
+  if (fstat(fd, &status) != 0) {
+    fail("fstat", 0);
+  }
+#ifdef __linux__
+  return static_cast<size_t>(status.st_blocks) * 512;
+#else
+  return static_cast<size_t>(status.st_size);
+#endif
+}
+
+void punch_hole(int fd, size_t offset, size_t bytes) {
+#ifdef __linux__
+  if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                static_cast<off_t>(bytes)) != 0) {
+    fail("fallocate(PUNCH_HOLE)", bytes);
+  }
+#else
+  (void)fd, (void)offset;
+  errno = ENOTSUP;
+  fail("punching a hole", bytes);
+#endif
+}
+
+std::byte* reserve_addresses(size_t bytes) {
+  void* start = mmap(
+      nullptr, pages_below() + bytes, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+  if (start == MAP_FAILED) {
+    fail("reserving address space", bytes);
+  }
+  std::byte* const base = static_cast<std::byte*>(start) + pages_below();
+  try {
+    map_private_zeros(start, pages_below());
+    if (!make_spare(base)) {
+      fail("mprotect", system_page_bytes());
+    }
+  } catch (const std::system_error&) {
+    release_addresses(base, bytes);
+    throw;
+  }
+  std::memcpy(base - sizeof(bytes), &bytes, sizeof(bytes));
+  return base;
+}
+
+void release_addresses(std::byte* base, size_t bytes) {
+  munmap(base - pages_below(), pages_below() + bytes);
+}
+
+void give_up_spare(std::byte* base) {
+  // As the header is, with which it becomes one mapping.
+  if (mprotect(base - pages_below(), system_page_bytes(), PROT_READ | PROT_WRITE) != 0) {
+    fail("mprotect", system_page_bytes());
+  }
+}
+
+bool make_spare(std::byte* base) {
+  return mprotect(base - pages_below(), system_page_bytes(), PROT_READ) == 0;
+}
+
+void map_shared(void* address, size_t bytes, int fd, size_t offset) {
+  map_fixed(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+}
+
+void map_private_zeros(void* address, size_t bytes) {
+  map_fixed(address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+}
+
+void map_nothing(void* address, size_t bytes) {
+  map_fixed(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+}
+
+}  // namespace quire

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/address_range.h"
+
+namespace quire {
+
+// Consecutive tokens of one sequence: positions [start, start + count) of a range.
+struct Segment {
+  std::shared_ptr<AddressRange> range;
+  int64_t start;
+  int64_t count;
+};
+
+// What the rows of a step are: row i of the flat token array stands at a position of a range.
+// Made once per step and shared by every layer. Making it checks that each row, and all rows before
+// it that attention will read, have memory behind them; kernels then need no check.
+class RowTable {
+ public:
+  struct Row {
+    const AddressRange* range;
+    size_t position;
+  };
+
+  // Throws std::out_of_range that names the segment and the figure, std::invalid_argument where
+  // the ranges do not have one geometry.
+  explicit RowTable(std::vector<Segment> segments);
+
+  const Geometry& geometry() const { return segments_.front().range->geometry(); }
+  const std::vector<Segment>& segments() const { return segments_; }
+  const std::vector<Row>& rows() const { return rows_; }
+
+ private:
+  std::vector<Segment> segments_;  // keeps the ranges alive for the primitives
+  std::vector<Row> rows_;
+};
+
+}  // namespace quire

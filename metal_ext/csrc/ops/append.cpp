@@ -1,0 +1,84 @@
+#include <algorithm>
+
+#include "ops/kv_rows.h"
+#include "ops/primitive.h"
+
+namespace quire::ops {
+namespace {
+
+constexpr size_t kRowsPerTask = 16;
+
+class Append final : public CachePrimitive {
+ public:
+  Append(Rows rows, Layer layer, cpu::HeadShape shape, Workers workers)
+      : CachePrimitive("append"),
+        rows_(std::move(rows)),
+        layer_(layer),
+        shape_(shape),
+        workers_(std::move(workers)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    out[0].copy_shared_buffer(in[0]);
+    enqueue([rows = rows_, layer = layer_, shape = shape_, workers = workers_,
+             keys = mx::array::unsafe_weak_copy(in[1]),
+             values = mx::array::unsafe_weak_copy(in[2])] {
+      const size_t count = rows->rows().size();
+      const size_t tasks = (count + kRowsPerTask - 1) / kRowsPerTask;
+      const auto held = workers->pool.hold();
+      float* const scratch =
+          workers->pool.scratch(workers->pool.threads() * shape.row_elements());
+      workers->pool.run(tasks, [&](size_t task, size_t worker) {
+        float* const copy = scratch + worker * shape.row_elements();
+        const size_t end = std::min(count, (task + 1) * kRowsPerTask);
+        for (size_t row = task * kRowsPerTask; row < end; ++row) {
+          write(*rows, row, layer.key_region, keys, shape, workers->kernels, copy);
+          write(*rows, row, layer.value_region, values, shape, workers->kernels, copy);
+        }
+      });
+    });
+  }
+
+ private:
+  static void write(
+      const RowTable& rows, size_t row, int64_t region, const mx::array& x,
+      const cpu::HeadShape& shape, const cpu::Kernels& kernels, float* copy) {
+    const RowTable::Row& place = rows.rows()[row];
+    std::byte* target =
+        place.range->region(static_cast<size_t>(region)) + place.position * shape.row_bytes();
+    const float* source = row_as_floats(x, row, kernels, copy);
+    if (shape.type == cpu::KVType::float32) {
+      std::memcpy(target, source, shape.row_bytes());
+    } else {
+      kernels.to_bfloat16(source, reinterpret_cast<uint16_t*>(target), shape.row_elements());
+    }
+  }
+
+  Rows rows_;
+  Layer layer_;
+  cpu::HeadShape shape_;
+  Workers workers_;
+};
+
+}  // namespace
+
+mx::array append(
+    const mx::array& token, const mx::array& keys, const mx::array& values, const Rows& rows,
+    const Layer& layer, const Workers& workers) {
+  check_rows_array("keys", keys);
+  check_rows_array("values", values);
+  if (keys.shape() != values.shape()) {
+    throw std::invalid_argument("keys and values have different shapes");
+  }
+  if (static_cast<size_t>(keys.shape(0)) != rows->rows().size()) {
+    throw std::invalid_argument(
+        "keys has " + std::to_string(keys.shape(0)) + " rows; the row table has " +
+        std::to_string(rows->rows().size()));
+  }
+  const cpu::HeadShape shape =
+      check_layer(rows->geometry(), layer, keys.shape(1), keys.shape(1), keys.shape(2));
+  return mx::array(
+      token.shape(), token.dtype(), std::make_shared<Append>(rows, layer, shape, workers),
+      {token, keys, values});
+}
+
+}  // namespace quire::ops

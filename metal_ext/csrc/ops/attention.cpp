@@ -1,0 +1,230 @@
+#include <algorithm>
+#include <vector>
+
+#include "ops/kv_rows.h"
+#include "ops/primitive.h"
+
+namespace quire::ops {
+namespace {
+
+// Below this many bytes of K and V a helper would be woken for less time than waking takes.
+constexpr size_t kParallelBytes = size_t{256} << 10;
+// Splits that one task reads in a row: the cache is filled ahead across their borders.
+constexpr size_t kMaxSplitsPerTask = 8;
+constexpr size_t kTasksPerThread = 4;
+
+struct Attention {
+  Rows rows;
+  size_t first_row;
+  Layer layer;
+  cpu::HeadShape shape;
+  float scale;
+  Workers workers;
+
+  const void* keys(const RowTable::Row& row) const {
+    return row.range->region(static_cast<size_t>(layer.key_region));
+  }
+  const void* values(const RowTable::Row& row) const {
+    return row.range->region(static_cast<size_t>(layer.value_region));
+  }
+  // Row `row` of the call's queries, scaled, in the kernels' order of dimensions.
+  void prepare(const mx::array& queries, size_t row, float* copy, float* prepared) const {
+    workers->kernels.prepare_queries(
+        shape, row_as_floats(queries, row, workers->kernels, copy), scale, prepared);
+  }
+  void store(const float* result, mx::array& out, size_t first, size_t count) const {
+    const size_t offset = first * shape.query_floats();
+    if (out.dtype() == mx::bfloat16) {
+      workers->kernels.to_bfloat16(
+          result, out.data<uint16_t>() + offset, count * shape.query_floats());
+    } else {
+      std::memcpy(out.data<float>() + offset, result,
+                  count * shape.query_floats() * sizeof(float));
+    }
+  }
+};
+
+// Splits [first, first + count) of one row of the call.
+struct SplitRun {
+  size_t row;
+  size_t first;
+  size_t count;
+};
+
+// How a decode call is cut: which splits each task takes, and where each row's partials begin.
+struct DecodeCut {
+  std::vector<SplitRun> tasks;
+  std::vector<size_t> first_partial;  // [rows + 1]
+  size_t bytes = 0;                   // of K and V that are read
+
+  DecodeCut(const Attention& call, size_t rows) {
+    const auto* row = call.rows->rows().data() + call.first_row;
+    size_t splits = 0;
+    for (size_t r = 0; r < rows; ++r) {
+      first_partial.push_back(splits);
+      splits += cpu::splits_of(row[r].position + 1);
+      bytes += (row[r].position + 1) * 2 * call.shape.row_bytes();
+    }
+    first_partial.push_back(splits);
+    const size_t fair = splits / (kTasksPerThread * call.workers->pool.threads());
+    const size_t run = std::clamp<size_t>(fair, 1, kMaxSplitsPerTask);
+    for (size_t r = 0; r < rows; ++r) {
+      const size_t count = first_partial[r + 1] - first_partial[r];
+      for (size_t s = 0; s < count; s += run) {
+        tasks.push_back({r, s, std::min(run, count - s)});
+      }
+    }
+  }
+};
+
+void decode(const Attention& call, const mx::array& queries, mx::array& out) {
+  const auto rows = static_cast<size_t>(queries.shape(0));
+  const cpu::HeadShape& shape = call.shape;
+  const cpu::Kernels& kernels = call.workers->kernels;
+  ThreadPool& pool = call.workers->pool;
+  const DecodeCut cut(call, rows);
+  const size_t partial = cpu::Partial::floats(shape.query_heads, shape.head_dim);
+
+  const auto held = pool.hold();
+  float* const prepared = pool.scratch(
+      (2 * rows + pool.threads()) * shape.query_floats() + cut.first_partial[rows] * partial);
+  float* const results = prepared + rows * shape.query_floats();
+  float* const copies = results + rows * shape.query_floats();
+  float* const partials = copies + pool.threads() * shape.query_floats();
+
+  for (size_t r = 0; r < rows; ++r) {
+    call.prepare(queries, r, copies, prepared + r * shape.query_floats());
+  }
+  const auto attend = [&](size_t index, size_t) {
+    const SplitRun& task = cut.tasks[index];
+    const RowTable::Row& row = call.rows->rows()[call.first_row + task.row];
+    const size_t tokens = row.position + 1;
+    for (size_t s = task.first; s < task.first + task.count; ++s) {
+      const size_t from = s * cpu::kSplitTokens;
+      const size_t to = std::min(tokens, from + cpu::kSplitTokens);
+      const size_t skip = from * shape.row_bytes();
+      float* const place = partials + (cut.first_partial[task.row] + s) * partial;
+      kernels.attend_split(
+          shape, prepared + task.row * shape.query_floats(),
+          static_cast<const std::byte*>(call.keys(row)) + skip,
+          static_cast<const std::byte*>(call.values(row)) + skip, to - from,
+          cpu::Partial::at(place, shape.query_heads));
+    }
+  };
+  const auto finish = [&](size_t r, size_t) {
+    const size_t first = cut.first_partial[r];
+    float* const result = results + r * shape.query_floats();
+    kernels.finish(
+        shape, partials + first * partial, cut.first_partial[r + 1] - first, result);
+    call.store(result, out, r, 1);
+  };
+  if (cut.bytes >= kParallelBytes) {
+    pool.run(cut.tasks.size(), attend);
+    pool.run(rows, finish);
+  } else {
+    for (size_t i = 0; i < cut.tasks.size(); ++i) {
+      attend(i, 0);
+    }
+    for (size_t r = 0; r < rows; ++r) {
+      finish(r, 0);
+    }
+  }
+}
+
+void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
+  const auto rows = static_cast<size_t>(queries.shape(0));
+  const cpu::HeadShape& shape = call.shape;
+  const RowTable::Row& first = call.rows->rows()[call.first_row];
+  ThreadPool& pool = call.workers->pool;
+  const size_t parts = (rows + cpu::kChunkRows - 1) / cpu::kChunkRows;
+  const size_t work = cpu::chunk_scratch_floats(shape);
+
+  const auto held = pool.hold();
+  float* const prepared = pool.scratch(
+      2 * rows * shape.query_floats() + pool.threads() * (work + shape.query_floats()));
+  float* const results = prepared + rows * shape.query_floats();
+  float* const scratch = results + rows * shape.query_floats();
+  float* const copies = scratch + pool.threads() * work;
+
+  pool.run(rows, [&](size_t r, size_t worker) {
+    call.prepare(queries, r, copies + worker * shape.query_floats(),
+                 prepared + r * shape.query_floats());
+  });
+  pool.run(parts * shape.kv_heads, [&](size_t index, size_t worker) {
+    // The last rows see the most keys: they go first, so that no thread is left with them.
+    const size_t row = (parts - 1 - index / shape.kv_heads) * cpu::kChunkRows;
+    const size_t kv_head = index % shape.kv_heads;
+    const size_t offset =
+        row * shape.query_floats() + kv_head * shape.group() * shape.head_dim;
+    call.workers->kernels.attend_chunk(
+        shape, kv_head, prepared + offset, call.keys(first), call.values(first),
+        std::min(cpu::kChunkRows, rows - row), first.position + row, results + offset,
+        scratch + worker * work);
+  });
+  call.store(results, out, 0, rows);
+}
+
+using Body = void (*)(const Attention&, const mx::array&, mx::array&);
+
+class AttentionPrimitive final : public CachePrimitive {
+ public:
+  AttentionPrimitive(const char* name, Attention call, Body body)
+      : CachePrimitive(name), call_(std::move(call)), body_(body) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    enqueue([call = call_, body = body_, queries = mx::array::unsafe_weak_copy(in[1]),
+             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
+      body(call, queries, result);
+    });
+  }
+
+ private:
+  Attention call_;
+  Body body_;
+};
+
+mx::array attend(
+    const char* name, Body body, const mx::array& token, const mx::array& queries,
+    const Rows& rows, size_t first_row, const Layer& layer, int64_t kv_heads, double scale,
+    const Workers& workers) {
+  const cpu::HeadShape shape =
+      check_layer(rows->geometry(), layer, queries.shape(1), kv_heads, queries.shape(2));
+  Attention call{rows, first_row, layer, shape, static_cast<float>(scale), workers};
+  return mx::array(
+      queries.shape(), queries.dtype(),
+      std::make_shared<AttentionPrimitive>(name, std::move(call), body), {token, queries});
+}
+
+}  // namespace
+
+mx::array decode_attention(
+    const mx::array& token, const mx::array& queries, const Rows& rows, int64_t first_row,
+    const Layer& layer, int64_t kv_heads, double scale, const Workers& workers) {
+  check_rows_array("queries", queries);
+  checked_run("rows of the table", first_row, queries.shape(0), rows->rows().size());
+  return attend("decode_attention", decode, token, queries, rows,
+                static_cast<size_t>(first_row), layer, kv_heads, scale, workers);
+}
+
+mx::array chunk_attention(
+    const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
+    const Layer& layer, int64_t kv_heads, double scale, const Workers& workers) {
+  check_rows_array("queries", queries);
+  const std::vector<Segment>& segments = rows->segments();
+  checked_run("segments of the table", segment, 1, segments.size());
+  size_t first_row = 0;
+  for (int64_t s = 0; s < segment; ++s) {
+    first_row += static_cast<size_t>(segments[static_cast<size_t>(s)].count);
+  }
+  const int64_t count = segments[static_cast<size_t>(segment)].count;
+  if (queries.shape(0) != count) {
+    throw std::invalid_argument(
+        "queries has " + std::to_string(queries.shape(0)) + " rows; segment " +
+        std::to_string(segment) + " has " + std::to_string(count));
+  }
+  return attend("chunk_attention", chunk, token, queries, rows, first_row, layer, kv_heads,
+                scale, workers);
+}
+
+}  // namespace quire::ops

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstring>
+#include <string>
+
+#include "core/checked.h"
+#include "core/geometry.h"
+#include "cpu/kernels.h"
+#include "mlx/array.h"
+#include "ops/ops.h"
+
+// How arrays [T, heads, head_dim] and rows of a region are read and written on the CPU.
+namespace quire::ops {
+
+cpu::KVType kv_type_of(mx::Dtype type);
+
+// Throws std::invalid_argument unless x is [*, *, head_dim] of float32 or bfloat16.
+void check_rows_array(const char* name, const mx::array& x);
+
+// Checks that both regions of the layer exist and hold rows of that shape.
+cpu::HeadShape check_layer(
+    const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads,
+    int64_t head_dim);
+
+// Row `row` of x as float32 [heads * head_dim]: x's own memory where it is that already, otherwise
+// copied into `copy`.
+const float* row_as_floats(
+    const mx::array& x, size_t row, const cpu::Kernels& kernels, float* copy);
+
+}  // namespace quire::ops

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/address_range.h"
+#include "core/copy_counter.h"
+#include "core/row_table.h"
+#include "core/thread_pool.h"
+#include "cpu/dispatch.h"
+#include "mlx/array.h"
+#include "mlx/dtype.h"
+
+// MLX primitives over address ranges. MLX orders operations by the arrays that they pass on, and
+// memory reached through a RowTable is none of them: a "cache token", an array of one element,
+// stands for it. append() takes a layer's token and returns its successor; whatever reads the layer
+// takes the newest one. That orders reads after writes. Writes after reads are not ordered: rows
+// are written once, and their memory is reused only after its epoch.
+namespace quire::ops {
+
+namespace mx = mlx::core;
+
+// Threads and instruction set of the CPU substrate.
+struct CpuWorkers {
+  CpuWorkers(int64_t threads, const std::string& instruction_set)
+      : pool(threads), kernels(cpu::select(instruction_set)) {}
+
+  ThreadPool pool;
+  const cpu::Kernels& kernels;
+};
+
+// The regions of one layer: indices into the geometry, and the type of their numbers.
+struct Layer {
+  int64_t key_region;
+  int64_t value_region;
+  mx::Dtype type;
+};
+
+using Rows = std::shared_ptr<const RowTable>;
+using Workers = std::shared_ptr<CpuWorkers>;
+
+// keys, values: [T, kv_heads, head_dim] float32 or bfloat16, row i for row i of the table.
+mx::array append(
+    const mx::array& token, const mx::array& keys, const mx::array& values, const Rows& rows,
+    const Layer& layer, const Workers& workers);
+
+// queries: [R, query_heads, head_dim] for rows [first_row, first_row + R) of the table; each row
+// over all positions up to its own. Returns the same shape and type.
+mx::array decode_attention(
+    const mx::array& token, const mx::array& queries, const Rows& rows, int64_t first_row,
+    const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
+
+// queries: [T, query_heads, head_dim] of one whole segment. Returns the same shape and type.
+mx::array chunk_attention(
+    const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
+    const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
+
+// The first `tokens` rows of a region, [tokens, kv_heads, head_dim], without a copy. Valid while
+// they stay mapped.
+mx::array region_view(
+    const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
+    int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);
+
+// Copies the first `tokens` rows of a block to another range's block, in every region.
+mx::array block_copy(
+    const mx::array& token, const std::shared_ptr<AddressRange>& source, int64_t source_block,
+    const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
+    const std::shared_ptr<CopyCounter>& counter);
+
+}  // namespace quire::ops

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "mlx/array.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/device.h"
+#include "mlx/primitives.h"
+#include "mlx/stream.h"
+
+namespace quire::ops {
+
+namespace mx = mlx::core;
+
+// What the primitives share: one output, a name, and no Metal kernel yet.
+class CachePrimitive : public mx::Primitive {
+ public:
+  CachePrimitive(const char* name)
+      : Primitive(mx::default_stream(mx::default_device())), name_(name) {}
+
+  const char* name() const override { return name_; }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error(
+        std::string(name_) +
+        " has no Metal kernel in this build: run the model on the CPU "
+        "(mlx.core.set_default_device(mlx.core.cpu))");
+  }
+
+ protected:
+  // Runs task on the CPU stream's thread after everything that was queued before. The task keeps
+  // what it captures alive; inputs and outputs are kept by MLX until it has run.
+  template <class Task>
+  void enqueue(Task task) {
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+ private:
+  const char* name_;
+};
+
+}  // namespace quire::ops

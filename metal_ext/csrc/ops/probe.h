@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace quire::ops {
+
+// How long each of `passes` reads of a buffer of `bytes` takes with all threads, in seconds: the
+// bandwidth that decode attention is measured against.
+std::vector<double> read_seconds(int64_t bytes, int64_t passes, CpuWorkers& workers);
+
+}  // namespace quire::ops

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cpu/kernels.h"
+
+namespace quire::cpu {
+
+// Instruction sets that this machine can run, the best one first: "avx512", "avx2", "sse2" on
+// x86-64, "neon" on arm64.
+std::vector<std::string> available();
+
+// "auto" is the best one. Throws std::invalid_argument that lists what there is.
+const Kernels& select(const std::string& name);
+
+// Whether the kernels were built for heads of that many dimensions.
+bool supports_head_dim(size_t head_dim);
+
+}  // namespace quire::cpu

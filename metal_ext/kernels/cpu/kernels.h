@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// The arithmetic of the CPU substrate, on plain pointers: nothing here knows MLX, blocks or
+// threads. The same text is compiled once per instruction set (see dispatch.h).
+namespace quire::cpu {
+
+enum class KVType { bfloat16, float32 };
+
+constexpr size_t size_of(KVType type) { return type == KVType::bfloat16 ? 2 : 4; }
+
+// Tokens that one softmax step takes in, and tokens after which a partial result starts anew. Both
+// count from position 0, so that the order of summation of a row depends on its position alone: not
+// on the batch, the chunk that it was prefilled in, or the number of threads.
+constexpr size_t kTileTokens = 64;
+constexpr size_t kSplitTokens = 256;
+
+constexpr size_t kMaxQueryHeads = 256;
+
+constexpr size_t splits_of(size_t tokens) {
+  return (tokens + kSplitTokens - 1) / kSplitTokens;
+}
+
+// A token's row is [kv_head][head_dim], contiguous; rows follow each other without a gap.
+struct HeadShape {
+  size_t query_heads;
+  size_t kv_heads;
+  size_t head_dim;
+  KVType type;
+
+  constexpr size_t group() const { return query_heads / kv_heads; }  // query heads of one KV head
+  constexpr size_t query_floats() const { return query_heads * head_dim; }
+  constexpr size_t row_elements() const { return kv_heads * head_dim; }
+  constexpr size_t row_bytes() const { return row_elements() * size_of(type); }
+};
+
+// What has been gathered of softmax(scores) . values over some keys, for each query head.
+struct Partial {
+  float* highest;  // [query_heads] highest score
+  float* weight;   // [query_heads] sum of exp(score - highest)
+  float* values;   // [query_heads][head_dim] weighted sum, in kernel order, not yet divided
+
+  static constexpr size_t floats(size_t heads, size_t head_dim) { return heads * (head_dim + 2); }
+  static Partial at(float* memory, size_t heads) {
+    return {memory, memory + heads, memory + 2 * heads};
+  }
+};
+
+// Rows that one attend_chunk call takes at most.
+constexpr size_t kChunkRows = 16;
+
+// "Kernel order" of dimensions lets bfloat16 pairs be widened without a shuffle; prepare_queries
+// and finish translate from and to natural order.
+struct Kernels {
+  const char* name;
+
+  // fp32 -> bfloat16, to nearest even; every NaN becomes 0x7fc0, as in MLX.
+  void (*to_bfloat16)(const float* source, uint16_t* target, size_t count);
+  void (*from_bfloat16)(const uint16_t* source, float* target, size_t count);
+
+  // queries [query_heads][head_dim] times scale -> target, same shape, in kernel order.
+  void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
+
+  // One row over `tokens` (1 to kSplitTokens) rows of keys and values.
+  void (*attend_split)(
+      const HeadShape&, const float* prepared, const void* keys, const void* values, size_t tokens,
+      Partial out);
+
+  // Joins `count` partials, which lie one behind the other, in order, and divides:
+  // out [query_heads][head_dim] in natural order.
+  void (*finish)(const HeadShape&, const float* partials, size_t count, float* out);
+
+  // `rows` (1 to kChunkRows) consecutive positions of a sequence, the first at `position`, for the
+  // query heads of one KV head, each row over all keys up to its own position.
+  // prepared, out: the first query head of the first row; rows are query_floats() apart.
+  // keys, values: the start of the region. scratch: chunk_scratch_floats() floats.
+  void (*attend_chunk)(
+      const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
+      const void* values, size_t rows, size_t position, float* out, float* scratch);
+
+  // Sums the 64-bit words of [data, data + bytes): a probe of how fast memory can be read.
+  // bytes: a multiple of 16 KiB.
+  uint64_t (*read_all)(const std::byte* data, size_t bytes);
+};
+
+constexpr size_t chunk_scratch_floats(const HeadShape& shape) {
+  const size_t heads = kChunkRows * shape.group();
+  return 2 * kTileTokens * shape.head_dim + heads * kTileTokens +
+         2 * Partial::floats(heads, shape.head_dim);
+}
+
+}  // namespace quire::cpu

@@ -1,0 +1,125 @@
+// Vectors of QUIRE_LANES floats, in the compilers' own vector extension: one text for every
+// instruction set. Included inside that set's namespace; it must not include anything itself, so
+// that no library function is compiled with instructions that the machine may lack.
+
+constexpr size_t kLanes = QUIRE_LANES;
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t BitVec __attribute__((vector_size(kLanes * 4)));
+typedef float UnalignedVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef uint32_t UnalignedBits __attribute__((vector_size(kLanes * 4), aligned(2), may_alias));
+
+inline Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
+inline void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
+inline Vec all(float x) { return x - Vec{}; }  // x - 0 is x, whatever x is
+inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }  // one instruction where there is one
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// Two vectors of a row. bfloat16: 2 * kLanes numbers as pairs; the even ones and the odd ones. The
+// upper half of a float is its bfloat16, so that widening is a shift or a mask.
+inline void load_pair(const uint16_t* p, Vec& first, Vec& second) {
+  const BitVec bits = *reinterpret_cast<const UnalignedBits*>(p);
+  first = reinterpret_cast<Vec>(bits << 16);
+  second = reinterpret_cast<Vec>(bits & 0xffff0000u);
+}
+inline void load_pair(const float* p, Vec& first, Vec& second) {
+  first = load(p);
+  second = load(p + kLanes);
+}
+
+// Where number i of a row stands in kernel order.
+template <class KV>
+constexpr size_t kernel_order(size_t i) {
+  if constexpr (sizeof(KV) == 4) {
+    return i;
+  } else {
+    const size_t in_pair = i % (2 * kLanes);
+    return i - in_pair + in_pair / 2 + (in_pair % 2) * kLanes;
+  }
+}
+
+template <int... index>
+inline Vec pick(Vec a, Vec b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, index...);
+#else
+  return __builtin_shuffle(a, b, IntVec{index...});
+#endif
+}
+
+// Adds the upper half of every group of `width` lanes to its lower half; the results of a's groups
+// come before those of b's.
+template <int width, int... lane>
+inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
+  constexpr int half = width / 2;
+  return pick<(lane / half * width + lane % half)...>(a, b) +
+         pick<(lane / half * width + lane % half + half)...>(a, b);
+}
+
+// The sums of the lanes of kLanes vectors, as one vector. Each sum is made by halving, in the same
+// order whichever place its vector has.
+template <int width = static_cast<int>(kLanes)>
+inline Vec sums(Vec* v) {
+  if constexpr (width == 1) {
+    return v[0];
+  } else {
+    for (int i = 0; i < width / 2; ++i) {
+      v[i] = fold<width>(
+          v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, static_cast<int>(kLanes)>{});
+    }
+    return sums<width / 2>(v);
+  }
+}
+
+// Every lane and the one `width / 2` away from it, added or compared.
+template <int width, int... lane>
+inline Vec across(Vec v, std::integer_sequence<int, lane...>) {
+  return pick<(lane ^ (width / 2))...>(v, v);
+}
+using Lanes = std::make_integer_sequence<int, static_cast<int>(kLanes)>;
+
+template <int width = static_cast<int>(kLanes)>
+inline float sum_of(Vec v) {
+  if constexpr (width == 1) {
+    return v[0];
+  } else {
+    return sum_of<width / 2>(v + across<width>(v, Lanes{}));
+  }
+}
+
+template <int width = static_cast<int>(kLanes)>
+inline float largest_of(Vec v) {
+  if constexpr (width == 1) {
+    return v[0];
+  } else {
+    return largest_of<width / 2>(larger(v, across<width>(v, Lanes{})));
+  }
+}
+
+// e^x for x <= 0, to 2 ulp; 0 below the smallest normal result. NaN stays NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7, whose remainder
+// there is below 1e-8.
+inline Vec exp_of_negative(Vec x) {
+  const Vec lowest = all(-87.0f);
+  const Vec clamped = x < lowest ? lowest : x;
+  const Vec magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec shifted = fma(clamped, all(1.44269504f), magic);
+  const Vec n = shifted - magic;
+  Vec r = fma(n, all(-0.693359375f), clamped);
+  r = fma(n, all(2.12194440e-4f), r);
+  Vec p = all(1.0f / 5040.0f);
+  p = fma(p, r, all(1.0f / 720.0f));
+  p = fma(p, r, all(1.0f / 120.0f));
+  p = fma(p, r, all(1.0f / 24.0f));
+  p = fma(p, r, all(1.0f / 6.0f));
+  p = fma(p, r, all(0.5f));
+  p = fma(p, r, all(1.0f));
+  p = fma(p, r, all(1.0f));
+  // 2^n, made in the exponent's place. Multiplied, not added to p's bits: the sum of a NaN and an
+  // integer may be a number.
+  const IntVec power = (reinterpret_cast<IntVec>(shifted) << 23) + 0x3f800000;
+  return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
+}

@@ -1,0 +1,1 @@
+"""Text and HTTP: wire formats, chat templates, streams, and the command line."""

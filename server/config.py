@@ -1,0 +1,121 @@
+"""Every limit and default, with its unit. File < environment < flags.
+
+The file is TOML (``--config``; configs/quire.toml documents it), the environment is
+``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+MIB = 1024**2
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are refused, values never change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerSection(Section):
+    """Where and as what to serve."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    served_model_name: str | None = None
+    sse_ping_s: float = Field(default=10.0, gt=0)
+    drain_s: int = Field(default=20, ge=0)
+    ready_timeout_s: float = Field(default=5.0, gt=0)
+
+
+class LimitsSection(Section):
+    """What a request may ask for."""
+
+    max_body_bytes: ByteSize = ByteSize(8 * MIB)
+    max_queued_requests: int = Field(default=256, ge=0)
+    retry_after_s: int = Field(default=1, ge=1)
+    max_stream_backlog_events: int = Field(default=8192, ge=1)
+    max_messages: int = Field(default=1024, ge=1)
+    max_stop_strings: int = Field(default=4, ge=1)
+    max_stop_string_chars: int = Field(default=256, ge=1)
+    max_logit_biases: int = Field(default=1024, ge=0)
+    max_top_logprobs: int = Field(default=20, ge=0)
+    max_header_bytes: int = Field(default=65536, ge=1024)
+    keep_alive_s: int = Field(default=5, ge=0)
+
+
+class EngineSection(Section):
+    """How the model runs."""
+
+    max_num_seqs: int = Field(default=32, ge=1, le=4096)
+    max_num_batched_tokens: int = Field(default=2048, ge=1, le=65536)
+    max_model_len: int | None = Field(default=None, ge=2)
+    step_time_target_ms: float = Field(default=100.0, gt=0)
+    arithmetic: Literal["auto", "stored", "float32", "quantized-float32"] = "auto"
+    threads: int | None = Field(default=None, ge=1, le=256)
+    blas_threads: int | None = Field(default=None, ge=1, le=256)
+    mlx_cache_bytes: ByteSize = ByteSize(256 * MIB)
+    check_every_step: bool = False
+
+
+class CacheSection(Section):
+    """How K and V lie in memory."""
+
+    substrate: Literal["auto", "posix", "dense"] = "auto"
+    kv_budget: ByteSize | None = None
+    headroom: ByteSize | None = None
+    page_size: ByteSize | None = None
+    heap_size: ByteSize = ByteSize(64 * MIB)
+    free_slack: ByteSize = ByteSize(256 * MIB)
+    idle_release_s: float = Field(default=2.0, ge=0)
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+
+
+class LogSection(Section):
+    """What is written to the log; prompts and answers never are."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Config(BaseSettings):
+    """All settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="QUIRE_", env_nested_delimiter="__", frozen=True, extra="forbid"
+    )
+
+    server: ServerSection = ServerSection()
+    limits: LimitsSection = LimitsSection()
+    engine: EngineSection = EngineSection()
+    cache: CacheSection = CacheSection()
+    log: LogSection = LogSection()
+
+
+def load(file: Path | None, flags: dict[str, dict[str, Any]]) -> Config:
+    """Settings from a TOML file, the environment and flags (``{section: {field: value}}``).
+
+    Raises pydantic.ValidationError that names the field; OSError or ValueError for the file itself.
+    """
+    from_file = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
+
+    class Sources(Config):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *_: Any, **sources: PydanticBaseSettingsSource
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (
+                InitSettingsSource(settings_cls, flags),
+                sources["env_settings"],
+                InitSettingsSource(settings_cls, from_file),
+            )
+
+    return Config.model_validate(Sources().model_dump())

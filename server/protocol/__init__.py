@@ -1,0 +1,1 @@
+"""Wire formats: what comes in, validated; what goes out, as dictionaries."""

@@ -1,0 +1,133 @@
+"""What the requests of all endpoints share."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.types import SamplingParams
+from server.config import LimitsSection
+from server.protocol.errors import invalid
+
+MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
+
+Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+
+
+class WireModel(BaseModel):
+    """Strict about types, open to unknown fields; inputs are never repeated in errors."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
+
+
+class StreamOptions(WireModel):
+    """What a stream should carry."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(WireModel):
+    """Sampling parameters as OpenAI names them, and the extensions that local servers share.
+
+    null always means: as if it were not there.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=MAX_TOP_K)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
+    stop: str | list[str] | None = None
+    n: int | None = None
+
+    def check(self, limits: LimitsSection) -> None:
+        """What the types cannot say. Raises ApiError that names the parameter."""
+        if self.n is not None and self.n != 1:
+            raise invalid(f"n is {self.n}; this server gives one choice per request.", "n")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options needs stream: true.", "stream_options")
+        for stop in self.stop_strings():
+            if not 0 < len(stop) <= limits.max_stop_string_chars:
+                raise invalid(
+                    f"A stop string must have 1 to {limits.max_stop_string_chars} characters.",
+                    "stop",
+                )
+        if len(self.stop_strings()) > limits.max_stop_strings:
+            raise invalid(f"There may be at most {limits.max_stop_strings} stop strings.", "stop")
+        if len(self.logit_bias or {}) > limits.max_logit_biases:
+            raise invalid(f"There may be at most {limits.max_logit_biases} biases.", "logit_bias")
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, however they were given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling_params(
+        self,
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        vocab_size: int,
+        defaults: dict[str, Any],
+        stop_token_ids: frozenset[int],
+        fallback_seed: int,
+    ) -> SamplingParams:
+        """The engine's form. defaults: the model's own (generation_config.json), for what the
+        request leaves out. Raises ApiError for a bias of a token that does not exist."""
+
+        def chosen(field: str, otherwise: float) -> float:
+            value = getattr(self, field)
+            return float(defaults.get(field, otherwise) if value is None else value)
+
+        seed = self.seed if self.seed is not None else fallback_seed
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=chosen("temperature", 1.0),
+            top_p=chosen("top_p", 1.0),
+            top_k=max(0, int(chosen("top_k", 0))),
+            min_p=chosen("min_p", 0.0),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=chosen("repetition_penalty", 1.0),
+            logit_bias=self._biases(vocab_size),
+            seed=seed % 2**64,
+            logprobs=logprobs,
+            stop_token_ids=stop_token_ids,
+        )
+
+    def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
+        biases = []
+        for key, amount in (self.logit_bias or {}).items():
+            if not key.isdecimal() or not key.isascii() or len(key) > 10 or int(key) >= vocab_size:
+                raise invalid(
+                    f"logit_bias has a key that is not a token id from 0 to {vocab_size - 1}.",
+                    "logit_bias",
+                )
+            biases.append((int(key), amount))
+        return tuple(biases)
+
+
+def answer_length(asked: int | None, prompt_tokens: int, max_model_len: int, param: str) -> int:
+    """How many tokens may be generated. None and -1 mean: as many as fit; more than fit is cut.
+
+    Raises ApiError for 0 and below -1.
+    """
+    room = max_model_len - prompt_tokens
+    if asked is None or asked == -1:
+        return room
+    if asked < 1:
+        raise invalid(f"{param} is {asked}; it must be at least 1.", param)
+    return min(asked, room)

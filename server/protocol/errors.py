@@ -1,0 +1,122 @@
+"""Errors as OpenAI clients expect them: one object, always the same shape."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+MAX_NAMED_PROBLEMS = 3
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """``{"error": {message, type, param, code}}``."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that is wrong: 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def context_length_exceeded(prompt_tokens: int | None, max_model_len: int, param: str) -> ApiError:
+    """A prompt that can never fit: 400, in the words that agents look for."""
+    had = "more tokens than that" if prompt_tokens is None else f"{prompt_tokens} tokens"
+    return invalid(
+        f"This model's maximum context length is {max_model_len} tokens, and at least one of them "
+        f"is for the answer; your {param} has {had}. Please shorten it.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def model_not_found(name: str) -> ApiError:
+    """404."""
+    return ApiError(
+        404,
+        f"The model {name!r} does not exist here; GET /v1/models lists those that do.",
+        type="not_found_error",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def overloaded(retry_after_s: int) -> ApiError:
+    """429, with the time after which to try again."""
+    return ApiError(
+        429,
+        "The queue is full; try again later.",
+        type="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def unavailable(message: str) -> ApiError:
+    """503."""
+    return ApiError(503, message, type="server_error", code="unavailable")
+
+
+def internal_error(message: str = "The server failed to answer.") -> ApiError:
+    """500, which clients should not repeat."""
+    return ApiError(
+        500,
+        message,
+        type="server_error",
+        code="internal_error",
+        headers={"X-Should-Retry": "false"},
+    )
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """400 that names the parameter. Never repeats the input."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return invalid(f"The body cannot be read. {first['msg']}.", code="invalid_json")
+    named = "; ".join(
+        f"{_place(problem['loc']) or 'body'}: {problem['msg']}"
+        for problem in problems[:MAX_NAMED_PROBLEMS]
+    )
+    return invalid(named, _place(first["loc"]) or None, "invalid_value")
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """messages[0].content from ("messages", 0, "content"); names of union branches are left out."""
+    place = ""
+    for part in location:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part.isidentifier() and not part[0].isupper() and part not in TYPE_NAMES:
+            place += f".{part}" if place else part
+    return place
+
+
+# How pydantic names the branches of a union in an error's location.
+TYPE_NAMES = frozenset({"str", "int", "float", "bool", "none", "list", "dict"})

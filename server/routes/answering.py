@@ -1,0 +1,46 @@
+"""How a route answers: as a stream, or whole while it watches whether the client is still there."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.generation import Generation, GenerationError
+from server.protocol.answers import Answer
+from server.protocol.errors import internal_error
+from server.sse import AnswerStream
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+async def respond(
+    request: Request, generation: Generation, answer: Answer, *, stream: bool, ping_s: float
+) -> Response:
+    """The response for an answer that has been started."""
+    if stream:
+        return AnswerStream(generation, answer, ping_s)
+    gathering = asyncio.create_task(_gather(generation, answer, ping_s))
+    leaving = asyncio.create_task(_client_left(request))
+    try:
+        await asyncio.wait((gathering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not gathering.done():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return JSONResponse(gathering.result())
+    except GenerationError as error:
+        raise internal_error(f"Generation failed: {error}.") from error
+    finally:
+        for task in (gathering, leaving):
+            task.cancel()
+        generation.close()
+
+
+async def _gather(generation: Generation, answer: Answer, ping_s: float) -> dict[str, Any]:
+    async for delta in generation.deltas(ping_s):
+        answer.add(delta)
+    return answer.whole(generation.usage)
+
+
+async def _client_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,63 @@
+"""POST /v1/completions."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.generation import Prompt
+from server.protocol.answers import TextAnswer
+from server.protocol.common import answer_length
+from server.protocol.completions import CompletionRequest
+from server.protocol.errors import invalid
+from server.routes.answering import respond
+from server.service import Service, new_seed, parse
+
+
+def completion_routes(service: Service) -> APIRouter:
+    """The route, for one service."""
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        wire = await parse(request, CompletionRequest)
+        service.check_model(wire.model)
+        wire.check(service.config.limits)
+        prompt = await _prompt(service, wire)
+        generation = service.start(prompt)
+        options = wire.stream_options
+        answer = TextAnswer(
+            service.heading("cmpl"),
+            service.tokenizer.token_bytes,
+            include_usage=bool(options and options.include_usage),
+        )
+        return await respond(
+            request,
+            generation,
+            answer,
+            stream=bool(wire.stream),
+            ping_s=service.config.server.sse_ping_s,
+        )
+
+    return router
+
+
+async def _prompt(service: Service, wire: CompletionRequest) -> Prompt:
+    """The prompt as the engine wants it."""
+    vocab_size = service.client.limits.vocab_size
+    if isinstance(wire.prompt, str):
+        service.check_bytes(wire.prompt, "prompt")
+        ids = await service.tokenizer.encode(wire.prompt)
+    else:
+        ids = tuple(wire.prompt)
+        if max(ids) >= vocab_size:
+            raise invalid(f"The prompt has a token id above {vocab_size - 1}.", "prompt")
+    service.check_prompt(ids, "prompt")
+    params = wire.sampling_params(
+        max_tokens=answer_length(wire.asked_length, len(ids), service.max_model_len, "max_tokens"),
+        logprobs=wire.logprobs,
+        vocab_size=vocab_size,
+        defaults=service.model.defaults,
+        stop_token_ids=service.model.stop_token_ids,
+        fallback_seed=new_seed(),
+    )
+    return Prompt(ids, params, wire.stop_strings())

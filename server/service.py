@@ -1,0 +1,128 @@
+"""What the routes share: the served model, its engine and tokenizer, and the rules for requests."""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from engine.client import EngineClient, EngineDeadError, QueueFullError
+from engine.types import SamplingParams
+from server.config import Config
+from server.generation import Generation, Prompt
+from server.metrics import Metrics
+from server.protocol.answers import Heading
+from server.protocol.common import WireModel
+from server.protocol.errors import (
+    context_length_exceeded,
+    from_validation,
+    invalid,
+    model_not_found,
+    overloaded,
+    unavailable,
+)
+from server.text.tokenizer import Tokenizer
+
+WireModelT = TypeVar("WireModelT", bound=WireModel)
+CANARY_PRIORITY = -(2**31)
+CANARY_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """How clients may name the model, and what its makers recommend."""
+
+    names: tuple[str, ...]
+    """The first one is the id; all match."""
+    defaults: dict[str, Any]
+    """Sampling parameters of generation_config.json, for what a request leaves out."""
+    stop_token_ids: frozenset[int]
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def id(self) -> str:
+        """What the model is called in answers."""
+        return self.names[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Everything a route needs."""
+
+    config: Config
+    model: ServedModel
+    tokenizer: Tokenizer
+    client: EngineClient
+    metrics: Metrics
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return self.client.limits.max_model_len
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError (404) for a model that is not served; no name means ours."""
+        if name is not None and name not in self.model.names:
+            raise model_not_found(name)
+
+    def heading(self, prefix: str) -> Heading:
+        """The id, time and model of a new answer."""
+        return Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.model.id)
+
+    def check_bytes(self, text: str, param: str) -> None:
+        """Refuses, before it is encoded, a text that has too many bytes to fit in any encoding."""
+        if len(text.encode()) > self.max_model_len * self.tokenizer.longest_token_bytes:
+            raise context_length_exceeded(None, self.max_model_len, param)
+
+    def check_prompt(self, ids: tuple[int, ...], param: str) -> None:
+        """Raises ApiError for a prompt that is empty or can never fit."""
+        if not ids:
+            raise invalid(f"The {param} has no tokens.", param)
+        if len(ids) >= self.max_model_len:
+            raise context_length_exceeded(len(ids), self.max_model_len, param)
+
+    def start(self, prompt: Prompt) -> Generation:
+        """Hands a prompt that ``check_prompt`` has let pass to the engine. Raises ApiError: 429 or
+        503."""
+        try:
+            return Generation(self.client, self.tokenizer, prompt)
+        except QueueFullError as error:
+            raise overloaded(self.config.limits.retry_after_s) from error
+        except EngineDeadError as error:
+            raise unavailable("The engine has ended; the server must be restarted.") from error
+
+    async def canary(self) -> bool:
+        """Whether one token can be generated now, ahead of all others."""
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        generated = self.client.stats.generated_tokens
+        deadline = time.monotonic() + self.config.server.ready_timeout_s
+        try:
+            stream = self.client.submit((0,), params, priority=CANARY_PRIORITY, beyond_queue=True)
+        except EngineDeadError:
+            return False
+        try:
+            while time.monotonic() < deadline:
+                if events := await stream.next_batch(CANARY_POLL_S):
+                    return any(event.token_id is not None for event in events)
+                # While every slot is taken the canary waits; the others' tokens prove the same.
+                if self.client.stats.generated_tokens > generated:
+                    return True
+            return False
+        finally:
+            stream.close()
+
+
+async def parse(request: Request, model: type[WireModelT]) -> WireModelT:
+    """The request's body, validated. Raises ApiError that names the parameter."""
+    body = await request.body()
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def new_seed() -> int:
+    """For a request that names none."""
+    return secrets.randbits(63)

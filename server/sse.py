@@ -1,0 +1,58 @@
+"""An answer as server-sent events.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html: an event is a ``data:`` line and an
+empty one; a line that begins with a colon is a comment, which clients ignore.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from server.generation import Generation, GenerationError
+from server.protocol.answers import Answer
+from server.protocol.errors import internal_error
+
+DONE = b"data: [DONE]\n\n"
+SIGN_OF_LIFE = b": waiting\n\n"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + to_json(data) + b"\n\n"
+
+
+class AnswerStream(StreamingResponse):
+    """The answer, one write per step; a comment whenever ``ping_s`` pass in silence."""
+
+    def __init__(self, generation: Generation, answer: Answer, ping_s: float) -> None:
+        super().__init__(
+            _events(generation, answer, ping_s), media_type="text/event-stream", headers=HEADERS
+        )
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """However the response ends, the request ends with it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._generation.close()
+
+
+async def _events(generation: Generation, answer: Answer, ping_s: float) -> AsyncIterator[bytes]:
+    """A fault ends the stream with an error event and without [DONE], so that clients can tell."""
+    first = answer.first_chunk()
+    yield event(first) if first is not None else SIGN_OF_LIFE
+    try:
+        async for delta in generation.deltas(ping_s):
+            if delta.waiting:
+                yield SIGN_OF_LIFE
+            elif events := b"".join(event(chunk) for chunk in answer.chunks(delta)):
+                yield events
+        last = answer.last_chunk(generation.usage)
+        yield (event(last) if last is not None else b"") + DONE
+    except GenerationError as error:
+        yield event(internal_error(f"Generation failed: {error}.").body())

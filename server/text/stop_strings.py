@@ -1,0 +1,42 @@
+"""Stop strings: the answer ends before the first one, and no part of one is ever sent."""
+
+
+class StopStrings:
+    """Holds back text that may be the beginning of a stop string."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        """stops: none of them empty."""
+        assert all(stops)
+        self._stops = stops
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the answer."""
+
+    def feed(self, text: str) -> str:
+        """What may be sent. After a match nothing more is."""
+        if self.matched is not None or not self._stops:
+            return text if self.matched is None else ""
+        held = self._held + text
+        places = [(held.find(stop), stop) for stop in self._stops]
+        found = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
+        if found:
+            # The one that is complete first, so that it does not matter how the text is cut.
+            _, place, self.matched = min(found)
+            self._held = ""
+            return held[:place]
+        keep = self._longest_beginning(held)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def flush(self) -> str:
+        """What was held back, when the answer ends otherwise."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _longest_beginning(self, text: str) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = min(len(text), max(len(stop) for stop in self._stops) - 1)
+        for length in range(longest, 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0

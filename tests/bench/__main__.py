@@ -1,0 +1,110 @@
+"""One table, and the machine's facts: ``python -m tests.bench [--quick] [--only PART] ...``.
+
+A target that is missed is a figure; the exit code says only whether there are figures.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import metal_ext
+from tests.bench.attention import read_bandwidth, run_attention
+from tests.bench.interference import run_interference
+from tests.bench.peers import BrokenError, Threads
+from tests.bench.rounds import Part, Rounds
+from tests.bench.serving import run_serving
+from tests.bench.table import render, write_csv
+
+PARTS = ("attention", "serving", "interference")
+READ_PASSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything."""
+
+    decode: Rounds
+    chunk: Rounds
+    serving: Rounds
+    requests_per_stream: int
+    interference: Rounds
+
+
+QUICK = Size(Rounds(5, 10), Rounds(3, 8), Rounds(3, 25), 2, Rounds(2, 15))
+FULL = Size(Rounds(25, 60), Rounds(7, 60), Rounds(15, 240), 4, Rounds(7, 180))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what was asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: below two minutes")
+    parser.add_argument("--only", choices=PARTS, help="one part of the table")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there too")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--threads", type=int, default=cores, help="of quire's kernels")
+    parser.add_argument("--blas-threads", type=int, default=cores, help="of products, all sides")
+    asked = parser.parse_args(arguments)
+    threads = Threads(asked.threads, asked.blas_threads)
+    load = " ".join(f"{average:.2f}" for average in os.getloadavg())
+    try:
+        found = _run(QUICK if asked.quick else FULL, asked.only, threads)
+    except (BrokenError, OSError) as error:
+        print(f"no figures: {error}", file=sys.stderr)
+        return 1
+    rows = [row for part in found for row in part.rows]
+    facts = [fact for part in found for fact in part.facts]
+    print(render(rows), end="\n\n")
+    for name, fact in [*_machine(threads), ("load average before", load), *facts]:
+        print(f"{name:<21}{fact}")
+    if asked.csv is not None:
+        write_csv(asked.csv, rows)
+    return 0
+
+
+def _run(size: Size, only: str | None, threads: Threads) -> list[Part]:
+    """The parts that were asked for, in the order of PARTS."""
+    if metal_ext.fast_blas is not None:
+        metal_ext.fast_blas.set_threads(threads.blas)
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as name:
+        folder = Path(name)
+        parts: dict[str, Callable[[], Part]] = {
+            "attention": lambda: run_attention(size.decode, size.chunk, threads.kernels),
+            "serving": lambda: run_serving(size.serving, size.requests_per_stream, threads, folder),
+            "interference": lambda: run_interference(size.interference, threads, folder),
+        }
+        return [_timed(part, parts[part]) for part in PARTS if only in (None, part)]
+
+
+def _timed(name: str, run: Callable[[], Part]) -> Part:
+    started_s = time.monotonic()
+    found = run()
+    print(f"{name}: {time.monotonic() - started_s:.0f} s", file=sys.stderr)
+    return found
+
+
+def _machine(threads: Threads) -> list[tuple[str, str]]:
+    blas = metal_ext.fast_blas
+    gb_per_s = read_bandwidth(metal_ext.CpuWorkers(threads.kernels), READ_PASSES) / 1e9
+    versions = [f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "numpy")]
+    return [
+        (
+            "cores",
+            f"{os.cpu_count()}; threads of kernels: {threads.kernels}, of products: {threads.blas}",
+        ),
+        ("processor", platform.processor() or platform.machine()),
+        ("instruction set", metal_ext.instruction_sets()[0]),
+        ("read bandwidth", f"{gb_per_s:.1f} GB/s, best of {READ_PASSES} passes"),
+        ("float32 products", f"{blas.name if blas else 'MLX brings its own'}, all sides"),
+        ("software", ", ".join([*versions, f"Python {platform.python_version()}"])),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""A closed-loop load on any server that speaks OpenAI's chat completions.
+
+Each stream sends its next request when its last one has ended. Tokens are counted by the server's
+own ``usage``: a chunk may carry several.
+"""
+
+import asyncio
+import json
+import random
+import string
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+from tests.bench.wire import ReplyParser
+
+CONNECT_TIMEOUT_S = 10.0
+# Enough for the requests of a load that is out of time to be seen as late, not as lost.
+GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server and the name it knows its model by."""
+
+    host: str
+    port: int
+    path: str
+    model: str
+
+    @classmethod
+    def of(cls, base_url: str, model: str) -> "Target":
+        """base_url: as for OpenAI's SDKs, "http://127.0.0.1:8000/v1"."""
+        url = urlsplit(base_url)
+        if url.scheme != "http" or url.hostname is None:
+            raise ValueError(f"{base_url!r}: the load client speaks plain http only")
+        return cls(url.hostname, url.port or 80, url.path.rstrip("/"), model)
+
+    def request(self, prompt: str, max_tokens: int) -> bytes:
+        """A request of the likeliest answer. No seed: some servers do not batch requests with one.
+
+        One request per connection, so that a server without keep-alive is no exception.
+        """
+        body = json.dumps(
+            {
+                "model": self.model,
+                "messages": [{"role": "user", "content": prompt}],
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+        head = (
+            f"POST {self.path}/chat/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request was given, and when. Seconds of ``time.perf_counter``."""
+
+    started_s: float
+    ended_s: float
+    text_times_s: tuple[float, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    finish: str | None
+    error: str | None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to the first text; None when there was none."""
+        return self.text_times_s[0] - self.started_s if self.text_times_s else None
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Times between arrivals of text."""
+        return gaps(self.text_times_s)
+
+
+def gaps(times_s: Sequence[float]) -> list[float]:
+    """Differences of neighbours."""
+    return [later - earlier for earlier, later in pairwise(times_s)]
+
+
+class Exchange(asyncio.Protocol):
+    """One request on a connection of its own."""
+
+    def __init__(self, request: bytes, started_s: float) -> None:
+        """started_s: before the connection was asked for, which a full server lets wait too."""
+        self.parser = ReplyParser()
+        self.started_s = started_s
+        self._request = request
+        self._transport: asyncio.Transport | None = None
+        self._closed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Sends the request whole."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Hands a read to the parser. The end of the answer is the end of the exchange."""
+        self.parser.feed(data, time.perf_counter())
+        if self.parser.done:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Notes the end; what it means, the parser knows."""
+        if not self._closed.done():
+            self._closed.set_result(time.perf_counter())
+
+    def abort(self) -> None:
+        """Leaves without waiting for the rest."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def answer(self, timeout_s: float) -> Answer:
+        """What came until the connection ended, or until the time was up."""
+        error: str | None = None
+        try:
+            ended_s = await asyncio.wait_for(asyncio.shield(self._closed), timeout_s)
+        except TimeoutError:
+            ended_s, error = time.perf_counter(), f"no end within {timeout_s:.0f} s"
+            self.abort()
+        parser = self.parser
+        return Answer(
+            self.started_s,
+            ended_s,
+            tuple(parser.text_times_s),
+            parser.prompt_tokens,
+            parser.completion_tokens,
+            parser.finish,
+            error or parser.error(),
+        )
+
+
+async def start(target: Target, prompt: str, max_tokens: int) -> Exchange:
+    """Sends a request. Raises OSError when nobody listens."""
+    request = target.request(prompt, max_tokens)
+    loop = asyncio.get_running_loop()
+    started_s = time.perf_counter()
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        _, exchange = await loop.create_connection(
+            lambda: Exchange(request, started_s), target.host, target.port
+        )
+    return exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much to ask."""
+
+    streams: int
+    requests: int
+    """In all streams together."""
+    prompt_chars: int
+    max_tokens: int
+    seed: int
+    """Two loads of different seeds share no prompt, so that no prefix cache can answer."""
+    time_limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What a load was given."""
+
+    answers: list[Answer]
+    client_cpu_s: float
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong."""
+        return [answer.error for answer in self.answers if answer.error is not None]
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last end."""
+        started = min(answer.started_s for answer in self.answers)
+        return max(answer.ended_s for answer in self.answers) - started
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens of all streams."""
+        return sum(answer.completion_tokens for answer in self.answers) / self.seconds
+
+    @property
+    def client_share(self) -> float:
+        """How much of one core the client itself used."""
+        return self.client_cpu_s / self.seconds
+
+    @property
+    def ttfts_s(self) -> list[float]:
+        """Times to the first text."""
+        return [answer.ttft_s for answer in self.answers if answer.ttft_s is not None]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Times between arrivals of text, of all requests."""
+        return [gap for answer in self.answers for gap in answer.gaps_s]
+
+
+def make_prompt(seed: int, index: int, chars: int) -> str:
+    """Random words that no other seed and index give; they differ from the first letter on."""
+    draw = random.Random(f"{seed} {index}")
+    letters = draw.choices(string.ascii_lowercase, k=chars)
+    for place in range(7, chars - 1, 8):
+        letters[place] = " "
+    return "".join(letters)
+
+
+async def run_load(target: Target, load: Load) -> LoadResult:
+    """Runs a load to its end. What goes wrong is in the answers; raises OSError when nobody
+    listens."""
+    deadline_s = time.perf_counter() + load.time_limit_s
+    prompts = (make_prompt(load.seed, i, load.prompt_chars) for i in range(load.requests))
+    before_s = time.process_time()
+    streams = [_stream(target, prompts, load.max_tokens, deadline_s) for _ in range(load.streams)]
+    answers = [answer for part in await asyncio.gather(*streams) for answer in part]
+    return LoadResult(answers, time.process_time() - before_s)
+
+
+async def _stream(
+    target: Target, prompts: Iterator[str], max_tokens: int, deadline_s: float
+) -> list[Answer]:
+    """One stream: takes prompts that no other stream has taken."""
+    answers: list[Answer] = []
+    for prompt in prompts:
+        left_s = deadline_s - time.perf_counter()
+        if left_s <= 0:
+            break
+        exchange = await start(target, prompt, max_tokens)
+        answers.append(await exchange.answer(left_s + GRACE_S))
+    return answers

@@ -1,0 +1,147 @@
+"""The benchmark's rows, as a table for people and as a file for programs."""
+
+import csv
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+HEADINGS = ("row", "quire", "peer", "ratio", "target", "")
+CSV_HEADINGS = (
+    "row", "unit", "quire", "peer_name", "peer", "ratio", "ratio_low", "ratio_high", "target", "met"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a row should reach, and whether it did."""
+
+    text: str
+    met: bool
+
+    @classmethod
+    def at_least(cls, ratio: float, least: float) -> "Goal":
+        """For a ratio."""
+        return cls(f"ratio >= {least:g}", ratio >= least)
+
+    @classmethod
+    def at_most(cls, value: float, most: float, unit: str) -> "Goal":
+        """For our own figure."""
+        return cls(f"<= {most:.0f} {unit}", value <= most)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of the medians; low and high are of single rounds and tell how steady the machine was."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, over: Sequence[float], under: Sequence[float]) -> "Ratio":
+        """The two have one figure per round each."""
+        rounds = [a / b for a, b in zip(over, under, strict=True)]
+        value = statistics.median(over) / statistics.median(under)
+        return cls(value, min(rounds), max(rounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison. A ratio above 1 is always in quire's favour."""
+
+    name: str
+    unit: str
+    quire: float
+    peer_name: str
+    peer: float
+    ratio: Ratio
+    goal: Goal | None = None
+
+    @classmethod
+    def higher_is_better(
+        cls,
+        name: str,
+        unit: str,
+        quire: Sequence[float],
+        peer: tuple[str, Sequence[float]],
+        least: float | None = None,
+    ) -> "Row":
+        """Of one figure per round; least: the ratio to reach."""
+        return cls._of(name, unit, quire, peer, Ratio.of(quire, peer[1]), least)
+
+    @classmethod
+    def lower_is_better(
+        cls,
+        name: str,
+        unit: str,
+        quire: Sequence[float],
+        peer: tuple[str, Sequence[float]],
+        least: float | None = None,
+    ) -> "Row":
+        """Of one figure per round; least: the ratio to reach."""
+        return cls._of(name, unit, quire, peer, Ratio.of(peer[1], quire), least)
+
+    @classmethod
+    def _of(
+        cls,
+        name: str,
+        unit: str,
+        quire: Sequence[float],
+        peer: tuple[str, Sequence[float]],
+        ratio: Ratio,
+        least: float | None,
+    ) -> "Row":
+        goal = None if least is None else Goal.at_least(ratio.value, least)
+        ours, theirs = statistics.median(quire), statistics.median(peer[1])
+        return cls(name, unit, ours, peer[0], theirs, ratio, goal)
+
+    def with_goal(self, goal: Goal) -> "Row":
+        """The same figures, judged."""
+        return replace(self, goal=goal)
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as a person reads it."""
+        verdict = "" if self.goal is None else "met" if self.goal.met else "MISSED"
+        return (
+            f"{self.name}, {self.unit}",
+            figure(self.quire),
+            f"{figure(self.peer)}  {self.peer_name}",
+            figure(self.ratio.value),
+            "-" if self.goal is None else self.goal.text,
+            verdict,
+        )
+
+    def csv_cells(self) -> tuple[str, ...]:
+        """The row as a program reads it."""
+        ratio = (self.ratio.value, self.ratio.low, self.ratio.high)
+        goal = ("", "") if self.goal is None else (self.goal.text, str(self.goal.met).lower())
+        figures = [f"{value:.6g}" for value in ratio]
+        ours, theirs = f"{self.quire:.6g}", f"{self.peer:.6g}"
+        return (self.name, self.unit, ours, self.peer_name, theirs, *figures, *goal)
+
+
+def figure(value: float) -> str:
+    """Three digits or more, without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def render(rows: Sequence[Row]) -> str:
+    """The table; what lies in a column is aligned."""
+    lines = [HEADINGS, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def write_csv(file: Path, rows: Sequence[Row]) -> None:
+    """One line per row, under headings."""
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(CSV_HEADINGS)
+        writer.writerows(row.csv_cells() for row in rows)

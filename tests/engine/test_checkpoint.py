@@ -1,0 +1,274 @@
+"""A model folder is refused before it is loaded, in one sentence that names file and field."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.checkpoint import CheckpointError, read_checkpoint
+from tests.models import TINY, ModelSpec, write_model
+
+Edit = Callable[[Path], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model", dtype="bfloat16")
+
+
+def config(**changes: Any) -> Edit:
+    def edit(folder: Path) -> None:
+        file = folder / "config.json"
+        values = json.loads(file.read_text())
+        for key, value in changes.items():
+            if value is ...:
+                del values[key]
+            else:
+                values[key] = value
+        file.write_text(json.dumps(values))
+
+    return edit
+
+
+def header(change: Callable[[dict[str, Any]], None]) -> Edit:
+    def edit(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        data = file.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        values = json.loads(data[8 : 8 + length])
+        change(values)
+        text = json.dumps(values).encode()
+        file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+    return edit
+
+
+def cut(keep: int) -> Edit:
+    def edit(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:keep])
+
+    return edit
+
+
+def set_field(name: str, field: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda values: values[name].__setitem__(field, value)
+
+
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def test_a_whole_folder_is_read(folder: Path) -> None:
+    found = read_checkpoint(folder)
+    assert found.num_layers == TINY.num_hidden_layers
+    assert found.kv_heads == TINY.num_key_value_heads
+    assert found.vocab_size == TINY.vocab_size
+    assert found.dtype == "BF16"
+    assert not found.quantized
+    assert found.eos_token_ids == (258, 256)
+    assert found.stored_bytes == 2 * found.num_weights
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_weights_are_understood(tmp_path: Path, bits: int) -> None:
+    found = read_checkpoint(write_model(tmp_path, bits=bits))
+    assert found.quantized
+    assert found.stored_bytes < found.num_weights * 2
+
+
+def test_an_untied_head_is_expected_where_the_config_says_so(tmp_path: Path) -> None:
+    found = read_checkpoint(write_model(tmp_path, ModelSpec(tie_word_embeddings=False)))
+    assert not found.tied_embeddings
+    assert found.num_weights > read_checkpoint(write_model(tmp_path / "tied")).num_weights
+
+
+def test_a_superfluous_head_is_tolerated_where_embeddings_are_tied(tmp_path: Path) -> None:
+    write_model(tmp_path, ModelSpec(tie_word_embeddings=False))
+    config(tie_word_embeddings=True)(tmp_path)
+    assert read_checkpoint(tmp_path).tied_embeddings
+
+
+def test_shards_named_by_the_index_are_read_together(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {Q_PROJ: "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_checkpoint(folder).num_layers == 2
+
+
+def test_eos_tokens_come_from_the_config_where_there_is_no_other_file(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    assert read_checkpoint(folder).eos_token_ids == ()
+    config(eos_token_id=258)(folder)
+    assert read_checkpoint(folder).eos_token_ids == (258,)
+
+
+BROKEN: list[tuple[str, Edit, str]] = [
+    ("no config", lambda f: (f / "config.json").unlink(), r"config.json: the file does not exist"),
+    (
+        "config is no JSON",
+        lambda f: (f / "config.json").write_text("{"),
+        r"config.json: the file is not readable JSON",
+    ),
+    (
+        "config is a list",
+        lambda f: (f / "config.json").write_text("[]"),
+        r"config.json: the file is not a JSON object",
+    ),
+    ("another model", config(model_type="llama"), r"config.json: model_type is 'llama'"),
+    ("a field is missing", config(head_dim=...), r"config.json: head_dim is None"),
+    ("a field is a string", config(hidden_size="64"), r"config.json: hidden_size is '64'"),
+    ("a field is true", config(vocab_size=True), r"config.json: vocab_size is True"),
+    ("a field is zero", config(num_hidden_layers=0), r"num_hidden_layers is 0; .* above 0"),
+    ("tied is a number", config(tie_word_embeddings=1), r"tie_word_embeddings is 1"),
+    ("tied is missing", config(tie_word_embeddings=...), r"tie_word_embeddings is None"),
+    ("no rope base", config(rope_theta=...), r"config.json: rope_theta is None"),
+    ("a strange rope base", config(rope_theta="x"), r"config.json: rope_theta is 'x'"),
+    ("no norm epsilon", config(rms_norm_eps=...), r"config.json: rms_norm_eps is None"),
+    (
+        "heads do not share evenly",
+        config(num_attention_heads=3, num_key_value_heads=2),
+        r"num_attention_heads \(3\) is not a multiple of num_key_value_heads \(2\)",
+    ),
+    (
+        "another packing",
+        config(quantization_config={"quant_method": "awq"}),
+        r"quantization_config.quant_method is 'awq'",
+    ),
+    (
+        "eos is text",
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "x"}'),
+        r"eos_token_id is 'x'",
+    ),
+    (
+        "the config has another width",
+        config(hidden_size=128),
+        r"model.safetensors: model.embed_tokens.weight is BF16 \[1024, 64\], .* \[1024, 128\]",
+    ),
+    (
+        "the config has more layers",
+        config(num_hidden_layers=3),
+        r"no file holds the tensor model.layers.2.input_layernorm.weight",
+    ),
+    (
+        "the config has fewer layers",
+        config(num_hidden_layers=1),
+        r"model.safetensors: the tensor model.layers.1.* has no place",
+    ),
+    (
+        "no weights",
+        lambda f: (f / "model.safetensors").unlink(),
+        r"there is no model\*.safetensors file",
+    ),
+    ("an empty file", cut(0), r"model.safetensors: the file has 0 bytes"),
+    ("half a header", cut(100), r"model.safetensors: the header claims \d+ bytes, .* has 100"),
+    ("cut off", cut(-1), r"model.safetensors: model.* ends at byte \d+ .*: it was cut off"),
+    (
+        "a header that is no JSON",
+        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 3) + b"{{{"),
+        r"model.safetensors: the header is not JSON",
+    ),
+    (
+        "a header that is a list",
+        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]"),
+        r"model.safetensors: the header is not an object",
+    ),
+    (
+        "an enormous header",
+        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{}"),
+        r"the header claims 9223372036854775808 bytes",
+    ),
+    ("no offsets", header(lambda h: h[Q_PROJ].pop("data_offsets")), Q_PROJ + " needs dtype, shape"),
+    ("a strange dtype", header(set_field(Q_PROJ, "dtype", "I8")), r"has the dtype I8"),
+    (
+        "another dtype of that width",
+        header(set_field(Q_PROJ, "shape", [32, 64])),
+        Q_PROJ + r" has data_offsets .* takes 4096 bytes",
+    ),
+    (
+        "a negative shape",
+        header(set_field(Q_PROJ, "shape", [-64, -64])),
+        Q_PROJ + " has data_offsets",
+    ),
+    (
+        "negative offsets",
+        header(set_field(Q_PROJ, "data_offsets", [-8192, 0])),
+        Q_PROJ + " ends at byte 0",
+    ),
+    (
+        "a tensor that is not ours",
+        header(lambda h: h.__setitem__("rogue", h["model.norm.weight"])),
+        r"the tensor rogue has no place in a Qwen3 model",
+    ),
+    (
+        "a missing shard",
+        lambda f: (f / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {Q_PROJ: "model-00002-of-00002.safetensors"}})
+        ),
+        r"model-00002-of-00002.safetensors: this shard is named in .*index.json, but",
+    ),
+    (
+        "an index without a map",
+        lambda f: (f / "model.safetensors.index.json").write_text("{}"),
+        r"model.safetensors.index.json: weight_map is missing",
+    ),
+    (
+        "a tensor in two shards",
+        lambda f: (f / "model-b.safetensors").write_bytes((f / "model.safetensors").read_bytes()),
+        r"the tensor model.* is also in model-b.safetensors",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"), [pytest.param(edit, message, id=name) for name, edit, message in BROKEN]
+)
+def test_a_broken_folder_is_refused_by_name(folder: Path, edit: Edit, message: str) -> None:
+    edit(folder)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+
+
+BROKEN_PACKING: list[tuple[str, Edit, str]] = [
+    (
+        "the config says nothing",
+        config(quantization=...),
+        r"scales exists, but config.json has no quantization",
+    ),
+    ("no bits", config(quantization={"group_size": 32}), "needs the numbers bits and group_size"),
+    ("three bits", config(quantization={"group_size": 32, "bits": 3}), "bits is 3; quire serves"),
+    ("eight bits", config(quantization={"group_size": 32, "bits": 8}), r"8 bits in groups of 32"),
+    ("other groups", config(quantization={"group_size": 64, "bits": 4}), r"4 bits in groups of 64"),
+    (
+        "another mode",
+        config(quantization={"group_size": 32, "bits": 4, "mode": "mxfp4"}),
+        r"quantization.mode is 'mxfp4'",
+    ),
+    (
+        "no biases",
+        header(lambda h: h.pop("model.layers.1.self_attn.q_proj.biases")),
+        r"q_proj.biases is missing beside",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [pytest.param(edit, message, id=name) for name, edit, message in BROKEN_PACKING],
+)
+def test_broken_packing_is_refused_by_name(tmp_path: Path, edit: Edit, message: str) -> None:
+    write_model(tmp_path, bits=4)
+    edit(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(tmp_path)
+
+
+def test_a_layer_may_be_packed_in_its_own_way(tmp_path: Path) -> None:
+    write_model(tmp_path, bits=4)
+    own = {"model.layers.0.mlp.up_proj": {"group_size": 64, "bits": 4}}
+    config(quantization={"group_size": 32, "bits": 4} | own)(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers.0.mlp.up_proj.*4 bits in groups of 64"):
+        read_checkpoint(tmp_path)

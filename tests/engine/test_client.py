@@ -1,0 +1,189 @@
+"""The crossing between the engine's thread and the event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.client import (
+    EngineClient,
+    EngineDeadError,
+    PromptTooLongError,
+    QueueFullError,
+    TokenStream,
+)
+from engine.types import FinishReason, SamplingParams, TokenEvent
+from tests.engines import SHAPE, VOCAB, greedy, recall_client, recall_loop
+from tests.recall import RecallModel, recall_many
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[EngineClient]:
+    started = recall_client()
+    started.attach()
+    yield started
+    assert started.stop(WAIT_S)
+
+
+def params(max_tokens: int = 10) -> SamplingParams:
+    return SamplingParams(max_tokens, temperature=0.0)
+
+
+async def read(stream: TokenStream) -> list[TokenEvent]:
+    events: list[TokenEvent] = []
+    while not stream.exhausted:
+        events += await stream.next_batch(WAIT_S)
+    return events
+
+
+async def settled(client: EngineClient) -> None:
+    """Until nothing is live or waits."""
+    async with asyncio.timeout(WAIT_S):
+        while not _empty(client):
+            await asyncio.sleep(0.005)
+
+
+def _empty(client: EngineClient) -> bool:
+    kv = client.stats.kv
+    return client.in_flight == 0 and kv is not None and kv.live_bytes + kv.quarantined_bytes == 0
+
+
+async def test_many_streams_get_their_own_tokens(client: EngineClient) -> None:
+    asked = [list(range(n, 3 * n)) for n in range(1, 30)]
+    streams = [client.submit(tuple(ids), params()) for ids in asked]
+    for ids, events in zip(asked, await asyncio.gather(*map(read, streams)), strict=True):
+        want = recall_many(ids, 10, SHAPE.num_layers, VOCAB)
+        assert [e.token_id for e in events] == want
+        assert [e.finish for e in events[-2:]] == [None, FinishReason.LENGTH]
+    assert client.in_flight == 0
+
+
+async def test_a_closed_stream_aborts_its_request_and_frees_its_memory(
+    client: EngineClient,
+) -> None:
+    stream = client.submit(tuple(range(100)), params(300))
+    await stream.next_batch(WAIT_S)
+    stream.close()
+    stream.close()
+    await settled(client)
+
+
+async def test_waiting_for_events_has_a_limit(client: EngineClient) -> None:
+    busy = [client.submit(tuple(range(200)), params(200)) for _ in range(12)]
+    stream = client.submit((1,), params())
+    assert await stream.next_batch(0.001) == []
+    for other in [*busy, stream]:
+        other.close()
+    await settled(client)
+
+
+async def test_an_exhausted_stream_gives_nothing_more(client: EngineClient) -> None:
+    stream = client.submit((1, 2), params(1))
+    assert len(await read(stream)) == 1
+    assert await stream.next_batch(0.01) == []
+
+
+async def test_a_prompt_that_can_never_fit_is_refused_at_once(client: EngineClient) -> None:
+    with pytest.raises(PromptTooLongError) as caught:
+        client.submit(tuple(range(400)), params())
+    assert (caught.value.prompt_tokens, caught.value.max_model_len) == (400, 400)
+    assert client.in_flight == 0
+
+
+async def test_the_queue_is_bounded_and_the_canary_goes_beyond_it(client: EngineClient) -> None:
+    streams = [client.submit(tuple(range(300)), params(90)) for _ in range(8 + 64)]
+    with pytest.raises(QueueFullError):
+        client.submit((1,), params())
+    canary = client.submit((0,), params(1), priority=-1, beyond_queue=True)
+    assert (await read(canary))[-1].finish is FinishReason.LENGTH
+    for stream in streams:
+        stream.close()
+    await settled(client)
+    assert len(await read(client.submit((1,), params(3)))) == 3
+
+
+async def test_a_reader_that_never_comes_ends_its_own_request() -> None:
+    client = EngineClient(recall_loop, max_queue=4, max_backlog=5)
+    client.start()
+    client.attach()
+    slow = client.submit((1, 2, 3), params(200))
+    other = client.submit((4, 5), params(3))
+    assert len(await read(other)) == 3
+    await settled(client)
+    events = await read(slow)
+    assert events[-1].finish is FinishReason.ERROR
+    assert events[-1].message == "the reader is too slow"
+    assert len(events) <= 6
+    assert client.stop(WAIT_S)
+
+
+async def test_a_dead_engine_ends_all_streams_and_refuses_new_ones() -> None:
+    client = recall_client(
+        model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({900}))
+    )
+    client.attach()
+    healthy = client.submit(tuple(range(300)), params(90))
+    await read(client.submit((900,), params()))
+    await read(client.submit((900,), params()))
+    async with asyncio.timeout(WAIT_S):
+        while client.alive:
+            await asyncio.sleep(0.005)
+    with pytest.raises(EngineDeadError):
+        client.submit((900,), params())
+    assert not client.alive
+    assert (await read(healthy))[-1].finish is FinishReason.ERROR
+    assert client.stop(WAIT_S)
+
+
+async def test_stopping_ends_what_still_runs() -> None:
+    client = recall_client()
+    client.attach()
+    stream = client.submit(tuple(range(300)), params(90))
+    assert client.stop(WAIT_S)
+    assert (await read(stream))[-1].message == "the engine has ended"
+    assert not client.alive
+
+
+def test_what_building_raises_is_raised_where_the_engine_is_started() -> None:
+    def build(_: object) -> None:
+        raise ValueError("no such weights")
+
+    client = EngineClient(build, max_queue=1, max_backlog=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no such weights"):
+        client.start()
+    assert not client.alive
+    assert client.stop(WAIT_S)
+
+
+def test_before_the_start_there_are_no_figures_and_nothing_is_alive() -> None:
+    client = EngineClient(recall_loop, max_queue=1, max_backlog=1)
+    assert not client.alive
+    assert client.stats.kv is None
+    with pytest.raises(EngineDeadError):
+        client.submit((1,), params())
+
+
+async def test_events_of_a_request_that_nobody_made_are_dropped(client: EngineClient) -> None:
+    assert client._loop is not None
+    client._loop.mailbox.put(greedy(10**6, [1], 2))
+    assert len(await read(client.submit((1,), params(3)))) == 3
+
+
+def test_events_without_an_event_loop_are_dropped() -> None:
+    client = recall_client()
+    assert client._loop is not None
+    client._loop.mailbox.put(greedy(1, [1], 2))
+    assert client.stop(WAIT_S)
+
+
+def test_events_for_a_closed_event_loop_are_dropped() -> None:
+    client = recall_client()
+
+    async def attach() -> None:
+        client.attach()
+        client.submit(tuple(range(300)), params(90))
+
+    asyncio.run(attach())
+    assert client.stop(WAIT_S)

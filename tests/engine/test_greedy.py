@@ -1,0 +1,106 @@
+"""Greedy answers equal mlx-lm's token for token: alone, and in each other's company."""
+
+import asyncio
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.build import EngineConfig, MachineMemory, build_engine, plan_engine
+from engine.checkpoint import read_checkpoint
+from engine.client import EngineClient
+from engine.types import SamplingParams
+from engine.weights import Arithmetic, load_reference
+from tests.engines import CONFIG
+from tests.models import ModelSpec, write_model
+
+SPEC = ModelSpec(
+    num_hidden_layers=4,
+    hidden_size=128,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=256,
+    vocab_size=1024,
+)
+LENGTHS = (1, 2, 63, 64, 65, 400, 1500, 3000)
+NEW_TOKENS = 24
+ENGINE = EngineConfig(
+    **{field: getattr(CONFIG, field) for field in CONFIG.__slots__}
+    | {
+        "page_bytes": None,
+        "heap_bytes": 1 << 20,
+        "kv_budget_bytes": None,
+        "max_model_len": None,
+        "max_num_batched_tokens": 512,
+        "step_time_target_ms": 100.0,
+        "threads": 2,
+        "check_every_step": True,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("greedy"), SPEC, seed=11)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, SPEC.vocab_size, n).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """What mlx-lm's own model and cache say."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32, lambda *_: None)
+    answers = []
+    for ids in prompts:
+        cache = make_prompt_cache(model)
+        answer: list[int] = []
+        pending = ids
+        while len(answer) < NEW_TOKENS:
+            logits = model(mx.array([pending]), cache=cache)[0, -1]
+            answer += [int(np.array(logits).argmax())]
+            pending = answer[-1:]
+        answers.append(answer)
+    return answers
+
+
+@pytest.mark.parametrize("substrate", ["posix", "dense"])
+async def test_greedy_answers_equal_mlx_lms_together_and_alone(
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], substrate: str
+) -> None:
+    config = EngineConfig(
+        **{field: getattr(ENGINE, field) for field in ENGINE.__slots__} | {"substrate": substrate}
+    )
+    plan = plan_engine(config, read_checkpoint(folder), MachineMemory(8 << 30, 4 << 30))
+    client = EngineClient(
+        lambda emit: build_engine(plan, config, lambda *_: None, emit),
+        max_queue=16,
+        max_backlog=4096,
+    )
+    client.start()
+    client.attach()
+    try:
+        together = await asyncio.gather(*(answer(client, ids) for ids in prompts))
+        assert together == expected
+        alone = [await answer(client, ids) for ids in prompts]
+        assert alone == expected
+    finally:
+        assert client.stop(10.0)
+
+
+async def answer(client: EngineClient, ids: list[int]) -> list[int]:
+    stream = client.submit(tuple(ids), SamplingParams(NEW_TOKENS, temperature=0.0))
+    tokens: list[int] = []
+    while not stream.exhausted:
+        for event in await stream.next_batch(60.0):
+            assert event.message is None
+            if event.token_id is not None:
+                tokens.append(event.token_id)
+    return tokens

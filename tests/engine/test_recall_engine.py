@@ -1,0 +1,192 @@
+"""Whole engines on RecallModel: every token proves what stands behind the addresses."""
+
+import random
+import time
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+import metal_ext
+from engine.loop import Abort, EngineLoop
+from engine.types import FinishReason
+from kvcache.backend import posix_backend
+from kvcache.layout import KVShape, dense_layout, paged_layout
+from kvcache.manager import KVCacheManager
+from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.recall import RecallModel, WrongSlotError, recall, recall_many
+
+LAYERS = SHAPE.num_layers
+WAIT_S = 10.0
+
+
+def prompts(count: int, longest: int, seed: int) -> Iterator[list[int]]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))]
+
+
+def run_dry(loop: EngineLoop) -> None:
+    """Steps until nothing is left to do."""
+    while loop.step() or loop._scheduler.num_waiting:
+        pass
+
+
+def assert_empty(loop: EngineLoop) -> None:
+    """Nothing is live, nothing waits, and but for one heap the memory is back with the system."""
+    kv = loop._kv
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        kv.idle()
+        stats = kv.stats()
+        if stats.quarantined_bytes == 0 or time.monotonic() > deadline:
+            break
+        time.sleep(0.001)
+    assert stats.live_bytes == stats.quarantined_bytes == stats.mapped_ahead_bytes == 0
+    assert stats.num_sequences == 0
+    assert stats.committed_bytes <= kv._group.heap_bytes
+    kv.check_invariants()
+
+
+@pytest.mark.parametrize("substrate", ["posix", "dense"])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_ragged_company_changes_no_token(substrate: str, itemsize: int) -> None:
+    answers = Answers.empty()
+    shape = KVShape(2, 2, 32, itemsize)
+    budget = None if substrate == "dense" else 64 * BLOCK_BYTES
+    loop = recall_loop(answers, shape=shape, substrate=substrate, kv_budget_bytes=budget)
+    asked = dict(enumerate(prompts(20, 150, seed=1), start=1))
+    for number, ids in asked.items():
+        loop.mailbox.put(greedy(number, ids, 15))
+    run_dry(loop)
+    for number, ids in asked.items():
+        assert answers.tokens[number] == recall_many(ids, 15, LAYERS, VOCAB)
+        assert answers.finished[number] is FinishReason.LENGTH
+
+
+def test_preemption_changes_no_token() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, kv_budget_bytes=16 * BLOCK_BYTES, max_model_len=250)
+    asked = dict(enumerate(prompts(12, 60, seed=2), start=1))
+    for number, ids in asked.items():
+        loop.mailbox.put(greedy(number, ids, 100))
+    run_dry(loop)
+    assert loop._scheduler.counters.preemptions > 0, "the pool was meant to be too small"
+    for number, ids in asked.items():
+        assert answers.tokens[number] == recall_many(ids, 100, LAYERS, VOCAB)
+    assert_empty(loop)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_joins_leaves_and_aborts_at_random_change_no_token(seed: int) -> None:
+    rng = random.Random(seed)
+    answers = Answers.empty()
+    loop = recall_loop(
+        answers,
+        kv_budget_bytes=rng.choice([28, 40, 64]) * BLOCK_BYTES,
+        max_num_batched_tokens=rng.choice([8, 33, 64]),
+        free_slack_bytes=rng.choice([0, 4, 16]) * BLOCK_BYTES,
+    )
+    asked: dict[int, tuple[list[int], int]] = {}
+    aborted = set()
+    for number, ids in enumerate(prompts(40, 120, seed), start=1):
+        asked[number] = (ids, rng.randint(1, 60))
+        loop.mailbox.put(greedy(number, *asked[number]))
+        if rng.random() < 0.3:
+            victim = rng.randint(1, number)
+            aborted.add(victim)
+            loop.mailbox.put(Abort(victim))
+        for _ in range(rng.randint(0, 12)):
+            loop.step()
+    run_dry(loop)
+    for number, (ids, count) in asked.items():
+        want = recall_many(ids, count, LAYERS, VOCAB)
+        got = answers.tokens.get(number, [])
+        assert got == want[: len(got)]
+        if answers.finished[number] is FinishReason.ABORTED:
+            assert number in aborted
+        else:
+            assert got == want
+    assert_empty(loop)
+
+
+def test_no_k_or_v_byte_is_copied_when_a_sequence_joins_grows_or_leaves() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers)
+    for number, ids in enumerate(prompts(20, 150, seed=3), start=1):
+        loop.mailbox.put(greedy(number, ids, 20))
+        loop.step()
+    run_dry(loop)
+    assert loop.stats.copied_bytes == 0
+    assert len(answers.finished) == 20
+
+
+def test_the_counter_that_says_so_counts() -> None:
+    layout = paged_layout(
+        SHAPE, max_tokens=64, heap_bytes=8 * BLOCK_BYTES, system_page_bytes=4096, page_bytes=4096
+    )
+    kv = KVCacheManager(
+        layout,
+        backend := posix_backend(layout.group),
+        budget_bytes=8 * BLOCK_BYTES,
+        max_sequences=2,
+        free_slack_bytes=0,
+        workers=metal_ext.CpuWorkers(1),
+    )
+    for seq in (1, 2):
+        assert kv.open(seq, 16)
+        assert kv.reserve(seq, 16)
+    token = mx.zeros((1,))
+    ranges = [backend.address_range(buffer) for buffer in (0, 1)]
+    mx.eval(metal_ext.block_copy(token, ranges[0], 0, ranges[1], 0, 5, kv._copies))
+    assert kv.copied_bytes == 5 * SHAPE.bytes_per_token
+
+
+def test_rows_that_are_not_finite_fail_their_own_request_alone() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(
+        answers,
+        model=lambda shape, vocab: RecallModel(shape, vocab, non_finite_tokens=frozenset({777})),
+    )
+    healthy = [5, 6, 7]
+    loop.mailbox.put(greedy(1, healthy, 10))
+    loop.mailbox.put(greedy(2, [1, 777], 10))
+    run_dry(loop)
+    assert answers.finished == {1: FinishReason.LENGTH, 2: FinishReason.ERROR}
+    assert answers.messages[2] == "the model's output was not finite"
+    assert answers.tokens[1] == recall_many(healthy, 10, LAYERS, VOCAB)
+    assert_empty(loop)
+
+
+def test_recall_notices_a_slot_that_was_overwritten() -> None:
+    """The oracle can fail: one wrong slot in the past of a sequence is named."""
+    loop = recall_loop(Answers.empty())
+    loop.mailbox.put(greedy(1, list(range(40)), 50))
+    loop.step()
+    loop.step()
+    kv = loop._kv
+    buffer = kv._open[1].buffer.number
+    address_range = kv._backend.address_range(buffer)
+    table = metal_ext.RowTable([(address_range, 3, 1)])
+    group = kv._group
+    layer = metal_ext.Layer(group.key_region(1), group.key_region(1) + 1, mx.float32)
+    rows = mx.full((1, SHAPE.kv_heads, SHAPE.head_dim), 99.0)
+    mx.eval(metal_ext.append(mx.zeros((1,)), rows, rows, table, layer, metal_ext.CpuWorkers(1)))
+    with pytest.raises(WrongSlotError, match="layer 1 keys slot 3"):
+        loop.step()
+
+
+def test_recall_notices_another_token_at_a_place() -> None:
+    tokens = [1, 2, 3, 4]
+    assert recall(tokens, LAYERS, 1 << 40) != recall([1, 2, 9, 4], LAYERS, 1 << 40)
+    assert recall(tokens, LAYERS, 1 << 40) != recall([2, 1, 3, 4], LAYERS, 1 << 40)
+
+
+def test_a_dense_context_takes_its_memory_whole() -> None:
+    layout = dense_layout(SHAPE, max_tokens=400, system_page_bytes=4096)
+    answers = Answers.empty()
+    loop = recall_loop(answers, substrate="dense", kv_budget_bytes=8 * layout.group.heap_bytes)
+    assert_empty(loop)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+    loop.step()
+    assert loop._kv.stats().committed_bytes == layout.group.heap_bytes

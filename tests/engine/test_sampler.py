@@ -1,0 +1,239 @@
+"""The batched sampler against slow, obvious references."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.sampler import draw, sample
+from engine.types import Request, Sampled, SamplingParams, Sequence
+
+VOCAB = 50
+
+
+def sequence(
+    params: SamplingParams, generated: tuple[int, ...] = (), prompt: tuple[int, ...] = (1, 2)
+) -> Sequence:
+    request = Request(1, prompt, params)
+    return Sequence(request, 0, [*prompt, *generated])
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**({"max_tokens": 10} | changes))
+
+
+def run(logits: np.ndarray, sequences: list[Sequence]) -> list[Sampled]:
+    pending = sample(mx.array(logits), sequences)
+    mx.eval(pending.arrays)
+    return pending.read()
+
+
+def logits(rows: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, VOCAB)).astype(np.float32) * 3
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    out: np.ndarray = e / e.sum(axis=-1, keepdims=True)
+    return out
+
+
+def reference(row: np.ndarray, p: SamplingParams, index: int) -> int:
+    """Filters one row step by step and inverts the cumulative distribution."""
+    probabilities = softmax(row.astype(np.float64) / p.temperature)
+    order = np.argsort(-probabilities, kind="stable")
+    keep = np.ones(VOCAB, bool)
+    if p.top_k:
+        keep[order[p.top_k :]] = False
+    inside = probabilities * keep
+    share = p.top_p * inside.sum()
+    total = 0.0
+    for token in order:
+        if total >= share:
+            keep[token] = False
+        total += inside[token]
+    keep &= probabilities >= p.min_p * probabilities.max()
+    cumulative = np.cumsum(probabilities * keep)
+    return int(np.searchsorted(cumulative, draw(p.seed, index) * cumulative[-1], side="right"))
+
+
+def test_temperature_zero_takes_the_likeliest_token() -> None:
+    x = logits(3)
+    results = run(x, [sequence(params(temperature=0.0))] * 3)
+    assert [r.token_id for r in results] == x.argmax(axis=-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.3},
+        {"temperature": 2.0},
+        {"top_p": 0.5},
+        {"top_p": 0.9, "temperature": 1.7},
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_k": VOCAB + 5},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"top_k": 20, "top_p": 0.8},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "temperature": 0.6},
+    ],
+)
+def test_draws_follow_the_filtered_distribution(changes: dict[str, Any]) -> None:
+    x = logits(1, seed=3)[0]
+    for seed in range(200):
+        p = params(seed=seed, **changes)
+        (got,) = run(x[None], [sequence(p, generated=(4,) * 3)])
+        assert got.token_id == reference(x, p, index=3), f"seed {seed}"
+
+
+def test_frequencies_match_probabilities() -> None:
+    x = logits(1, seed=1)
+    rows = 4000
+    drawn = run(np.repeat(x, rows, axis=0), [sequence(params(seed=s)) for s in range(rows)])
+    counts = Counter(r.token_id for r in drawn)
+    for token, probability in enumerate(softmax(x.astype(np.float64))[0]):
+        sigma = math.sqrt(rows * probability * (1 - probability)) + 1
+        assert abs(counts[token] - rows * probability) < 5 * sigma
+
+
+def test_what_a_row_gets_does_not_depend_on_who_shares_the_batch() -> None:
+    x = logits(8, seed=4)
+    kinds = [
+        params(temperature=0.0),
+        params(seed=1),
+        params(seed=2, top_p=0.7),
+        params(seed=3, top_k=5),
+        params(seed=4, min_p=0.2, temperature=1.5),
+        params(seed=5, presence_penalty=1.0, frequency_penalty=0.5),
+        params(seed=6, repetition_penalty=1.3, top_k=10, top_p=0.9),
+        params(seed=7, logit_bias=((3, 5.0), (9, -100.0)), logprobs=4),
+    ]
+    history = (7, 8, 8, 9)
+    together = run(x, [sequence(p, history) for p in kinds])
+    alone = [run(x[i : i + 1], [sequence(p, history)])[0] for i, p in enumerate(kinds)]
+    assert [r.token_id for r in together] == [r.token_id for r in alone]
+    half = run(x[4:], [sequence(p, history) for p in kinds[4:]])
+    assert half == together[4:]
+
+
+def test_draws_differ_from_position_to_position_and_from_seed_to_seed() -> None:
+    assert len({draw(1, i) for i in range(100)}) == 100
+    assert len({draw(s, 0) for s in range(100)}) == 100
+    assert draw(7, 3) == draw(7, 3)
+
+
+def test_draws_are_spread_evenly_and_never_reach_one() -> None:
+    values = np.array([draw(s, 0) for s in range(5000)])
+    assert values.min() >= 0
+    assert values.max() < 1
+    counts, _ = np.histogram(values, bins=10, range=(0, 1))
+    assert counts.min() > 400
+
+
+def test_a_draw_at_either_end_of_the_distribution_is_a_token_that_was_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = np.full((1, VOCAB), -50.0, np.float32)
+    x[0, 10:20] = 1.0
+    for value in (0.0, 1 - 2**-24):
+        monkeypatch.setattr("engine.sampler.draw", lambda *_, value=value: value)
+        (got,) = run(x, [sequence(params(top_k=10))])
+        assert got.token_id in range(10, 20)
+
+
+def test_presence_and_frequency_penalties_count_generated_tokens_only() -> None:
+    x = np.zeros((1, VOCAB), np.float32)
+    x[0, 1] = 2.0  # in the prompt
+    x[0, 5] = 1.9
+    p = params(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.3)
+    assert run(x, [sequence(p)])[0].token_id == 1
+    assert run(x, [sequence(p, generated=(1,))])[0].token_id == 5, "2.0 - 0.5 - 0.3 < 1.9"
+    x[0, 5] = 1.0
+    assert run(x, [sequence(p, generated=(1,))])[0].token_id == 1
+    assert run(x, [sequence(p, generated=(1, 1, 1))])[0].token_id == 5, "2.0 - 0.5 - 0.9 < 1.0"
+
+
+def test_the_repetition_penalty_counts_the_prompt_and_divides_or_multiplies() -> None:
+    x = np.full((1, VOCAB), -5.0, np.float32)
+    x[0, 1] = 2.0
+    x[0, 5] = 1.5
+    p = params(temperature=0.0, repetition_penalty=2.0)
+    assert run(x, [sequence(p)])[0].token_id == 5, "2.0 / 2 < 1.5"
+    x[0, 1], x[0, 5] = -1.0, -1.5
+    assert run(x, [sequence(p)])[0].token_id == 5, "-1.0 * 2 < -1.5"
+
+
+def test_the_whole_history_counts_however_long_it_is() -> None:
+    x = np.zeros((1, VOCAB), np.float32)
+    x[0, 1] = 1.0
+    history = (1, *([2, 3] * 500))
+    p = params(temperature=0.0, presence_penalty=1.5)
+    assert run(x, [sequence(p, generated=history)])[0].token_id not in (1, 2, 3)
+
+
+def test_histories_of_different_lengths_share_a_batch() -> None:
+    x = np.zeros((2, VOCAB), np.float32)
+    x[:, 4] = 1.0
+    p = params(temperature=0.0, presence_penalty=2.0)
+    rows = [sequence(p, generated=(4,)), sequence(p, generated=tuple(range(10, 40)))]
+    assert run(x, rows)[0].token_id != 4
+    assert run(x, rows)[1].token_id == 4
+
+
+def test_a_bias_is_added_and_rows_without_one_keep_their_logits() -> None:
+    x = logits(2, seed=6)
+    best = x.argmax(axis=-1)
+    biased = params(temperature=0.0, logit_bias=((int(best[0]), -100.0), (17, 100.0)))
+    results = run(x, [sequence(biased), sequence(params(temperature=0.0))])
+    assert [r.token_id for r in results] == [17, int(best[1])]
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_fails_alone(poison: float) -> None:
+    x = logits(3)
+    x[1, 20] = poison
+    results = run(x, [sequence(params(seed=s, top_p=0.9)) for s in range(3)])
+    assert results[1] == Sampled(None)
+    clean = run(logits(3), [sequence(params(seed=s, top_p=0.9)) for s in range(3)])
+    assert [results[0], results[2]] == [clean[0], clean[2]]
+
+
+def test_log_probabilities_are_those_of_the_model_before_anything_changes_them() -> None:
+    x = logits(1, seed=9)
+    p = params(temperature=0.2, presence_penalty=2.0, logprobs=5, seed=1)
+    (result,) = run(x, [sequence(p, generated=(3, 4))])
+    expected = np.log(softmax(x.astype(np.float64))[0])
+    assert result.logprobs is not None
+    assert result.token_id is not None
+    assert result.logprobs.logprob == pytest.approx(expected[result.token_id], abs=1e-5)
+    order = np.argsort(-expected)[:5]
+    assert [token for token, _ in result.logprobs.top] == order.tolist()
+    assert [value for _, value in result.logprobs.top] == pytest.approx(
+        expected[order].tolist(), abs=1e-5
+    )
+
+
+def test_rows_report_as_many_alternatives_as_each_asked_for() -> None:
+    wanted = [None, 0, 2, VOCAB + 9]
+    results = run(logits(4), [sequence(params(temperature=0.0, logprobs=n)) for n in wanted])
+    counts = [None if r.logprobs is None else len(r.logprobs.top) for r in results]
+    assert counts == [None, 0, 2, VOCAB]
+
+
+def test_only_the_chosen_tokens_are_reported_where_no_alternatives_are_wanted() -> None:
+    (result,) = run(logits(1), [sequence(params(temperature=0.0, logprobs=0))])
+    assert result.logprobs is not None
+    assert result.logprobs.top == ()
+    assert result.logprobs.logprob < 0
+
+
+def test_sixteen_bit_logits_are_sampled_as_floats() -> None:
+    x = mx.array(logits(1)).astype(mx.bfloat16)
+    pending = sample(x, [sequence(params(temperature=0.0, logprobs=1))])
+    mx.eval(pending.arrays)
+    assert pending.read()[0].token_id == mx.argmax(x).item()

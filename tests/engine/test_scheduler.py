@@ -1,0 +1,283 @@
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.scheduler import Scheduler, StepPlan
+from engine.token_budget import TokenBudget
+from engine.types import EngineLimits, FinishReason, Request, Sampled, SamplingParams, TokenEvent
+
+BLOCK_TOKENS = 4
+
+
+@dataclass
+class CountingKV:
+    """A cache that only counts blocks."""
+
+    blocks: int
+    refuse: bool = False
+    held: dict[int, int] = field(default_factory=dict)
+    promised: dict[int, int] = field(default_factory=dict)
+    computed: dict[int, list[int]] = field(default_factory=dict)
+
+    def _free(self) -> int:
+        used = sum(max(self.held[s], self.promised[s]) for s in self.held)
+        return self.blocks - used
+
+    def open(self, seq_id: int, num_tokens: int) -> bool:
+        needed = -(-num_tokens // BLOCK_TOKENS)
+        if needed + len(self.held) > self._free():
+            return False
+        self.held[seq_id], self.promised[seq_id] = 0, needed
+        self.computed[seq_id] = []
+        return True
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        needed = -(-num_tokens // BLOCK_TOKENS)
+        if self.refuse and needed > self.held[seq_id]:
+            return False
+        beyond = needed - max(self.held[seq_id], self.promised[seq_id])
+        if beyond > self._free():
+            return False
+        self.held[seq_id] = max(self.held[seq_id], needed)
+        return True
+
+    def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        self.computed[seq_id] += token_ids
+        assert len(self.computed[seq_id]) <= self.held[seq_id] * BLOCK_TOKENS
+
+    def close(self, seq_id: int) -> None:
+        del self.held[seq_id], self.promised[seq_id], self.computed[seq_id]
+
+
+def scheduler(
+    *, blocks: int = 100, seqs: int = 4, budget: int = 16, batched: int = 32, model_len: int = 64
+) -> tuple[Scheduler, CountingKV]:
+    kv = CountingKV(blocks)
+    limits = EngineLimits(max_model_len=model_len, max_num_seqs=seqs, vocab_size=1000)
+    tokens = TokenBudget(target_s=1.0, minimum=1, maximum=batched, tokens=budget)
+    return Scheduler(kv, limits, tokens, batched), kv
+
+
+def request(
+    request_id: int, prompt: int, max_tokens: int = 8, priority: int = 0, stop: int | None = None
+) -> Request:
+    params = SamplingParams(
+        max_tokens, temperature=0.0, stop_token_ids=frozenset(() if stop is None else (stop,))
+    )
+    return Request(request_id, tuple(range(prompt)), params, priority)
+
+
+def shape(plan: StepPlan) -> list[tuple[int, int, int]]:
+    return [(e.sequence.seq_id, e.start, e.count) for e in plan.entries]
+
+
+def run_step(s: Scheduler, token: int = 7) -> tuple[list[tuple[int, int, int]], list[TokenEvent]]:
+    plan = s.schedule()
+    events = s.commit(plan, [Sampled(token) for e in plan.entries if e.samples])
+    return shape(plan), events
+
+
+def test_a_prompt_is_computed_in_chunks_of_the_budget_and_then_decoded() -> None:
+    s, kv = scheduler(budget=16)
+    s.add(request(1, prompt=40))
+    assert run_step(s) == ([(1, 0, 16)], [])
+    assert run_step(s) == ([(1, 16, 16)], [])
+    plan, (event,) = run_step(s)
+    assert plan == [(1, 32, 8)]
+    assert (event.token_id, event.finish) == (7, None)
+    assert run_step(s)[0] == [(1, 40, 1)]
+    assert kv.computed[1] == [*range(40), 7]
+
+
+def test_decoding_goes_first_and_prompts_fill_what_is_left() -> None:
+    s, _ = scheduler(budget=10, batched=10)
+    s.add(request(1, prompt=2))
+    s.add(request(2, prompt=3))
+    run_step(s)
+    s.add(request(3, prompt=30))
+    assert run_step(s)[0] == [(1, 2, 1), (2, 3, 1), (3, 0, 8)]
+    assert run_step(s)[0] == [(1, 3, 1), (2, 4, 1), (3, 8, 8)]
+
+
+def test_several_prompts_share_a_step() -> None:
+    s, _ = scheduler(budget=16)
+    for number, length in ((1, 5), (2, 6), (3, 30)):
+        s.add(request(number, length))
+    assert run_step(s)[0] == [(1, 0, 5), (2, 0, 6), (3, 0, 5)]
+
+
+def test_first_come_first_served() -> None:
+    s, _ = scheduler(seqs=1)
+    for number in (5, 3, 9):
+        s.add(request(number, 2, max_tokens=1))
+    served = [run_step(s)[0][0][0] for _ in range(3)]
+    assert served == [5, 3, 9]
+
+
+def test_a_lower_priority_number_goes_first() -> None:
+    s, _ = scheduler(seqs=1)
+    s.add(request(1, 2, max_tokens=1, priority=5))
+    s.add(request(2, 2, max_tokens=1, priority=0))
+    assert run_step(s)[0][0][0] == 2
+
+
+def test_no_more_sequences_run_than_allowed() -> None:
+    s, _ = scheduler(seqs=2)
+    for number in range(1, 5):
+        s.add(request(number, 2))
+    run_step(s)
+    assert (s.num_running, s.num_waiting) == (2, 2)
+
+
+def test_a_request_that_does_not_fit_yet_waits_and_holds_the_line() -> None:
+    s, _ = scheduler(blocks=6)
+    s.add(request(1, 8, max_tokens=2))
+    s.add(request(2, 15))
+    s.add(request(3, 1))
+    assert [p[0] for p in run_step(s)[0]] == [1], "the third would fit, but it is not its turn"
+    run_step(s)
+    assert sorted(p[0] for p in run_step(s)[0]) == [2, 3]
+
+
+def test_the_answer_ends_at_a_stop_token() -> None:
+    s, kv = scheduler()
+    s.add(request(1, 2, stop=7))
+    _, (event,) = run_step(s)
+    assert (event.token_id, event.finish) == (7, FinishReason.STOP)
+    assert kv.held == {}
+    assert run_step(s) == ([], [])
+
+
+def test_the_answer_ends_at_its_length() -> None:
+    s, _ = scheduler()
+    s.add(request(1, 2, max_tokens=3))
+    events = [run_step(s)[1][0] for _ in range(3)]
+    assert [e.finish for e in events] == [None, None, FinishReason.LENGTH]
+    assert s.counters.generated_tokens == 3
+    assert s.counters.prompt_tokens == 2
+
+
+def test_the_answer_ends_where_the_context_does() -> None:
+    s, _ = scheduler(model_len=6)
+    s.add(request(1, 4, max_tokens=100))
+    events = [run_step(s)[1][0] for _ in range(2)]
+    assert [e.finish for e in events] == [None, FinishReason.LENGTH]
+
+
+def test_rows_that_are_not_finite_fail_their_own_request_alone() -> None:
+    s, kv = scheduler()
+    s.add(request(1, 2))
+    s.add(request(2, 2))
+    plan = s.schedule()
+    events = s.commit(plan, [Sampled(None), Sampled(7)])
+    assert [(e.request_id, e.finish) for e in events] == [(1, FinishReason.ERROR), (2, None)]
+    assert events[0].message == "the model's output was not finite"
+    assert list(kv.held) == [2]
+    assert s.counters.failed_rows == 1
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_an_abort_in_any_phase_frees_everything_and_is_said_once(steps: int) -> None:
+    s, kv = scheduler(budget=4)
+    s.add(request(1, 10))
+    for _ in range(steps):
+        run_step(s)
+    (event,) = s.abort(1)
+    assert (event.token_id, event.finish) == (None, FinishReason.ABORTED)
+    assert kv.held == {}
+    assert s.abort(1) == []
+    assert run_step(s) == ([], [])
+
+
+def test_a_step_that_could_not_be_run_ends_its_requests_and_no_other() -> None:
+    s, _ = scheduler(seqs=1)
+    s.add(request(1, 2))
+    s.add(request(2, 2))
+    events = s.fail(s.schedule(), "broken")
+    assert [(e.request_id, e.finish, e.message) for e in events] == [
+        (1, FinishReason.ERROR, "broken")
+    ]
+    assert run_step(s)[0] == [(2, 0, 2)]
+
+
+def test_when_blocks_run_out_the_youngest_gives_up_its_memory_and_comes_back() -> None:
+    s, kv = scheduler(blocks=6, budget=32)
+    s.add(request(1, 4, max_tokens=20))
+    s.add(request(2, 4, max_tokens=20))
+    answers: dict[int, list[int]] = {1: [], 2: []}
+    finished = []
+    for step in range(200):
+        _, events = run_step(s, token=100 + step)
+        for event in events:
+            assert event.token_id is not None
+            answers[event.request_id].append(event.token_id)
+            finished += [event.request_id] if event.finish else []
+        if len(finished) == 2:
+            break
+    assert finished == [1, 2]
+    assert [len(answers[i]) for i in (1, 2)] == [20, 20]
+    assert s.counters.preemptions > 0
+    assert kv.held == {}
+
+
+def test_tokens_that_were_emitted_are_computed_again_but_never_sampled_again() -> None:
+    s, kv = scheduler(blocks=5, budget=32)
+    s.add(request(1, 4, max_tokens=13))
+    s.add(request(2, 4, max_tokens=13))
+    emitted: dict[int, list[int]] = {1: [], 2: []}
+    for step in range(100):
+        plan = s.schedule()
+        samples = [e for e in plan.entries if e.samples]
+        for entry in samples:
+            assert entry.start + entry.count == entry.sequence.num_tokens
+        for event in s.commit(plan, [Sampled(1000 + step) for _ in samples]):
+            assert event.token_id is not None
+            emitted[event.request_id].append(event.token_id)
+    assert [len(emitted[i]) for i in (1, 2)] == [13, 13]
+    assert len(set(emitted[2])) == 13, "every step's token was new"
+    assert kv.held == {}
+
+
+def test_priority_decides_before_age_who_gives_up_memory() -> None:
+    s, kv = scheduler(blocks=5, budget=32)
+    s.add(request(1, 4, max_tokens=20, priority=1))
+    s.add(request(2, 4, max_tokens=20, priority=0))
+    while s.counters.preemptions == 0:
+        run_step(s)
+    assert list(kv.held) == [2]
+
+
+def test_the_oldest_always_progresses_in_the_smallest_pool() -> None:
+    s, _ = scheduler(blocks=3, budget=32, model_len=12)
+    for number in range(1, 6):
+        s.add(request(number, 4, max_tokens=100))
+    order = []
+    for _ in range(500):
+        order += [e.request_id for e in run_step(s)[1] if e.finish]
+    assert order == [1, 2, 3, 4, 5]
+
+
+def test_a_system_that_maps_no_more_costs_the_youngest_its_place() -> None:
+    s, kv = scheduler(budget=4)
+    s.add(request(1, 12))
+    s.add(request(2, 12))
+    run_step(s)
+    s.budget.tokens = 32
+    run_step(s)
+    assert s.num_running == 2
+    kv.refuse = True
+    for sequence in list(s._running):
+        sequence.num_computed = min(sequence.num_computed, 8)
+    while s.num_running == 2:
+        s.schedule()
+    assert s.counters.preemptions == 1
+    assert list(kv.held) == [1]
+
+
+def test_the_prompt_is_never_printed() -> None:
+    r = request(1, 5)
+    assert repr(r) == "Request(1, 5 prompt tokens)"
+    s, _ = scheduler()
+    s.add(r)
+    assert "0/5 tokens" in repr(s._waiting[0])

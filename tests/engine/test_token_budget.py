@@ -1,0 +1,66 @@
+import pytest
+
+from engine.token_budget import CALM_FRACTION, MAX_GROWTH, TokenBudget
+
+
+def budget(tokens: int = 64, minimum: int = 16, maximum: int = 2048) -> TokenBudget:
+    return TokenBudget(target_s=0.1, minimum=minimum, maximum=maximum, tokens=tokens)
+
+
+def test_a_slow_step_shrinks_the_budget_at_once() -> None:
+    b = budget(tokens=200)
+    b.observe(200, 0.4)
+    assert b.tokens == 50
+
+
+def test_the_shrinking_starts_from_what_the_step_really_ran() -> None:
+    b = budget(tokens=200)
+    b.observe(100, 0.2)
+    assert b.tokens == 50
+
+
+def test_a_fast_full_step_grows_the_budget_by_a_bounded_factor() -> None:
+    b = budget(tokens=100)
+    b.observe(100, 0.001)
+    assert b.tokens == int(100 * MAX_GROWTH)
+
+
+def test_a_step_that_was_not_full_says_nothing_about_growth() -> None:
+    b = budget(tokens=100)
+    b.observe(99, 0.001)
+    assert b.tokens == 100
+
+
+def test_a_step_near_the_target_changes_nothing() -> None:
+    b = budget(tokens=100)
+    b.observe(100, 0.1 * (1 + CALM_FRACTION) / 2)
+    assert b.tokens == 100
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(0, 5.0), (10, 0.0), (10, -1.0)])
+def test_steps_without_prefill_or_without_a_time_are_ignored(tokens: int, seconds: float) -> None:
+    b = budget()
+    b.observe(tokens, seconds)
+    assert b.tokens == 64
+
+
+def test_the_limits_hold() -> None:
+    b = budget()
+    for _ in range(50):
+        b.observe(b.tokens, 0.0001)
+    assert b.tokens == 2048
+    for _ in range(50):
+        b.observe(b.tokens, 100.0)
+    assert b.tokens == 16
+
+
+@pytest.mark.parametrize("cost_s", [0.0001, 0.0005, 0.001, 0.004])
+def test_it_settles_where_a_step_takes_about_the_target(cost_s: float) -> None:
+    b = budget()
+    times = []
+    for _ in range(60):
+        seconds = 0.002 + b.tokens * cost_s
+        times.append(seconds)
+        b.observe(b.tokens, seconds)
+    assert 0.6 * b.target_s <= times[-1] <= b.target_s
+    assert max(times[1:]) <= 3 * b.target_s

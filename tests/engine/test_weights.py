@@ -1,0 +1,79 @@
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.weights import Arithmetic, choose_arithmetic, load_qwen3, load_reference
+from tests.models import write_model
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def checkpoint(tiny_model: Path) -> Checkpoint:
+    return replace(read_checkpoint(tiny_model), num_weights=GIB, stored_bytes=GIB // 2)
+
+
+def test_a_gpu_multiplies_what_is_stored(checkpoint: Checkpoint) -> None:
+    choice = choose_arithmetic(checkpoint, on_gpu=True, memory_bytes=0, asked=None)
+    assert (choice.arithmetic, choice.weights_bytes) == (Arithmetic.STORED, GIB // 2)
+
+
+@pytest.mark.parametrize(
+    ("quantized", "memory", "arithmetic", "size"),
+    [
+        (False, 8 * GIB, Arithmetic.FLOAT32, 4 * GIB),
+        (False, 1 * GIB, Arithmetic.FLOAT32, 4 * GIB),  # the memory plan will refuse it by name
+        (True, 8 * GIB, Arithmetic.FLOAT32, 4 * GIB),
+        (True, 3 * GIB, Arithmetic.QUANTIZED_FLOAT32, GIB // 2),
+    ],
+)
+def test_a_cpu_multiplies_float32_and_keeps_weights_packed_only_for_want_of_memory(
+    checkpoint: Checkpoint, quantized: bool, memory: int, arithmetic: Arithmetic, size: int
+) -> None:
+    found = replace(checkpoint, quantized=quantized)
+    choice = choose_arithmetic(found, on_gpu=False, memory_bytes=memory, asked=None)
+    assert (choice.arithmetic, choice.weights_bytes) == (arithmetic, size)
+    assert choice.reason
+
+
+@pytest.mark.parametrize("asked", list(Arithmetic))
+def test_the_users_choice_wins(checkpoint: Checkpoint, asked: Arithmetic) -> None:
+    choice = choose_arithmetic(checkpoint, on_gpu=False, memory_bytes=0, asked=asked)
+    assert choice.arithmetic is asked
+    assert choice.reason == "as configured"
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "dtypes"),
+    [
+        (Arithmetic.STORED, {mx.bfloat16, mx.uint32}),
+        (Arithmetic.QUANTIZED_FLOAT32, {mx.float32, mx.uint32}),
+        (Arithmetic.FLOAT32, {mx.float32}),
+    ],
+)
+def test_weights_are_what_the_arithmetic_says(
+    tmp_path: Path, arithmetic: Arithmetic, dtypes: set[mx.Dtype]
+) -> None:
+    found = read_checkpoint(write_model(tmp_path, dtype="bfloat16", bits=4))
+    model = load_reference(found, arithmetic, lambda *_: None)
+    assert {array.dtype for _, array in tree_flatten(model.parameters())} == dtypes
+
+
+def test_loading_reports_progress_up_to_the_last_byte(tiny_model: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load_qwen3(read_checkpoint(tiny_model), Arithmetic.FLOAT32, lambda *at: seen.append(at))
+    done = [at for at, _ in seen]
+    assert done == sorted(done)
+    assert done[0] == 0
+    assert done[-1] == seen[0][1] > 0
+
+
+def test_importing_mlx_lm_does_not_lower_the_limit_of_open_files() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard != 4096 or os.sysconf("SC_OPEN_MAX") == 4096

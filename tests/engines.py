@@ -1,0 +1,100 @@
+"""Whole engines around RecallModel, small enough for a test."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.build import EngineConfig, MachineMemory, assemble
+from engine.client import EngineClient
+from engine.loop import Emit, EngineLoop
+from engine.types import FinishReason, Request, SamplingParams, TokenEvent
+from kvcache.layout import KVShape
+from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
+from tests.recall import RecallModel
+
+MIB = 1024**2
+VOCAB = 1000
+SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
+PAGE_BYTES = 4096  # 16 tokens of 256 bytes
+BLOCK_BYTES = 2 * SHAPE.num_layers * PAGE_BYTES
+
+CONFIG = EngineConfig(
+    substrate="posix",
+    arithmetic=None,
+    kv_dtype=None,
+    page_bytes=PAGE_BYTES,
+    heap_bytes=4 * BLOCK_BYTES,
+    kv_budget_bytes=64 * BLOCK_BYTES,
+    free_slack_bytes=4 * BLOCK_BYTES,
+    headroom_bytes=0,
+    mlx_cache_bytes=16 * MIB,
+    max_model_len=400,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    step_time_target_ms=1000.0,
+    threads=1,
+    blas_threads=1,
+    idle_release_s=0.05,
+    check_every_step=True,
+)
+MACHINE = MachineMemory(1024 * MIB, 1024 * MIB)
+
+
+def recall_loop(
+    emit: Emit,
+    *,
+    shape: KVShape = SHAPE,
+    model: Callable[[KVShape, int], RecallModel] = RecallModel,
+    **changes: Any,
+) -> EngineLoop:
+    """An engine of the calling thread. changes: fields of EngineConfig."""
+    config = replace(CONFIG, **changes)
+    request = CacheRequest(
+        substrate=config.substrate,
+        heap_bytes=config.heap_bytes,
+        max_num_seqs=config.max_num_seqs,
+        page_bytes=config.page_bytes,
+        kv_budget_bytes=config.kv_budget_bytes,
+        max_model_len=config.max_model_len,
+    )
+    demand = MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0)
+    memory = fit(demand, request, shape, model_max_len=4096, system_page_bytes=4096)
+    return assemble(memory, config, model(shape, VOCAB), VOCAB, config.substrate, 1, emit)
+
+
+def recall_client(**changes: Any) -> EngineClient:
+    """A started engine on a thread of its own; stop it when done."""
+    client = EngineClient(
+        lambda emit: recall_loop(emit, **changes),
+        max_queue=64,
+        max_backlog=4096,
+    )
+    client.start()
+    return client
+
+
+@dataclass
+class Answers:
+    """Collects events of a loop that is stepped by hand."""
+
+    tokens: dict[int, list[int]]
+    finished: dict[int, FinishReason]
+    messages: dict[int, str | None]
+
+    @classmethod
+    def empty(cls) -> "Answers":
+        return cls({}, {}, {})
+
+    def __call__(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            assert event.request_id not in self.finished, "an event after the end"
+            if event.token_id is not None:
+                self.tokens.setdefault(event.request_id, []).append(event.token_id)
+            if event.finish is not None:
+                self.finished[event.request_id] = event.finish
+                self.messages[event.request_id] = event.message
+
+
+def greedy(request_id: int, prompt: list[int], max_tokens: int) -> Request:
+    """A request for the likeliest tokens."""
+    return Request(request_id, tuple(prompt), SamplingParams(max_tokens, temperature=0.0))

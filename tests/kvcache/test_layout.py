@@ -1,0 +1,103 @@
+import pytest
+
+from kvcache.layout import (
+    KIB,
+    KVShape,
+    LayoutError,
+    choose_page,
+    dense_layout,
+    paged_layout,
+)
+
+QWEN3_4B = KVShape(num_layers=36, kv_heads=8, head_dim=128, itemsize=2)
+DEMO = KVShape(num_layers=5, kv_heads=2, head_dim=64, itemsize=2)
+MIB = 1024 * KIB
+
+
+def test_the_geometry_of_qwen3_4b_is_that_of_the_design() -> None:
+    layout = paged_layout(
+        QWEN3_4B, max_tokens=40960, heap_bytes=64 * MIB, system_page_bytes=4 * KIB
+    )
+    group = layout.group
+    assert group.page_bytes == 64 * KIB
+    assert group.tokens_per_block == 32
+    assert len(group.regions) == 72
+    assert QWEN3_4B.bytes_per_token == group.bytes_per_token == 144 * KIB
+    assert group.block_bytes == 4.5 * MIB
+    assert group.blocks_per_heap == 14
+    assert group.heap_bytes == 63 * MIB
+    assert group.blocks_per_buffer == 1280
+    assert group.max_tokens == 40960
+
+
+def test_regions_alternate_keys_and_values_layer_by_layer() -> None:
+    group = paged_layout(DEMO, max_tokens=64, heap_bytes=MIB, system_page_bytes=4096).group
+    assert [(r.layer, r.kind) for r in group.regions[:4]] == [
+        (0, "keys"),
+        (0, "values"),
+        (1, "keys"),
+        (1, "values"),
+    ]
+    assert group.regions[group.key_region(3)].kind == "keys"
+    assert group.regions[group.key_region(3)].layer == 3
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "system_page", "page"),
+    [
+        (2048, 4 * KIB, 64 * KIB),  # 32 tokens
+        (1024, 4 * KIB, 64 * KIB),  # 64 tokens, at the edge
+        (4096, 4 * KIB, 64 * KIB),  # 16 tokens, at the other
+        (256, 4 * KIB, 4 * KIB),  # small rows get small pages
+        (512, 4 * KIB, 8 * KIB),
+        (256, 16 * KIB, 16 * KIB),  # a Mac's page is the least
+        (8192, 4 * KIB, 128 * KIB),  # large rows get large ones
+        (16384, 4 * KIB, 256 * KIB),
+        (32768, 4 * KIB, 256 * KIB),  # 8 tokens: nearest to 16
+        (64, 16 * KIB, 16 * KIB),  # 256 tokens: nearest to 64
+    ],
+)
+def test_the_page_gives_sixteen_to_sixty_four_tokens_where_it_can(
+    row_bytes: int, system_page: int, page: int
+) -> None:
+    shape = KVShape(num_layers=1, kv_heads=1, head_dim=row_bytes // 2, itemsize=2)
+    assert choose_page(shape, system_page) == page
+
+
+def test_a_row_that_divides_no_page_is_refused_with_its_figures() -> None:
+    shape = KVShape(num_layers=1, kv_heads=3, head_dim=64, itemsize=2)
+    with pytest.raises(LayoutError, match=r"384 bytes .*3 KV heads x 64 x 2 bytes.*no page"):
+        choose_page(shape, 4096)
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (6000, "not a multiple of this system's 4096"),
+        (0, "not a multiple"),
+        (-4096, "not a multiple"),
+        (8192, "do not divide the page of 8192 bytes"),
+    ],
+)
+def test_a_page_that_does_not_suit_is_refused(page: int, message: str) -> None:
+    shape = KVShape(num_layers=1, kv_heads=3, head_dim=64, itemsize=2)
+    with pytest.raises(LayoutError, match=message):
+        paged_layout(shape, max_tokens=10, heap_bytes=MIB, system_page_bytes=4096, page_bytes=page)
+
+
+def test_a_heap_holds_one_block_at_least() -> None:
+    layout = paged_layout(QWEN3_4B, max_tokens=100, heap_bytes=1, system_page_bytes=4096)
+    assert layout.group.blocks_per_heap == 1
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (32, 1), (33, 2), (64, 2)])
+def test_blocks_cover_their_tokens_exactly(tokens: int, blocks: int) -> None:
+    group = paged_layout(QWEN3_4B, max_tokens=100, heap_bytes=MIB, system_page_bytes=4096).group
+    assert group.blocks_for(tokens) == blocks
+
+
+def test_a_dense_block_is_the_whole_context_in_whole_system_pages() -> None:
+    group = dense_layout(DEMO, max_tokens=1000, system_page_bytes=4096).group
+    assert group.blocks_per_buffer == group.blocks_per_heap == 1
+    assert group.tokens_per_block == 1008  # 256-byte rows: sixteen to a page
+    assert group.blocks_for(1000) == 1

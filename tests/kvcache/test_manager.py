@@ -1,0 +1,331 @@
+import pytest
+
+import metal_ext
+from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
+from kvcache.manager import KVCacheManager
+from tests.kvcache.fakes import FakeBackend
+
+SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
+TOKENS = 16  # per block
+BLOCK = 2 * 4096
+HEAP_BLOCKS = 4
+
+
+def paged(max_tokens: int = 320) -> KVLayout:
+    return paged_layout(
+        SHAPE,
+        max_tokens=max_tokens,
+        heap_bytes=HEAP_BLOCKS * BLOCK,
+        system_page_bytes=4096,
+        page_bytes=4096,
+    )
+
+
+def small_manager(
+    layout: KVLayout | None = None, *, heaps: int = 2, sequences: int = 4, **changes: object
+) -> tuple[KVCacheManager, FakeBackend]:
+    layout = layout or paged()
+    backend = FakeBackend(layout.group, **changes)  # type: ignore[arg-type]
+    kv = KVCacheManager(
+        layout,
+        backend,
+        budget_bytes=heaps * layout.group.heap_bytes,
+        max_sequences=sequences,
+        free_slack_bytes=0,
+        workers=metal_ext.CpuWorkers(1),
+    )
+    return kv, backend
+
+
+def grow(kv: KVCacheManager, seq_id: int, start: int, count: int) -> int:
+    """A step that computes tokens [start, start + count); returns its epoch."""
+    assert kv.reserve(seq_id, start + count)
+    epoch = kv.views([(seq_id, start, count)]).epoch
+    kv.commit(seq_id, [0] * count)
+    kv.check_invariants()
+    return epoch
+
+
+def settle(kv: KVCacheManager, backend: FakeBackend) -> None:
+    """All steps complete and all memory operations are done."""
+    kv.step_completed(kv.epochs[0])
+    backend.complete()
+    kv.step_completed(kv.epochs[0])
+    backend.complete()
+    kv.step_completed(kv.epochs[0])
+    kv.check_invariants()
+
+
+def test_a_sequence_grows_block_by_block() -> None:
+    kv, backend = small_manager()
+    assert kv.open(1, 10)
+    grow(kv, 1, 0, 10)
+    assert len(backend.mapped) == 1
+    grow(kv, 1, 10, 6)
+    assert len(backend.mapped) == 1
+    grow(kv, 1, 16, 1)
+    assert len(backend.mapped) == 2
+
+
+def test_reserve_is_all_or_nothing() -> None:
+    kv, backend = small_manager(heaps=1)
+    assert kv.open(1, 16)
+    grow(kv, 1, 0, 16)
+    before = dict(backend.mapped)
+    assert not kv.reserve(1, 16 * 5), "four blocks are all there are"
+    assert backend.mapped == before
+    kv.check_invariants()
+    assert kv.reserve(1, 16 * 4)
+
+
+@pytest.mark.parametrize("fail_at", range(1, 12))
+def test_a_refusal_of_the_system_at_any_call_leaves_no_trace(fail_at: int) -> None:
+    kv, backend = small_manager(fail_at=fail_at)
+    # Interleaved sequences, so that one reservation takes several mappings.
+    opened = [seq for seq in (1, 2) if kv.open(seq, 1)]
+    for tokens in (16, 64):
+        for seq in opened:
+            before = dict(backend.mapped)
+            if not kv.reserve(seq, tokens):
+                assert backend.mapped == before
+            kv.check_invariants()
+    for seq in opened:
+        kv.close(seq)
+    settle(kv, backend)
+    assert backend.mapped == {}
+    stats = kv.stats()
+    assert stats.live_bytes == stats.quarantined_bytes == 0
+    assert stats.committed_bytes <= HEAP_BLOCKS * BLOCK, "the slack"
+
+
+def test_blocks_that_were_promised_cannot_be_taken_by_others() -> None:
+    kv, _ = small_manager(heaps=1, sequences=2)
+    assert kv.open(1, 1)
+    grow(kv, 1, 0, 1)
+    assert kv.open(2, 32), "two blocks, and one left for the first to grow"
+    assert kv.reserve(1, 32)
+    assert not kv.reserve(1, 48), "the last two are promised"
+    assert kv.reserve(2, 32)
+    kv.check_invariants()
+
+
+def test_opening_leaves_a_block_for_everyone_who_may_grow() -> None:
+    kv, _ = small_manager(heaps=1)
+    assert kv.open(1, 16)
+    assert kv.open(2, 16)
+    assert not kv.open(3, 16), "two blocks are left, and two sequences may grow"
+    kv.check_invariants()
+
+
+def test_no_more_sequences_than_allowed_are_open() -> None:
+    kv, _ = small_manager(sequences=2)
+    assert kv.open(1, 1)
+    assert kv.open(2, 1)
+    assert not kv.open(3, 1)
+
+
+def test_a_prompt_beyond_the_addresses_is_not_opened_and_not_reserved() -> None:
+    kv, _ = small_manager(paged(max_tokens=32))
+    assert not kv.open(1, 33)
+    assert kv.open(1, 32)
+    assert not kv.reserve(1, 33)
+    assert kv.max_tokens == 32
+
+
+def test_the_longest_sequence_is_bounded_by_the_pool_as_well() -> None:
+    kv, _ = small_manager(heaps=1)
+    assert kv.max_tokens == HEAP_BLOCKS * TOKENS
+
+
+def test_blocks_of_a_closed_sequence_wait_for_the_step_that_may_touch_them() -> None:
+    kv, backend = small_manager(heaps=1, at_once=False)
+    assert kv.open(1, 64)
+    epoch = grow(kv, 1, 0, 64)
+    kv.close(1)
+    kv.step_completed(epoch - 1)
+    assert len(backend.mapped) == 4, "the step may still read them"
+    assert kv.stats().quarantined_bytes == 4 * BLOCK
+    assert not kv.open(2, 64)
+    kv.step_completed(epoch)
+    assert backend.mapped == {}, "now they are unmapped"
+    assert kv.stats().quarantined_bytes == 4 * BLOCK, "but not free before that is done"
+    assert not kv.open(2, 64)
+    backend.complete()
+    kv.step_completed(epoch)
+    assert kv.stats().quarantined_bytes == 0
+    kv.check_invariants()
+    assert kv.open(2, 64)
+
+
+def test_a_sequence_that_never_computed_leaves_at_once() -> None:
+    kv, backend = small_manager()
+    assert kv.open(1, 1)
+    kv.close(1)
+    kv.step_completed(0)
+    kv.check_invariants()
+    assert backend.issued == 0
+    assert kv.stats().num_sequences == 0
+
+
+def test_a_buffer_is_reused_by_later_sequences() -> None:
+    kv, backend = small_manager(sequences=2)
+    for seq in range(20):
+        assert kv.open(seq, 1)
+        grow(kv, seq, 0, 1)
+        kv.close(seq)
+        settle(kv, backend)
+    assert backend.buffers == 1
+
+
+def test_a_newcomer_need_not_wait_for_the_unmapping_of_one_who_left() -> None:
+    kv, backend = small_manager(sequences=1, at_once=False)
+    assert kv.open(1, 1)
+    kv.step_completed(grow(kv, 1, 0, 1))
+    kv.close(1)
+    assert kv.open(2, 1)
+    grow(kv, 2, 0, 1)
+    assert backend.buffers == 2
+
+
+def test_buffers_are_bounded() -> None:
+    kv, _ = small_manager(sequences=1, at_once=False)
+    for seq in (1, 2):
+        assert kv.open(seq, 1)
+        grow(kv, seq, 0, 1)
+        kv.close(seq)
+    assert not kv.open(3, 1), "both buffers wait for their unmapping"
+    kv.check_invariants()
+
+
+def test_the_figures_add_up_to_the_capacity() -> None:
+    kv, backend = small_manager(at_once=False)
+    assert kv.open(1, 20)
+    grow(kv, 1, 0, 20)
+    assert kv.reserve(1, 40)
+    assert kv.open(2, 5)
+    epoch = grow(kv, 2, 0, 5)
+    kv.close(2)
+    kv.step_completed(epoch)
+    stats = kv.stats()
+    row = SHAPE.bytes_per_token
+    assert stats.live_bytes == 20 * row
+    assert stats.partial_tail_bytes == 12 * row
+    assert stats.mapped_ahead_bytes == BLOCK
+    assert stats.quarantined_bytes == BLOCK
+    assert stats.free_bytes == stats.capacity_bytes - 4 * BLOCK
+    assert stats.capacity_bytes == 2 * HEAP_BLOCKS * BLOCK
+    assert stats.committed_bytes == backend.committed_bytes() == 4 * BLOCK
+    assert stats.num_heaps == 1
+    assert stats.num_sequences == 1
+
+
+def test_tokens_of_the_running_step_are_live_before_they_are_committed() -> None:
+    kv, _ = small_manager()
+    assert kv.open(1, 10)
+    assert kv.reserve(1, 10)
+    kv.views([(1, 0, 10)])
+    assert kv.stats().live_bytes == 10 * SHAPE.bytes_per_token
+
+
+def test_memory_beyond_the_slack_goes_back_and_idleness_leaves_one_heap() -> None:
+    kv, backend = small_manager(heaps=4)
+    assert kv.open(1, 16 * 12)
+    grow(kv, 1, 0, 16 * 12)
+    kv.close(1)
+    settle(kv, backend)
+    assert kv.stats().committed_bytes == HEAP_BLOCKS * BLOCK, "the slack is one heap at least"
+    kv.idle()
+    assert kv.stats().committed_bytes <= HEAP_BLOCKS * BLOCK
+    kv.check_invariants()
+
+
+def test_mappings_are_counted_against_the_system_limit() -> None:
+    regions = len(paged().group.regions)
+    kv, backend = small_manager(mapping_limit=3 * regions)
+    assert kv.open(1, 16)
+    grow(kv, 1, 0, 16)  # one run and its gap: 2 mappings per region
+    assert kv.open(2, 16)
+    before = dict(backend.mapped)
+    assert not kv.reserve(2, 16)
+    assert backend.mapped == before
+    kv.check_invariants()
+    kv.close(1)
+    settle(kv, backend)
+    assert kv.reserve(2, 16), "room again"
+
+
+def test_consecutive_blocks_cost_no_more_mappings() -> None:
+    regions = len(paged().group.regions)
+    kv, _ = small_manager(mapping_limit=2 * regions)
+    assert kv.open(1, 16)
+    for start in (0, 16, 32):
+        grow(kv, 1, start, 16)
+
+
+def test_planning_out_of_turn_is_a_bug() -> None:
+    kv, _ = small_manager()
+    assert kv.open(1, 10)
+    assert kv.reserve(1, 10)
+    with pytest.raises(AssertionError, match="5 != 0"):
+        kv.views([(1, 5, 5)])
+
+
+def test_committing_what_was_never_planned_is_a_bug() -> None:
+    kv, _ = small_manager()
+    assert kv.open(1, 10)
+    with pytest.raises(AssertionError, match="never planned"):
+        kv.commit(1, [1])
+
+
+def test_opening_twice_is_a_bug() -> None:
+    kv, _ = small_manager()
+    assert kv.open(1, 1)
+    with pytest.raises(AssertionError, match="sequence 1 is open"):
+        kv.open(1, 1)
+
+
+def test_an_epoch_that_was_never_opened_cannot_complete() -> None:
+    kv, _ = small_manager()
+    with pytest.raises(AssertionError):
+        kv.step_completed(1)
+
+
+def test_the_invariants_notice_memory_that_nobody_accounts_for() -> None:
+    kv, backend = small_manager()
+    assert kv.open(1, 1)
+    grow(kv, 1, 0, 1)
+    backend.touched |= {(0, 1), (0, 2), (0, 3)}
+    with pytest.raises(AssertionError, match="committed"):
+        kv.check_invariants()
+
+
+def test_a_dense_sequence_takes_its_whole_context_and_never_asks_again() -> None:
+    layout = dense_layout(SHAPE, max_tokens=100, system_page_bytes=4096)
+    kv, backend = small_manager(layout, heaps=2)
+    assert kv.open(1, 5)
+    grow(kv, 1, 0, 5)
+    assert kv.open(2, 5), "a dense sequence cannot grow, so nothing is kept back for it"
+    grow(kv, 2, 0, 5)
+    assert not kv.open(3, 5)
+    calls = backend.calls
+    grow(kv, 1, 5, 95)
+    assert backend.calls == calls
+    assert kv.stats().committed_bytes == 2 * layout.group.heap_bytes
+
+
+def test_a_refused_buffer_is_not_opened() -> None:
+    kv, _ = small_manager(fail_at=1)
+    assert not kv.open(1, 1)
+    assert kv.open(1, 1)
+    kv.check_invariants()
+
+
+def test_nothing_is_copied_by_joining_growing_and_leaving() -> None:
+    kv, backend = small_manager()
+    for seq in (1, 2, 3):
+        assert kv.open(seq, 1)
+        grow(kv, seq, 0, 20)
+    for seq in (1, 2, 3):
+        kv.close(seq)
+    settle(kv, backend)
+    assert kv.copied_bytes == 0

@@ -1,0 +1,143 @@
+"""Views over the real substrates: what is appended is what is attended to."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import metal_ext
+from kvcache.backend import dense_backend, posix_backend
+from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
+from kvcache.manager import KVCacheManager
+
+SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
+QUERY_HEADS = 4
+SCALE = 0.25
+
+
+def manager(substrate: str, shape: KVShape = SHAPE) -> KVCacheManager:
+    layout: KVLayout
+    if substrate == "dense":
+        layout = dense_layout(shape, max_tokens=256, system_page_bytes=4096)
+        backend = dense_backend(layout.group)
+    else:
+        layout = paged_layout(
+            shape, max_tokens=256, heap_bytes=3 * 16384, system_page_bytes=4096, page_bytes=4096
+        )
+        backend = posix_backend(layout.group)
+    return KVCacheManager(
+        layout,
+        backend,
+        budget_bytes=64 * layout.group.heap_bytes,
+        max_sequences=4,
+        free_slack_bytes=0,
+        workers=metal_ext.CpuWorkers(2),
+    )
+
+
+class Reference:
+    """All keys and values of some sequences, plainly kept."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(5)
+        self.kept: dict[tuple[int, int, str], np.ndarray] = {}
+
+    def rows(self, count: int, heads: int) -> np.ndarray:
+        return self.rng.normal(size=(count, heads, 32)).astype(np.float32)
+
+    def append(self, seq: int, layer: int, kind: str, rows: np.ndarray) -> None:
+        old = self.kept.get((seq, layer, kind))
+        self.kept[seq, layer, kind] = rows if old is None else np.concatenate([old, rows])
+
+    def attend(self, seq: int, layer: int, start: int, queries: np.ndarray) -> np.ndarray:
+        keys, values = (self.kept[seq, layer, kind] for kind in ("keys", "values"))
+        out = np.empty_like(queries)
+        for row in range(len(queries)):
+            end = start + row + 1
+            for head in range(QUERY_HEADS):
+                kv = head // (QUERY_HEADS // 2)
+                scores = keys[:end, kv] @ queries[row, head] * SCALE
+                weights = np.exp(scores - scores.max())
+                out[row, head] = weights @ values[:end, kv] / weights.sum()
+        return out
+
+
+def run_step(kv: KVCacheManager, reference: Reference, plan: list[tuple[int, int, int]]) -> None:
+    for seq, start, count in plan:
+        assert kv.reserve(seq, start + count)
+    views = kv.views(plan)
+    for layer in range(SHAPE.num_layers):
+        parts = {
+            kind: [reference.rows(count, 2) for _, _, count in plan] for kind in ("keys", "values")
+        }
+        for kind, arrays in parts.items():
+            for (seq, _, _), rows in zip(plan, arrays, strict=True):
+                reference.append(seq, layer, kind, rows)
+        views.append(
+            layer,
+            mx.array(np.concatenate(parts["keys"])),
+            mx.array(np.concatenate(parts["values"])),
+        )
+        queries = [reference.rows(count, QUERY_HEADS) for _, _, count in plan]
+        got = np.array(views.attend(layer, mx.array(np.concatenate(queries)), SCALE))
+        want = np.concatenate(
+            [
+                reference.attend(seq, layer, start, q)
+                for (seq, start, _), q in zip(plan, queries, strict=True)
+            ]
+        )
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    for seq, _, count in plan:
+        kv.commit(seq, [0] * count)
+    kv.step_completed(views.epoch)
+    kv.check_invariants()
+
+
+@pytest.mark.parametrize("substrate", ["posix", "dense"])
+def test_steps_of_decoding_and_chunks_see_exactly_their_own_past(substrate: str) -> None:
+    kv, reference = manager(substrate), Reference()
+    for seq in (1, 2, 3):
+        assert kv.open(seq, 50)
+    run_step(kv, reference, [(1, 0, 40)])
+    run_step(kv, reference, [(1, 40, 1), (2, 0, 17), (3, 0, 3)])
+    run_step(kv, reference, [(1, 41, 1), (2, 17, 1), (3, 3, 1)])
+    run_step(kv, reference, [(1, 42, 1), (3, 4, 1), (2, 18, 60)])
+    kv.close(2)
+    assert kv.open(4, 30)
+    run_step(kv, reference, [(3, 5, 1), (4, 0, 30)])
+    run_step(kv, reference, [(1, 43, 20)])
+
+
+@pytest.mark.parametrize("kind", ["keys", "values"])
+def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
+    kv = manager("posix")
+    assert kv.open(1, 40)
+    reference = Reference()
+    run_step(kv, reference, [(1, 0, 33)])
+    views = kv.views([(1, 33, 1)])
+    rows = reference.rows(1, 2)
+    views.append(1, mx.array(rows), mx.array(rows))
+    reference.append(1, 1, kind, rows)
+    region = views.region(1, kind, 0)
+    np.testing.assert_array_equal(np.array(region), reference.kept[1, 1, kind])
+
+
+def test_bfloat16_is_what_two_bytes_are() -> None:
+    shape = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=2)
+    kv = manager("posix", shape)
+    assert kv.open(1, 4)
+    assert kv.reserve(1, 4)
+    views = kv.views([(1, 0, 4)])
+    views.append(0, mx.ones((4, 2, 32)), mx.ones((4, 2, 32)))
+    assert views.region(0, "keys", 0).dtype == mx.bfloat16
+
+
+def test_evaluating_the_cache_tokens_runs_every_append() -> None:
+    kv = manager("posix")
+    assert kv.open(1, 4)
+    assert kv.reserve(1, 4)
+    views = kv.views([(1, 0, 4)])
+    for layer in range(2):
+        views.append(layer, mx.full((4, 2, 32), 7.0), mx.full((4, 2, 32), 8.0))
+    mx.eval(views.cache_tokens)
+    for layer in range(2):
+        assert mx.all(views.region(layer, "values", 0) == 8.0).item()

@@ -1,0 +1,108 @@
+"""Random-weight Qwen3 checkpoints of any dimensions, made where they are needed."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PLAIN_ADDED_TOKENS = ("<think>", "</think>")
+BYTE_TOKENS = 256
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Dimensions as in config.json."""
+
+    num_hidden_layers: int = 2
+    hidden_size: int = 64
+    num_attention_heads: int = 2
+    num_key_value_heads: int = 1
+    head_dim: int = 32
+    intermediate_size: int = 128
+    vocab_size: int = 1024
+    max_position_embeddings: int = 40960
+    tie_word_embeddings: bool = True
+
+
+TINY = ModelSpec()
+
+
+def write_model(
+    folder: Path,
+    spec: ModelSpec = TINY,
+    *,
+    dtype: str = "float32",
+    bits: int | None = None,
+    group_size: int = 32,
+    seed: int = 0,
+) -> Path:
+    """A whole model folder: config, weights, tokenizer, template. bits: 4 or 8 packs the weights as
+    MLX does."""
+    from mlx_lm.models.qwen3 import Model, ModelArgs
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = _config(spec, dtype)
+    mx.random.seed(seed)
+    model = Model(ModelArgs.from_dict(config))
+    model.set_dtype(DTYPES[dtype])
+    if bits is not None:
+        import mlx.nn as nn
+
+        nn.quantize(model, group_size=group_size, bits=bits)
+        config["quantization"] = {"group_size": group_size, "bits": bits}
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    write_tokenizer(folder, spec.vocab_size)
+    return folder
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Byte-level, one token per byte; tokens beyond those are words of their own number, so that
+    whatever a random model says is text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *SPECIAL_TOKENS, *PLAIN_ADDED_TOKENS]
+    words += [f"w{n}" for n in range(len(words), vocab_size)]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in PLAIN_ADDED_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    eos = [vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+
+
+def _config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    return asdict(spec) | {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "torch_dtype": dtype,
+    }

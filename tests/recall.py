@@ -1,0 +1,114 @@
+"""RecallModel: a model whose answer is a hash of everything that it reads back from the cache.
+
+At position p it writes what stood there, (layer, K or V, p, token id), into K and V through the
+real write path. The next token is a hash of all slots 0..p of all layers, read back as flat arrays
+through the page map. ``recall`` computes the same answer without any cache, so that every
+generated token checks mapping, recycling, preemption and isolation at once; and a slot that holds
+something else is named before it is hashed.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import mlx.core as mx
+import numpy as np
+
+from kvcache.layout import KVShape
+from kvcache.views import KVViews
+
+DIGIT_BASE = 128  # bfloat16 holds every whole number up to 256 exactly
+DIGITS = 3
+FIELDS = 2 + 2 * DIGITS  # layer, kind, position, token id
+KINDS = ("keys", "values")
+
+
+def recall(token_ids: Sequence[int], num_layers: int, vocab_size: int) -> int:
+    """The token that follows these, without a cache."""
+    digest = hashlib.sha256()
+    for layer in range(num_layers):
+        for kind in range(2):
+            digest.update(_slots(layer, kind, np.arange(len(token_ids)), np.array(token_ids)))
+    return int.from_bytes(digest.digest()[:8], "little") % vocab_size
+
+
+def recall_many(prompt: Sequence[int], count: int, num_layers: int, vocab_size: int) -> list[int]:
+    """The next ``count`` tokens after a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(recall(tokens, num_layers, vocab_size))
+    return tokens[len(prompt) :]
+
+
+def _slots(layer: int, kind: int, positions: np.ndarray, tokens: np.ndarray) -> bytes:
+    """What the slots of one region hold, as whole numbers ``[n, FIELDS]`` int32."""
+    columns = [np.full_like(positions, layer), np.full_like(positions, kind)]
+    for values in (positions, tokens):
+        columns += [values // DIGIT_BASE**d % DIGIT_BASE for d in range(DIGITS)]
+    return np.stack(columns, axis=1).astype(np.int32).tobytes()
+
+
+class WrongSlotError(AssertionError):
+    """A slot of the cache holds what was never written there."""
+
+
+@dataclass
+class RecallModel:
+    """The fake. ``shape`` must give a row room for FIELDS numbers."""
+
+    shape: KVShape
+    vocab_size: int
+    non_finite_tokens: frozenset[int] = frozenset()
+    """Input tokens whose logits come out as NaN."""
+    failing_tokens: frozenset[int] = frozenset()
+    """Input tokens on which the forward raises."""
+
+    def __call__(
+        self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
+    ) -> mx.array | None:
+        tokens, places = np.array(token_ids), np.array(positions)
+        if self.failing_tokens & set(tokens.tolist()):
+            raise RuntimeError("injected fault")
+        for layer in range(self.shape.num_layers):
+            keys, values = (self._encode(layer, kind, places, tokens) for kind in range(2))
+            views.append(layer, keys, values)
+        if rows is None:
+            return None
+        counts = [segment.count for segment in views.segments]
+        ends = {end - 1: number for number, end in enumerate(accumulate(counts))}
+        logits = np.zeros((rows.size, self.vocab_size), np.float32)
+        for out, row in enumerate(np.array(rows).tolist()):
+            logits[out, self._recalled(views, ends[row], int(places[row]))] = 1.0
+            if int(tokens[row]) in self.non_finite_tokens:
+                logits[out] = np.nan
+        return mx.array(logits)
+
+    def _encode(self, layer: int, kind: int, places: np.ndarray, tokens: np.ndarray) -> mx.array:
+        slots = np.frombuffer(_slots(layer, kind, places, tokens), np.int32).reshape(-1, FIELDS)
+        width = self.shape.kv_heads * self.shape.head_dim
+        rows = np.zeros((len(places), width), np.float32)
+        rows[:, :FIELDS] = slots
+        return mx.array(rows.reshape(-1, self.shape.kv_heads, self.shape.head_dim))
+
+    def _recalled(self, views: KVViews, segment: int, position: int) -> int:
+        """The hash of slots 0..position, as the cache has them."""
+        digest = hashlib.sha256()
+        for layer in range(self.shape.num_layers):
+            for kind, name in enumerate(KINDS):
+                region = views.region(layer, name, segment).astype(mx.float32)
+                slots = np.array(region).reshape(region.shape[0], -1)[: position + 1, :FIELDS]
+                self._check(slots, layer, kind)
+                digest.update(slots.astype(np.int32).tobytes())
+        return int.from_bytes(digest.digest()[:8], "little") % self.vocab_size
+
+    @staticmethod
+    def _check(slots: np.ndarray, layer: int, kind: int) -> None:
+        written = np.arange(len(slots))
+        position = sum(slots[:, 2 + d] * DIGIT_BASE**d for d in range(DIGITS))
+        wrong = (slots[:, 0] != layer) | (slots[:, 1] != kind) | (position != written)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise WrongSlotError(
+                f"layer {layer} {KINDS[kind]} slot {place} holds {slots[place].tolist()}"
+            )

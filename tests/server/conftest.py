@@ -1,0 +1,61 @@
+"""Engines are shared where a test leaves nothing behind in them."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from server.service import Service
+from server.text.tokenizer import Tokenizer
+from tests.engines import VOCAB
+from tests.models import write_tokenizer
+from tests.server.harness import (
+    Engine,
+    http_client,
+    make_service,
+    running,
+    start_engine,
+    token_id,
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """One token per byte, and words of their own number."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, VOCAB)
+    return Tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def shared_engine() -> Iterator[Engine]:
+    started = start_engine()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def engine(shared_engine: Engine) -> Engine:
+    """Nobody has told it what to say."""
+    shared_engine.script.clear()
+    return shared_engine
+
+
+@pytest.fixture
+def service(engine: Engine, tokenizer: Tokenizer) -> Service:
+    """Ends answers at <|im_end|>."""
+    end = token_id(tokenizer, "<|im_end|>")
+    return make_service(engine.client, tokenizer, stop_token_ids=frozenset({end}))
+
+
+@pytest.fixture
+async def app(service: Service) -> AsyncIterator[FastAPI]:
+    async with running(service) as app:
+        yield app
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
+    async with http_client(app) as client:
+        yield client

@@ -1,0 +1,189 @@
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engine.types import SamplingParams
+from server.config import LimitsSection
+from server.protocol.common import MAX_SEED, SamplingFields, answer_length
+from server.protocol.errors import ApiError
+
+LIMITS = LimitsSection()
+VOCAB = 100
+
+
+def fields(**given: Any) -> SamplingFields:
+    return SamplingFields.model_validate_json(json.dumps(given))
+
+
+def params(defaults: dict[str, Any] | None = None, **given: Any) -> SamplingParams:
+    return fields(**given).sampling_params(
+        max_tokens=7,
+        logprobs=None,
+        vocab_size=VOCAB,
+        defaults=defaults or {},
+        stop_token_ids=frozenset({3}),
+        fallback_seed=11,
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", "1"),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("top_k", 2**31),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 11),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("seed", True),
+        ("max_tokens", -2),
+        ("max_tokens", 2**31),
+        ("max_tokens", 5.0),
+        ("max_tokens", "5"),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": -101}),
+        ("logit_bias", [1]),
+        ("stop", 5),
+        ("stop", ["a", None]),
+        ("stream", "yes"),
+        ("stream_options", True),
+        ("stream_options", {"include_usage": 1}),
+        ("model", 5),
+        ("n", "1"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_size_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        fields(**{field: value})
+    assert {problem["loc"][0] for problem in caught.value.errors()} == {field}
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": -1}, "n"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {}, "stream": False}, "stream_options"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": "x" * (LIMITS.max_stop_string_chars + 1)}, "stop"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"logit_bias": {str(i): 0 for i in range(LIMITS.max_logit_biases + 1)}}, "logit_bias"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        fields(**given).check(LIMITS)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"n": 1},
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"stop": ["a", "b", "c", "d"]},
+        {"stop": "x" * LIMITS.max_stop_string_chars},
+        {"stop": []},
+        {"metadata": {"a": "b"}, "user": "somebody", "store": False, "unknown": [1]},
+        dict.fromkeys(SamplingFields.model_fields),
+    ],
+)
+def test_what_can_be_done_or_cannot_matter_is_let_pass(given: dict[str, Any]) -> None:
+    fields(**given).check(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("stop", "strings"),
+    [(None, ()), ("a", ("a",)), (["a", "b"], ("a", "b")), ([], ())],
+)
+def test_stop_strings_come_alone_or_as_a_list(stop: Any, strings: tuple[str, ...]) -> None:
+    assert fields(stop=stop).stop_strings() == strings
+
+
+def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
+    assert params() == SamplingParams(max_tokens=7, seed=11, stop_token_ids=frozenset({3}))
+
+
+def test_a_request_that_says_everything_gets_it() -> None:
+    asked = params(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.1,
+        logit_bias={"5": -100, "99": 2.5},
+        seed=42,
+    )
+    assert asked == SamplingParams(
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        presence_penalty=1.0,
+        frequency_penalty=-1.0,
+        repetition_penalty=1.1,
+        logit_bias=((5, -100.0), (99, 2.5)),
+        seed=42,
+        stop_token_ids=frozenset({3}),
+    )
+
+
+def test_the_models_own_defaults_stand_where_the_request_is_silent() -> None:
+    defaults = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.05,
+        "repetition_penalty": 1.2,
+    }
+    silent = params(defaults, temperature=None)
+    assert [getattr(silent, name) for name in defaults] == list(defaults.values())
+    spoken = params(defaults, temperature=0, top_k=-1)
+    assert (spoken.temperature, spoken.top_k, spoken.top_p) == (0.0, 0, 0.95)
+
+
+@pytest.mark.parametrize(("seed", "used"), [(0, 0), (-1, 2**64 - 1), (MAX_SEED, MAX_SEED)])
+def test_any_seed_becomes_a_number_without_a_sign(seed: int, used: int) -> None:
+    assert params(seed=seed).seed == used
+
+
+@pytest.mark.parametrize("key", ["100", "-1", "1.0", "x", "", "1" * 11, "\u0661"])
+def test_a_bias_of_a_token_that_does_not_exist_is_refused(key: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        params(logit_bias={key: 1})
+    assert (caught.value.status, caught.value.param) == (400, "logit_bias")
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [(None, 90), (-1, 90), (1, 1), (90, 90), (91, 90), (2**31 - 1, 90)],
+)
+def test_an_answer_is_as_long_as_it_was_asked_for_and_fits(asked: int | None, tokens: int) -> None:
+    assert answer_length(asked, 10, 100, "max_tokens") == tokens
+
+
+@pytest.mark.parametrize("asked", [0, -2])
+def test_an_answer_of_no_tokens_is_refused_by_its_own_name(asked: int) -> None:
+    with pytest.raises(ApiError) as caught:
+        answer_length(asked, 10, 100, "max_completion_tokens")
+    assert (caught.value.status, caught.value.param) == (400, "max_completion_tokens")

@@ -1,0 +1,139 @@
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field, ValidationError
+
+from server.protocol.common import WireModel
+from server.protocol.errors import (
+    ApiError,
+    context_length_exceeded,
+    from_validation,
+    internal_error,
+    invalid,
+    model_not_found,
+    overloaded,
+    unavailable,
+)
+
+SECRET = "zebra-canary"
+
+
+class Inner(WireModel):
+    kind: str
+
+
+class Outer(WireModel):
+    count: Annotated[int, Field(ge=0)] | None = None
+    items: str | list[Inner] | None = None
+    table: dict[str, float] | None = None
+
+
+def refusal(body: str) -> ApiError:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate_json(body)
+    return from_validation(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "param", "code"),
+    [
+        (invalid("No."), 400, "invalid_request_error", None, None),
+        (invalid("No.", "n", "c"), 400, "invalid_request_error", "n", "c"),
+        (
+            context_length_exceeded(7, 5, "prompt"),
+            400,
+            "invalid_request_error",
+            "prompt",
+            "context_length_exceeded",
+        ),
+        (model_not_found("x"), 404, "not_found_error", "model", "model_not_found"),
+        (overloaded(3), 429, "rate_limit_error", None, "queue_full"),
+        (unavailable("Later."), 503, "server_error", None, "unavailable"),
+        (internal_error(), 500, "server_error", None, "internal_error"),
+    ],
+)
+def test_every_error_has_the_same_four_fields(
+    error: ApiError, status: int, kind: str, param: str | None, code: str | None
+) -> None:
+    assert error.status == status
+    assert error.body() == {
+        "error": {"message": error.message, "type": kind, "param": param, "code": code}
+    }
+    assert error.message.endswith(".")
+
+
+def test_a_context_overflow_is_said_in_the_words_that_agents_look_for() -> None:
+    message = context_length_exceeded(7000, 4096, "messages").message
+    assert "maximum context length is 4096 tokens" in message
+    assert "7000 tokens" in message
+    assert "more tokens than that" in context_length_exceeded(None, 4096, "messages").message
+
+
+def test_clients_learn_whether_and_when_to_try_again() -> None:
+    assert overloaded(3).headers == {"Retry-After": "3"}
+    assert internal_error().headers == {"X-Should-Retry": "false"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"count": "5"}', "count"),
+        ('{"count": true}', "count"),
+        ('{"count": 1.5}', "count"),
+        ('{"count": -1}', "count"),
+        ('{"items": 5}', "items"),
+        ('{"items": [{}]}', "items"),
+        ('{"items": [{"kind": "a"}, {"kind": 5}]}', "items"),
+        ('{"table": {"5": "x"}}', "table"),
+        ('{"table": {"5": NaN}}', "table"),
+        ("[]", None),
+        ("5", None),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_parameter(body: str, param: str | None) -> None:
+    error = refusal(body)
+    assert (error.status, error.param, error.code) == (400, param, "invalid_value")
+    assert error.message.startswith(f"{param or 'body'}: ")
+
+
+def test_the_place_inside_of_a_list_is_named_in_the_message() -> None:
+    assert "items[1].kind: " in refusal('{"items": [{"kind": "a"}, {"kind": 5}]}').message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        '{"count": 1,}',
+        "nonsense",
+        '{"items": "\\ud800"}',
+        '{"items": "\\udc00\\ud800"}',
+        "[" * 10_000,
+        '{"count": ' + "9" * 5_000 + "}",
+    ],
+)
+def test_a_body_that_is_no_json_says_where_it_goes_wrong(body: str) -> None:
+    error = refusal(body)
+    assert (error.status, error.param, error.code) == (400, None, "invalid_json")
+    assert "at line 1 column " in error.message
+
+
+def test_an_error_lists_a_few_problems_and_no_more() -> None:
+    items: list[Any] = ['{"kind": 5}'] * 10
+    assert refusal('{"items": [' + ", ".join(items) + "]}").message.count("items") == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f'{{"count": "{SECRET}"}}',
+        f'{{"items": [{{"kind": ["{SECRET}"]}}]}}',
+        f'{{"items": [{{"{SECRET}": 1}}]}}',
+        f'{{"table": {{"{SECRET}": "x"}}}}',
+        f'{{"items": "{SECRET}',
+        f'{{"items": "{SECRET}\\ud800"}}',
+    ],
+)
+def test_an_error_never_repeats_the_input(body: str) -> None:
+    assert SECRET not in refusal(body).message

@@ -1,0 +1,271 @@
+"""Clients that go away, stop reading, or wait for long."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.config import Config, ServerSection
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import (
+    CHAT,
+    COMPLETIONS,
+    DEADLINE_S,
+    Connection,
+    Engine,
+    chat,
+    events,
+    eventually,
+    ids_of,
+    make_service,
+    prompt,
+    running,
+    start_engine,
+    token_id,
+)
+
+PING_S = 0.02
+LONG = "x" * 300  # several chunks of a prompt
+
+
+@asynccontextmanager
+async def held(tokenizer: Tokenizer, **changes: Any) -> AsyncIterator[tuple[FastAPI, Engine]]:
+    """An application whose engine takes a step only when it is told to."""
+    engine = start_engine(**changes)
+    engine.gate.closed = True
+    engine.gate.entered = 0
+    config = Config(server=ServerSection(sse_ping_s=PING_S))
+    async with running(make_service(engine.client, tokenizer, config)) as app:
+        try:
+            yield app, engine
+        finally:
+            engine.gate.open()
+    engine.stop()
+
+
+async def expect_no_work(engine: Engine, steps: int) -> None:
+    """All memory is free although the engine has begun no more steps than that."""
+
+    def free() -> bool:
+        kv = engine.client.stats.kv
+        return kv is not None and kv.live_bytes == 0 and kv.free_bytes == kv.capacity_bytes
+
+    await eventually(free)
+    await eventually(lambda: engine.client.in_flight == 0)
+    assert engine.gate.entered == steps
+    assert engine.client.stats.running == engine.client.stats.waiting == 0
+
+
+# --- clients that go away --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "steps"),
+    [
+        (CHAT, chat(stream=True), 1),
+        (CHAT, chat(stream=True), 5),
+        (CHAT, chat(), 5),
+        (COMPLETIONS, prompt(stream=True, max_tokens=-1), 5),
+        (COMPLETIONS, prompt(max_tokens=-1), 5),
+        (COMPLETIONS, prompt(LONG, stream=True), 2),
+        (COMPLETIONS, prompt(LONG), 2),
+    ],
+    ids=lambda value: "stream" if "'stream': True" in str(value) else None,
+)
+async def test_a_client_that_goes_away_frees_its_blocks_within_one_step(
+    tokenizer: Tokenizer, path: str, body: dict[str, Any], steps: int
+) -> None:
+    async with held(tokenizer) as (app, engine):
+        connection = Connection(app, path, body)
+        await eventually(lambda: engine.gate.entered == 1)
+        for _ in range(steps - 1):
+            await engine.step()
+        connection.leave()
+        await connection.end()
+        engine.gate.allow(1)  # the step that runs already; there is never another one
+        await expect_no_work(engine, steps)
+        assert connection.status == (200 if body.get("stream") else 499)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_while_it_waits_is_never_computed(
+    tokenizer: Tokenizer, stream: bool
+) -> None:
+    async with held(tokenizer, max_num_seqs=1) as (app, engine):
+        first = Connection(app, CHAT, chat(max_tokens=3))
+        await eventually(lambda: engine.gate.entered == 1)
+        second = Connection(app, CHAT, chat(stream=stream))
+        await eventually(lambda: engine.client.in_flight == 2)
+        second.leave()
+        await second.end()
+        engine.gate.open()
+        await first.end()
+        assert first.status == 200
+        usage = json.loads(first.body)["usage"]
+        await eventually(lambda: engine.client.in_flight == 0)
+        await eventually(lambda: engine.client.stats.generated_tokens == 3)
+        assert engine.client.stats.prompt_tokens == usage["prompt_tokens"]
+
+
+async def test_one_client_that_goes_away_does_not_disturb_the_others(
+    tokenizer: Tokenizer,
+) -> None:
+    async with held(tokenizer) as (app, engine):
+        leaving = Connection(app, CHAT, chat(stream=True))
+        staying = Connection(app, CHAT, chat("Stay", max_tokens=30))
+        alone = Connection(app, CHAT, chat("Stay", max_tokens=30))
+        await eventually(lambda: engine.client.in_flight == 3)
+        for _ in range(4):
+            await engine.step()
+        leaving.leave()
+        await leaving.end()
+        engine.gate.open()
+        await staying.end()
+        await alone.end()
+        said = [json.loads(c.body)["choices"][0] for c in (staying, alone)]
+        assert said[0] == said[1]
+        assert said[0]["finish_reason"] == "length"
+
+
+async def test_a_client_that_goes_away_while_it_sends_is_no_fault(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with held(tokenizer) as (app, engine):
+        connection = Connection(app, CHAT, b'{"messages": [', ends=False)
+        connection.leave()
+        await connection.end()
+        assert connection.status == 499
+        assert engine.gate.entered == 0
+    assert not caplog.records
+
+
+# --- clients that do not read ----------------------------------------------------------------
+
+
+async def test_a_reader_that_never_comes_back_loses_its_request(tokenizer: Tokenizer) -> None:
+    async with held(tokenizer, max_backlog=8) as (app, engine):
+        connection = Connection(app, CHAT, chat(stream=True))
+        await connection.begins()
+        connection.stop_reading()
+        engine.gate.open()
+        await eventually(lambda: engine.client.in_flight == 0)
+        assert not connection.done
+        assert engine.client.stats.generated_tokens < 50
+        assert len(connection.sent) < 20
+        connection.read_on()
+        await connection.end()
+        last = connection.body.decode().split("\n\n")[-2]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
+        assert b"[DONE]" not in connection.body
+
+
+# --- signs of life ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat), (COMPLETIONS, prompt)])
+async def test_a_stream_that_waits_gets_comments_as_a_sign_of_life(
+    tokenizer: Tokenizer, path: str, body: Any
+) -> None:
+    async with held(tokenizer) as (app, engine):
+        connection = Connection(app, path, body(stream=True, max_tokens=2))
+        await eventually(lambda: connection.body.count(b": waiting\n\n") >= 3)
+        engine.gate.open()
+        await connection.end()
+        assert connection.body.endswith(b"data: [DONE]\n\n")
+        assert len(events(connection.body)) >= 1
+        for block in connection.body.decode().split("\n\n"):
+            assert block == "" or block.startswith((": waiting", "data: "))
+
+
+async def test_an_answer_that_is_not_streamed_waits_in_silence(tokenizer: Tokenizer) -> None:
+    async with held(tokenizer) as (app, engine):
+        connection = Connection(app, CHAT, chat(max_tokens=2))
+        await asyncio.sleep(3 * PING_S)
+        assert connection.sent == []
+        engine.gate.open()
+        await connection.end()
+        assert json.loads(connection.body)["usage"]["completion_tokens"] == 2
+
+
+# --- faults of the engine --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_fault_of_the_engine_is_never_a_normal_end(
+    tokenizer: Tokenizer, stream: bool
+) -> None:
+    async with held(tokenizer, failing=token_id(tokenizer, "#")) as (app, engine):
+        engine.script[:] = ids_of(tokenizer, "abc#d")
+        connection = Connection(app, CHAT, chat(stream=stream))
+        engine.gate.open()
+        await connection.end()
+        if stream:
+            assert connection.status == 200
+            *_, before, last, end = connection.body.decode().split("\n\n")
+            assert json.loads(before.removeprefix("data: "))["choices"][0]["finish_reason"] is None
+            error = json.loads(last.removeprefix("data: "))["error"]
+            assert end == ""
+        else:
+            assert connection.status == 500
+            error = json.loads(connection.body)["error"]
+        assert error["type"] == "server_error"
+        assert "a step of the engine failed" in error["message"]
+
+
+# --- a real socket ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def on_a_socket(app: ASGIApp) -> AsyncIterator[int]:
+    """The application behind uvicorn on a free port."""
+    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        await eventually(lambda: server.started)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+        async with asyncio.timeout(DEADLINE_S):
+            await serving
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_closed_socket_frees_its_blocks_within_one_step(
+    tokenizer: Tokenizer, stream: bool
+) -> None:
+    async with held(tokenizer) as (app, engine):
+        ended = asyncio.Event()
+
+        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, send)
+            ended.set()
+
+        async with on_a_socket(watched) as port:
+            writer = await post(port, chat(stream=stream))
+            await eventually(lambda: engine.gate.entered == 1)
+            for _ in range(3):
+                await engine.step()
+            writer.transport.abort()
+            async with asyncio.timeout(DEADLINE_S):
+                await ended.wait()
+            engine.gate.allow(1)
+            await expect_no_work(engine, steps=4)
+
+
+async def post(port: int, body: dict[str, Any]) -> asyncio.StreamWriter:
+    """Sends a chat; the answer is left unread."""
+    raw = json.dumps(body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.encode() + raw)
+    await writer.drain()
+    return writer

@@ -1,0 +1,42 @@
+import httpx2
+import pytest
+
+from server.service import Service
+from tests.server.harness import MODEL
+
+
+async def test_the_model_is_listed_with_its_context(
+    http: httpx2.AsyncClient, service: Service
+) -> None:
+    found = (await http.get("/v1/models")).json()
+    assert found == {
+        "object": "list",
+        "data": [
+            {
+                "id": MODEL,
+                "object": "model",
+                "created": service.model.created,
+                "owned_by": "quire",
+                "max_model_len": 400,
+            }
+        ],
+    }
+    assert (await http.get("/v1/models?")).json() == found
+
+
+@pytest.mark.parametrize(
+    "path", [MODEL, "org/alias", "org%2Falias", "/models/alias", "%2Fmodels%2Falias"]
+)
+async def test_the_model_is_found_by_all_of_its_names(http: httpx2.AsyncClient, path: str) -> None:
+    (entry,) = (await http.get("/v1/models")).json()["data"]
+    response = await http.get(f"/v1/models/{path}")
+    assert (response.status_code, response.json()) == (200, entry)
+
+
+@pytest.mark.parametrize("name", ["gpt-5", "org", "org/alias/", "a/b/c", "\N{SNOWMAN}", ""])
+async def test_another_model_is_a_404(http: httpx2.AsyncClient, name: str) -> None:
+    response = await http.get(f"/v1/models/{name}")
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert name in error["message"]

@@ -1,0 +1,111 @@
+import httpx2
+import pytest
+
+from server.config import Config, ServerSection
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import (
+    CHAT,
+    Connection,
+    Engine,
+    chat,
+    eventually,
+    http_client,
+    make_service,
+    running,
+    start_engine,
+)
+
+IMPATIENT = Config(server=ServerSection(ready_timeout_s=0.3))
+
+
+async def test_a_server_whose_engine_decodes_is_ready(
+    http: httpx2.AsyncClient, engine: Engine
+) -> None:
+    generated = engine.client.stats.generated_tokens
+    response = await http.get("/ready")
+    assert (response.status_code, response.json()) == (200, {"status": "ready"})
+    await eventually(lambda: engine.client.stats.generated_tokens == generated + 1)
+    response = await http.get("/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+async def test_the_canary_leaves_nothing_behind(http: httpx2.AsyncClient, engine: Engine) -> None:
+    assert (await http.get("/ready")).status_code == 200
+
+    def empty() -> bool:
+        kv = engine.client.stats.kv
+        return kv is not None and kv.free_bytes == kv.capacity_bytes
+
+    await eventually(empty)
+    assert engine.client.in_flight == 0
+
+
+async def test_a_server_whose_engine_is_stuck_is_alive_but_not_ready(tokenizer: Tokenizer) -> None:
+    engine = start_engine()
+    engine.gate.closed = True
+    async with (
+        running(make_service(engine.client, tokenizer, IMPATIENT)) as app,
+        http_client(app) as http,
+    ):
+        response = await http.get("/ready")
+        assert response.status_code == 503
+        assert response.json()["error"]["type"] == "server_error"
+        assert (await http.get("/health")).status_code == 200
+        engine.gate.open()
+        assert (await http.get("/ready")).status_code == 200
+    engine.stop()
+
+
+async def test_a_server_is_ready_although_its_queue_is_full(tokenizer: Tokenizer) -> None:
+    engine = start_engine(max_num_seqs=2, max_queue=0)
+    engine.gate.closed = True
+    async with (
+        running(make_service(engine.client, tokenizer)) as app,
+        http_client(app) as http,
+    ):
+        waiting = [Connection(app, CHAT, chat(max_tokens=1)) for _ in range(2)]
+        await eventually(lambda: engine.client.in_flight == 2)
+        assert (await http.post(CHAT, json=chat())).status_code == 429
+        engine.gate.open()
+        assert (await http.get("/ready")).status_code == 200
+        for connection in waiting:
+            await connection.end()
+    engine.stop()
+
+
+async def test_a_server_is_ready_while_every_slot_decodes(tokenizer: Tokenizer) -> None:
+    engine = start_engine(max_num_seqs=1)
+    engine.gate.closed = True
+    async with (
+        running(make_service(engine.client, tokenizer, IMPATIENT)) as app,
+        http_client(app) as http,
+    ):
+        busy = Connection(app, CHAT, chat(stream=True))
+        await busy.begins()
+        canary = Connection(app, "/ready", b"", method="GET")
+        # Far fewer steps than the answer takes: the one slot stays taken all the time.
+        for _ in range(300):
+            if not canary.done:
+                await engine.step()
+        await canary.end()
+        assert canary.status == 200
+        assert not busy.done
+        # The same server, stuck: not ready.
+        assert (await http.get("/ready")).status_code == 503
+        busy.leave()
+        engine.gate.open()
+        await busy.end()
+    engine.stop()
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_a_server_whose_engine_has_ended_is_neither_alive_nor_ready(
+    path: str, tokenizer: Tokenizer
+) -> None:
+    engine = start_engine()
+    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+        assert (await http.get(path)).status_code == 200
+        engine.stop()
+        response = await http.get(path)
+    assert response.status_code == 503
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,116 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from server.config import MIB, Config, load
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "quire.toml"
+    path.write_text("[server]\nport = 1\nhost = '0.0.0.0'\n[cache]\nkv_budget = '1GiB'\n")
+    return path
+
+
+def test_without_anything_the_defaults_stand() -> None:
+    assert load(None, {}) == Config()
+    assert load(None, {}).server.host == "127.0.0.1"
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(file, {}).server.port == 1
+    monkeypatch.setenv("QUIRE_SERVER__PORT", "2")
+    assert load(file, {}).server.port == 2
+    config = load(file, {"server": {"port": 3}})
+    assert config.server.port == 3
+    # What the winner does not name comes from the others.
+    assert config.server.host == "0.0.0.0"
+    assert config.cache.kv_budget == 1024 * MIB
+    assert config.server.sse_ping_s == Config().server.sse_ping_s
+
+
+@pytest.mark.parametrize(
+    ("size", "in_bytes"),
+    [("4GiB", 4 * 1024 * MIB), ("512MiB", 512 * MIB), ("65536", 65536), (65536, 65536)],
+)
+def test_sizes_take_units(size: Any, in_bytes: int) -> None:
+    assert load(None, {"cache": {"heap_size": size}}).cache.heap_size == in_bytes
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("server", "port", -1),
+        ("server", "port", 65536),
+        ("server", "prot", 1),
+        ("server", "sse_ping_s", 0),
+        ("server", "ready_timeout_s", 0),
+        ("limits", "max_body_bytes", "8 parsecs"),
+        ("limits", "max_queued_requests", -1),
+        ("limits", "retry_after_s", 0),
+        ("limits", "max_header_bytes", 1),
+        ("engine", "max_num_seqs", 0),
+        ("engine", "max_num_batched_tokens", 0),
+        ("engine", "max_model_len", 1),
+        ("engine", "step_time_target_ms", 0),
+        ("engine", "arithmetic", "roman"),
+        ("engine", "threads", 0),
+        ("cache", "substrate", "papyrus"),
+        ("cache", "kv_budget", -1),
+        ("cache", "dtype", "float64"),
+        ("log", "level", "loud"),
+        ("log", "format", "xml"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(section: str, field: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        load(None, {section: {field: value}})
+    assert caught.value.errors()[0]["loc"] == (section, field)
+
+
+def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("[sever]\nport = 1\n")
+    with pytest.raises(ValidationError) as caught:
+        load(file, {})
+    assert caught.value.errors()[0]["loc"] == ("sever",)
+
+
+def test_a_wrong_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_ENGINE__MAX_NUM_SEQS", "many")
+    with pytest.raises(ValidationError) as caught:
+        load(None, {})
+    assert caught.value.errors()[0]["loc"] == ("engine", "max_num_seqs")
+
+
+def test_a_table_in_the_environment_must_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_SERVER", '{"port": 7}')
+    assert load(None, {}).server.port == 7
+    monkeypatch.setenv("QUIRE_SERVER", "port 7")
+    with pytest.raises(SettingsError, match="server"):
+        load(None, {})
+
+
+def test_a_file_that_is_no_toml_or_does_not_exist_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    with pytest.raises(FileNotFoundError):
+        load(file, {})
+    file.write_text("[server")
+    with pytest.raises(ValueError, match="end of a table"):
+        load(file, {})
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UnicodeDecodeError):
+        load(file, {})
+
+
+def test_settings_never_change() -> None:
+    config = load(None, {})
+    with pytest.raises(ValidationError):
+        config.server.port = 1
+    with pytest.raises(ValidationError):
+        config.server = config.server

@@ -1,0 +1,47 @@
+import time
+
+import pytest
+
+from server.text.detokenizer import Detokenizer
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import decoded, ids_of
+
+MANY = 20_000
+
+
+def test_a_character_comes_out_when_its_last_byte_is_there(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    fed = [detokenizer.feed(i) for i in ids_of(tokenizer, "é😀!")]
+    assert fed == ["", "é", "", "", "", "😀", "!"]
+    assert detokenizer.flush() == ""
+
+
+def test_half_a_character_at_the_end_becomes_a_replacement_character(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    ids = ids_of(tokenizer, "a😀")[:-1]
+    assert [detokenizer.feed(i) for i in ids] == ["a", "", "", ""]
+    assert detokenizer.flush() == "\N{REPLACEMENT CHARACTER}"
+    assert detokenizer.flush() == ""
+
+
+def test_special_tokens_are_no_text_and_other_added_tokens_are(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    ids = ids_of(tokenizer, "<|im_start|><think>a</think><|im_end|>")
+    assert len(ids) == 5
+    assert "".join(detokenizer.feed(i) for i in ids) == "<think>a</think>"
+
+
+def test_an_id_without_a_token_is_no_text(tokenizer: Tokenizer) -> None:
+    assert Detokenizer(tokenizer).feed(tokenizer.vocab_size + 7) == ""
+
+
+@pytest.mark.parametrize("text", ["é", "<|im_start|>", "w500"])
+def test_a_token_costs_the_same_however_many_came_before(tokenizer: Tokenizer, text: str) -> None:
+    # The first byte of é, again and again, never becomes a character.
+    token = ids_of(tokenizer, text)[0]
+    detokenizer = Detokenizer(tokenizer)
+    started = time.perf_counter()
+    pieces = [detokenizer.feed(token) for _ in range(MANY)]
+    # A detokenizer that decodes what is incomplete over and over takes half a minute.
+    assert time.perf_counter() - started < 5.0
+    assert "".join(pieces) + detokenizer.flush() == decoded(tokenizer, [token] * MANY)

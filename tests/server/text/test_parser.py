@@ -1,0 +1,77 @@
+import pytest
+
+from server.text.parser import Part, Piece, ReasoningParser, joined
+
+OPENED = "<|im_start|>assistant\n<think>\n"
+CLOSED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+PLAIN = "<|im_start|>assistant\n"
+
+
+def thought(text: str) -> Piece:
+    return Piece(Part.REASONING, text)
+
+
+def said(text: str) -> Piece:
+    return Piece(Part.CONTENT, text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "pieces"),
+    [
+        (PLAIN, "Hello.", [said("Hello.")]),
+        (PLAIN, "<think>\nHm.\n</think>\n\nHello.", [thought("Hm."), said("Hello.")]),
+        (PLAIN, "\n<think>Hm.</think>Hello.\n", [thought("Hm."), said("Hello.\n")]),
+        (PLAIN, "<think>\n\n</think>\n\nHello.", [said("Hello.")]),
+        (PLAIN, "<think>Hm. And then", [thought("Hm. And then")]),
+        (PLAIN, "<think>Hm.\n</thi", [thought("Hm.\n</thi")]),
+        (PLAIN, "<thin ice", [said("<thin ice")]),
+        (PLAIN, "<thi", [said("<thi")]),
+        (PLAIN, "  spaced", [said("  spaced")]),
+        (PLAIN, "Hello <think>no</think>", [said("Hello <think>no</think>")]),
+        (PLAIN, "<think>a < b</think>c", [thought("a < b"), said("c")]),
+        (PLAIN, "<think>a</think>b</think>c", [thought("a"), said("b</think>c")]),
+        (OPENED, "Hm.\n</think>\n\nHello.", [thought("Hm."), said("Hello.")]),
+        (OPENED, "Hm.", [thought("Hm.")]),
+        (CLOSED, "\nHello.", [said("\nHello.")]),
+        (CLOSED, "<think>Hm.</think>", [said("<think>Hm.</think>")]),
+        (PLAIN, "", []),
+        (PLAIN, "<think>", []),
+        (OPENED, " \n", []),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 3, 100])
+def test_thoughts_are_split_off_the_beginning(
+    prompt: str, text: str, pieces: list[Piece], cut: int
+) -> None:
+    parser = ReasoningParser(prompt)
+    found: list[Piece] = []
+    for start in range(0, len(text), cut):
+        found += parser.feed(text[start : start + cut])
+    assert joined(found + parser.flush()) == pieces
+
+
+def test_text_is_not_held_back_once_its_part_is_certain() -> None:
+    parser = ReasoningParser(PLAIN)
+    assert parser.feed("<think>One") == [thought("One")]
+    assert parser.feed(" two ") == [thought(" two")]
+    assert parser.feed("three</th") == [thought(" three")]
+    assert parser.feed("ink>\nA") == [said("A")]
+    assert parser.feed(" b ") == [said(" b ")]
+
+
+def test_it_knows_when_the_model_is_thinking() -> None:
+    assert ReasoningParser(OPENED).reasoning
+    assert not ReasoningParser(CLOSED).reasoning
+    parser = ReasoningParser(PLAIN)
+    assert not parser.reasoning
+    parser.feed("<think>")
+    assert parser.reasoning
+    parser.feed("</think>")
+    assert not parser.reasoning
+
+
+def test_neighbours_of_one_part_are_joined() -> None:
+    assert joined([thought("a"), thought("b"), said("c"), said("d")]) == [
+        thought("ab"),
+        said("cd"),
+    ]

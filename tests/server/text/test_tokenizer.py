@@ -1,0 +1,121 @@
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from server.text.tokenizer import TemplateError, Tokenizer, TokenizerError
+from tests.models import write_tokenizer
+from tests.server.harness import ids_of, token_id
+
+HELLO = [{"role": "user", "content": "Hello"}]
+START = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path, 1000)
+    return tmp_path
+
+
+def change(folder: Path, **settings: object) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+async def test_a_conversation_becomes_the_prompt_of_the_models_template(
+    tokenizer: Tokenizer,
+) -> None:
+    text, ids = await tokenizer.encode_chat(HELLO, None)
+    assert text == START
+    assert tokenizer.fast.decode(list(ids), skip_special_tokens=False) == START
+
+
+@pytest.mark.parametrize(
+    ("enable_thinking", "ending"),
+    [(None, ""), (True, ""), (False, "<think>\n\n</think>\n\n")],
+)
+async def test_thinking_is_switched_by_the_template(
+    tokenizer: Tokenizer, enable_thinking: bool | None, ending: str
+) -> None:
+    text, _ = await tokenizer.encode_chat(HELLO, enable_thinking)
+    assert text == START + ending
+
+
+async def test_special_tokens_of_a_text_are_recognised_and_none_are_added(
+    tokenizer: Tokenizer,
+) -> None:
+    (special,) = await tokenizer.encode("<|im_start|>")
+    assert special in tokenizer.special_ids
+    assert len(await tokenizer.encode("ab")) == 2
+    assert await tokenizer.encode("") == ()
+
+
+async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    beats = 0
+    encoding = asyncio.ensure_future(tokenizer.encode("some words, more words, " * 15_000))
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        beats += 1
+    assert len(await encoding) == 24 * 15_000
+    # Encoding on the loop, or while holding the interpreter, leaves one or two.
+    assert beats > 10
+
+
+async def test_a_template_that_fails_is_the_conversations_fault(folder: Path) -> None:
+    change(folder, chat_template="{{ raise_exception('no') }}")
+    with pytest.raises(TemplateError, match="cannot render these messages"):
+        await Tokenizer(folder).encode_chat(HELLO, None)
+
+
+def test_a_tokenizer_without_a_template_says_so(folder: Path, tokenizer: Tokenizer) -> None:
+    change(folder, chat_template=None)
+    assert not Tokenizer(folder).has_template
+    assert tokenizer.has_template
+
+
+def test_the_bytes_of_a_token_need_not_be_characters(tokenizer: Tokenizer) -> None:
+    ids = ids_of(tokenizer, "é ")
+    assert [tokenizer.token_bytes(i) for i in ids] == [b"\xc3", b"\xa9", b" "]
+    assert tokenizer.token_bytes(token_id(tokenizer, "<think>")) == b"<think>"
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
+
+
+def test_an_added_token_outside_of_the_byte_alphabet_is_its_own_text(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    token = content["added_tokens"][-1] | {"id": 1000, "content": "two words …"}
+    content["added_tokens"].append(token)
+    file.write_text(json.dumps(content))
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.token_bytes(1000) == "two words …".encode()
+    assert tokenizer.vocab_size == 1001
+
+
+def test_the_longest_token_bounds_what_a_text_can_hold(tokenizer: Tokenizer) -> None:
+    assert tokenizer.longest_token_bytes == len(b"<|endoftext|>")
+
+
+def test_the_end_of_a_turn_is_known(tokenizer: Tokenizer) -> None:
+    assert tokenizer.eos_token_id == token_id(tokenizer, "<|im_end|>")
+
+
+@pytest.mark.parametrize("content", ["{", '{"model": {}}', "[]"])
+def test_a_tokenizer_that_cannot_be_read_names_its_folder(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError, match=str(folder)):
+        Tokenizer(folder)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with pytest.raises(TokenizerError, match=str(folder)):
+        Tokenizer(folder)
+
+
+def test_a_tokenizer_without_its_fast_form_is_refused(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match=str(folder)):
+        Tokenizer(folder)

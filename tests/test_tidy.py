@@ -1,0 +1,103 @@
+"""The style that no linter checks, as tests."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from server.config import Config
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("server", "engine", "kvcache", "metal_ext")
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+MAX_COLUMNS = 100
+
+SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+NATIVE = [
+    path
+    for folder in ("csrc", "kernels")
+    for path in sorted((ROOT / "metal_ext" / folder).rglob("*"))
+    if path.suffix in {".cpp", ".h", ".c"}
+]
+# Sources whose tests stand elsewhere, and where.
+TESTED_ELSEWHERE = {
+    "engine/runner.py": "tests/engine/test_recall_engine.py",
+    "engine/types.py": "tests/engine/test_scheduler.py",
+    "engine/safetensors_headers.py": "tests/engine/test_checkpoint.py",
+    "kvcache/stats.py": "tests/kvcache/test_manager.py",
+}
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+@pytest.mark.parametrize("path", SOURCES + NATIVE, ids=names(SOURCES + NATIVE))
+def test_a_file_is_one_thing_and_fits_its_measure(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    limit = MAX_FILE_LINES * 2 if path.name == "kernels.cpp" else MAX_FILE_LINES
+    assert len(lines) <= limit
+    assert all(len(line) <= MAX_COLUMNS for line in lines)
+    assert not re.search(r"\b(TODO|FIXME|XXX)\b", path.read_text())
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=names(SOURCES))
+def test_functions_fit_a_screen_and_nothing_prints(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.body[0].lineno
+            assert length <= MAX_FUNCTION_LINES, node.name
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "print" or path.name == "cli.py"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if path.name != "__init__.py"],
+    ids=names([path for path in SOURCES if path.name != "__init__.py"]),
+)
+def test_every_source_has_its_tests(path: Path) -> None:
+    source = path.relative_to(ROOT)
+    mirror = ROOT / "tests" / source.parent / f"test_{source.name}"
+    assert mirror.is_file() or (ROOT / TESTED_ELSEWHERE.get(str(source), "nowhere")).is_file()
+
+
+def test_the_settings_file_documents_every_setting_with_its_default() -> None:
+    text = (ROOT / "configs/quire.toml").read_text()
+    written = tomllib.loads(text)
+    for section, values in Config().model_dump().items():
+        for name, default in values.items():
+            if default is None:
+                assert re.search(rf"^# {name} = ", text, re.MULTILINE), f"[{section}] {name}"
+            else:
+                assert name in written[section], f"[{section}] {name}"
+    assert Config.model_validate(written) == Config(), "the file's values are the defaults"
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
+        used = set(re.findall(r"`make ([a-z0-9-]+)", (ROOT / document).read_text()))
+        assert used <= targets, document
+
+
+def test_locks_carry_versions_and_hashes_and_no_address() -> None:
+    for lock in ("requirements.lock", "requirements-dev.lock"):
+        text = (ROOT / lock).read_text()
+        assert "--hash=sha256:" in text
+        assert "://" not in text
+        assert not re.search(r"^-{1,2}(i|index|extra|find)", text, re.MULTILINE)
+
+
+def test_mlx_and_nanobind_are_pinned_exactly_and_alike_everywhere() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for package in ("mlx", "nanobind"):
+        pins = set(re.findall(rf'"{package}(?:\[cpu\])?==([0-9.]+)', text))
+        assert len(pins) == 1
+        for lock in ("requirements.lock", "requirements-dev.lock"):
+            locked = re.findall(rf"^{package}==([0-9.]+)", (ROOT / lock).read_text(), re.MULTILINE)
+            assert set(locked) == pins
