@@ -29,6 +29,7 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+	MYPYPATH=configs/demo $(BIN)/mypy configs/demo/*.py
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo

@@ -1,13 +1,14 @@
 """Greedy answers equal mlx-lm's token for token: alone, and in each other's company."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.build import EngineConfig, MachineMemory, build_engine, plan_engine
+from engine.build import MachineMemory, build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
 from engine.types import SamplingParams
@@ -26,18 +27,15 @@ SPEC = ModelSpec(
 )
 LENGTHS = (1, 2, 63, 64, 65, 400, 1500, 3000)
 NEW_TOKENS = 24
-ENGINE = EngineConfig(
-    **{field: getattr(CONFIG, field) for field in CONFIG.__slots__}
-    | {
-        "page_bytes": None,
-        "heap_bytes": 1 << 20,
-        "kv_budget_bytes": None,
-        "max_model_len": None,
-        "max_num_batched_tokens": 512,
-        "step_time_target_ms": 100.0,
-        "threads": 2,
-        "check_every_step": True,
-    }
+ENGINE = replace(
+    CONFIG,
+    page_bytes=None,
+    heap_bytes=1 << 20,
+    kv_budget_bytes=None,
+    max_model_len=None,
+    max_num_batched_tokens=512,
+    step_time_target_ms=100.0,
+    threads=2,
 )
 
 
@@ -75,9 +73,7 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
 async def test_greedy_answers_equal_mlx_lms_together_and_alone(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], substrate: str
 ) -> None:
-    config = EngineConfig(
-        **{field: getattr(ENGINE, field) for field in ENGINE.__slots__} | {"substrate": substrate}
-    )
+    config = replace(ENGINE, substrate=substrate)
     plan = plan_engine(config, read_checkpoint(folder), MachineMemory(8 << 30, 4 << 30))
     client = EngineClient(
         lambda emit: build_engine(plan, config, lambda *_: None, emit),
