@@ -17,6 +17,8 @@ from pydantic_settings import (
 )
 
 MIB = 1024**2
+Tables = dict[str, dict[str, Any]]
+"""``{section: {field: value}}``; a flag whose value is None was not given."""
 
 
 class Section(BaseModel):
@@ -86,12 +88,8 @@ class LogSection(Section):
     format: Literal["text", "json"] = "text"
 
 
-class Config(BaseSettings):
+class Config(Section):
     """All settings."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="QUIRE_", env_nested_delimiter="__", frozen=True, extra="forbid"
-    )
 
     server: ServerSection = ServerSection()
     limits: LimitsSection = LimitsSection()
@@ -100,20 +98,36 @@ class Config(BaseSettings):
     log: LogSection = LogSection()
 
 
-def load(file: Path | None, flags: dict[str, dict[str, Any]]) -> Config:
-    """Settings from a TOML file, the environment and flags (``{section: {field: value}}``).
+def read_file(file: Path) -> Tables:
+    """What a TOML file sets. Raises pydantic.ValidationError that names the field; OSError or
+    ValueError for the file itself."""
+    values = tomllib.loads(file.read_text(encoding="utf-8"))
+    Config.model_validate(values)
+    return values
 
-    Raises pydantic.ValidationError that names the field; OSError or ValueError for the file itself.
+
+def load(from_file: Tables, flags: Tables) -> Config:
+    """Settings from a file, the environment and flags; the later ones win.
+
+    Raises pydantic.ValidationError that names the field; SettingsError for a variable that cannot
+    be read.
     """
-    from_file = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
+    given = {
+        section: {name: value for name, value in fields.items() if value is not None}
+        for section, fields in flags.items()
+    }
 
-    class Sources(Config):
+    class Sources(BaseSettings, Config):
+        model_config = SettingsConfigDict(
+            env_prefix="QUIRE_", env_nested_delimiter="__", frozen=True, extra="forbid"
+        )
+
         @classmethod
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], *_: Any, **sources: PydanticBaseSettingsSource
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             return (
-                InitSettingsSource(settings_cls, flags),
+                InitSettingsSource(settings_cls, given),
                 sources["env_settings"],
                 InitSettingsSource(settings_cls, from_file),
             )

@@ -25,6 +25,7 @@ NATIVE = [
 # Sources whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
     "engine/runner.py": "tests/engine/test_recall_engine.py",
+    "engine/models/qwen3.py": "tests/engine/test_qwen3.py",
     "engine/types.py": "tests/engine/test_scheduler.py",
     "engine/safetensors_headers.py": "tests/engine/test_checkpoint.py",
     "kvcache/stats.py": "tests/kvcache/test_manager.py",

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from server.config import MIB, Config, load
+from server.config import MIB, Config, load, read_file
 
 
 @pytest.fixture
@@ -16,17 +16,17 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_without_anything_the_defaults_stand() -> None:
-    assert load(None, {}) == Config()
-    assert load(None, {}).server.host == "127.0.0.1"
+    assert load({}, {}) == Config()
+    assert load({}, {}).server.host == "127.0.0.1"
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert load(file, {}).server.port == 1
+    assert load(read_file(file), {}).server.port == 1
     monkeypatch.setenv("QUIRE_SERVER__PORT", "2")
-    assert load(file, {}).server.port == 2
-    config = load(file, {"server": {"port": 3}})
+    assert load(read_file(file), {}).server.port == 2
+    config = load(read_file(file), {"server": {"port": 3}})
     assert config.server.port == 3
     # What the winner does not name comes from the others.
     assert config.server.host == "0.0.0.0"
@@ -39,7 +39,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     [("4GiB", 4 * 1024 * MIB), ("512MiB", 512 * MIB), ("65536", 65536), (65536, 65536)],
 )
 def test_sizes_take_units(size: Any, in_bytes: int) -> None:
-    assert load(None, {"cache": {"heap_size": size}}).cache.heap_size == in_bytes
+    assert load({}, {"cache": {"heap_size": size}}).cache.heap_size == in_bytes
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_sizes_take_units(size: Any, in_bytes: int) -> None:
 )
 def test_a_setting_that_makes_no_sense_is_named(section: str, field: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
-        load(None, {section: {field: value}})
+        load({}, {section: {field: value}})
     assert caught.value.errors()[0]["loc"] == (section, field)
 
 
@@ -77,39 +77,60 @@ def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text("[sever]\nport = 1\n")
     with pytest.raises(ValidationError) as caught:
-        load(file, {})
+        read_file(file)
     assert caught.value.errors()[0]["loc"] == ("sever",)
 
 
 def test_a_wrong_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_ENGINE__MAX_NUM_SEQS", "many")
     with pytest.raises(ValidationError) as caught:
-        load(None, {})
+        load({}, {})
     assert caught.value.errors()[0]["loc"] == ("engine", "max_num_seqs")
 
 
 def test_a_table_in_the_environment_must_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_SERVER", '{"port": 7}')
-    assert load(None, {}).server.port == 7
+    assert load({}, {}).server.port == 7
     monkeypatch.setenv("QUIRE_SERVER", "port 7")
     with pytest.raises(SettingsError, match="server"):
-        load(None, {})
+        load({}, {})
 
 
 def test_a_file_that_is_no_toml_or_does_not_exist_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     with pytest.raises(FileNotFoundError):
-        load(file, {})
+        read_file(file)
     file.write_text("[server")
     with pytest.raises(ValueError, match="end of a table"):
-        load(file, {})
+        read_file(file)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(UnicodeDecodeError):
-        load(file, {})
+        read_file(file)
+
+
+def test_a_wrong_value_in_the_file_is_wrong_even_where_a_flag_would_win(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("[server]\nport = 'eighty'\n")
+    monkeypatch.setenv("QUIRE_SERVER__PORT", "2")
+    with pytest.raises(ValidationError) as caught:
+        read_file(file)
+    assert caught.value.errors()[0]["loc"] == ("server", "port")
+
+
+def test_the_file_is_not_blamed_for_the_environment(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_SERVER__PORT", "eighty")
+    assert read_file(file)["server"]["port"] == 1
+
+
+def test_a_flag_that_was_not_given_changes_nothing(file: Path) -> None:
+    assert load(read_file(file), {"server": {"port": None}}).server.port == 1
 
 
 def test_settings_never_change() -> None:
-    config = load(None, {})
+    config = load({}, {})
     with pytest.raises(ValidationError):
         config.server.port = 1
     with pytest.raises(ValidationError):

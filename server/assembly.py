@@ -1,0 +1,268 @@
+"""Puts the parts together: settings -> plan -> tokenizer -> engine -> uvicorn.
+
+Everything that can be wrong with settings and model is said before a weight is loaded or a port is
+bound, as one sentence.
+"""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import metal_ext  # before anything that imports MLX: it loads the BLAS
+
+import psutil
+import structlog
+import uvicorn
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from tqdm import tqdm
+
+from engine.build import EngineConfig, EnginePlan, MachineMemory, build_engine, plan_engine
+from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.client import EngineClient
+from engine.weights import Arithmetic
+from kvcache.layout import LayoutError
+from kvcache.memory_budget import BudgetError
+from server.app import create_app
+from server.config import Config, Tables, load, read_file
+from server.hub import (
+    ModelNotFoundError,
+    SamplingDefaultsError,
+    find_model,
+    model_names,
+    sampling_defaults,
+)
+from server.log import configure_log
+from server.metrics import Metrics
+from server.service import ServedModel, Service
+from server.text.tokenizer import Tokenizer, TokenizerError
+
+STOP_TIMEOUT_S = 30.0
+
+log = structlog.get_logger("quire")
+
+
+class StartError(Exception):
+    """The server cannot start, or cannot go on; one sentence."""
+
+
+class SettingError(StartError):
+    """Settings that cannot work."""
+
+
+class ModelError(StartError):
+    """A model that cannot be served."""
+
+
+class EngineError(StartError):
+    """The engine failed."""
+
+
+def serve_model(name: str, file: Path | None, flags: Tables) -> None:
+    """Serves until told to end. Raises StartError."""
+    settings = read_settings(file, flags)
+    configure_log(settings.log)
+    with _faults_of_the_model():
+        folder = find_model(name)
+        checkpoint = read_checkpoint(folder)
+    engine_plan = make_plan(settings, checkpoint)
+    for line in describe(engine_plan).splitlines():
+        log.info(line)
+    with _faults_of_the_model():
+        tokenizer = Tokenizer(folder)
+        check_vocabulary(folder, tokenizer, checkpoint)
+        model = ServedModel(
+            model_names(name, folder, settings.server.served_model_name),
+            sampling_defaults(folder),
+            frozenset(checkpoint.eos_token_ids or _eos_of(tokenizer)),
+        )
+    client = start_engine(settings, engine_plan)
+    try:
+        _listen(settings, Service(settings, model, tokenizer, client, Metrics(client)))
+        if not client.alive:
+            raise EngineError("the engine has failed: see the log")
+    finally:
+        client.stop(STOP_TIMEOUT_S)
+
+
+def plan_model(name: str, file: Path | None) -> str:
+    """How a model and its cache would lie in memory, in lines. Raises StartError."""
+    settings = read_settings(file, {})
+    with _faults_of_the_model():
+        checkpoint = read_checkpoint(find_model(name))
+    return describe(make_plan(settings, checkpoint))
+
+
+# --- settings and plan -----------------------------------------------------------------------
+
+
+def read_settings(file: Path | None, flags: Tables) -> Config:
+    """The settings in force. Raises SettingError that names the field, and the file if it is at
+    fault."""
+    try:
+        from_file = {} if file is None else read_file(file)
+    except ValidationError as error:
+        raise SettingError(f"{file}: {_first_problem(error)}") from error
+    except OSError as error:
+        raise SettingError(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingError(f"{file}: {error}") from error
+    try:
+        return load(from_file, flags)
+    except ValidationError as error:
+        raise SettingError(f"setting {_first_problem(error)}") from error
+    except SettingsError as error:
+        raise SettingError(f"environment: {error}") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+
+
+def engine_config(settings: Config) -> EngineConfig:
+    """The engine's form of its settings."""
+    engine, cache = settings.engine, settings.cache
+    return EngineConfig(
+        substrate=cache.substrate,
+        arithmetic=None if engine.arithmetic == "auto" else Arithmetic(engine.arithmetic),
+        kv_dtype=None if cache.dtype == "auto" else cache.dtype,
+        page_bytes=cache.page_size,
+        heap_bytes=cache.heap_size,
+        kv_budget_bytes=cache.kv_budget,
+        free_slack_bytes=cache.free_slack,
+        headroom_bytes=cache.headroom,
+        mlx_cache_bytes=engine.mlx_cache_bytes,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        step_time_target_ms=engine.step_time_target_ms,
+        threads=engine.threads,
+        blas_threads=engine.blas_threads,
+        idle_release_s=cache.idle_release_s,
+        check_every_step=engine.check_every_step,
+    )
+
+
+def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:
+    """Fits model and cache into this machine. Raises SettingError with the figure that does not."""
+    memory = psutil.virtual_memory()
+    machine = MachineMemory(memory.total, memory.available)
+    try:
+        return plan_engine(engine_config(settings), checkpoint, machine)
+    except (BudgetError, LayoutError) as error:
+        raise SettingError(str(error)) from error
+
+
+def describe(engine_plan: EnginePlan) -> str:
+    """The plan, for people."""
+    blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
+    lines = [
+        f"arithmetic: {engine_plan.arithmetic.arithmetic.value} "
+        f"({engine_plan.arithmetic.reason}); matrix products: {blas}",
+        f"substrate: {engine_plan.substrate}; kernels: {metal_ext.instruction_sets()[0]}, "
+        f"{engine_plan.threads} threads",
+    ]
+    return "\n".join(engine_plan.memory.lines() + lines)
+
+
+# --- the model's files -----------------------------------------------------------------------
+
+
+@contextmanager
+def _faults_of_the_model() -> Iterator[None]:
+    try:
+        yield
+    except (
+        ModelNotFoundError,
+        CheckpointError,
+        TokenizerError,
+        SamplingDefaultsError,
+    ) as error:
+        raise ModelError(str(error)) from error
+
+
+def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
+    """Raises ModelError for a tokenizer that has more tokens than the weights."""
+    if tokenizer.vocab_size > checkpoint.vocab_size:
+        raise ModelError(
+            f"{folder / 'tokenizer.json'}: it has {tokenizer.vocab_size} tokens, but config.json's "
+            f"vocab_size is {checkpoint.vocab_size}"
+        )
+
+
+def _eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+
+
+# --- engine and socket -----------------------------------------------------------------------
+
+
+def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
+    """A running engine, loaded and warm. Raises EngineError."""
+    bar = tqdm(
+        unit="B", unit_scale=True, unit_divisor=1024, desc="loading", disable=None, leave=False
+    )
+
+    def progress(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    client = EngineClient(
+        lambda emit: build_engine(engine_plan, engine_config(settings), progress, emit),
+        max_queue=settings.limits.max_queued_requests,
+        max_backlog=settings.limits.max_stream_backlog_events,
+    )
+    try:
+        client.start()
+    except Exception as error:
+        log.debug("the engine did not start", exc_info=True)
+        raise EngineError(f"the engine did not start: {error}") from error
+    finally:
+        bar.close()
+    return client
+
+
+def _listen(settings: Config, service: Service) -> None:
+    """Binds the port and serves until told to end."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(service),
+            host=settings.server.host,
+            port=settings.server.port,
+            http="h11",
+            h11_max_incomplete_event_size=settings.limits.max_header_bytes,
+            ws="none",
+            timeout_keep_alive=settings.limits.keep_alive_s,
+            timeout_graceful_shutdown=settings.server.drain_s,
+            server_header=False,
+            proxy_headers=False,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+        )
+    )
+    # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
+    # work, and the process ends with 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    with bind(settings.server.host, settings.server.port) as listener:
+        host, port = listener.getsockname()[:2]
+        log.info(
+            f"serving {service.model.id} on http://{host}:{port}",
+            max_model_len=service.max_model_len,
+        )
+        server.run(sockets=[listener])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bound by us, so that the log can name the port that 0 stands for. Raises SettingError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise SettingError(
+            f"setting server.port: {host}:{port} cannot be listened on: {error.strerror}"
+        ) from error
