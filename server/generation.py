@@ -103,8 +103,7 @@ class Generation:
         for event in events:
             if event.finish in (FinishReason.ERROR, FinishReason.ABORTED):
                 raise GenerationError(event.message or "the request was aborted")
-            if event.token_id is not None:
-                pieces += self._split(self._take_token(event, tokens))
+            pieces += self._split(self._take_token(event, tokens))
             if self._stop.matched is not None:
                 finish = "stop"
                 break
@@ -118,7 +117,7 @@ class Generation:
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
         """The text that may be sent because of a token."""
-        assert event.token_id is not None
+        assert event.token_id is not None, "only a fault comes without a token"
         self._completion_tokens += 1
         if self._parser is not None and self._parser.reasoning:
             self._reasoning_tokens += 1

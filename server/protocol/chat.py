@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection
 from server.protocol.common import Count, SamplingFields, WireModel
-from server.protocol.errors import invalid
+from server.protocol.errors import invalid, quoted
 
 
 class TextPart(WireModel):
@@ -35,7 +35,7 @@ class Message(WireModel):
         for number, part in enumerate(self.content or []):
             if part.type not in ("text", "input_text", "output_text") or part.text is None:
                 raise invalid(
-                    f"Content of type {part.type!r} is not supported: this model reads text.",
+                    f"Content of type {quoted(part.type)} is not supported: this model reads text.",
                     f"{place}.content[{number}]",
                 )
             texts.append(part.text)
@@ -84,7 +84,7 @@ class ChatRequest(SamplingFields):
             raise invalid(f"top_logprobs may be at most {limits.max_top_logprobs}.", "top_logprobs")
         if self.response_format is not None and self.response_format.type != "text":
             raise invalid(
-                f"response_format {self.response_format.type!r} is not supported.",
+                f"response_format {quoted(self.response_format.type)} is not supported.",
                 "response_format",
             )
         for field in ("tools", "functions"):

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 MAX_NAMED_PROBLEMS = 3
+MAX_NAME_CHARS = 200
 
 
 class ApiError(Exception):
@@ -40,6 +41,11 @@ class ApiError(Exception):
         }
 
 
+def quoted(name: str) -> str:
+    """A name that a client chose, for an error: a short one whole."""
+    return repr(name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "...")
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A request that is wrong: 400."""
     return ApiError(400, message, param=param, code=code)
@@ -60,7 +66,7 @@ def model_not_found(name: str) -> ApiError:
     """404."""
     return ApiError(
         404,
-        f"The model {name!r} does not exist here; GET /v1/models lists those that do.",
+        f"The model {quoted(name)} does not exist here; GET /v1/models lists those that do.",
         type="not_found_error",
         param="model",
         code="model_not_found",

@@ -1,9 +1,11 @@
 """Engines are shared where a test leaves nothing behind in them."""
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 
 import httpx2
 import pytest
+import structlog
 from fastapi import FastAPI
 
 from server.service import Service
@@ -59,3 +61,14 @@ async def app(service: Service) -> AsyncIterator[FastAPI]:
 async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
     async with http_client(app) as client:
         yield client
+
+
+@pytest.fixture
+def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The log may be configured: afterwards it is as before."""
+    root = logging.getLogger()
+    level = root.level
+    monkeypatch.setattr(root, "handlers", [])
+    yield
+    root.setLevel(level)
+    structlog.reset_defaults()

@@ -112,16 +112,26 @@ class Engine:
 
 
 def start_engine(
-    *, max_queue: int = 64, max_backlog: int = 4096, failing: int | None = None, **changes: object
+    *,
+    max_queue: int = 64,
+    max_backlog: int = 4096,
+    failing: int | None = None,
+    non_finite: int | None = None,
+    **changes: object,
 ) -> Engine:
-    """failing: an input token on which the model raises. changes: fields of EngineConfig."""
+    """failing: an input token on which the model raises. non_finite: one after which its logits are
+    not numbers. changes: fields of EngineConfig."""
     gate, script = Gate(), list[int]()
-    tokens = frozenset() if failing is None else frozenset({failing})
     client = EngineClient(
         lambda emit: recall_loop(
             emit,
             model=lambda shape, vocab: ScriptedModel(
-                shape, vocab, failing_tokens=tokens, gate=gate, script=script
+                shape,
+                vocab,
+                failing_tokens=frozenset(() if failing is None else {failing}),
+                non_finite_tokens=frozenset(() if non_finite is None else {non_finite}),
+                gate=gate,
+                script=script,
             ),
             **changes,  # type: ignore[arg-type]
         ),
@@ -269,6 +279,10 @@ class Connection:
     def read_on(self) -> None:
         """Writes come back again."""
         self._reading.set()
+
+    def send_more(self, body: bytes) -> None:
+        """The client sends what nobody asked for."""
+        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
 
     def leave(self) -> None:
         """The client closes the connection."""

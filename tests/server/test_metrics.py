@@ -4,6 +4,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Message
 
 from server.metrics import RequestCounter
 from server.text.tokenizer import Tokenizer
@@ -182,6 +183,21 @@ async def test_labels_come_from_routes_and_never_from_clients(http: httpx2.Async
     text = (await http.get("/metrics")).text
     assert SECRET not in text.lower()
     assert {endpoint for endpoint, _ in requests(await scrape(http))} <= ROUTES
+
+
+async def test_what_is_no_request_is_not_counted(engine: Engine, tokenizer: Tokenizer) -> None:
+    service = make_service(engine.client, tokenizer)
+    seen: list[str] = []
+
+    async def lifespan(scope, receive, send):  # type: ignore[no-untyped-def]
+        seen.append(scope["type"])
+
+    async def nothing(*_: object) -> Message:
+        raise AssertionError
+
+    await RequestCounter(lifespan, service.metrics)({"type": "lifespan"}, nothing, nothing)
+    assert seen == ["lifespan"]
+    assert "quire_requests_total{" not in service.metrics.render().decode()
 
 
 async def test_an_engine_that_has_ended_shows(tokenizer: Tokenizer) -> None:

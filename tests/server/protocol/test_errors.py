@@ -12,6 +12,7 @@ from server.protocol.errors import (
     invalid,
     model_not_found,
     overloaded,
+    quoted,
     unavailable,
 )
 
@@ -137,3 +138,10 @@ def test_an_error_lists_a_few_problems_and_no_more() -> None:
 )
 def test_an_error_never_repeats_the_input(body: str) -> None:
     assert SECRET not in refusal(body).message
+
+
+def test_a_name_that_a_client_chose_is_repeated_up_to_a_length() -> None:
+    assert quoted("gpt-5") == "'gpt-5'"
+    assert quoted("a'\n") == '"a\'\\n"'
+    assert len(quoted("x" * 1_000_000)) < 300
+    assert len(model_not_found("x" * 1_000_000).message) < 500

@@ -26,12 +26,14 @@ from tests.server.harness import (
     ids_of,
     make_service,
     prompt,
+    recalled_text,
     running,
     start_engine,
     token_id,
 )
 
 PING_S = 0.02
+OTHERS = ("abc", "abd", "#abc")
 LONG = "x" * 300  # several chunks of a prompt
 
 
@@ -146,6 +148,19 @@ async def test_a_client_that_goes_away_while_it_sends_is_no_fault(
     assert not caplog.records
 
 
+async def test_bytes_after_the_request_are_not_taken_for_a_client_that_leaves(
+    tokenizer: Tokenizer,
+) -> None:
+    async with held(tokenizer) as (app, engine):
+        connection = Connection(app, CHAT, chat(max_tokens=3))
+        await eventually(lambda: engine.gate.entered == 1)
+        connection.send_more(b"and another thing")
+        await engine.step()
+        engine.gate.open()
+        await connection.end()
+        assert connection.status == 200
+
+
 # --- clients that do not read ----------------------------------------------------------------
 
 
@@ -217,6 +232,34 @@ async def test_a_fault_of_the_engine_is_never_a_normal_end(
             error = json.loads(connection.body)["error"]
         assert error["type"] == "server_error"
         assert "a step of the engine failed" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_logits_that_are_not_numbers_fail_their_own_request_only(
+    tokenizer: Tokenizer, stream: bool
+) -> None:
+    async with held(tokenizer, non_finite=token_id(tokenizer, "#")) as (app, engine):
+        broken = Connection(app, COMPLETIONS, prompt("abc#", stream=stream))
+        others = [Connection(app, COMPLETIONS, prompt(text, max_tokens=20)) for text in OTHERS]
+        await eventually(lambda: engine.client.in_flight == 1 + len(OTHERS))
+        engine.gate.open()
+        for connection in (broken, *others):
+            await connection.end()
+        for text, connection in zip(OTHERS, others, strict=True):
+            (choice,) = json.loads(connection.body)["choices"]
+            ids = tuple(ids_of(tokenizer, text))
+            assert choice["text"] == recalled_text(tokenizer, ids, 20)
+        if stream:
+            *_, last, _ = broken.body.decode().split("\n\n")
+            assert b"[DONE]" not in broken.body
+            error = json.loads(last.removeprefix("data: "))["error"]
+        else:
+            assert broken.status == 500
+            error = json.loads(broken.body)["error"]
+        assert error["type"] == "server_error"
+        assert "not finite" in error["message"]
+        await eventually(lambda: engine.client.stats.failed_rows == 1)
+        assert engine.client.alive
 
 
 # --- a real socket ---------------------------------------------------------------------------

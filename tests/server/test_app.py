@@ -1,0 +1,92 @@
+import logging
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from server.app import create_app
+from server.service import Service
+from tests.server.harness import CHAT, COMPLETIONS, chat, http_client
+
+
+def error_of(response: httpx2.Response) -> dict[str, str]:
+    """The error, which looks like all others."""
+    body = response.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, str] = body["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/v1", "/v2/chat/completions", "/v1/embeddings", "/docs", "/openapi.json", "/%00", "//"],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_path_without_anything_is_an_error_like_all_others(
+    http: httpx2.AsyncClient, method: str, path: str
+) -> None:
+    response = await http.request(method, path)
+    assert response.status_code == 404
+    assert error_of(response)["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"),
+        ("PUT", CHAT, "POST"),
+        ("DELETE", COMPLETIONS, "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("POST", "/v1/models/recall", "GET"),
+        ("POST", "/health", "GET"),
+        ("OPTIONS", "/metrics", "GET"),
+        ("BREW", "/ready", "GET"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_answer_is_named(
+    http: httpx2.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    response = await http.request(method, path)
+    assert response.status_code == 405
+    assert response.headers["allow"] == allowed
+    assert method in error_of(response)["message"]
+
+
+async def test_a_bug_is_logged_and_never_told_to_clients(
+    app: FastAPI, http: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("the secret of the house")
+
+    response = await http.get("/broken")
+    assert response.status_code == 500
+    assert response.headers["x-should-retry"] == "false"
+    assert error_of(response)["code"] == "internal_error"
+    assert "secret" not in response.text
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], RuntimeError)
+
+
+async def test_a_refusal_of_the_framework_is_an_error_like_all_others(
+    app: FastAPI, http: httpx2.AsyncClient
+) -> None:
+    @app.get("/teapot")
+    async def teapot() -> None:
+        raise HTTPException(418, "short and stout", {"X-Handle": "here"})
+
+    response = await http.get("/teapot")
+    assert response.status_code == 418
+    assert response.headers["x-handle"] == "here"
+    assert error_of(response)["message"] == "short and stout"
+
+
+async def test_answers_reach_the_event_loop_that_serves(service: Service) -> None:
+    """Tests run on a loop each, and share an engine: the newest one gets the events."""
+    app = create_app(service)
+    for _ in range(2):
+        async with app.router.lifespan_context(app), http_client(app) as http:
+            assert (await http.post(CHAT, json=chat(max_tokens=2))).status_code == 200

@@ -1,0 +1,131 @@
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from engine.client import EngineClient, EngineDeadError
+from engine.types import EngineStats
+from server.config import Config, ServerSection
+from server.protocol.chat import ChatRequest
+from server.protocol.errors import ApiError
+from server.service import ServedModel, Service, new_seed, parse
+from tests.server.harness import MODEL, OTHER_NAMES
+from tests.server.streams import PreparedClient, fault, token
+
+IMPATIENT = Config(server=ServerSection(ready_timeout_s=1e-9))
+SILENCE = [[]] * 3
+
+
+def around(service: Service, client: PreparedClient, config: Config | None = None) -> Service:
+    return replace(service, client=cast(EngineClient, client), config=config or service.config)
+
+
+# --- what requests are checked against -------------------------------------------------------
+
+
+def test_a_model_has_one_id_and_several_names(service: Service) -> None:
+    assert service.model.id == MODEL
+    for name in (None, MODEL, *OTHER_NAMES):
+        service.check_model(name)
+    for name in ("", "RECALL", MODEL + " "):
+        with pytest.raises(ApiError) as caught:
+            service.check_model(name)
+        assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+def test_a_model_knows_when_it_was_first_served() -> None:
+    before = ServedModel(("a",), {}, frozenset())
+    assert 0 < before.created <= ServedModel(("b",), {}, frozenset()).created
+
+
+def test_every_answer_has_a_name_of_its_own(service: Service) -> None:
+    names = {service.heading("cmpl").id for _ in range(100)}
+    assert len(names) == 100
+    assert all(name.startswith("cmpl-") for name in names)
+
+
+def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(service: Service) -> None:
+    most = service.max_model_len * service.tokenizer.longest_token_bytes
+    service.check_bytes("x" * most, "prompt")
+    for text in ("x" * (most + 1), "é" * (most // 2 + 1)):
+        with pytest.raises(ApiError) as caught:
+            service.check_bytes(text, "prompt")
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_prompt_needs_a_token_and_leaves_room_for_one(service: Service) -> None:
+    most = service.max_model_len - 1
+    service.check_prompt((1,) * most, "prompt")
+    for ids in ((), (1,) * (most + 1)):
+        with pytest.raises(ApiError) as caught:
+            service.check_prompt(ids, "prompt")
+        assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+def test_seeds_differ_and_can_be_asked_for() -> None:
+    seeds = {new_seed() for _ in range(100)}
+    assert len(seeds) == 100
+    for seed in seeds:
+        ChatRequest.model_validate({"messages": [{"role": "user", "content": ""}], "seed": seed})
+
+
+async def test_a_body_that_comes_in_pieces_is_read_whole() -> None:
+    pieces = [b'{"messages": [{"role": "user", ', b'"content": "\xc3', b'\xa9"}]}', b""]
+    messages: list[Message] = [
+        {"type": "http.request", "body": piece, "more_body": piece != b""} for piece in pieces
+    ]
+    incoming = iter(messages)
+
+    async def receive() -> Message:
+        return next(incoming)
+
+    wire = await parse(Request({"type": "http", "headers": []}, receive), ChatRequest)
+    assert wire.messages[0].content == "é"
+
+
+# --- the canary ------------------------------------------------------------------------------
+
+
+async def test_a_token_within_the_time_is_a_sign_of_life(service: Service) -> None:
+    client = PreparedClient([*SILENCE, [token(5)]])
+    assert await around(service, client).canary()
+    assert client.streams[0].closed
+    assert client.streams[0].request.params.max_tokens == 1
+
+
+async def test_a_fault_is_no_sign_of_life(service: Service) -> None:
+    client = PreparedClient([[fault()]])
+    assert not await around(service, client).canary()
+
+
+async def test_tokens_of_others_are_a_sign_of_life_while_it_waits(service: Service) -> None:
+    class Busy(PreparedClient):
+        asked = 0
+
+        @property
+        def stats(self) -> EngineStats:  # type: ignore[override]
+            self.asked += 1
+            return EngineStats(generated_tokens=self.asked // 3)
+
+        @stats.setter
+        def stats(self, _: EngineStats) -> None: ...
+
+    client = Busy([*SILENCE])
+    assert await around(service, client).canary()
+    assert client.streams[0].closed
+
+
+async def test_silence_until_the_time_is_over_is_none(service: Service) -> None:
+    client = PreparedClient([])
+    assert not await around(service, client, IMPATIENT).canary()
+    assert client.streams[0].closed
+
+
+async def test_an_engine_that_has_ended_gives_none(service: Service) -> None:
+    class Dead(PreparedClient):
+        def submit(self, *_: object, **__: object) -> None:  # type: ignore[override]
+            raise EngineDeadError
+
+    assert not await around(service, Dead([])).canary()
