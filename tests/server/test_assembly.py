@@ -1,0 +1,260 @@
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.build import EnginePlan
+from engine.checkpoint import read_checkpoint
+from engine.weights import Arithmetic
+from server import assembly
+from server.assembly import (
+    EngineError,
+    ModelError,
+    SettingError,
+    bind,
+    check_vocabulary,
+    describe,
+    engine_config,
+    make_plan,
+    plan_model,
+    read_settings,
+    serve_model,
+    start_engine,
+)
+from server.config import MIB, Config, Tables
+from server.service import Service
+from server.text.tokenizer import Tokenizer
+from tests.models import TINY, write_model, write_tokenizer
+
+SMALL: Tables = {
+    "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
+    "cache": {"kv_budget": 8 * MIB, "heap_size": MIB, "free_slack": MIB, "page_size": 4096},
+}
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_model: Path) -> EnginePlan:
+    return make_plan(read_settings(None, SMALL), read_checkpoint(tiny_model))
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("[server]\nport = 1\n[cache]\nkv_budget = '1GiB'\n")
+    settings = read_settings(file, {"server": {"port": 2, "host": None}})
+    assert (settings.server.port, settings.server.host) == (2, "127.0.0.1")
+    assert settings.cache.kv_budget == 1024 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[server]\nport = 'x'\n", "server.port: "),
+        ("[server]\nprot = 1\n", "server.prot: "),
+        ("[sever]\nport = 1\n", "sever: "),
+        ("port = 1\n", "port: "),
+        ("server = 1\n", "server: "),
+        ("[server", ""),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_field(
+    tmp_path: Path, text: str | None, problem: str
+) -> None:
+    file = tmp_path / "quire.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SettingError) as caught:
+        read_settings(file, {})
+    assert str(caught.value).startswith(f"{file}: {problem}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("QUIRE_SERVER__PORT", "x", "setting server.port: "),
+        ("QUIRE_SERVER__PORT", "-1", "setting server.port: "),
+        ("QUIRE_CACHE__KV_BUDGET", "3 parsecs", "setting cache.kv_budget: "),
+        ("QUIRE_SERVER", "port 7", "environment: "),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    variable: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingError) as caught:
+        read_settings(None, {})
+    assert str(caught.value).startswith(problem)
+    assert "server" in str(caught.value) or "kv_budget" in str(caught.value)
+
+
+def test_a_wrong_flag_is_named() -> None:
+    with pytest.raises(SettingError, match=r"setting cache\.substrate: "):
+        read_settings(None, {"cache": {"substrate": "papyrus"}})
+
+
+def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
+    numbers = {name: 1000 + i for i, name in enumerate(("max_num_seqs", "max_model_len"))}
+    settings = read_settings(
+        None,
+        {
+            "engine": numbers | {"arithmetic": "stored", "check_every_step": True, "threads": 3},
+            "cache": {"dtype": "bfloat16", "kv_budget": "1GiB", "substrate": "dense"},
+        },
+    )
+    config = engine_config(settings)
+    assert (config.max_num_seqs, config.max_model_len) == (1000, 1001)
+    assert (config.arithmetic, config.kv_dtype) == (Arithmetic.STORED, "bfloat16")
+    assert (config.kv_budget_bytes, config.substrate) == (1024 * MIB, "dense")
+    assert (config.check_every_step, config.threads) == (True, 3)
+    assert engine_config(Config()).arithmetic is engine_config(Config()).kv_dtype is None
+
+
+# --- plan ------------------------------------------------------------------------------------
+
+
+def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
+    text = describe(plan)
+    for word in ("arithmetic: float32", "substrate: posix", "kernels: ", "matrix products: "):
+        assert word in text
+
+
+def test_a_budget_that_does_not_fit_says_which_figure(tiny_model: Path) -> None:
+    settings = read_settings(None, {"cache": {"kv_budget": "900000GiB"}})
+    with pytest.raises(SettingError, match=r"900000\.00 GiB does not fit: .*--kv-budget"):
+        make_plan(settings, read_checkpoint(tiny_model))
+
+
+def test_a_page_that_cannot_be_mapped_is_refused(tiny_model: Path) -> None:
+    settings = read_settings(None, {"cache": {"page_size": 5000}})
+    with pytest.raises(SettingError, match=r"page"):
+        make_plan(settings, read_checkpoint(tiny_model))
+
+
+def test_a_plan_needs_no_more_than_a_name(tiny_model: Path) -> None:
+    assert "substrate: " in plan_model(str(tiny_model), None)
+    with pytest.raises(ModelError, match="there is no such folder"):
+        plan_model("no-such-model", None)
+
+
+# --- the model's files -----------------------------------------------------------------------
+
+
+def test_a_tokenizer_with_more_tokens_than_the_weights_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    write_tokenizer(folder, TINY.vocab_size + 1)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: it has 1025 tokens.* is 1024"):
+        check_vocabulary(folder, Tokenizer(folder), read_checkpoint(folder))
+    write_tokenizer(folder, TINY.vocab_size)
+    check_vocabulary(folder, Tokenizer(folder), read_checkpoint(folder))
+
+
+# --- engine and socket -----------------------------------------------------------------------
+
+
+def test_an_engine_starts_from_its_plan_and_is_warm(plan: EnginePlan) -> None:
+    client = start_engine(read_settings(None, SMALL), plan)
+    try:
+        assert client.alive
+        assert client.limits.max_model_len == 256
+        assert client.limits.vocab_size == TINY.vocab_size
+    finally:
+        assert client.stop(20)
+
+
+def test_an_engine_that_cannot_be_built_says_why(plan: EnginePlan, tmp_path: Path) -> None:
+    checkpoint = replace(plan.checkpoint, path=tmp_path)
+    with pytest.raises(EngineError, match=r"the engine did not start: "):
+        start_engine(read_settings(None, SMALL), replace(plan, checkpoint=checkpoint))
+
+
+def test_a_port_is_bound_once() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(SettingError, match=rf"setting server\.port: .*:{port} cannot be"):
+            bind("127.0.0.1", port)
+
+
+def test_an_address_with_colons_is_one_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    families: list[socket.AddressFamily] = []
+    monkeypatch.setattr(socket, "create_server", lambda _, family: families.append(family))
+    bind("::1", 0)
+    bind("localhost", 0)
+    assert families == [socket.AF_INET6, socket.AF_INET]
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"192\.0\.2\.1:0 cannot be listened on"):
+        bind("192.0.2.1", 0)
+
+
+# --- all of it, but for the socket ------------------------------------------------------------
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Iterator[list[Service]]:
+    """Whatever would have been served, instead of serving it."""
+    found: list[Service] = []
+    monkeypatch.setattr(assembly, "_listen", lambda _, service: found.append(service))
+    yield found
+    assert all(not service.client.alive for service in found), "the engine has been stopped"
+
+
+def test_everything_is_put_together(
+    tiny_model: Path, served: list[Service], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = SMALL | {"server": {"served_model_name": "alias"}, "log": {"level": "info"}}
+    serve_model(str(tiny_model), None, flags)
+    (service,) = served
+    assert service.model.names == ("alias", "tiny", str(tiny_model))
+    ends = {service.tokenizer.eos_token_id}
+    assert ends < service.model.stop_token_ids
+    assert "substrate: posix" in capsys.readouterr().err
+
+
+def test_the_tokenizer_says_what_ends_an_answer_where_the_model_does_not(
+    tmp_path: Path, served: list[Service]
+) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "generation_config.json").unlink()
+    serve_model(str(folder), None, SMALL)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
+    serve_model(str(folder), None, SMALL)
+    first, second = served
+    assert first.model.stop_token_ids == {first.tokenizer.eos_token_id}
+    assert second.model.stop_token_ids == set()
+
+
+def test_an_engine_that_fails_while_it_serves_is_told(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
+) -> None:
+    stopped: list[float] = []
+    dead = SimpleNamespace(alive=False, stop=stopped.append)
+    monkeypatch.setattr(assembly, "start_engine", lambda *_: dead)
+    monkeypatch.setattr(assembly, "_listen", lambda *_: None)
+    with pytest.raises(EngineError, match="the engine has failed"):
+        serve_model(str(tiny_model), None, SMALL)
+    assert stopped == [assembly.STOP_TIMEOUT_S]
+
+
+def test_no_port_is_left_open_by_a_model_that_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("too early")
+
+    folder = write_model(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{")
+    monkeypatch.setattr(socket, "create_server", never)
+    monkeypatch.setattr(assembly, "build_engine", never)
+    with pytest.raises(ModelError, match=str(folder)):
+        serve_model(str(folder), None, SMALL)

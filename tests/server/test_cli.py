@@ -1,0 +1,301 @@
+"""The ``quire`` command: what it says and with what it ends."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from typer.testing import CliRunner, Result
+
+from server import assembly
+from server.assembly import EngineError
+from server.cli import app
+from tests.models import write_model, write_tokenizer
+from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
+
+QUIRE = Path(sys.executable).with_name("quire")
+SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
+SMALL += ["--max-num-seqs", "4", "--threads", "1", "--blas-threads", "1"]
+SETTINGS, MODEL = 2, 3
+Edit = Callable[[Path], object]
+
+
+# --- what is refused, and with which exit code ------------------------------------------------
+
+
+@pytest.fixture
+def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Callable[..., Result]:
+    """Runs the command in this process; it must end before it loads weights or binds a port."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("too early")
+
+    monkeypatch.setattr(assembly, "start_engine", never)
+    monkeypatch.setattr(assembly, "bind", never)
+
+    def run(*arguments: str | Path) -> Result:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return run
+
+
+def one_sentence(result: Result, code: int) -> str:
+    """What the command said about why it ended with that code."""
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("quire: ")]
+    assert "Traceback" not in result.stderr
+    return line
+
+
+def config(**changes: Any) -> Edit:
+    def edit(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return edit
+
+
+def name_two_shards(folder: Path) -> None:
+    shards = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+
+
+def cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize(
+    ("edit", "file", "problem"),
+    [
+        (name_two_shards, "model-00002-of-00002.safetensors", "does not exist"),
+        (cut_off, "model.safetensors", "it was cut off"),
+        (config(intermediate_size=96), "model.safetensors", "mlp.down_proj.weight|gate_proj"),
+        (config(num_hidden_layers=3), "", "model.layers.2"),
+        (config(num_hidden_layers=1), "model.safetensors", "model.layers.1"),
+        (config(model_type="llama"), "config.json", "model_type is 'llama'"),
+        (config(head_dim="wide"), "config.json", "head_dim is 'wide'"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json", "does not exist"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "", "tokenizer"),
+        (lambda folder: write_tokenizer(folder, 2000), "tokenizer.json", "vocab_size is 1024"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text('{"top_p": 7}'),
+            "generation_config.json",
+            "top_p: ",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_named_by_file_and_field(
+    quire: Callable[..., Result], tmp_path: Path, edit: Edit, file: str, problem: str
+) -> None:
+    folder = write_model(tmp_path / "model")
+    edit(folder)
+    line = one_sentence(quire("serve", folder), MODEL)
+    assert line.startswith(f"quire: {folder / file}")
+    assert re.search(problem, line)
+
+
+def test_a_model_that_nobody_knows_is_named(quire: Callable[..., Result]) -> None:
+    for command in ("serve", "plan"):
+        line = one_sentence(quire(command, "no-such-model"), MODEL)
+        assert line.startswith("quire: no-such-model: there is no such folder")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "setting"),
+    [
+        ("--port", "99999", "server.port"),
+        ("--substrate", "papyrus", "cache.substrate"),
+        ("--kv-budget", "3parsecs", "cache.kv_budget"),
+        ("--max-num-seqs", "0", "engine.max_num_seqs"),
+        ("--arithmetic", "roman", "engine.arithmetic"),
+        ("--kv-dtype", "float64", "cache.dtype"),
+        ("--log-level", "loud", "log.level"),
+    ],
+)
+def test_a_wrong_flag_is_named_by_its_setting(
+    quire: Callable[..., Result], tiny_model: Path, flag: str, value: str, setting: str
+) -> None:
+    line = one_sentence(quire("serve", tiny_model, flag, value), SETTINGS)
+    assert line.startswith(f"quire: setting {setting}: ")
+
+
+def test_a_wrong_variable_is_named_by_its_setting(
+    quire: Callable[..., Result], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_ENGINE__MAX_NUM_SEQS", "many")
+    line = one_sentence(quire("serve", tiny_model), SETTINGS)
+    assert line.startswith("quire: setting engine.max_num_seqs: ")
+
+
+def test_a_wrong_line_of_the_file_is_named_with_the_file(
+    quire: Callable[..., Result], tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("[cache]\nkv_budgett = 1\n")
+    for command in ("serve", "plan"):
+        line = one_sentence(quire(command, tiny_model, "--config", file), SETTINGS)
+        assert line.startswith(f"quire: {file}: cache.kv_budgett: ")
+
+
+def test_memory_that_is_not_there_is_refused_with_its_figure(
+    quire: Callable[..., Result], tiny_model: Path
+) -> None:
+    line = one_sentence(quire("serve", tiny_model, "--kv-budget", "900000GiB"), SETTINGS)
+    assert "900000.00 GiB does not fit" in line
+
+
+def test_an_engine_that_fails_is_an_error_of_its_own(
+    quire: Callable[..., Result], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise EngineError("the engine did not start: no luck")
+
+    monkeypatch.setattr(assembly, "start_engine", fail)
+    line = one_sentence(quire("serve", tiny_model), 1)
+    assert line == "quire: the engine did not start: no luck"
+
+
+def test_a_plan_is_printed_and_nothing_is_loaded(
+    quire: Callable[..., Result], tiny_model: Path
+) -> None:
+    result = quire("plan", tiny_model)
+    assert result.exit_code == 0
+    assert "substrate: posix" in result.stdout
+    assert result.stderr == ""
+
+
+def test_every_flag_of_serve_is_in_the_help(quire: Callable[..., Result]) -> None:
+    result = quire("serve", "--help")
+    assert result.exit_code == 0
+    for flag in ("--config", "--kv-budget", "--max-model-len", "--check-every-step"):
+        assert flag in result.stdout
+
+
+# --- a real process ---------------------------------------------------------------------------
+
+
+class Server:
+    """``quire serve`` on a free port."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [QUIRE, "serve", *arguments, *SMALL, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self.url = ""
+        self._listening = threading.Event()
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+        assert self._listening.wait(DEADLINE_S), self.log
+        assert self.url, self.log
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"on (http://\S+:\d+)", line):
+                self.url = found[1]
+                self._listening.set()
+        self._listening.set()
+
+    def end(self) -> int:
+        """Tells it to end; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(DEADLINE_S)
+        finally:
+            self.process.kill()
+            self._reading.join()
+            for stream in (self.process.stdout, self.process.stderr):
+                assert stream is not None
+                stream.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all of these tests; the last of them ends it."""
+    server = Server(str(write_model(tmp_path_factory.mktemp("models") / "served")))
+    yield server
+    if server.process.poll() is None:
+        server.process.kill()
+        server.wait()
+
+
+def test_a_server_says_what_it_serves_where_and_how(served: Server) -> None:
+    text = "".join(served.log)
+    assert "serving served on http://127.0.0.1:" in text
+    assert "substrate: posix" in text
+    assert "max_model_len=" in text
+
+
+def test_a_server_answers_over_its_socket(served: Server) -> None:
+    with httpx2.Client(base_url=served.url, timeout=DEADLINE_S) as http:
+        assert http.get("/ready").json() == {"status": "ready"}
+        assert http.get("/v1/models").json()["data"][0]["id"] == "served"
+        whole = http.post(CHAT, json=chat(max_tokens=8))
+        assert whole.json()["usage"]["completion_tokens"] == 8
+        chunks = events(http.post(CHAT, json=chat(max_tokens=8, stream=True)).text)
+        assert streamed(chunks) == whole.json()["choices"][0]["message"]["content"]
+        assert "server" not in whole.headers
+        assert http.get("/nowhere").json()["error"]["type"] == "not_found_error"
+
+
+def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None:
+    port = served.url.rpartition(":")[2]
+    folder = served.process.args[2]  # type: ignore[index]
+    second = subprocess.run(
+        [QUIRE, "serve", str(folder), *SMALL, "--port", port, "--log-level", "warning"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert second.returncode == SETTINGS
+    assert second.stdout == ""
+    (line,) = second.stderr.splitlines()
+    assert line.startswith(f"quire: setting server.port: 127.0.0.1:{port} cannot be listened on")
+
+
+def test_a_server_that_is_told_to_end_finishes_its_answers_and_ends_with_0(
+    served: Server,
+) -> None:
+    body = chat(max_tokens=200, stream=True, logit_bias={"5": 100})
+    with (
+        httpx2.Client(base_url=served.url, timeout=DEADLINE_S) as http,
+        http.stream("POST", CHAT, json=body) as response,
+    ):
+        text = response.iter_text()
+        received = next(text)
+        served.process.send_signal(signal.SIGTERM)
+        received += "".join(text)
+    assert len(streamed(events(received))) == 200
+    assert served.wait() == 0
+    assert served.process.stdout is not None
+    assert not [line for line in served.log if "error" in line or "Traceback" in line]
+
+
+def test_a_command_that_is_wrong_ends_with_its_code_as_a_process() -> None:
+    ended = subprocess.run(
+        [QUIRE, "plan", "no-such-model"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (MODEL, "")
+    assert ended.stderr.startswith("quire: no-such-model: ")
