@@ -192,10 +192,13 @@ async def test_what_is_no_request_is_not_counted(engine: Engine, tokenizer: Toke
     async def lifespan(scope, receive, send):  # type: ignore[no-untyped-def]
         seen.append(scope["type"])
 
-    async def nothing(*_: object) -> Message:
+    async def receive() -> Message:
         raise AssertionError
 
-    await RequestCounter(lifespan, service.metrics)({"type": "lifespan"}, nothing, nothing)
+    async def send(_: Message) -> None:
+        raise AssertionError
+
+    await RequestCounter(lifespan, service.metrics)({"type": "lifespan"}, receive, send)
     assert seen == ["lifespan"]
     assert "quire_requests_total{" not in service.metrics.render().decode()
 

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from starlette.requests import Request
@@ -12,10 +12,10 @@ from server.protocol.chat import ChatRequest
 from server.protocol.errors import ApiError
 from server.service import ServedModel, Service, new_seed, parse
 from tests.server.harness import MODEL, OTHER_NAMES
-from tests.server.streams import PreparedClient, fault, token
+from tests.server.streams import Batches, PreparedClient, PreparedStream, fault, token
 
 IMPATIENT = Config(server=ServerSection(ready_timeout_s=1e-9))
-SILENCE = [[]] * 3
+SILENCE: Batches = [[]] * 3
 
 
 def around(service: Service, client: PreparedClient, config: Config | None = None) -> Service:
@@ -102,15 +102,9 @@ async def test_a_fault_is_no_sign_of_life(service: Service) -> None:
 
 async def test_tokens_of_others_are_a_sign_of_life_while_it_waits(service: Service) -> None:
     class Busy(PreparedClient):
-        asked = 0
-
-        @property
-        def stats(self) -> EngineStats:  # type: ignore[override]
-            self.asked += 1
-            return EngineStats(generated_tokens=self.asked // 3)
-
-        @stats.setter
-        def stats(self, _: EngineStats) -> None: ...
+        def submit(self, *arguments: Any, **options: Any) -> PreparedStream:
+            self.stats = EngineStats(generated_tokens=1)
+            return super().submit(*arguments, **options)
 
     client = Busy([*SILENCE])
     assert await around(service, client).canary()

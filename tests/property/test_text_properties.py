@@ -1,0 +1,194 @@
+"""However an answer is cut into steps, its text is the same, whole, and free of stop strings."""
+
+import asyncio
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types import FinishReason, TokenEvent
+from server.text.detokenizer import Detokenizer
+from server.text.parser import CLOSE, OPEN, Part, Piece, ReasoningParser, joined
+from server.text.stop_strings import StopStrings
+from server.text.tokenizer import Tokenizer
+from tests.engines import VOCAB
+from tests.models import write_tokenizer
+from tests.server.harness import decoded, ids_of
+from tests.server.streams import prepared, said
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+PLAIN = "<|im_start|>assistant\n"
+OPENED = PLAIN + f"{OPEN}\n"
+CLOSED = PLAIN + f"{OPEN}\n\n{CLOSE}\n\n"
+EXAMPLES = settings(max_examples=500, deadline=None, derandomize=True)
+
+# No surrogates: no text has them.
+characters = st.characters(codec="utf-8", exclude_characters=REPLACEMENT)
+texts = st.text(st.one_of(st.sampled_from("aé€😀 \n"), characters), max_size=40)
+# Few letters, so that stop strings overlap with the text, with each other and with themselves.
+letters = st.text("abc", max_size=30)
+stops = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
+fragments = [
+    OPEN,
+    CLOSE,
+    "<",
+    "</",
+    "think",
+    ">",
+    "</thi",
+    " ",
+    "\n",
+    "\N{NO-BREAK SPACE}",
+    "a",
+    "é",
+]
+answers = st.lists(st.sampled_from(fragments), max_size=20).map("".join)
+cuts = st.lists(st.integers(0, 60), max_size=12)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, VOCAB)
+    return Tokenizer(folder)
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    """The text in pieces, some of them empty."""
+    ends = sorted(min(place, len(text)) for place in places)
+    return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+# --- characters ------------------------------------------------------------------------------
+
+
+@given(ids=st.lists(st.integers(0, VOCAB + 5), max_size=60))
+@EXAMPLES
+def test_any_tokens_one_by_one_are_the_text_of_all_at_once(
+    tokenizer: Tokenizer, ids: list[int]
+) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.feed(token_id) for token_id in ids]
+    assert "".join(pieces) + detokenizer.flush() == decoded(tokenizer, ids)
+    for piece in pieces:
+        piece.encode()  # half of a surrogate pair could not be
+
+
+@given(text=texts)
+@EXAMPLES
+def test_no_broken_character_is_ever_sent(tokenizer: Tokenizer, text: str) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    sent = ""
+    for token_id in ids_of(tokenizer, text):
+        sent += detokenizer.feed(token_id)
+        assert REPLACEMENT not in sent
+        assert text.startswith(sent)
+    assert sent == text
+    assert detokenizer.flush() == ""
+
+
+# --- stop strings ----------------------------------------------------------------------------
+
+
+def before_the_first_stop(text: str, stops: tuple[str, ...]) -> str | None:
+    """The text before the stop string that is complete first; None without any."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)]
+    return None
+
+
+@given(text=letters, stops=stops, places=cuts)
+@EXAMPLES
+def test_the_text_before_the_first_stop_string_is_sent_and_no_part_of_it(
+    text: str, stops: tuple[str, ...], places: list[int]
+) -> None:
+    wanted = before_the_first_stop(text, stops)
+    stop = StopStrings(stops)
+    sent = ""
+    for piece in cut(text, places):
+        sent += stop.feed(piece)
+        assert (text if wanted is None else wanted).startswith(sent)
+    if wanted is None:
+        assert stop.matched is None
+        assert sent + stop.flush() == text
+    else:
+        assert stop.matched in stops
+        assert (sent, stop.flush()) == (wanted, "")
+
+
+@given(text=letters, stops=stops)
+@EXAMPLES
+def test_no_more_is_held_back_than_may_begin_a_stop_string(
+    text: str, stops: tuple[str, ...]
+) -> None:
+    stop = StopStrings(stops)
+    sent = ""
+    for end, letter in enumerate(text, start=1):
+        sent += stop.feed(letter)
+        if stop.matched is not None:
+            return
+        held = text[len(sent) : end]
+        assert not held or any(other.startswith(held) for other in stops)
+
+
+# --- thoughts --------------------------------------------------------------------------------
+
+
+def split_at_once(prompt: str, text: str) -> list[Piece]:
+    """What a thought and an answer are, written down as a pattern of the whole text."""
+    pattern = {
+        PLAIN: rf"\s*{OPEN}(?P<thought>.*?)(?:{CLOSE}(?P<answer>.*))?",
+        OPENED: rf"(?P<thought>.*?)(?:{CLOSE}(?P<answer>.*))?",
+    }.get(prompt)
+    found = pattern and re.fullmatch(pattern, text, re.DOTALL)
+    if not found:
+        return [Piece(Part.CONTENT, text)] if text else []
+    thought, answer = found["thought"].strip(), (found["answer"] or "").lstrip()
+    pieces = [Piece(Part.REASONING, thought), Piece(Part.CONTENT, answer)]
+    return [piece for piece in pieces if piece.text]
+
+
+@given(prompt=st.sampled_from([PLAIN, OPENED, CLOSED]), text=answers, places=cuts)
+@EXAMPLES
+def test_thoughts_are_split_off_wherever_the_text_is_cut(
+    prompt: str, text: str, places: list[int]
+) -> None:
+    parser = ReasoningParser(prompt)
+    pieces = [piece for part in cut(text, places) for piece in parser.feed(part)]
+    assert joined(pieces + parser.flush()) == split_at_once(prompt, text)
+
+
+# --- all of them -----------------------------------------------------------------------------
+
+
+async def sent_in_steps(
+    tokenizer: Tokenizer, steps: list[list[TokenEvent]], stops: tuple[str, ...], chat: str | None
+) -> tuple[list[Piece], str | None, int]:
+    """All pieces of an answer, why it ended, and how many of its tokens were taken."""
+    generation, _ = prepared(tokenizer, steps, stop=stops, chat=chat)
+    deltas = [delta async for delta in generation.deltas(1.0)]
+    pieces = joined([piece for delta in deltas for piece in delta.pieces])
+    return pieces, deltas[-1].finish, generation.usage.completion_tokens
+
+
+@given(
+    text=st.lists(st.sampled_from([*fragments, "😀", "abc"]), min_size=1, max_size=20).map("".join),
+    stops=st.lists(st.sampled_from(["abc", "ca", "é", "😀a", CLOSE, "\n"]), max_size=3).map(tuple),
+    chat=st.sampled_from([None, PLAIN, OPENED, CLOSED]),
+    places=cuts,
+)
+@EXAMPLES
+def test_an_answer_is_the_same_however_its_tokens_come_in_steps(
+    tokenizer: Tokenizer, text: str, stops: tuple[str, ...], chat: str | None, places: list[int]
+) -> None:
+    events = said(tokenizer, text, FinishReason.LENGTH)
+    ends = sorted({min(place, len(events) - 1) for place in places})
+    steps = [events[a:b] for a, b in zip([0, *ends], [*ends, len(events)], strict=True)]
+    pieces, finish, taken = asyncio.run(sent_in_steps(tokenizer, steps, stops, chat))
+    assert (pieces, finish, taken) == asyncio.run(sent_in_steps(tokenizer, [events], stops, chat))
+    wanted = before_the_first_stop(text, stops)
+    assert pieces == split_at_once(chat or CLOSED, text if wanted is None else wanted)
+    assert finish == ("length" if wanted is None else "stop")
