@@ -80,7 +80,7 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
         )
     client = start_engine(settings, engine_plan)
     try:
-        _listen(settings, Service(settings, model, tokenizer, client, Metrics(client)))
+        listen(settings, Service(settings, model, tokenizer, client, Metrics(client)))
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
     finally:
@@ -225,9 +225,21 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
     return client
 
 
-def _listen(settings: Config, service: Service) -> None:
-    """Binds the port and serves until told to end."""
-    server = uvicorn.Server(
+class EngineBoundServer(uvicorn.Server):
+    """Ends with its engine: what can only refuse is better started again."""
+
+    def __init__(self, config: uvicorn.Config, client: EngineClient) -> None:
+        super().__init__(config)
+        self._client = client
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end; asked ten times a second."""
+        return await super().on_tick(counter) or not self._client.alive
+
+
+def listen(settings: Config, service: Service) -> None:
+    """Binds the port and serves until told to end, or until the engine has failed."""
+    server = EngineBoundServer(
         uvicorn.Config(
             create_app(service),
             host=settings.server.host,
@@ -242,7 +254,8 @@ def _listen(settings: Config, service: Service) -> None:
             access_log=False,
             log_config=None,
             log_level="warning",
-        )
+        ),
+        service.client,
     )
     # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
     # work, and the process ends with 0.

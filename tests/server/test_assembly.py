@@ -1,11 +1,15 @@
+import asyncio
 import json
+import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 
 from engine.build import EnginePlan
@@ -20,16 +24,26 @@ from server.assembly import (
     check_vocabulary,
     describe,
     engine_config,
+    listen,
     make_plan,
     plan_model,
     read_settings,
     serve_model,
     start_engine,
 )
-from server.config import MIB, Config, Tables
+from server.config import MIB, Config, ServerSection, Tables
 from server.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.models import TINY, write_model, write_tokenizer
+from tests.server.harness import (
+    COMPLETIONS,
+    DEADLINE_S,
+    eventually,
+    make_service,
+    prompt,
+    token_id,
+)
+from tests.server.harness import start_engine as start_recall_engine
 
 SMALL: Tables = {
     "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
@@ -198,6 +212,54 @@ def test_an_address_of_another_machine_is_refused() -> None:
         bind("192.0.2.1", 0)
 
 
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Where ``listen`` will listen, in this process."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(assembly, "bind", lambda *_: listener)
+        yield listener.getsockname()[1]
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def status_of(port: int, text: str) -> int:
+    """What a completion of the text is answered with."""
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
+        return http.post(COMPLETIONS, json=prompt(text, max_tokens=2)).status_code
+
+
+def test_a_server_whose_engine_has_failed_ends(tokenizer: Tokenizer, port: int) -> None:
+    engine = start_recall_engine(failing=token_id(tokenizer, "#"))
+    service = make_service(engine.client, tokenizer)
+    with ThreadPoolExecutor(1) as clients:
+        # A second failed step within a minute is the engine's own fault.
+        answers = clients.map(lambda text: status_of(port, text), ["abc", "ab#", "ab#"])
+        listen(Config(), service)
+        assert list(answers) == [200, 500, 500]
+    assert not engine.client.alive
+
+
+def test_answers_that_take_longer_than_the_drain_are_cut_off(
+    tokenizer: Tokenizer, port: int
+) -> None:
+    engine = start_recall_engine()
+    engine.gate.closed = True
+    service = make_service(engine.client, tokenizer)
+
+    def end_when_it_waits() -> None:
+        asyncio.run(eventually(lambda: engine.client.in_flight == 1))
+        signal.raise_signal(signal.SIGTERM)
+
+    with ThreadPoolExecutor(2) as clients:
+        waiting = clients.submit(status_of, port, "abc")
+        clients.submit(end_when_it_waits)
+        listen(Config(server=ServerSection(drain_s=0)), service)
+        assert waiting.result() == 500
+    engine.stop()
+    assert engine.client.stats.running == 0
+
+
 # --- all of it, but for the socket ------------------------------------------------------------
 
 
@@ -205,7 +267,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def served(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Iterator[list[Service]]:
     """Whatever would have been served, instead of serving it."""
     found: list[Service] = []
-    monkeypatch.setattr(assembly, "_listen", lambda _, service: found.append(service))
+    monkeypatch.setattr(assembly, "listen", lambda _, service: found.append(service))
     yield found
     assert all(not service.client.alive for service in found), "the engine has been stopped"
 
@@ -242,7 +304,7 @@ def test_an_engine_that_fails_while_it_serves_is_told(
     stopped: list[float] = []
     dead = SimpleNamespace(alive=False, stop=stopped.append)
     monkeypatch.setattr(assembly, "start_engine", lambda *_: dead)
-    monkeypatch.setattr(assembly, "_listen", lambda *_: None)
+    monkeypatch.setattr(assembly, "listen", lambda *_: None)
     with pytest.raises(EngineError, match="the engine has failed"):
         serve_model(str(tiny_model), None, SMALL)
     assert stopped == [assembly.STOP_TIMEOUT_S]
