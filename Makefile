@@ -36,7 +36,7 @@ imports: $(VENV)/.dev
 
 coverage: $(VENV)/.dev
 	$(BIN)/coverage run -m pytest
-	$(BIN)/coverage report --fail-under=100 --include='kvcache/*,engine/*,server/*' --omit='server/cli.py,server/assembly.py'
+	$(BIN)/coverage report --fail-under=100 --include='kvcache/*,engine/*,server/*'
 
 bench: $(VENV)/.dev  ## quire beside its peer, one table
 	$(BIN)/python -m tests.bench $(BENCH)

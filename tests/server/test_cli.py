@@ -1,6 +1,7 @@
 """The ``quire`` command: what it says and with what it ends."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from server import assembly
 from server.assembly import EngineError
-from server.cli import app
+from server.cli import app, main
 from tests.models import write_model, write_tokenizer
 from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
 
@@ -178,6 +179,17 @@ def test_every_flag_of_serve_is_in_the_help(quire: Callable[..., Result]) -> Non
     assert result.exit_code == 0
     for flag in ("--config", "--kv-budget", "--max-model-len", "--check-every-step"):
         assert flag in result.stdout
+
+
+def test_the_process_ends_with_the_code_of_the_command(
+    quire: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    for arguments in (["plan", "no-such-model"], ["--help"], ["cook"]):
+        monkeypatch.setattr(sys, "argv", ["quire", *arguments])
+        main()
+    assert codes == [MODEL, 0, SETTINGS]
 
 
 # --- a real process ---------------------------------------------------------------------------
