@@ -106,11 +106,16 @@ class _Config:
             raise CheckpointError(
                 f"{self.file}: model_type is {model_type!r}; quire serves qwen3 (dense) models"
             )
-        method = self.values.get("quantization_config", {}).get("quant_method")
+        packing = self.values.get("quantization_config")
+        method = packing.get("quant_method") if isinstance(packing, dict) else None
         if method is not None and "quantization" not in self.values:
             raise CheckpointError(
                 f"{self.file}: quantization_config.quant_method is {method!r}; quire serves "
                 "unquantised models and MLX's own 4 and 8 bits"
+            )
+        if self.values.get("use_sliding_window"):
+            raise CheckpointError(
+                f"{self.file}: use_sliding_window is true; quire serves full attention only"
             )
         self.number("rms_norm_eps", self.values.get("rms_norm_eps"))
         rope = self.values.get("rope_parameters")

@@ -10,7 +10,7 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4}
@@ -64,25 +64,30 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _read_header(file: Path) -> dict[str, Tensor]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        if len(prefix) < 8:
-            raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
-        (length,) = struct.unpack("<Q", prefix)
-        if length > min(MAX_HEADER_BYTES, size - 8):
-            raise CheckpointError(
-                f"{file}: the header claims {length} bytes, but the file has {size}"
-            )
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError as error:
-            raise CheckpointError(f"{file}: the header is not JSON") from error
+    try:
+        with file.open("rb") as stream:
+            header, data_bytes = _parse_header(file, stream, file.stat().st_size)
+    except OSError as error:
+        raise CheckpointError(f"{file}: the file cannot be read: {error.strerror}") from error
+    return {name: _parse_tensor(file, name, entry, data_bytes) for name, entry in header.items()}
+
+
+def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """The tensors' entries, and how many bytes of data follow."""
+    prefix = stream.read(8)
+    if len(prefix) < 8:
+        raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
+    (length,) = struct.unpack("<Q", prefix)
+    if length > min(MAX_HEADER_BYTES, size - 8):
+        raise CheckpointError(f"{file}: the header claims {length} bytes, but the file has {size}")
+    try:
+        header = json.loads(stream.read(length))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: the header is not JSON") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: the header is not an object")
     header.pop("__metadata__", None)
-    data_bytes = size - 8 - length
-    return {name: _parse_tensor(file, name, entry, data_bytes) for name, entry in header.items()}
+    return header, size - 8 - length
 
 
 def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection
-from server.protocol.common import Count, SamplingFields, WireModel
+from server.protocol.common import Count, SamplingFields, Unsupported, WireModel
 from server.protocol.errors import invalid, quoted
 
 
@@ -67,8 +67,11 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: TemplateArguments | None = None
     reasoning_effort: str | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
+    tool_choice: Any = None
+    tools: Unsupported = None
+    functions: Unsupported = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say."""
@@ -87,9 +90,8 @@ class ChatRequest(SamplingFields):
                 f"response_format {quoted(self.response_format.type)} is not supported.",
                 "response_format",
             )
-        for field in ("tools", "functions"):
-            if getattr(self, field):
-                raise invalid(f"{field} are not supported.", field)
+        if self.tool_choice not in (None, "none", "auto"):
+            raise invalid("tool_choice is not supported.", "tool_choice")
 
     @property
     def asked_length(self) -> tuple[int | None, str]:

@@ -11,6 +11,9 @@ from server.protocol.errors import invalid
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 
+REFUSED = "refused"
+Unsupported = Annotated[Any, REFUSED]
+"""A field that would change the answer: it is refused by name when it says anything."""
 Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
@@ -53,11 +56,23 @@ class SamplingFields(WireModel):
     seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
     stop: str | list[str] | None = None
     n: int | None = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    structured_outputs: Unsupported = None
+    min_tokens: Unsupported = None
+    ignore_eos: Unsupported = None
+    stop_token_ids: Unsupported = None
+    bad_words: Unsupported = None
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say. Raises ApiError that names the parameter."""
         if self.n is not None and self.n != 1:
             raise invalid(f"n is {self.n}; this server gives one choice per request.", "n")
+        for name, field in type(self).model_fields.items():
+            if REFUSED in field.metadata and getattr(self, name):
+                raise invalid(f"{name} is not supported.", name)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options needs stream: true.", "stream_options")
         for stop in self.stop_strings():
@@ -70,6 +85,11 @@ class SamplingFields(WireModel):
             raise invalid(f"There may be at most {limits.max_stop_strings} stop strings.", "stop")
         if len(self.logit_bias or {}) > limits.max_logit_biases:
             raise invalid(f"There may be at most {limits.max_logit_biases} biases.", "logit_bias")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, however they were given."""

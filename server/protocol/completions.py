@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from server.config import LimitsSection
-from server.protocol.common import SamplingFields
+from server.protocol.common import SamplingFields, Unsupported
 from server.protocol.errors import invalid
 
 DEFAULT_MAX_TOKENS = 16
@@ -19,8 +19,8 @@ class CompletionRequest(SamplingFields):
 
     prompt: str | list[TokenId]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    echo: bool | None = None
-    suffix: str | None = None
+    echo: Unsupported = None
+    suffix: Unsupported = None
     best_of: int | None = None
 
     def check(self, limits: LimitsSection) -> None:
@@ -28,10 +28,6 @@ class CompletionRequest(SamplingFields):
         super().check(limits)
         if len(self.prompt) == 0:
             raise invalid("The prompt is empty.", "prompt")
-        if self.echo:
-            raise invalid("echo is not supported.", "echo")
-        if self.suffix:
-            raise invalid("suffix is not supported.", "suffix")
         if self.best_of is not None and self.best_of != 1:
             raise invalid("best_of is not supported.", "best_of")
 

@@ -6,18 +6,21 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.generation import Generation, GenerationError
+from server.generation import Generation, GenerationError, Prompt
 from server.protocol.answers import Answer
 from server.protocol.errors import internal_error
+from server.service import Service
 from server.sse import AnswerStream
 
 CLIENT_CLOSED_REQUEST = 499
 
 
 async def respond(
-    request: Request, generation: Generation, answer: Answer, *, stream: bool, ping_s: float
+    request: Request, service: Service, prompt: Prompt, answer: Answer, *, stream: bool
 ) -> Response:
-    """The response for an answer that has been started."""
+    """Starts the answer to a prompt, and the response for it."""
+    generation = service.start(prompt)
+    ping_s = service.config.server.sse_ping_s
     if stream:
         return AnswerStream(generation, answer, ping_s)
     gathering = asyncio.create_task(_gather(generation, answer, ping_s))

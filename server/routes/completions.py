@@ -23,20 +23,10 @@ def completion_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(service.config.limits)
         prompt = await _prompt(service, wire)
-        generation = service.start(prompt)
-        options = wire.stream_options
         answer = TextAnswer(
-            service.heading("cmpl"),
-            service.tokenizer.token_bytes,
-            include_usage=bool(options and options.include_usage),
+            service.heading("cmpl"), service.tokenizer.token_bytes, wire.include_usage
         )
-        return await respond(
-            request,
-            generation,
-            answer,
-            stream=bool(wire.stream),
-            ping_s=service.config.server.sse_ping_s,
-        )
+        return await respond(request, service, prompt, answer, stream=bool(wire.stream))
 
     return router
 

@@ -105,6 +105,12 @@ def test_eos_tokens_come_from_the_config_where_there_is_no_other_file(folder: Pa
     assert read_checkpoint(folder).eos_token_ids == (258,)
 
 
+def folder_for_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.unlink()
+    file.mkdir()
+
+
 BROKEN: list[tuple[str, Edit, str]] = [
     ("no config", lambda f: (f / "config.json").unlink(), r"config.json: the file does not exist"),
     (
@@ -131,6 +137,12 @@ BROKEN: list[tuple[str, Edit, str]] = [
         "heads do not share evenly",
         config(num_attention_heads=3, num_key_value_heads=2),
         r"num_attention_heads \(3\) is not a multiple of num_key_value_heads \(2\)",
+    ),
+    ("sliding windows", config(use_sliding_window=True), r"use_sliding_window is true; quire"),
+    (
+        "weights that are a folder",
+        folder_for_weights,
+        r"model.safetensors: the file cannot be read: Is a directory",
     ),
     (
         "another packing",
@@ -230,6 +242,11 @@ def test_a_broken_folder_is_refused_by_name(folder: Path, edit: Edit, message: s
     with pytest.raises(CheckpointError, match=message) as caught:
         read_checkpoint(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_packing_of_null_is_none(folder: Path) -> None:
+    config(quantization_config=None)(folder)
+    assert not read_checkpoint(folder).quantized
 
 
 BROKEN_PACKING: list[tuple[str, Edit, str]] = [
