@@ -32,7 +32,13 @@ def create_app(service: Service) -> FastAPI:
         service.client.attach()
         yield
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     for routes in ROUTES:
         app.include_router(routes(service))
     app.add_middleware(BodyLimit, max_body_bytes=int(service.config.limits.max_body_bytes))

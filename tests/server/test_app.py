@@ -21,7 +21,17 @@ def error_of(response: httpx2.Response) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/v1", "/v2/chat/completions", "/v1/embeddings", "/docs", "/openapi.json", "/%00", "//"],
+    [
+        "/",
+        "/v1",
+        "/v2/chat/completions",
+        "/v1/embeddings",
+        "/docs",
+        "/openapi.json",
+        "/%00",
+        "//",
+        "/health/",
+    ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_path_without_anything_is_an_error_like_all_others(
