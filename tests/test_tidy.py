@@ -39,8 +39,7 @@ def names(paths: list[Path]) -> list[str]:
 @pytest.mark.parametrize("path", SOURCES + NATIVE, ids=names(SOURCES + NATIVE))
 def test_a_file_is_one_thing_and_fits_its_measure(path: Path) -> None:
     lines = path.read_text().splitlines()
-    limit = MAX_FILE_LINES * 2 if path.name == "kernels.cpp" else MAX_FILE_LINES
-    assert len(lines) <= limit
+    assert len(lines) <= MAX_FILE_LINES
     assert all(len(line) <= MAX_COLUMNS for line in lines)
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", path.read_text())
 

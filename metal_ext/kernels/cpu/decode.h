@@ -1,0 +1,184 @@
+// One row over a split of its keys: decode. Included inside an instruction set's namespace, as
+// simd.h is.
+
+// Reading K and V of a long sequence is bound by memory. All heads of a few rows are read before
+// the next rows are, so that memory is read in one direction; and lines that will be read
+// kFetchTokens later are asked for a few at a time, between pieces of arithmetic: asked for in one
+// go they fill the core's miss buffers, and the arithmetic waits.
+constexpr size_t kScoreStep = 8;  // tokens
+constexpr size_t kValueStep = 4;
+constexpr size_t kFetchTokens = 64;
+constexpr size_t kLineBytes = 64;
+
+// Tokens that are scored together for H query heads: as many as make one vector of scores.
+template <size_t H>
+constexpr size_t kScoreRun = kLanes / H;
+
+// Scores of up to kScoreRun<H> tokens for H query heads that share a KV head.
+template <class KV, size_t D, size_t H>
+inline void score_tokens(
+    const float* queries, const KV* keys, size_t stride, size_t tokens, float* scores) {
+  constexpr size_t kVecs = D / kLanes;
+  constexpr size_t T = kScoreRun<H>;
+  constexpr bool kHeld = H * kVecs <= kSumRegisters;  // the queries fit into registers
+  Vec held[kHeld ? H * kVecs : 1];
+  for (size_t v = 0; kHeld && v < H * kVecs; ++v) {
+    held[v] = load(queries + v * kLanes);
+  }
+  const auto query = [&](size_t h, size_t v) {
+    return kHeld ? held[h * kVecs + v] : load(queries + h * D + v * kLanes);
+  };
+  Vec parts[kLanes];
+  for (size_t t = 0; t < T; ++t) {
+    Vec dot[H] = {};
+    if (t < tokens) {
+      const KV* row = keys + t * stride;
+      for (size_t v = 0; v < kVecs; v += 2) {
+        Vec k0, k1;
+        load_pair(row + v * kLanes, k0, k1);
+        for (size_t h = 0; h < H; ++h) {
+          dot[h] = fma(query(h, v), k0, dot[h]);
+          dot[h] = fma(query(h, v + 1), k1, dot[h]);
+        }
+      }
+    }
+    for (size_t h = 0; h < H; ++h) {
+      parts[h * T + t] = dot[h];
+    }
+  }
+  float totals[kLanes];
+  store(totals, sums(parts));
+  for (size_t h = 0; h < H; ++h) {
+    for (size_t t = 0; t < T && t < tokens; ++t) {
+      scores[h * kTileTokens + t] = totals[h * T + t];
+    }
+  }
+}
+
+// values[h] = values[h] * factor[h] + sum over t of weights[h][t] * rows[t], for H query heads.
+template <class KV, size_t D, size_t H>
+inline void add_values(
+    const float* weights, const float* factors, const KV* rows, size_t stride, size_t tokens,
+    float* values) {
+  constexpr size_t kVecs = D / kLanes;
+  constexpr size_t kSlab = kSumRegisters / H < kVecs ? kSumRegisters / H : kVecs;
+  static_assert(kSlab % 2 == 0 && kVecs % kSlab == 0);
+  for (size_t slab = 0; slab < kVecs; slab += kSlab) {
+    const size_t first = slab * kLanes;
+    Vec sum[H][kSlab];
+    for (size_t h = 0; h < H; ++h) {
+      for (size_t v = 0; v < kSlab; ++v) {
+        sum[h][v] = load(values + h * D + first + v * kLanes) * all(factors[h]);
+      }
+    }
+    for (size_t t = 0; t < tokens; ++t) {
+      const KV* row = rows + t * stride + first;
+      for (size_t v = 0; v < kSlab; v += 2) {
+        Vec v0, v1;
+        load_pair(row + v * kLanes, v0, v1);
+        for (size_t h = 0; h < H; ++h) {
+          const Vec w = all(weights[h * kTileTokens + t]);
+          sum[h][v] = fma(w, v0, sum[h][v]);
+          sum[h][v + 1] = fma(w, v1, sum[h][v + 1]);
+        }
+      }
+    }
+    for (size_t h = 0; h < H; ++h) {
+      for (size_t v = 0; v < kSlab; ++v) {
+        store(values + h * D + first + v * kLanes, sum[h][v]);
+      }
+    }
+  }
+}
+
+// Calls body(head, constant H) so that runs of 4, 2 and 1 heads make up `group` heads.
+template <class Body>
+inline void for_head_runs(size_t group, const Body& body) {
+  size_t head = 0;
+  for (; head + 4 <= group; head += 4) {
+    body(head, std::integral_constant<size_t, 4>{});
+  }
+  if (head + 2 <= group) {
+    body(head, std::integral_constant<size_t, 2>{});
+    head += 2;
+  }
+  if (head < group) {
+    body(head, std::integral_constant<size_t, 1>{});
+  }
+}
+
+// Asks for one KV head's share of the rows that follow those of [rows, rows + tokens) in time.
+template <class KV>
+inline void fetch_share(const HeadShape& shape, const KV* rows, size_t tokens, size_t kv_head) {
+  const size_t share = tokens * shape.head_dim * sizeof(KV);
+  const auto* first =
+      reinterpret_cast<const char*>(rows + kFetchTokens * shape.row_elements()) + kv_head * share;
+  for (size_t byte = 0; byte < share; byte += kLineBytes) {
+    prefetch(first + byte);
+  }
+}
+
+// A tile, for all heads.
+template <class KV, size_t D>
+void attend_tile(
+    const HeadShape& shape, const float* prepared, const KV* keys, const KV* values, size_t tokens,
+    float* scores, Partial& out) {
+  const size_t stride = shape.row_elements();
+  const size_t group = shape.group();
+  for (size_t t = 0; t < tokens; t += kScoreStep) {
+    const size_t n = tokens - t < kScoreStep ? tokens - t : kScoreStep;
+    for (size_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      const KV* rows = keys + t * stride;
+      fetch_share(shape, rows, n, kv_head);
+      for_head_runs(group, [&](size_t run, auto heads) {
+        constexpr size_t H = decltype(heads)::value;
+        const size_t head = kv_head * group + run;
+        for (size_t i = 0; i < n; i += kScoreRun<H>) {
+          score_tokens<KV, D, H>(
+              prepared + head * D, rows + i * stride + kv_head * D, stride, n - i,
+              scores + head * kTileTokens + t + i);
+        }
+      });
+    }
+  }
+  float factors[kMaxQueryHeads];
+  for (size_t head = 0; head < shape.query_heads; ++head) {
+    factors[head] =
+        soften(scores + head * kTileTokens, tokens, out.highest[head], out.weight[head]);
+  }
+  for (size_t t = 0; t < tokens; t += kValueStep) {
+    const size_t n = tokens - t < kValueStep ? tokens - t : kValueStep;
+    for (size_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      const KV* rows = values + t * stride;
+      fetch_share(shape, rows, n, kv_head);
+      for_head_runs(group, [&](size_t run, auto heads) {
+        const size_t head = kv_head * group + run;
+        add_values<KV, D, decltype(heads)::value>(
+            scores + head * kTileTokens + t, factors + head, rows + kv_head * D, stride, n,
+            out.values + head * D);
+      });
+    }
+    for (size_t head = 0; head < shape.query_heads; ++head) {
+      factors[head] = 1.0f;  // what was gathered is scaled once per tile
+    }
+  }
+}
+
+void attend_split(
+    const HeadShape& shape, const float* prepared, const void* keys, const void* values,
+    size_t tokens, Partial out) {
+  float scores[kMaxQueryHeads * kTileTokens];
+  start(out, shape.query_heads, shape.head_dim);
+  with_type(shape.type, [&]<class KV>(KV) {
+    for_head_dim(shape.head_dim, [&](auto dim) {
+      constexpr size_t D = decltype(dim)::value;
+      const size_t stride = shape.row_elements();
+      for (size_t t = 0; t < tokens; t += kTileTokens) {
+        const size_t n = tokens - t < kTileTokens ? tokens - t : kTileTokens;
+        attend_tile<KV, D>(
+            shape, prepared, static_cast<const KV*>(keys) + t * stride,
+            static_cast<const KV*>(values) + t * stride, n, scores, out);
+      }
+    });
+  });
+}

@@ -1,0 +1,50 @@
+// Numbers as callers hold them and as the kernels do: bfloat16 and float32, natural and kernel
+// order. Included inside an instruction set's namespace, as simd.h is.
+
+template <class Body>
+void with_type(KVType type, const Body& body) {
+  if (type == KVType::bfloat16) {
+    body(uint16_t{});
+  } else {
+    body(float{});
+  }
+}
+
+void to_bfloat16(const float* source, uint16_t* target, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, source + i, sizeof(bits));
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    target[i] = static_cast<uint16_t>(nan ? 0x7fc0u : rounded);
+  }
+}
+
+void from_bfloat16(const uint16_t* source, float* target, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
+    __builtin_memcpy(target + i, &bits, sizeof(bits));
+  }
+}
+
+void prepare_queries(const HeadShape& shape, const float* queries, float scale, float* target) {
+  with_type(shape.type, [&]<class KV>(KV) {
+    for (size_t head = 0; head < shape.query_heads; ++head) {
+      const float* from = queries + head * shape.head_dim;
+      float* to = target + head * shape.head_dim;
+      for (size_t i = 0; i < shape.head_dim; ++i) {
+        to[kernel_order<KV>(i)] = from[i] * scale;
+      }
+    }
+  });
+}
+
+// out = values / weight, in natural order.
+inline void divide(
+    KVType type, const float* values, float weight, size_t head_dim, float* out) {
+  with_type(type, [&]<class KV>(KV) {
+    for (size_t i = 0; i < head_dim; ++i) {
+      out[i] = values[kernel_order<KV>(i)] / weight;
+    }
+  });
+}

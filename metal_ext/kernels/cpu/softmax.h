@@ -1,0 +1,53 @@
+// The running softmax: what has been gathered so far, as in Milakov and Gimelshein, "Online
+// normalizer calculation for softmax" (2018). Included inside an instruction set's namespace, as
+// simd.h is.
+
+constexpr float kNoScore = -1e30f;  // below every score; finite, so that differences stay numbers
+
+inline void start(Partial& state, size_t heads, size_t head_dim) {
+  for (size_t h = 0; h < heads; ++h) {
+    state.highest[h] = kNoScore;
+    state.weight[h] = 0.0f;
+  }
+  for (size_t i = 0; i < heads * head_dim; ++i) {
+    state.values[i] = 0.0f;
+  }
+}
+
+// One step of the running softmax: n scores become weights, the row's state takes them in, and what
+// was gathered before must be multiplied by the factor that is returned.
+inline float soften(float* scores, size_t n, float& highest, float& weight) {
+  Vec best = all(highest);
+  const size_t end = (n + kLanes - 1) / kLanes * kLanes;
+  for (size_t t = n; t < end; ++t) {
+    scores[t] = kNoScore;
+  }
+  for (size_t t = 0; t < end; t += kLanes) {
+    best = larger(load(scores + t), best);
+  }
+  const float raised = largest_of(best);
+  Vec total{};
+  for (size_t t = 0; t < end; t += kLanes) {
+    const Vec w = exp_of_negative(load(scores + t) - all(raised));
+    store(scores + t, w);
+    total += w;
+  }
+  const float factor = exp_of_negative(all(highest - raised))[0];
+  weight = weight * factor + sum_of(total);
+  highest = raised;
+  return factor;
+}
+
+// into = into and `more`, for one head.
+inline void join(
+    float& highest, float& weight, float* values, float more_highest, float more_weight,
+    const float* more_values, size_t head_dim) {
+  const float raised = highest > more_highest ? highest : more_highest;
+  const float keep = exp_of_negative(all(highest - raised))[0];
+  const float take = exp_of_negative(all(more_highest - raised))[0];
+  for (size_t i = 0; i < head_dim; i += kLanes) {
+    store(values + i, fma(load(values + i), all(keep), load(more_values + i) * all(take)));
+  }
+  weight = weight * keep + more_weight * take;
+  highest = raised;
+}
