@@ -23,12 +23,6 @@ struct Registered {
   Registered(const char* sentence, void (*body)()) { tests().push_back({sentence, body}); }
 };
 
-// Whether the run is meant to be short: under an emulator, which is a hundred times slower.
-inline bool& short_run() {
-  static bool value = false;
-  return value;
-}
-
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + what);
 }

@@ -5,17 +5,9 @@
 
 #include "check.h"
 
-// Runs every test of the program, or those whose sentence contains the argument. --short: small
-// grids only.
+// Runs every test of the program, or those whose sentence contains the argument.
 int main(int argc, char** argv) {
-  const char* part = "";
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--short") == 0) {
-      quire::test::short_run() = true;
-    } else {
-      part = argv[i];
-    }
-  }
+  const char* const part = argc > 1 ? argv[1] : "";
   int ran = 0;
   int failed = 0;
   for (const auto& test : quire::test::tests()) {
