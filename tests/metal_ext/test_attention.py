@@ -1,0 +1,313 @@
+import gc
+import itertools
+import math
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_ext import (
+    CpuWorkers,
+    Layer,
+    RowTable,
+    chunk_attention,
+    decode_attention,
+    instruction_sets,
+)
+from tests.metal_ext.layers import (
+    KEY_REGION,
+    VALUE_REGION,
+    Floats,
+    PagedLayer,
+    exact,
+    normal,
+    same_bits,
+)
+
+DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
+KV_HEADS = 2
+GROUPS = (1, 2, 3, 4, 6, 8)
+HEAD_DIMS = (32, 64, 128, 256)
+# Around the borders of tiles (64) and splits (256), and odd ones.
+LENGTHS = (1, 2, 3, 5, 31, 63, 64, 65, 127, 255, 256, 257, 300, 517)
+# Of sums in float32; K, V and queries are of size 1.
+TOLERANCE = 5e-6
+
+every_shape = pytest.mark.parametrize(
+    ("head_dim", "group", "dtype"),
+    [
+        pytest.param(head_dim, group, dtype, id=f"{head_dim}-{group}-{name}")
+        for (name, dtype), head_dim, group in itertools.product(DTYPES.items(), HEAD_DIMS, GROUPS)
+    ],
+)
+
+
+def scale_of(head_dim: int) -> float:
+    return 1 / math.sqrt(head_dim)
+
+
+def some_queries(rows: int, paged: PagedLayer, group: int, dtype: mx.Dtype) -> mx.array:
+    return normal((rows, group * paged.kv_heads, paged.head_dim), dtype, 5)
+
+
+def decode(
+    paged: PagedLayer,
+    queries: mx.array,
+    rows: RowTable,
+    first_row: int = 0,
+    workers: CpuWorkers | None = None,
+) -> mx.array:
+    scale = scale_of(paged.head_dim)
+    return decode_attention(
+        paged.token,
+        queries,
+        rows,
+        first_row,
+        paged.layer,
+        paged.kv_heads,
+        scale,
+        workers or paged.workers,
+    )
+
+
+def chunk(
+    paged: PagedLayer,
+    queries: mx.array,
+    rows: RowTable,
+    segment: int = 0,
+    workers: CpuWorkers | None = None,
+) -> mx.array:
+    scale = scale_of(paged.head_dim)
+    return chunk_attention(
+        paged.token,
+        queries,
+        rows,
+        segment,
+        paged.layer,
+        paged.kv_heads,
+        scale,
+        workers or paged.workers,
+    )
+
+
+def error_of(got: mx.array, want: list[Floats]) -> float:
+    return float(np.abs(exact(got) - np.stack(want)).max())
+
+
+@every_shape
+def test_decode_attention_is_what_float64_says(head_dim: int, group: int, dtype: mx.Dtype) -> None:
+    paged = PagedLayer(LENGTHS, kv_heads=KV_HEADS, head_dim=head_dim, dtype=dtype).fill()
+    queries = some_queries(len(LENGTHS), paged, group, mx.float32)
+    want = [
+        paged.expected(s, length - 1, query, scale_of(head_dim))
+        for (s, length), query in zip(enumerate(LENGTHS), exact(queries), strict=True)
+    ]
+    assert error_of(decode(paged, queries, paged.newest()), want) < TOLERANCE
+
+
+@every_shape
+def test_chunk_attention_is_what_float64_says(head_dim: int, group: int, dtype: mx.Dtype) -> None:
+    paged = PagedLayer((301,), kv_heads=KV_HEADS, head_dim=head_dim, dtype=dtype).fill()
+    for start, count in ((0, 1), (0, 35), (60, 7), (240, 61)):
+        queries = some_queries(count, paged, group, mx.float32)
+        want = [
+            paged.expected(0, start + i, query, scale_of(head_dim))
+            for i, query in enumerate(exact(queries))
+        ]
+        rows = paged.rows((0, start, count))
+        assert error_of(chunk(paged, queries, rows), want) < TOLERANCE, (start, count)
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@every_shape
+def test_a_row_has_the_same_bits_alone_in_a_batch_in_a_chunk_and_on_more_threads(
+    head_dim: int, group: int, dtype: mx.Dtype, instruction_set: str
+) -> None:
+    one, three = (CpuWorkers(threads, instruction_set) for threads in (1, 3))
+    paged = PagedLayer((700, 401, 7), kv_heads=KV_HEADS, head_dim=head_dim, dtype=dtype).fill()
+    segments = ((0, 680, 20), (1, 243, 33), (2, 6, 1), (0, 699, 1))
+    rows = paged.rows(*segments)
+    queries = some_queries(len(rows), paged, group, dtype)
+    batch = decode(paged, queries, rows, workers=one)
+    assert same_bits(decode(paged, queries, rows, workers=three), batch)
+    first = 0
+    for number, (sequence, start, count) in enumerate(segments):
+        part = slice(first, first + count)
+        for workers in (one, three):
+            together = chunk(paged, queries[part], rows, number, workers)
+            assert same_bits(together, batch[part]), (number, workers.threads)
+        row = count // 2
+        alone = queries[first + row][None]
+        table = paged.rows((sequence, start + row, 1))
+        assert same_bits(decode(paged, alone, table, workers=three)[0], batch[first + row])
+        assert same_bits(chunk(paged, alone, table, workers=one)[0], batch[first + row])
+        first += count
+
+
+def test_few_rows_of_a_long_past_have_the_same_bits_on_any_number_of_threads() -> None:
+    paged = PagedLayer((9001, 3), head_dim=64, dtype=mx.bfloat16).fill()
+    queries = some_queries(2, paged, 4, mx.float32)
+    alone = decode(paged, queries, paged.newest(), workers=CpuWorkers(1))
+    want = [paged.expected(0, 9000, exact(queries)[0], scale_of(64))]
+    assert error_of(alone[:1], want) < TOLERANCE
+    for threads in (2, 5):
+        again = decode(paged, queries, paged.newest(), workers=CpuWorkers(threads))
+        assert same_bits(again, alone)
+
+
+@pytest.mark.parametrize("attend", [decode, chunk])
+def test_bfloat16_queries_give_the_rounded_answer_of_the_same_queries_in_float32(
+    attend: Callable[[PagedLayer, mx.array, RowTable], mx.array],
+) -> None:
+    paged = PagedLayer((90,), dtype=mx.bfloat16).fill()
+    rows = paged.rows((0, 70, 20))
+    queries = some_queries(20, paged, 3, mx.bfloat16)
+    narrow = attend(paged, queries, rows)
+    wide = attend(paged, queries.astype(mx.float32), rows)
+    assert wide.dtype == mx.float32
+    assert same_bits(narrow, wide.astype(mx.bfloat16))
+
+
+@pytest.mark.parametrize("attend", [decode, chunk])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_queries_may_have_any_strides(
+    attend: Callable[[PagedLayer, mx.array, RowTable], mx.array], dtype: mx.Dtype
+) -> None:
+    paged = PagedLayer((40,), dtype=dtype).fill()
+    rows = paged.rows((0, 31, 9))
+    queries = some_queries(9, paged, 2, dtype)
+    plain = attend(paged, queries, rows)
+    for order in itertools.permutations(range(3)):
+        back = [order.index(axis) for axis in range(3)]
+        moved = mx.contiguous(queries.transpose(*order)).transpose(*back)
+        assert same_bits(attend(paged, moved, rows), plain), order
+    assert same_bits(attend(paged, mx.contiguous(queries[::-1])[::-1], rows), plain)
+
+
+def test_queries_may_be_a_part_of_the_tables_rows() -> None:
+    paged = PagedLayer(LENGTHS).fill()
+    queries = some_queries(len(LENGTHS), paged, 2, mx.float32)
+    whole = decode(paged, queries, paged.newest())
+    part = decode(paged, queries[4:9], paged.newest(), first_row=4)
+    assert same_bits(part, whole[4:9])
+
+
+def test_a_row_does_not_see_what_stands_behind_it() -> None:
+    paged = PagedLayer((200,)).fill()
+    queries = some_queries(30, paged, 2, mx.float32)
+    rows = paged.rows((0, 100, 30))
+    before = [decode(paged, queries, rows), chunk(paged, queries, rows)]
+    mx.eval(before)
+    for region in (KEY_REGION, VALUE_REGION):
+        paged.bits(0, region)[130:] = 0x7FC00000
+    for attend, was in zip((decode, chunk), before, strict=True):
+        assert same_bits(attend(paged, queries, rows), was)
+    paged.bits(0, VALUE_REGION)[129] = 0x7FC00000  # the positive control
+    for attend, was in zip((decode, chunk), before, strict=True):
+        now = attend(paged, queries, rows)
+        assert same_bits(now[:29], was[:29])
+        assert bool(mx.isnan(now[29]).all())
+
+
+def test_a_scale_of_nothing_gives_the_mean_of_the_values() -> None:
+    paged = PagedLayer((75,)).fill()
+    queries = some_queries(1, paged, 1, mx.float32)
+    mean = paged.numbers(0, VALUE_REGION)[:75].mean(axis=0)
+    rows, layer, workers = paged.newest(), paged.layer, paged.workers
+    for got in (
+        decode_attention(paged.token, queries, rows, 0, layer, KV_HEADS, 0.0, workers),
+        chunk_attention(paged.token, queries, rows, 0, layer, KV_HEADS, 0.0, workers),
+    ):
+        assert error_of(got, [mean]) < TOLERANCE
+
+
+def test_attention_that_takes_the_newest_token_sees_rows_that_are_still_queued() -> None:
+    paged, filled = PagedLayer((60,)), PagedLayer((60,)).fill()
+    keys, values = (normal((60, 2, 32), mx.float32, seed) for seed in (1, 2))
+    answers = []
+    for row in range(60):
+        here = slice(row, row + 1)
+        paged.append(keys[here], values[here], paged.rows((0, row, 1)))
+        answers.append(decode(paged, keys[here], paged.rows((0, row, 1))))
+    want = chunk(filled, keys, filled.rows((0, 0, 60)))
+    assert same_bits(mx.concatenate(answers), want)
+
+
+def test_queued_attention_keeps_all_that_it_uses_alive() -> None:
+    paged = PagedLayer((60,)).fill()
+    queries = some_queries(1, paged, 2, mx.float32)
+    want = decode(paged, queries, paged.newest())
+    mx.eval(want)
+    queued = [decode(paged, queries, paged.newest()), chunk(paged, queries, paged.newest())]
+    del paged, queries
+    gc.collect()
+    assert same_bits(queued[0], want)
+    assert same_bits(queued[1], want)
+
+
+# (what, shape of the queries, KV heads, what the error must say)
+BAD_QUERIES = [
+    ("heads that cannot share", (3, 3, 32), 2, "3 query heads cannot share 2 KV heads evenly"),
+    ("a head that no kernel has", (3, 2, 96), 2, "head_dim is 96; the CPU kernels are built for"),
+    ("heads of nothing", (3, 2, 0), 2, "head_dim is 0"),
+    ("heads of another layer", (3, 2, 64), 2, "region 2 has rows of 256 bytes"),
+    ("fewer KV heads", (3, 2, 32), 1, "these heads need 128"),
+    ("flat queries", (3, 64), 2, "queries has 2 dimensions"),
+    ("batched queries", (1, 3, 2, 32), 2, "queries has 4 dimensions"),
+]
+
+
+@pytest.mark.parametrize("attend", [decode_attention, chunk_attention])
+@pytest.mark.parametrize(
+    ("shape", "kv_heads", "says"), [bad[1:] for bad in BAD_QUERIES], ids=[b[0] for b in BAD_QUERIES]
+)
+def test_queries_that_do_not_fit_are_refused(
+    attend: Callable[..., mx.array], shape: tuple[int, ...], kv_heads: int, says: str
+) -> None:
+    paged = PagedLayer((3,)).fill()
+    rows = paged.rows((0, 0, 3))
+    with pytest.raises(ValueError, match=says):
+        attend(paged.token, mx.ones(shape), rows, 0, paged.layer, kv_heads, 1.0, paged.workers)
+
+
+@pytest.mark.parametrize("attend", [decode, chunk])
+@pytest.mark.parametrize("wrong", [mx.float16, mx.int32, mx.complex64])
+def test_only_float32_and_bfloat16_ask(
+    attend: Callable[[PagedLayer, mx.array, RowTable], mx.array], wrong: mx.Dtype
+) -> None:
+    paged = PagedLayer((3,)).fill()
+    queries = mx.ones((3, 2, 32)).astype(wrong)
+    with pytest.raises(ValueError, match="queries must be float32 or bfloat16"):
+        attend(paged, queries, paged.rows((0, 0, 3)))
+
+
+@pytest.mark.parametrize("attend", [decode, chunk])
+@pytest.mark.parametrize("kept", [mx.float16, mx.int32])
+def test_a_layer_of_other_numbers_cannot_be_read(
+    attend: Callable[[PagedLayer, mx.array, RowTable], mx.array], kept: mx.Dtype
+) -> None:
+    paged = PagedLayer((3,)).fill()
+    paged.layer = Layer(KEY_REGION, VALUE_REGION, kept)
+    with pytest.raises(ValueError, match="keeps K and V as bfloat16 or float32"):
+        attend(paged, mx.ones((3, 2, 32)), paged.rows((0, 0, 3)))
+
+
+def test_a_call_has_as_many_heads_as_the_kernels_have_room_for() -> None:
+    paged = PagedLayer((3,), kv_heads=4).fill()
+    rows = paged.rows((0, 0, 3))
+    assert decode(paged, mx.ones((3, 256, 32)), rows).shape == (3, 256, 32)
+    for heads in (0, 257, 260):
+        with pytest.raises(IndexError, match=f"query_heads is {heads}; it must lie between"):
+            decode(paged, mx.ones((3, heads, 32)), rows)
+
+
+def test_there_are_no_more_queries_than_rows() -> None:
+    paged = PagedLayer((3,)).fill()
+    rows = paged.rows((0, 0, 2), (0, 2, 1))
+    for count, first_row in ((4, 0), (3, 1), (1, 3), (0, 0)):
+        with pytest.raises(IndexError, match="rows of the table"):
+            decode(paged, mx.ones((count, 2, 32)), rows, first_row)
+    for count in (0, 1, 3):
+        with pytest.raises(ValueError, match=f"queries has {count} rows; segment 0 has 2"):
+            chunk(paged, mx.ones((count, 2, 32)), rows)

@@ -1,0 +1,115 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import metal_ext
+from metal_ext import blas
+from tests.metal_ext.programs import output_of, run_program
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="a Mac's MLX multiplies fast itself")
+
+MULTIPLY = """
+    import metal_ext
+    import mlx.core as mx
+    import numpy as np
+    a, b = (np.random.default_rng(s).normal(size=(65, 65)).astype(np.float32) for s in (1, 2))
+    product = np.array(mx.array(a) @ mx.array(b))
+    assert np.allclose(product, a @ b, atol=1e-4)
+    blas = metal_ext.fast_blas
+    print("none" if blas is None else blas.calls)
+"""
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode != 0
+    return done.stderr.strip().splitlines()[-1]
+
+
+@on_linux
+def test_a_float32_product_goes_through_the_fast_blas() -> None:
+    fast = metal_ext.fast_blas
+    assert fast is not None
+    for times in (1, 2):
+        before = fast.calls
+        mx.eval([mx.ones((8, 64)) @ mx.ones((64, 64)) for _ in range(times)])
+        assert fast.calls == before + times
+    assert fast.name == "OpenBLAS"
+
+
+@on_linux
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+def test_products_are_right_however_their_factors_lie(rows: int) -> None:
+    assert metal_ext.fast_blas is not None
+    before = metal_ext.fast_blas.calls
+    draw = np.random.default_rng(rows)
+    a, b = draw.normal(size=(rows, 70)), draw.normal(size=(70, 51))
+    left, right = (mx.array(x.astype(np.float32)) for x in (a, b))
+    flipped_left, flipped_right = (mx.contiguous(x.T).T for x in (left, right))
+    for x in (left, flipped_left):
+        for y in (right, flipped_right):
+            assert np.allclose(np.array(x @ y), a @ b, atol=1e-4)
+            added = mx.addmm(mx.ones((rows, 51)), x, y, alpha=0.5, beta=2.0)
+            assert np.allclose(np.array(added), 2 + a @ b / 2, atol=1e-4)
+    assert metal_ext.fast_blas.calls >= before + 8
+
+
+@on_linux
+def test_the_default_is_the_fast_blas_and_mlx_turns_it_off() -> None:
+    assert int(output_of(MULTIPLY)) >= 1
+    assert int(output_of(MULTIPLY, QUIRE_BLAS="openblas")) >= 1
+    assert output_of(MULTIPLY, QUIRE_BLAS="mlx") == "none"
+
+
+def test_an_unknown_choice_is_an_error_that_names_it() -> None:
+    says = last_line(run_program("import metal_ext", QUIRE_BLAS="fast"))
+    assert says == "ImportError: QUIRE_BLAS is 'fast'; it must be openblas or mlx"
+
+
+@on_linux
+def test_mlx_before_us_is_an_error_because_its_products_are_bound() -> None:
+    says = last_line(run_program("import mlx.core\nimport metal_ext"))
+    assert says == "ImportError: import metal_ext before mlx: its BLAS must be loaded first"
+    assert output_of("import mlx.core\nimport metal_ext\nprint('ok')", QUIRE_BLAS="mlx") == "ok"
+
+
+@on_linux
+def test_a_library_that_was_not_built_is_an_error_that_says_what_to_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(blas.CHOICE_VARIABLE, raising=False)
+    monkeypatch.setattr(blas, "__file__", str(tmp_path / "blas.py"))
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
+    with pytest.raises(ImportError, match=r"libquire_blas\.so was not built: run `make setup`"):
+        blas.load()
+
+
+def test_the_library_is_found_beside_the_sources_first_and_then_on_the_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources, installed = tmp_path / "sources", tmp_path / "installed"
+    for folder in (sources, installed / "metal_ext"):
+        folder.mkdir(parents=True)
+        (folder / blas.LIBRARY).touch()
+    monkeypatch.setattr(blas, "__file__", str(sources / "blas.py"))
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(installed)])
+    assert blas.library_path() == sources / blas.LIBRARY
+    (sources / blas.LIBRARY).unlink()
+    assert blas.library_path() == installed / "metal_ext" / blas.LIBRARY
+
+
+def test_a_mac_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(blas.CHOICE_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert blas.load() is None
+
+
+@on_linux
+def test_a_product_has_at_least_one_thread() -> None:
+    assert metal_ext.fast_blas is not None
+    for threads in (0, -1):
+        with pytest.raises(ValueError, match=f"threads is {threads}; it must be at least 1"):
+            metal_ext.fast_blas.set_threads(threads)
