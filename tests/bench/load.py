@@ -107,9 +107,9 @@ class Exchange(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Hands a read to the parser. The end of the answer is the end of the exchange."""
+        """Hands a read to the parser. The end of the answer, or a fault, ends the exchange."""
         self.parser.feed(data, time.perf_counter())
-        if self.parser.done:
+        if self.parser.done or self.parser.fault is not None:
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

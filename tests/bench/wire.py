@@ -11,11 +11,13 @@ END_OF_HEAD = b"\r\n\r\n"
 # Text of a delta that is not empty, as compact JSON or with a space. Quotes inside a text are
 # escaped, so that no text can look like a key. One match counts, however many keys an event has.
 TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)": ?"(?!")')
+STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 FINISH = re.compile(rb'"finish_reason": ?"(\w+)"')
 PROMPT_TOKENS = re.compile(rb'"prompt_tokens": ?(\d+)')
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
-ERROR = re.compile(rb'data: ?\{"error"')
-DONE = b"data: [DONE]"
+# At the beginning of a line, where no text can stand: a text's line ends are escaped.
+ERROR = re.compile(rb'^data: ?\{"error"', re.MULTILINE)
+DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 MAX_QUOTED_BYTES = 300
 
 
@@ -64,15 +66,21 @@ class ReplyParser:
     _rest: bytes = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Takes in what one read brought."""
+        """Takes in what one read brought. Nothing more is taken in after a fault."""
+        if self.fault is not None:
+            return
         if not self._in_body:
             head, end, data = (self._head + data).partition(END_OF_HEAD)
             self._head = head
             if not end:
                 return
             self._begin(head)
-        if self._unchunker is not None:
-            data = self._unchunker.feed(data)
+        try:
+            if self._unchunker is not None:
+                data = self._unchunker.feed(data)
+        except ValueError as error:
+            self.fault = f"no HTTP: {error}"
+            return
         self._take(self._rest + data, now_s)
 
     def error(self) -> str | None:
@@ -86,9 +94,12 @@ class ReplyParser:
 
     def _begin(self, head: bytes) -> None:
         self._in_body = True
-        lines = head.lower().split(b"\r\n")
-        self.status = int(lines[0].split()[1])
-        if b"transfer-encoding: chunked" in lines:
+        status = STATUS.match(head)
+        if status is None:
+            self.fault = f"no HTTP: {head[:MAX_QUOTED_BYTES].decode(errors='replace')!r}"
+            return
+        self.status = int(status[1])
+        if b"transfer-encoding: chunked" in head.lower().split(b"\r\n"):
             self._unchunker = Unchunker()
 
     def _take(self, body: bytes, now_s: float) -> None:
@@ -108,5 +119,5 @@ class ReplyParser:
                 self.prompt_tokens = int(prompt[1])
         if ERROR.search(events):
             self.fault = events[-MAX_QUOTED_BYTES:].decode(errors="replace")
-        if DONE in events:
+        if DONE.search(events):
             self.done = True

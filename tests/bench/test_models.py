@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from tests.bench.models import INTERFERENCE, SERVING, TEMPLATE_TOKENS, write_endless_model
+from tests.models import SPECIAL_TOKENS, ModelSpec
+
+SPECS = {"serving": SERVING, "interference": INTERFERENCE}
+PROMPTS = 8
+PROMPT_TOKENS = 20
+ANSWER_TOKENS = 24
+REPLACEMENT = "\ufffd"
+
+
+@pytest.fixture(scope="module", params=SPECS.values(), ids=list(SPECS))
+def spec(request: pytest.FixtureRequest) -> ModelSpec:
+    chosen = request.param
+    assert isinstance(chosen, ModelSpec)
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def folder(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_endless_model(tmp_path_factory.mktemp("endless"), spec)
+
+
+def greedy_answers(folder: Path, spec: ModelSpec) -> list[list[int]]:
+    """To prompts of random tokens."""
+    model, _ = load_model(folder)
+    cache = make_prompt_cache(model)
+    shape = (PROMPTS, PROMPT_TOKENS)
+    tokens = mx.random.randint(0, spec.vocab_size, shape, key=mx.random.key(0))
+    answers: list[list[int]] = [[] for _ in range(PROMPTS)]
+    for _ in range(ANSWER_TOKENS):
+        tokens = mx.argmax(model(tokens, cache=cache)[:, -1:], axis=-1)
+        for answer, token in zip(answers, np.array(tokens)[:, 0], strict=True):
+            answer.append(int(token))
+    return answers
+
+
+def test_the_endless_model_never_ends_and_says_whole_text_only(
+    folder: Path, spec: ModelSpec
+) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    endings = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    for answer in greedy_answers(folder, spec):
+        assert not endings & set(answer)
+        for token in answer:
+            said = tokenizer.decode([token], skip_special_tokens=True)
+            assert said, "every token is seen when it is made"
+            assert REPLACEMENT not in said, "no half characters"
+
+
+def test_a_letter_is_a_token_and_the_template_adds_what_it_is_counted_for(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for question in ("a", "some words of letters", "x" * 500):
+        messages = [{"role": "user", "content": question}]
+        rendered = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        assert len(ids) == len(question) + TEMPLATE_TOKENS
+
+
+def test_only_a_tied_embedding_silences_tokens(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        write_endless_model(tmp_path, ModelSpec(tie_word_embeddings=False))

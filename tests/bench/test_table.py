@@ -1,0 +1,80 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.bench.table import CSV_HEADINGS, Goal, Ratio, Row, figure, render, write_csv
+
+FASTER = Row.higher_is_better("serving", "tok/s", [10, 40, 20], ("peer", [10, 10, 10]), 1.5)
+SLOWER = Row.lower_is_better("latency", "ms", [200, 100, 200], ("other", [100, 100, 100]), 1)
+
+
+def test_a_ratio_is_of_the_medians_and_its_ends_are_of_single_rounds() -> None:
+    ratio = Ratio.of([10, 40, 20], [10, 10, 40])
+    assert (ratio.value, ratio.low, ratio.high) == (2.0, 0.5, 4.0)
+
+
+def test_a_ratio_needs_a_figure_of_both_in_every_round() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Ratio.of([1, 2], [1])
+
+
+def test_a_ratio_above_one_is_in_our_favour_whichever_is_better() -> None:
+    assert (FASTER.quire, FASTER.peer, FASTER.ratio.value) == (20, 10, 2.0)
+    assert (SLOWER.quire, SLOWER.peer, SLOWER.ratio.value) == (200, 100, 0.5)
+    assert (SLOWER.ratio.low, SLOWER.ratio.high) == (0.5, 1.0)
+
+
+def test_a_goal_is_met_at_its_figure() -> None:
+    assert Goal.at_least(1.5, 1.5) == Goal("ratio >= 1.5", met=True)
+    assert Goal.at_least(1.4999, 1.5) == Goal("ratio >= 1.5", met=False)
+    assert Goal.at_most(300.0, 300.0, "ms") == Goal("<= 300 ms", met=True)
+    assert Goal.at_most(300.1, 300.0, "ms").met is False
+
+
+def test_a_row_without_a_goal_is_not_judged_until_it_gets_one() -> None:
+    row = Row.higher_is_better("r", "u", [1], ("p", [1]))
+    assert row.goal is None
+    assert row.cells()[-2:] == ("-", "")
+    judged = row.with_goal(Goal("text", met=False))
+    assert judged.cells()[-2:] == ("text", "MISSED")
+    assert row.goal is None
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [(0.004, "0.00"), (1.234, "1.23"), (10, "10.0"), (123.6, "124"), (1e6, "1000000")],
+)
+def test_a_figure_has_three_digits_or_more(value: float, says: str) -> None:
+    assert figure(value) == says
+
+
+def test_the_table_is_aligned_and_says_what_was_met() -> None:
+    lines = render([FASTER, SLOWER]).splitlines()
+    assert lines[0].split() == ["row", "quire", "peer", "ratio", "target"]
+    assert set(lines[1]) == {"-", " "}
+    assert lines[2].split("  ")[0] == "serving, tok/s"
+    assert lines[2].endswith("met")
+    assert lines[3].endswith("MISSED")
+    for heading in ("quire", "peer", "ratio", "target"):
+        column = lines[0].index(heading)
+        for line in lines[1:]:
+            assert line[column - 1] == " "
+            assert line[column] != " "
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_the_file_holds_every_row_under_its_headings(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    plain = Row.higher_is_better('of "a", b', "u", [1 / 3], ("p", [1]))
+    write_csv(file, [FASTER, SLOWER, plain])
+    with file.open(newline="", encoding="utf-8") as written:
+        rows = list(csv.DictReader(written))
+    assert tuple(rows[0]) == CSV_HEADINGS
+    assert rows[0] == {
+        "row": "serving", "unit": "tok/s", "quire": "20", "peer_name": "peer", "peer": "10",
+        "ratio": "2", "ratio_low": "1", "ratio_high": "4", "target": "ratio >= 1.5", "met": "true",
+    }  # fmt: skip
+    assert rows[1]["met"] == "false"
+    assert (rows[2]["row"], rows[2]["quire"]) == ('of "a", b', "0.333333")
+    assert (rows[2]["target"], rows[2]["met"]) == ("", "")
