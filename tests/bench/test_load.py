@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import time
+from asyncio import StreamReader as Reader
+from asyncio import StreamWriter as Writer
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,7 +34,7 @@ USAGE = b'data: {"usage":{"prompt_tokens":9,"completion_tokens":5}}\n\n'
 DONE = b"data: [DONE]\n\n"
 WHOLE = HEAD + TEXT + TEXT + FINISH + USAGE + DONE
 
-Script = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Script = Callable[[Reader, Writer], Awaitable[None]]
 
 
 @dataclass
@@ -42,21 +44,27 @@ class SmallServer:
     script: Script
     heads: list[bytes] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    waiting: int = 0
-    most_waiting: int = 0
+    connections: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: Reader, writer: Writer) -> None:
+        self.connections += 1
+        self.idle.clear()
+        with suppress(ConnectionError):  # the client has left
+            await self._answer(reader, writer)
+        with suppress(ConnectionError):
+            writer.close()
+            await writer.wait_closed()
+        self.connections -= 1
+        if self.connections == 0:
+            self.idle.set()
+
+    async def _answer(self, reader: Reader, writer: Writer) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
         self.heads.append(head)
         self.bodies.append(json.loads(await reader.readexactly(length)))
-        self.waiting += 1
-        self.most_waiting = max(self.most_waiting, self.waiting)
-        try:
-            await self.script(writer)
-        finally:
-            self.waiting -= 1
-            writer.close()
+        await self.script(reader, writer)
 
 
 @asynccontextmanager
@@ -66,10 +74,11 @@ async def serving(script: Script) -> AsyncIterator[tuple[SmallServer, Target]]:
     async with server:
         port = server.sockets[0].getsockname()[1]
         yield small, Target.of(f"http://127.0.0.1:{port}/v1", "some-model")
+        await small.idle.wait()  # no connection outlives its test
 
 
 def says(*parts: bytes) -> Script:
-    async def script(writer: asyncio.StreamWriter) -> None:
+    async def script(reader: Reader, writer: Writer) -> None:
         for part in parts:
             writer.write(part)
         await writer.drain()
@@ -77,10 +86,9 @@ def says(*parts: bytes) -> Script:
     return script
 
 
-async def never(writer: asyncio.StreamWriter) -> None:
+async def never(reader: Reader, writer: Writer) -> None:
     """Says nothing until the client has left."""
-    with suppress(ConnectionError):
-        await writer.wait_closed()
+    await reader.read()
 
 
 def a_load(streams: int = 1, requests: int = 1, time_limit_s: float = 30.0) -> Load:
@@ -180,17 +188,19 @@ async def test_a_request_is_what_openai_documents() -> None:
 
 
 async def test_streams_ask_side_by_side_and_each_one_thing_at_a_time() -> None:
-    together = asyncio.Barrier(4)
+    all_here = asyncio.Barrier(4)
 
-    async def script(writer: asyncio.StreamWriter) -> None:
-        await together.wait()  # ends only if as many requests as streams are here at once
-        await says(WHOLE)(writer)
+    async def script(reader: Reader, writer: Writer) -> None:
+        await all_here.wait()  # ends only if as many requests as streams are here at once
+        await says(WHOLE)(reader, writer)
 
-    async with serving(script) as (server, target):
+    async with serving(script) as (_, target):
         result = await run_load(target, a_load(streams=4, requests=12))
     assert result.errors == []
     assert len(result.answers) == 12
-    assert server.most_waiting == 4
+    times = [(answer.started_s, answer.ended_s) for answer in result.answers]
+    together = [sum(start <= now < end for start, end in times) for now, _ in times]
+    assert max(together) == 4
 
 
 async def test_texts_that_arrive_apart_have_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +211,7 @@ async def test_texts_that_arrive_apart_have_gaps(monkeypatch: pytest.MonkeyPatch
         receive(self, data)
         taken.put_nowait(None)
 
-    async def script(writer: asyncio.StreamWriter) -> None:
+    async def script(reader: Reader, writer: Writer) -> None:
         for part in (HEAD, TEXT, TEXT, TEXT, USAGE + DONE):
             writer.write(part)
             await taken.get()
@@ -215,9 +225,9 @@ async def test_texts_that_arrive_apart_have_gaps(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_an_answer_that_is_whole_ends_though_the_server_stays() -> None:
-    async def script(writer: asyncio.StreamWriter) -> None:
-        await says(WHOLE)(writer)
-        await never(writer)
+    async def script(reader: Reader, writer: Writer) -> None:
+        await says(WHOLE)(reader, writer)
+        await never(reader, writer)
 
     async with serving(script) as (_, target):
         result = await run_load(target, a_load(requests=2))
@@ -242,8 +252,8 @@ BROKEN = {
 async def test_a_broken_answer_is_an_error_and_the_load_goes_on(wire: bytes, error: str) -> None:
     turns = count()
 
-    async def script(writer: asyncio.StreamWriter) -> None:
-        await says(wire if next(turns) == 1 else WHOLE)(writer)
+    async def script(reader: Reader, writer: Writer) -> None:
+        await says(wire if next(turns) == 1 else WHOLE)(reader, writer)
 
     async with serving(script) as (_, target):
         result = await run_load(target, a_load(requests=3))
@@ -268,8 +278,8 @@ async def test_what_is_no_http_is_an_error(wire: bytes, caplog: pytest.LogCaptur
 
 
 async def test_a_reset_connection_is_an_error() -> None:
-    async def script(writer: asyncio.StreamWriter) -> None:
-        await says(HEAD + TEXT)(writer)
+    async def script(reader: Reader, writer: Writer) -> None:
+        await says(HEAD + TEXT)(reader, writer)
         writer.transport.abort()
 
     async with serving(script) as (_, target):
@@ -285,33 +295,40 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_grace")
 async def test_an_answer_that_does_not_come_is_given_up_when_the_time_is_over() -> None:
     async with serving(never) as (_, target):
-        result = await run_load(target, a_load(streams=2, requests=50, time_limit_s=0.05))
+        result = await run_load(target, a_load(streams=2, requests=50, time_limit_s=0.2))
     assert result.errors == ["no end within 0 s"] * 2, "no request begins after the limit"
-    assert all(answer.ended_s - answer.started_s >= 0.05 for answer in result.answers)
+    assert all(answer.ended_s - answer.started_s >= 0.2 for answer in result.answers)
 
 
 @pytest.mark.usefixtures("no_grace")
 async def test_an_answer_that_stalls_keeps_what_it_has_given() -> None:
-    async def script(writer: asyncio.StreamWriter) -> None:
-        await says(HEAD + TEXT)(writer)
-        await never(writer)
+    async def script(reader: Reader, writer: Writer) -> None:
+        await says(HEAD + TEXT)(reader, writer)
+        await never(reader, writer)
 
     async with serving(script) as (_, target):
-        result = await run_load(target, a_load(time_limit_s=0.05))
+        result = await run_load(target, a_load(time_limit_s=0.2))
     assert result.errors == ["no end within 0 s"]
     assert len(result.ttfts_s) == 1
 
 
 async def test_leaving_ends_the_exchange() -> None:
-    async with serving(never) as (_, target):
+    asked = asyncio.Event()
+
+    async def script(reader: Reader, writer: Writer) -> None:
+        asked.set()
+        await never(reader, writer)
+
+    async with serving(script) as (_, target):
         exchange = await start(target, "hello", 5)
+        await asked.wait()
         exchange.abort()
         answer = await exchange.answer(30.0)
     assert answer.error == "no answer"
 
 
 async def test_nobody_who_listens_is_an_os_error() -> None:
-    async with serving(never) as (_, target):
-        pass
+    async with serving(says(WHOLE)) as (_, target):
+        await run_load(target, a_load())
     with pytest.raises(OSError, match=str(target.port)):
         await run_load(target, a_load())
