@@ -26,8 +26,8 @@ constexpr bool kPunchesHoles = false;
 void punch_hole(int fd, size_t offset, size_t bytes);
 
 // Address space without memory behind it: any access is SIGSEGV. One readable page lies below it,
-// whose last eight bytes hold `bytes`, as MLX's CPU allocator keeps a buffer's size. Below that lies
-// a page whose only use is that it is a mapping of its own:
+// whose last eight bytes hold `bytes`, as MLX's CPU allocator keeps a buffer's size. Below that
+// lies a page whose only use is that it is a mapping of its own:
 //
 //   | spare page, read only | header page | reserved addresses ...
 //                                         ^ base
