@@ -62,7 +62,6 @@ class EngineConfig:
     max_num_batched_tokens: int
     step_time_target_ms: float
     threads: int | None
-    blas_threads: int | None
     idle_release_s: float
     check_every_step: bool
 
@@ -148,8 +147,6 @@ def build_engine(
     """Makes everything, on the calling thread, which owns MLX from then on."""
     mx.set_default_device(mx.Device(mx.cpu))
     mx.set_cache_limit(config.mlx_cache_bytes)
-    if metal_ext.fast_blas is not None:
-        metal_ext.fast_blas.set_threads(config.blas_threads or plan.threads)
     model = load_qwen3(plan.checkpoint, plan.arithmetic.arithmetic, progress)
     return assemble(
         plan.memory, config, model, plan.checkpoint.vocab_size, plan.substrate, plan.threads, emit
@@ -167,6 +164,9 @@ def assemble(
 ) -> EngineLoop:
     """The engine around any model; runs a first request through it."""
     raise_descriptor_limit()
+    workers = metal_ext.CpuWorkers(threads)
+    if metal_ext.fast_blas is not None:
+        metal_ext.fast_blas.use(workers)
     make_backend = dense_backend if substrate == "dense" else posix_backend
     kv = KVCacheManager(
         memory.layout,
@@ -174,7 +174,7 @@ def assemble(
         budget_bytes=memory.kv_budget_bytes,
         max_sequences=memory.max_num_seqs,
         free_slack_bytes=config.free_slack_bytes,
-        workers=metal_ext.CpuWorkers(threads),
+        workers=workers,
     )
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),

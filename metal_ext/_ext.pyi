@@ -33,7 +33,15 @@ def instruction_sets() -> list[str]:
 def read_seconds(bytes: int, passes: int, workers: CpuWorkers) -> list[float]:
     """How long each pass over a buffer of ``bytes`` takes when all workers read it, in seconds.
 
-    bytes: 1 MiB to 16 GiB, rounded down to whole MiB. passes: 1 to 1000.
+    A pass tries several ways to read and gives the fastest: the buffer lies in huge pages where the
+    system has them. bytes: 1 MiB to 16 GiB, rounded down to whole MiB. passes: 1 to 1000.
+    """
+
+def multiply_on(workers: CpuWorkers) -> None:
+    """From now on MLX's float32 products run on these workers.
+
+    The caller keeps them alive as long as there may be products: ``FastBLAS.use`` does. Raises
+    RuntimeError where MLX multiplies with its own BLAS.
     """
 
 class Geometry:

@@ -8,6 +8,10 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._ext import CpuWorkers
 
 LIBRARY = "libquire_blas.so"
 # "openblas" (the default on Linux) or "mlx": the one that MLX brings.
@@ -22,20 +26,21 @@ class FastBLAS:
     def __init__(self, library: ctypes.CDLL) -> None:
         library.quire_blas_calls.restype = ctypes.c_uint64
         library.quire_blas_calls.argtypes = []
-        library.quire_blas_set_threads.restype = None
-        library.quire_blas_set_threads.argtypes = [ctypes.c_int]
         self._library = library
+        self._workers: CpuWorkers | None = None
 
     @property
     def calls(self) -> int:
         """How many matrix products have gone through it."""
         return int(self._library.quire_blas_calls())
 
-    def set_threads(self, threads: int) -> None:
-        """Limits the threads of one product; raises ValueError below 1."""
-        if threads < 1:
-            raise ValueError(f"threads is {threads}; it must be at least 1")
-        self._library.quire_blas_set_threads(threads)
+    def use(self, workers: "CpuWorkers") -> None:
+        """Has products run on these workers from now on; before, each runs on the one thread that
+        asks for it. A product has the same bits on any number of threads."""
+        from ._ext import multiply_on  # MLX, which it needs, comes after the BLAS
+
+        multiply_on(workers)
+        self._workers = workers  # as long as there may be products
 
 
 def library_path() -> Path | None:

@@ -140,7 +140,6 @@ def engine_config(settings: Config) -> EngineConfig:
         max_num_batched_tokens=engine.max_num_batched_tokens,
         step_time_target_ms=engine.step_time_target_ms,
         threads=engine.threads,
-        blas_threads=engine.blas_threads,
         idle_release_s=cache.idle_release_s,
         check_every_step=engine.check_every_step,
     )

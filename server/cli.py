@@ -73,7 +73,6 @@ def serve(
         str | None, typer.Option(help="auto, stored, float32 or quantized-float32.")
     ] = None,
     threads: Count = None,
-    blas_threads: Count = None,
     check_every_step: Annotated[
         bool | None, typer.Option(help="Check the cache's invariants after every step.")
     ] = None,
@@ -89,7 +88,6 @@ def serve(
             "step_time_target_ms": step_time_target_ms,
             "arithmetic": arithmetic,
             "threads": threads,
-            "blas_threads": blas_threads,
             "check_every_step": check_every_step,
         },
         "cache": {

@@ -63,7 +63,6 @@ class EngineSection(Section):
     step_time_target_ms: float = Field(default=100.0, gt=0)
     arithmetic: Literal["auto", "stored", "float32", "quantized-float32"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=256)
-    blas_threads: int | None = Field(default=None, ge=1, le=256)
     mlx_cache_bytes: ByteSize = ByteSize(256 * MIB)
     check_every_step: bool = False
 

@@ -33,7 +33,6 @@ CONFIG = EngineConfig(
     max_num_batched_tokens=64,
     step_time_target_ms=1000.0,
     threads=1,
-    blas_threads=1,
     idle_release_s=0.05,
     check_every_step=True,
 )

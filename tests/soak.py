@@ -23,13 +23,14 @@ from pathlib import Path
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bench.peers import Program, Server, Threads
+from tests.bench.peers import Program, Server
 from tests.models import TINY, write_model
 
 MIB = 1024**2
 HEAP_BYTES = MIB
 SLACK_BYTES = 2 * MIB
 MAX_SEQUENCES = 16
+THREADS = 2
 STREAMS = 24
 SAMPLE_INTERVAL_S = 0.02
 IDLE_RELEASE_S = 1.0
@@ -189,7 +190,7 @@ def run(folder: Path, substrate: str, requests: int, seed: int) -> Outcome:
     arguments += ["--max-num-seqs", str(MAX_SEQUENCES), "--max-model-len", "2048"]
     arguments += ["--kv-budget", "64MiB", "--check-every-step", "--log-level", "warning"]
     program = Program(f"quire {substrate}", "quire", tuple(arguments), folder.name)
-    with Server(program, Threads(kernels=2, blas=2)) as server:
+    with Server(program, THREADS) as server:
         base = f"http://{server.target.host}:{server.target.port}"
         asyncio.run(send_all(base, requests, seed, outcome))
     return outcome

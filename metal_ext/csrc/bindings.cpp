@@ -20,6 +20,7 @@
 #include "mlx/version.h"
 #include "ops/ops.h"
 #include "ops/probe.h"
+#include "ops/products.h"
 #include "python_int.h"
 
 namespace nb = nanobind;
@@ -203,6 +204,8 @@ NB_MODULE(_ext, m) {
     const nb::gil_scoped_release unlocked;
     return quire::ops::read_seconds(bytes, passes, *workers.object);
   }, "bytes"_a, "passes"_a, "workers"_a);
+  m.def("multiply_on", [](const quire::WorkersHandle& workers) {
+    quire::ops::multiply_on(*workers.object); }, "workers"_a);
   quire::bind_memory(m);
   quire::bind_operations(m);
 }

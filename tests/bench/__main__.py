@@ -17,7 +17,7 @@ from pathlib import Path
 import metal_ext
 from tests.bench.attention import read_bandwidth, run_attention
 from tests.bench.interference import run_interference
-from tests.bench.peers import BrokenError, Threads
+from tests.bench.peers import BrokenError
 from tests.bench.rounds import Part, Rounds
 from tests.bench.serving import run_serving
 from tests.bench.table import render, write_csv
@@ -48,34 +48,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=PARTS, help="one part of the table")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there too")
     cores = os.cpu_count() or 1
-    parser.add_argument("--threads", type=int, default=cores, help="of quire's kernels")
-    parser.add_argument("--blas-threads", type=int, default=cores, help="of products, all sides")
+    parser.add_argument("--threads", type=int, default=cores, help="of all sides")
     asked = parser.parse_args(arguments)
-    threads = Threads(asked.threads, asked.blas_threads)
     load = " ".join(f"{average:.2f}" for average in os.getloadavg())
     try:
-        found = _run(QUICK if asked.quick else FULL, asked.only, threads)
+        found = _run(QUICK if asked.quick else FULL, asked.only, asked.threads)
     except (BrokenError, OSError) as error:
         print(f"no figures: {error}", file=sys.stderr)
         return 1
     rows = [row for part in found for row in part.rows]
     facts = [fact for part in found for fact in part.facts]
     print(render(rows), end="\n\n")
-    for name, fact in [*_machine(threads), ("load average before", load), *facts]:
+    for name, fact in [*_machine(asked.threads), ("load average before", load), *facts]:
         print(f"{name:<21}{fact}")
     if asked.csv is not None:
         write_csv(asked.csv, rows)
     return 0
 
 
-def _run(size: Size, only: str | None, threads: Threads) -> list[Part]:
+def _run(size: Size, only: str | None, threads: int) -> list[Part]:
     """The parts that were asked for, in the order of PARTS."""
     if metal_ext.fast_blas is not None:
-        metal_ext.fast_blas.set_threads(threads.blas)
+        metal_ext.fast_blas.use(metal_ext.CpuWorkers(threads))
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as name:
         folder = Path(name)
         parts: dict[str, Callable[[], Part]] = {
-            "attention": lambda: run_attention(size.decode, size.chunk, threads.kernels),
+            "attention": lambda: run_attention(size.decode, size.chunk, threads),
             "serving": lambda: run_serving(size.serving, size.requests_per_stream, threads, folder),
             "interference": lambda: run_interference(size.interference, threads, folder),
         }
@@ -89,14 +87,14 @@ def _timed(name: str, run: Callable[[], Part]) -> Part:
     return found
 
 
-def _machine(threads: Threads) -> list[tuple[str, str]]:
+def _machine(threads: int) -> list[tuple[str, str]]:
     blas = metal_ext.fast_blas
-    gb_per_s = read_bandwidth(metal_ext.CpuWorkers(threads.kernels), READ_PASSES) / 1e9
+    gb_per_s = read_bandwidth(metal_ext.CpuWorkers(threads), READ_PASSES) / 1e9
     versions = [f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "numpy")]
     return [
         (
             "cores",
-            f"{os.cpu_count()}; threads of kernels: {threads.kernels}, of products: {threads.blas}",
+            f"{os.cpu_count()}; threads of all sides: {threads}",
         ),
         ("processor", platform.processor() or platform.machine()),
         ("instruction set", metal_ext.instruction_sets()[0]),

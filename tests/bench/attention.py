@@ -26,7 +26,9 @@ REGIONS = 2  # the K and the V of one layer
 # Far more than a last-level cache holds; what K and V of the decode batch take is 81 MB.
 PROBE_BYTES = 256 * 1024**2
 READ_PASSES = 3
-DECODES_PER_ROUND = 3
+# As many sweeps as the probe makes in its passes, each in four ways: caches warm up over sweeps,
+# and both sides get the same time for it.
+DECODES_PER_ROUND = 12
 # Of bfloat16 sums in another order: an error in what is computed is far larger.
 TOLERANCE = 0.05
 DECODE_TARGET, PADDED_TARGET = 0.6, 10.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.bench.load import Exchange, gaps, make_prompt, start
 from tests.bench.models import INTERFERENCE, TEMPLATE_TOKENS, write_endless_model
-from tests.bench.peers import BrokenError, Server, Threads, mlx_lm_server, quire
+from tests.bench.peers import BrokenError, Server, mlx_lm_server, quire
 from tests.bench.rounds import Part, Rounds
 from tests.bench.serving import PROMPT_CHARS, warm_up
 from tests.bench.table import Goal, Row
@@ -49,7 +49,7 @@ class Disturbance:
         return WORST_OVER_TYPICAL * max(self.median_gap_ms, STEP_TIME_TARGET_MS)
 
 
-def run_interference(rounds: Rounds, threads: Threads, folder: Path) -> Part:
+def run_interference(rounds: Rounds, threads: int, folder: Path) -> Part:
     """Of both servers. folder: where the model goes."""
     model = write_endless_model(folder / "interference", INTERFERENCE)
     programs = [quire(model, threads), mlx_lm_server(model, 2 * READERS)]

@@ -50,7 +50,7 @@ def _prove_fast_blas(threads: int) -> int:
     blas = metal_ext.fast_blas
     if blas is None:
         return 0
-    blas.set_threads(threads)
+    blas.use(metal_ext.CpuWorkers(threads))
     before = blas.calls
     mx.eval(mx.ones((8, 64)) @ mx.ones((64, 64)))
     assert blas.calls > before, "MLX multiplies float32 with its own BLAS"

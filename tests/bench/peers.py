@@ -41,20 +41,10 @@ class Program:
     """What the server calls its model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Threads:
-    """How many may work on one operation."""
-
-    kernels: int
-    """Of quire's own."""
-    blas: int
-    """Of any matrix product, quire's or a peer's."""
-
-
-def quire(folder: Path, threads: Threads, substrate: str = "posix") -> Program:
+def quire(folder: Path, threads: int, substrate: str = "posix") -> Program:
     """Our own server, with its defaults."""
     arguments = ["serve", str(folder), "--substrate", substrate, "--served-model-name", "bench"]
-    arguments += ["--threads", str(threads.kernels), "--blas-threads", str(threads.blas)]
+    arguments += ["--threads", str(threads)]
     label = "quire" if substrate == "posix" else f"quire {substrate}"
     return Program(label, "quire", (*arguments, "--log-level", "warning"), "bench")
 
@@ -70,12 +60,12 @@ def mlx_lm_server(folder: Path, concurrency: int) -> Program:
 class Server:
     """A running program; a context manager, so that it ends whatever happens."""
 
-    def __init__(self, program: Program, threads: Threads) -> None:
+    def __init__(self, program: Program, threads: int) -> None:
         self.program = program
         self.port = _free_port()
         self.target = Target.of(f"http://{HOST}:{self.port}/v1", program.model)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by stop()
-        command = [sys.executable, "-m", "tests.bench.launch", program.name, str(threads.blas)]
+        command = [sys.executable, "-m", "tests.bench.launch", program.name, str(threads)]
         command += [*program.arguments, "--host", HOST, "--port", str(self.port)]
         self._process = subprocess.Popen(
             command,

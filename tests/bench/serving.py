@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.bench.load import Load, LoadResult, run_load
 from tests.bench.models import SERVING, TEMPLATE_TOKENS, write_endless_model
-from tests.bench.peers import BrokenError, Program, Server, Threads, mlx_lm_server, quire
+from tests.bench.peers import BrokenError, Program, Server, mlx_lm_server, quire
 from tests.bench.rounds import Part, Rounds
 from tests.bench.table import Row
 
@@ -36,7 +36,7 @@ class Figures:
 Seen = dict[tuple[str, int], Figures]
 
 
-def run_serving(rounds: Rounds, requests_per_stream: int, threads: Threads, folder: Path) -> Part:
+def run_serving(rounds: Rounds, requests_per_stream: int, threads: int, folder: Path) -> Part:
     """Of both servers. folder: where the model goes.
 
     Raises BrokenError when a server dies or an answer is not whole.

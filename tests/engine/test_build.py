@@ -71,7 +71,7 @@ def test_an_engine_is_built_without_another_blas(
 
 def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(write_model(tmp_path, dtype="bfloat16", bits=8))
-    config = replace(CONFIG, kv_budget_bytes=4 * MIB, page_bytes=None, blas_threads=None)
+    config = replace(CONFIG, kv_budget_bytes=4 * MIB, page_bytes=None)
     plan = plan_engine(config, checkpoint, MACHINE)
     progress: list[tuple[int, int]] = []
     loop = build_engine(plan, config, lambda *at: progress.append(at), lambda _: None)

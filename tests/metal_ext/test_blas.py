@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import mlx.core as mx
@@ -107,9 +108,56 @@ def test_a_mac_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blas.load() is None
 
 
+SHAPES = [(1, 64, 1024), (3, 5, 7), (16, 64, 1024), (40, 100, 700), (700, 64, 33), (900, 40, 900)]
+
+
 @on_linux
-def test_a_product_has_at_least_one_thread() -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_is_right_and_has_the_same_bits_on_any_number_of_threads(
+    shape: tuple[int, int, int],
+) -> None:
     assert metal_ext.fast_blas is not None
-    for threads in (0, -1):
-        with pytest.raises(ValueError, match=f"threads is {threads}; it must be at least 1"):
-            metal_ext.fast_blas.set_threads(threads)
+    m, k, n = shape
+    draw = np.random.default_rng(m)
+    a, b = draw.normal(size=(m, k)), draw.normal(size=(n, k))
+    left, right = (mx.array(x.astype(np.float32)) for x in (a, b))
+    found = []
+    for threads in (1, 2, 5, 5):
+        metal_ext.fast_blas.use(metal_ext.CpuWorkers(threads))
+        found.append(np.array(left @ right.T))
+    assert np.allclose(found[0], a @ b.T, atol=1e-4 * np.sqrt(k))
+    assert all((found[0] == other).all() for other in found[1:])
+
+
+@on_linux
+def test_products_of_several_threads_share_the_workers() -> None:
+    assert metal_ext.fast_blas is not None
+    metal_ext.fast_blas.use(metal_ext.CpuWorkers(2))
+    right = np.random.default_rng(1).normal(size=(300, 900)).astype(np.float32)
+    wrong: list[int] = []
+
+    def multiply(seed: int) -> None:
+        stream = mx.new_thread_local_stream(mx.cpu)
+        a = np.random.default_rng(seed).normal(size=(64, 300)).astype(np.float32)
+        for _ in range(20):
+            product = mx.matmul(mx.array(a), mx.array(right), stream=stream)
+            if not np.allclose(np.array(product), a @ right, atol=1e-3):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=multiply, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@on_linux
+def test_mlxs_own_blas_takes_no_workers() -> None:
+    says = last_line(
+        run_program(
+            "import metal_ext\nmetal_ext._ext.multiply_on(metal_ext.CpuWorkers(1))",
+            QUIRE_BLAS="mlx",
+        )
+    )
+    assert "MLX multiplies with its own BLAS" in says

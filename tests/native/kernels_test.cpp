@@ -385,7 +385,9 @@ TEST("the read probe sums all 64-bit words") {
     ExactBuffer<uint64_t> words(8 * 16384 / sizeof(uint64_t));
     std::fill_n(words.data(), words.size(), uint64_t{1});
     const auto* bytes = reinterpret_cast<const std::byte*>(words.data());
-    CHECK(kernels.read_all(bytes, 8 * 16384) == words.size());
+    for (size_t way = 0; way < kReadWays; ++way) {
+      CHECK(kernels.read_all(way, bytes, 8 * 16384) == words.size());
+    }
   });
 }
 

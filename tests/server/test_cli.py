@@ -23,7 +23,7 @@ from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
 
 QUIRE = Path(sys.executable).with_name("quire")
 SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
-SMALL += ["--max-num-seqs", "4", "--threads", "1", "--blas-threads", "1"]
+SMALL += ["--max-num-seqs", "4", "--threads", "1"]
 SETTINGS, MODEL = 2, 3
 Edit = Callable[[Path], object]
 

@@ -7,7 +7,7 @@
 // go they fill the core's miss buffers, and the arithmetic waits.
 constexpr size_t kScoreStep = 8;  // tokens
 constexpr size_t kValueStep = 4;
-constexpr size_t kFetchTokens = 64;
+constexpr size_t kFetchTokens = 16;
 constexpr size_t kLineBytes = 64;
 
 // Tokens that are scored together for H query heads: as many as make one vector of scores.

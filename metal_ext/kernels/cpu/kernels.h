@@ -51,6 +51,9 @@ struct Partial {
 // Rows that one attend_chunk call takes at most.
 constexpr size_t kChunkRows = 16;
 
+// The probe reads in several ways: what is fastest on one processor is slow on another.
+constexpr size_t kReadWays = 4;
+
 // "Kernel order" of dimensions lets bfloat16 pairs be widened without a shuffle; prepare_queries
 // and finish translate from and to natural order.
 struct Kernels {
@@ -81,8 +84,8 @@ struct Kernels {
       const void* values, size_t rows, size_t position, float* out, float* scratch);
 
   // Sums the 64-bit words of [data, data + bytes): a probe of how fast memory can be read.
-  // bytes: a multiple of 16 KiB.
-  uint64_t (*read_all)(const std::byte* data, size_t bytes);
+  // way: below kReadWays; bytes: a multiple of 16 KiB.
+  uint64_t (*read_all)(size_t way, const std::byte* data, size_t bytes);
 };
 
 constexpr size_t chunk_scratch_floats(const HeadShape& shape) {
