@@ -1,6 +1,5 @@
 """Puts an engine together: first the plan, on paper; then the parts, on the engine's thread."""
 
-import os
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -8,6 +7,7 @@ import mlx.core as mx
 import metal_ext
 from engine.checkpoint import Checkpoint
 from engine.loop import Emit, EngineLoop, LoopOptions
+from engine.machine import MachineMemory, machine_threads
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
 from engine.token_budget import TokenBudget
@@ -32,14 +32,6 @@ LOGIT_COPIES = 5
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class MachineMemory:
-    """Bytes of memory: in all, and not used by anybody now."""
-
-    total_bytes: int
-    available_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +105,7 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, machine: MachineMe
         model_max_len=checkpoint.max_position_embeddings,
         system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
     )
-    threads = config.threads or os.cpu_count() or 1
+    threads = config.threads or machine_threads()
     return EnginePlan(checkpoint, arithmetic, substrate, memory, threads)
 
 

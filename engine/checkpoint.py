@@ -49,6 +49,8 @@ class Checkpoint:
     quantized: bool
     stored_bytes: int
     """Of all tensors as they are stored."""
+    widened_bytes: int
+    """Of all tensors with their float numbers as float32."""
     num_weights: int
     """Numbers of all weight matrices, however they are packed."""
 
@@ -88,6 +90,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         dtype=norm.dtype,
         quantized=bool(packed),
         stored_bytes=sum(t.size * ITEM_BYTES[t.dtype] for t in tensors.values()),
+        widened_bytes=sum(t.size * ITEM_BYTES["F32"] for t in tensors.values()),
         num_weights=num_weights,
     )
 

@@ -150,6 +150,11 @@ class EngineClient:
         """Requests that have not ended."""
         return len(self._streams)
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another request now."""
+        return len(self._streams) >= self.limits.max_num_seqs + self._max_queue
+
     # --- requests -------------------------------------------------------------------------------
 
     def submit(
@@ -170,8 +175,7 @@ class EngineClient:
         limits = self.limits
         if len(prompt_ids) >= limits.max_model_len:
             raise PromptTooLongError(len(prompt_ids), limits.max_model_len)
-        full = len(self._streams) >= limits.max_num_seqs + self._max_queue
-        if full and not beyond_queue:
+        if self.full and not beyond_queue:
             raise QueueFullError
         self._last_id += 1
         request = Request(self._last_id, prompt_ids, params, priority)

@@ -121,16 +121,17 @@ class EngineLoop:
         """
         params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
         self.mailbox.put(Request(WARM_UP_ID, (0,) * prompt_tokens, params))
-        failures: list[TokenEvent] = []
-        emit, self._emit = self._emit, failures.extend
+        events: list[TokenEvent] = []
+        emit, self._emit = self._emit, events.extend
         while self.step():
             pass
         self._emit = emit
         self._scheduler.counters = SchedulerCounters()
         self._steps = 0
-        broken = [event.message for event in failures if event.message]
+        broken = [event.message for event in events if event.message]
         if broken:
             raise RuntimeError(f"the model cannot decode: {broken[0]}")
+        assert any(event.finish is not None for event in events), "the first request has not ended"
 
     # --- the parts of a step --------------------------------------------------------------------
 

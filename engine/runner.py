@@ -52,6 +52,7 @@ class ModelRunner:
             return self._evaluate(plan, views, tokens, positions, rows)
         except Exception:
             mx.synchronize()  # what was queued before the fault may still run
+            views.give_up()
             raise
         finally:
             self.completed_epoch = views.epoch

@@ -173,8 +173,10 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
         inside = mx.arange(descending.shape[-1])[None] <= last
         descending = mx.where(inside, descending, 0)
         before = mx.cumsum(descending, axis=-1) - descending
-        share = _column(params, lambda p: p.top_p) * descending.sum(axis=-1, keepdims=True)
-        nucleus = inside & (before < share)
+        top_p = _column(params, lambda p: p.top_p)
+        share = top_p * descending.sum(axis=-1, keepdims=True)
+        # Sums are rounded: a row without top_p keeps its tail whoever shares the batch.
+        nucleus = inside & ((before < share) | (top_p >= 1))
         floors.append(mx.where(nucleus, descending, 2.0).min(axis=-1, keepdims=True))
     if not floors:
         return None

@@ -37,6 +37,10 @@ class KVDoor(Protocol):
     def close(self, seq_id: int) -> None:
         """The sequence leaves."""
 
+    @property
+    def recovering(self) -> bool:
+        """Whether memory of sequences that left is still on its way back."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
@@ -53,6 +57,8 @@ class StepPlan:
     """What one step runs; entries of one token come first."""
 
     entries: list[PlanEntry]
+    refused: list[Sequence] = field(default_factory=list)
+    """Sequences that the system has no memory for, though nobody else has any."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -75,8 +81,9 @@ class Scheduler:
     """First come, first served within a priority; preemption by recomputation.
 
     The oldest sequence always progresses: when blocks run out, the one of lowest priority and
-    latest arrival gives up its memory, waits, and later recomputes what it had. Tokens that were
-    emitted are never sampled again.
+    latest arrival gives up its memory, waits, and later recomputes what it had. Who needs the
+    memory sits out the steps until it has come back. Tokens that were emitted are never sampled
+    again.
     """
 
     kv: KVDoor
@@ -129,20 +136,23 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step's plan; empty when there is nothing to do."""
         entries = self._plan_decoding()
-        room = min(self.budget.tokens, self.max_num_batched_tokens - len(entries))
-        for sequence in self._running:
-            if sequence.num_missing > 1 and room > 0:
-                room -= self._plan_chunk(sequence, room, entries)
-        while room > 0 and self._admit():
-            room -= self._plan_chunk(self._running[-1], room, entries)
-        if not entries and len(self._running) > 1:
+        starving = len(entries) < sum(s.num_missing == 1 for s in self._running)
+        self._plan_chunks(entries, admit=not starving)
+        refused: list[Sequence] = []
+        if not entries and self._running and not self.kv.recovering:
             # The system refuses to map more: one that gives up its mappings lets the others go on.
-            self._preempt(max(self._running, key=lambda s: s.order))
-        return StepPlan(sorted(entries, key=lambda entry: entry.count > 1))
+            if len(self._running) == 1:
+                refused.append(self._running[0])
+            else:
+                self._preempt(max(self._running, key=lambda s: s.order))
+        return StepPlan(sorted(entries, key=lambda entry: entry.count > 1), refused)
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
         """Takes in what the step computed; ``sampled`` follows the entries that sample."""
-        events: list[TokenEvent] = []
+        events = [
+            self._finish(sequence, None, FinishReason.ERROR, "the system has no memory for it")
+            for sequence in plan.refused
+        ]
         results = iter(sampled)
         for entry in plan.entries:
             sequence = entry.sequence
@@ -167,13 +177,33 @@ class Scheduler:
         return entries
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Reserves the sequence's next token; preempts the youngest until it can, itself last."""
+        """Reserves the sequence's next token. Where that fails, memory must come back first: the
+        youngest sequence's, unless some is on its way already."""
         while not self.kv.reserve(sequence.seq_id, sequence.num_tokens):
+            if self.kv.recovering or len(self._running) == 1:
+                return False
             victim = max(self._running, key=lambda s: s.order)
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
+
+    def _plan_chunks(self, entries: list[PlanEntry], admit: bool) -> None:
+        """Fills what the budget leaves with chunks of prompts, the first in order first, whether
+        it runs already or still waits. admit: whether those that wait may come in."""
+        room = min(self.budget.tokens, self.max_num_batched_tokens - len(entries))
+        prefilling = [s for s in self._running if s.num_missing > 1]
+        prefilling.sort(key=lambda s: s.order)
+        while room > 0:
+            waiting = self._waiting[0] if self._waiting and admit else None
+            first = prefilling[0] if prefilling else None
+            earlier = waiting and (first is None or waiting.order < first.order)
+            if earlier and self._admit():
+                room -= self._plan_chunk(self._running[-1], room, entries)
+            elif first is not None:
+                room -= self._plan_chunk(prefilling.pop(0), room, entries)
+            else:
+                return
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
         """Adds a chunk of at most ``room`` tokens; returns how many."""

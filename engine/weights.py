@@ -51,9 +51,13 @@ def choose_arithmetic(
     memory_bytes: what weights may take. asked: the user's own choice, which wins.
     """
     float32_bytes = checkpoint.num_weights * FLOAT32_BYTES
+    sizes = {
+        Arithmetic.STORED: checkpoint.stored_bytes,
+        Arithmetic.FLOAT32: float32_bytes,
+        Arithmetic.QUANTIZED_FLOAT32: checkpoint.widened_bytes,
+    }
     if asked is not None:
-        size = float32_bytes if asked is Arithmetic.FLOAT32 else checkpoint.stored_bytes
-        return ArithmeticChoice(asked, size, "as configured")
+        return ArithmeticChoice(asked, sizes[asked], "as configured")
     if on_gpu:
         return ArithmeticChoice(
             Arithmetic.STORED, checkpoint.stored_bytes, "the GPU multiplies what is stored"
@@ -64,7 +68,7 @@ def choose_arithmetic(
         )
     return ArithmeticChoice(
         Arithmetic.QUANTIZED_FLOAT32,
-        checkpoint.stored_bytes,
+        checkpoint.widened_bytes,
         "unpacked to float32 the weights would not fit into memory",
     )
 

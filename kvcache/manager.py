@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import metal_ext
-from kvcache.backend import PageBackend, Segment
+from kvcache.backend import BackendFailedError, PageBackend, Segment
 from kvcache.heap_pool import BlockRef, BlockState, HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sparse_buffer import SparseBuffer
 from kvcache.stats import KVStats
 from kvcache.views import CacheTokens, KVViews
 
-SHUTDOWN_WAIT_S = 30.0
+UNDO_WAIT_S = 30.0
 
 
 @dataclass(slots=True)
@@ -115,6 +115,11 @@ class KVCacheManager:
             return False
         self._open[seq_id] = _OpenSequence(buffer, needed)
         return True
+
+    @property
+    def recovering(self) -> bool:
+        """Whether blocks or mappings of closed sequences are still on their way back."""
+        return bool(self._closed) or self._pool.count(BlockState.RETURNING) > 0
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Maps memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
@@ -264,8 +269,10 @@ class KVCacheManager:
         if done == len(blocks):
             self._mappings += added
             return True
-        if done:
-            self._backend.wait(self._backend.unmap(buffer.number, first, done), SHUTDOWN_WAIT_S)
+        if done and not self._backend.wait(
+            self._backend.unmap(buffer.number, first, done), UNDO_WAIT_S
+        ):
+            raise BackendFailedError("blocks that were mapped in vain are still mapped")
         del buffer.table.blocks[first:]
         return False
 

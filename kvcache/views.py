@@ -54,6 +54,11 @@ class KVViews:
         """One array per layer: evaluating them runs every append of the step."""
         return self._tokens.newest
 
+    def give_up(self) -> None:
+        """The step failed, and nothing of it runs any more: appends that were queued and have not
+        run must not run with a later step, when their memory is gone."""
+        self._tokens.newest = [mx.zeros((1,)) for _ in self._tokens.newest]
+
     def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
         """Writes this step's keys and values, ``[T, kv_heads, head_dim]`` each."""
         self._tokens.newest[layer] = metal_ext.append(

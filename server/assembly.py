@@ -12,16 +12,16 @@ from pathlib import Path
 
 import metal_ext  # before anything that imports MLX: it loads the BLAS
 
-import psutil
 import structlog
 import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from tqdm import tqdm
 
-from engine.build import EngineConfig, EnginePlan, MachineMemory, build_engine, plan_engine
+from engine.build import EngineConfig, EnginePlan, build_engine, plan_engine
 from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.client import EngineClient
+from engine.machine import machine_memory
 from engine.weights import Arithmetic
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
@@ -147,10 +147,8 @@ def engine_config(settings: Config) -> EngineConfig:
 
 def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:
     """Fits model and cache into this machine. Raises SettingError with the figure that does not."""
-    memory = psutil.virtual_memory()
-    machine = MachineMemory(memory.total, memory.available)
     try:
-        return plan_engine(engine_config(settings), checkpoint, machine)
+        return plan_engine(engine_config(settings), checkpoint, machine_memory())
     except (BudgetError, LayoutError) as error:
         raise SettingError(str(error)) from error
 

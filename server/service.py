@@ -28,6 +28,7 @@ from server.text.tokenizer import Tokenizer
 WireModelT = TypeVar("WireModelT", bound=WireModel)
 CANARY_PRIORITY = -(2**31)
 CANARY_POLL_S = 0.1
+ENGINE_ENDED = "The engine has ended; the server must be restarted."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,13 @@ class Service:
         """The id, time and model of a new answer."""
         return Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.model.id)
 
+    def check_room(self) -> None:
+        """Raises ApiError (429 or 503) before work is spent on a request that would be refused."""
+        if not self.client.alive:
+            raise unavailable(ENGINE_ENDED)
+        if self.client.full:
+            raise overloaded(self.config.limits.retry_after_s)
+
     def check_bytes(self, text: str, param: str) -> None:
         """Refuses, before it is encoded, a text that has too many bytes to fit in any encoding."""
         if len(text.encode()) > self.max_model_len * self.tokenizer.longest_token_bytes:
@@ -91,7 +99,7 @@ class Service:
         except QueueFullError as error:
             raise overloaded(self.config.limits.retry_after_s) from error
         except EngineDeadError as error:
-            raise unavailable("The engine has ended; the server must be restarted.") from error
+            raise unavailable(ENGINE_ENDED) from error
 
     async def canary(self) -> bool:
         """Whether one token can be generated now, ahead of all others."""

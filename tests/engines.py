@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.build import EngineConfig, MachineMemory, assemble
+from engine.build import EngineConfig, assemble
 from engine.client import EngineClient
 from engine.loop import Emit, EngineLoop
+from engine.machine import MachineMemory
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from kvcache.layout import KVShape
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit

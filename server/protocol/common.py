@@ -11,6 +11,10 @@ from server.protocol.errors import invalid
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 
+# Below these, float32 has no difference left to compute with.
+MIN_TEMPERATURE = 1e-5
+MIN_TOP_P = 1e-6
+
 REFUSED = "refused"
 Unsupported = Annotated[Any, REFUSED]
 """A field that would change the answer: it is refused by name when it says anything."""
@@ -51,7 +55,7 @@ class SamplingFields(WireModel):
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
     stop: str | list[str] | None = None
@@ -112,11 +116,12 @@ class SamplingFields(WireModel):
             value = getattr(self, field)
             return float(defaults.get(field, otherwise) if value is None else value)
 
+        temperature = chosen("temperature", 1.0)
         seed = self.seed if self.seed is not None else fallback_seed
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=chosen("temperature", 1.0),
-            top_p=chosen("top_p", 1.0),
+            temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
+            top_p=max(MIN_TOP_P, chosen("top_p", 1.0)),
             top_k=max(0, int(chosen("top_k", 0))),
             min_p=chosen("min_p", 0.0),
             presence_penalty=self.presence_penalty or 0.0,

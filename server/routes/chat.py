@@ -23,6 +23,7 @@ def chat_routes(service: Service) -> APIRouter:
         wire = await parse(request, ChatRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
+        service.check_room()
         prompt = await _prompt(service, wire)
         answer = ChatAnswer(
             service.heading("chatcmpl"), service.tokenizer.token_bytes, wire.include_usage

@@ -22,6 +22,7 @@ def completion_routes(service: Service) -> APIRouter:
         wire = await parse(request, CompletionRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
+        service.check_room()
         prompt = await _prompt(service, wire)
         answer = TextAnswer(
             service.heading("cmpl"), service.tokenizer.token_bytes, wire.include_usage

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.build import MachineMemory, activation_bytes, build_engine, kv_shape, plan_engine
+from engine.build import activation_bytes, build_engine, kv_shape, plan_engine
 from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.machine import MachineMemory
 from engine.weights import Arithmetic
 from kvcache.memory_budget import BudgetError
 from tests.engines import CONFIG

@@ -8,9 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.build import MachineMemory, build_engine, plan_engine
+from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
+from engine.machine import MachineMemory
 from engine.types import SamplingParams
 from engine.weights import Arithmetic, load_reference
 from tests.engines import CONFIG

@@ -2,12 +2,17 @@
 
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from engine.build import build_engine, plan_engine
+from engine.checkpoint import read_checkpoint
 from engine.loop import FAILURE_WINDOW_S, Abort, EngineFailedError, EngineLoop, Stop
+from engine.machine import MachineMemory
 from engine.types import FinishReason, Request, SamplingParams
-from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.engines import BLOCK_BYTES, CONFIG, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.recall import RecallModel, recall_many
 
 FAULTY = frozenset({900})
@@ -42,6 +47,34 @@ def test_a_step_that_fails_ends_its_requests_with_an_error_and_no_others() -> No
     assert answers.tokens[2] == recall_many([5, 6], 5, SHAPE.num_layers, VOCAB)
     assert loop._kv.stats().live_bytes == 0
     assert loop._kv.stats().quarantined_bytes == 0
+
+
+def test_a_step_that_fails_after_its_appends_writes_nothing_later(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers.empty()
+    config = replace(CONFIG, page_bytes=None, kv_budget_bytes=None)
+    plan = plan_engine(config, read_checkpoint(tiny_model), MachineMemory(2**30, 2**30))
+    loop = build_engine(plan, config, lambda *_: None, answers)
+
+    def broken(*_: object) -> None:
+        raise ValueError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.runner.sample", broken)
+        loop.mailbox.put(greedy(1, list(range(300)), 5))
+        while 1 not in answers.finished:
+            loop.step()
+    deadline = time.monotonic() + 10.0
+    while loop._kv.stats().quarantined_bytes:
+        assert time.monotonic() < deadline
+        loop.step()
+    # Shorter than the failed one: what that would have written has no memory now, and writing it
+    # would end the process.
+    loop.mailbox.put(greedy(2, [5, 6], 5))
+    while loop.step():
+        pass
+    assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
 
 
 def test_a_second_failure_within_a_minute_ends_the_engine() -> None:
@@ -137,7 +170,7 @@ def test_a_request_with_penalties_survives_preemption() -> None:
                 100, temperature=1.0, seed=number, frequency_penalty=0.7, repetition_penalty=1.2
             )
             loop.mailbox.put(Request(number, tuple(range(number, 40)), params))
-        while loop.step() or loop._scheduler.num_waiting:
+        while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
             pass
         return answers, loop._scheduler.counters.preemptions
 

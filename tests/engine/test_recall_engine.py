@@ -28,7 +28,7 @@ def prompts(count: int, longest: int, seed: int) -> Iterator[list[int]]:
 
 def run_dry(loop: EngineLoop) -> None:
     """Steps until nothing is left to do."""
-    while loop.step() or loop._scheduler.num_waiting:
+    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
         pass
 
 
@@ -108,6 +108,19 @@ def test_joins_leaves_and_aborts_at_random_change_no_token(seed: int) -> None:
         else:
             assert got == want
     assert_empty(loop)
+
+
+def test_one_missing_block_costs_one_sequence_its_place() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, kv_budget_bytes=28 * BLOCK_BYTES, max_model_len=300)
+    for number in range(1, 9):
+        loop.mailbox.put(greedy(number, list(range(number, number + 30)), 60))
+    lost: list[int] = []
+    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+        lost.append(loop._scheduler.counters.preemptions - sum(lost))
+    assert sum(lost) > 0
+    assert max(lost) == 1
+    assert set(answers.finished.values()) == {FinishReason.LENGTH}
 
 
 def test_no_k_or_v_byte_is_copied_when_a_sequence_joins_grows_or_leaves() -> None:

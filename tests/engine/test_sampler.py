@@ -121,6 +121,14 @@ def test_what_a_row_gets_does_not_depend_on_who_shares_the_batch() -> None:
     assert half == together[4:]
 
 
+def test_a_row_that_is_not_filtered_keeps_its_whole_tail_beside_one_that_is() -> None:
+    x = np.random.default_rng(6).normal(size=(2, 60_000)).astype(np.float32) * 2
+    for seed in range(30):
+        free = params(seed=seed)
+        beside = run(x, [sequence(free), sequence(params(seed=1, top_p=0.9))])[0]
+        assert beside == run(x[:1], [sequence(free)])[0]
+
+
 def test_draws_differ_from_position_to_position_and_from_seed_to_seed() -> None:
     assert len({draw(1, i) for i in range(100)}) == 100
     assert len({draw(s, 0) for s in range(100)}) == 100

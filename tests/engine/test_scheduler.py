@@ -16,6 +16,7 @@ class CountingKV:
 
     blocks: int
     refuse: bool = False
+    recovering: bool = False
     held: dict[int, int] = field(default_factory=dict)
     promised: dict[int, int] = field(default_factory=dict)
     computed: dict[int, list[int]] = field(default_factory=dict)
@@ -273,6 +274,45 @@ def test_a_system_that_maps_no_more_costs_the_youngest_its_place() -> None:
         s.schedule()
     assert s.counters.preemptions == 1
     assert list(kv.held) == [1]
+
+
+def test_while_memory_is_on_its_way_back_nobody_else_gives_any_up() -> None:
+    s, kv = scheduler(blocks=8, budget=32)
+    for number in range(1, 4):
+        s.add(request(number, 7, max_tokens=20))
+    run_step(s)
+    run_step(s)
+    kv.refuse = True  # all three need a block now
+    kv.recovering = True
+    for _ in range(5):
+        assert s.schedule().entries == []
+    assert (s.counters.preemptions, s.num_running) == (0, 3)
+    kv.refuse = kv.recovering = False
+    assert run_step(s)[0][0] == (1, 8, 1)
+
+
+def test_a_sequence_alone_that_the_system_has_no_memory_for_ends_and_lets_the_next_one_in() -> None:
+    s, kv = scheduler(budget=32)
+    s.add(request(1, 7, max_tokens=20))
+    run_step(s)
+    run_step(s)
+    s.add(request(2, 3, max_tokens=1))
+    kv.refuse = True
+    events = run_step(s)[1]
+    assert [(e.request_id, e.finish) for e in events if e.finish] == [(1, FinishReason.ERROR)]
+    assert events[-1].message == "the system has no memory for it"
+    kv.refuse = False
+    assert run_step(s)[1][0].finish is FinishReason.LENGTH
+
+
+def test_what_comes_before_a_running_prompt_in_order_does_not_wait_for_its_end() -> None:
+    s, _ = scheduler(budget=4)
+    s.add(request(1, 40))
+    run_step(s)
+    s.add(request(2, 3, priority=-1))
+    s.add(request(3, 3))
+    assert run_step(s)[0] == [(1, 4, 1), (2, 0, 3)]
+    assert (s.num_running, s.num_waiting) == (2, 1)
 
 
 def test_the_prompt_is_never_printed() -> None:

@@ -21,6 +21,8 @@ class FakeBackend:
     releases_blocks: bool = True
     mapping_limit: int | None = None
     at_once: bool = True
+    stuck: bool = False
+    """Whether waiting for a ticket ends without it."""
     fail_at: int = 0
     heaps: int = 0
     buffers: int = 0
@@ -90,6 +92,8 @@ class FakeBackend:
         return self.completed
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
+        if self.stuck:
+            return False
         self.completed = max(self.completed, ticket)
         return True
 

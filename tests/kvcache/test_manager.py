@@ -1,6 +1,7 @@
 import pytest
 
 import metal_ext
+from kvcache.backend import BackendFailedError
 from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
 from tests.kvcache.fakes import FakeBackend
@@ -318,6 +319,16 @@ def test_a_refused_buffer_is_not_opened() -> None:
     assert not kv.open(1, 1)
     assert kv.open(1, 1)
     kv.check_invariants()
+
+
+def test_a_map_that_can_be_neither_finished_nor_undone_ends_serving() -> None:
+    # A buffer, two heaps, and a run of blocks in each: the second run is refused.
+    kv, backend = small_manager(fail_at=5, stuck=True)
+    tokens = kv.max_tokens
+    assert kv.open(1, tokens)
+    with pytest.raises(BackendFailedError, match="still mapped"):
+        kv.reserve(1, tokens)
+    assert backend.calls == 5
 
 
 def test_nothing_is_copied_by_joining_growing_and_leaving() -> None:

@@ -5,9 +5,10 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from engine.client import EngineClient, EngineDeadError
-from engine.types import EngineStats
+from engine.client import EngineClient, EngineDeadError, QueueFullError
+from engine.types import EngineStats, SamplingParams
 from server.config import Config, ServerSection
+from server.generation import Prompt
 from server.protocol.chat import ChatRequest
 from server.protocol.errors import ApiError
 from server.service import ServedModel, Service, new_seed, parse
@@ -62,6 +63,22 @@ def test_a_prompt_needs_a_token_and_leaves_room_for_one(service: Service) -> Non
         with pytest.raises(ApiError) as caught:
             service.check_prompt(ids, "prompt")
         assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"), [(QueueFullError(), 429), (EngineDeadError(), 503)], ids=str
+)
+def test_what_fills_up_or_ends_while_a_prompt_is_encoded_is_refused_as_well(
+    service: Service, refusal: Exception, status: int
+) -> None:
+    class Refusing(PreparedClient):
+        def submit(self, *_: Any, **__: Any) -> PreparedStream:
+            raise refusal
+
+    prompt = Prompt((1,), SamplingParams(max_tokens=1))
+    with pytest.raises(ApiError) as caught:
+        around(service, Refusing([])).start(prompt)
+    assert caught.value.status == status
 
 
 def test_seeds_differ_and_can_be_asked_for() -> None:

@@ -6,7 +6,13 @@ from pydantic import ValidationError
 
 from engine.types import SamplingParams
 from server.config import LimitsSection
-from server.protocol.common import MAX_SEED, SamplingFields, answer_length
+from server.protocol.common import (
+    MAX_SEED,
+    MIN_TEMPERATURE,
+    MIN_TOP_P,
+    SamplingFields,
+    answer_length,
+)
 from server.protocol.errors import ApiError
 
 LIMITS = LimitsSection()
@@ -160,6 +166,12 @@ def test_the_models_own_defaults_stand_where_the_request_is_silent() -> None:
     assert [getattr(silent, name) for name in defaults] == list(defaults.values())
     spoken = params(defaults, temperature=0, top_k=-1)
     assert (spoken.temperature, spoken.top_k, spoken.top_p) == (0.0, 0, 0.95)
+
+
+def test_values_that_float32_cannot_compute_with_are_taken_for_the_nearest_that_it_can() -> None:
+    tiny = params(temperature=1e-38, top_p=1e-46)
+    assert (tiny.temperature, tiny.top_p) == (0.0, MIN_TOP_P)
+    assert params(temperature=MIN_TEMPERATURE).temperature == MIN_TEMPERATURE
 
 
 @pytest.mark.parametrize(("seed", "used"), [(0, 0), (-1, 2**64 - 1), (MAX_SEED, MAX_SEED)])

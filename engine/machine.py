@@ -1,0 +1,63 @@
+"""How much of this machine the process may use: memory and processors."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUP = Path("/proc/self/cgroup")
+MAX_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """Bytes of memory: in all, and not used by anybody now."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def machine_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> MachineMemory:
+    """The machine's memory, or the container's where that is less.
+
+    Shared memory is charged to a control group like any other: beyond its limit the process is
+    killed. Limits of version 2: docs.kernel.org/admin-guide/cgroup-v2.html, "memory.max".
+    """
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    for folder in _own_groups(groups, own):
+        limit, used = (_number(folder / name) for name in ("memory.max", "memory.current"))
+        if limit is not None and used is not None:
+            total = min(total, limit)
+            available = min(available, max(0, limit - used))
+    return MachineMemory(total, available)
+
+
+def machine_threads() -> int:
+    """Processors that this process may run on, as far as they can be used."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return min(MAX_THREADS, count)
+
+
+def _own_groups(groups: Path, own: Path) -> list[Path]:
+    """The process's group and those around it; each may have a limit."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    path = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if path is None:
+        return []
+    folder = groups / path.lstrip("/")
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(groups))]
+
+
+def _number(file: Path) -> int | None:
+    """None where there is no such file, or "max" in it."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,52 @@
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.machine import MAX_THREADS, machine_memory, machine_threads
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Path:
+    folder = tmp_path / "cgroup"
+    (folder / "pod" / "box").mkdir(parents=True)
+    (tmp_path / "own").write_text("12:devices:/elsewhere\n0::/pod/box\n")
+    return folder
+
+
+def limit(folder: Path, most: str, used: int) -> None:
+    (folder / "memory.max").write_text(most + "\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+
+
+def test_a_container_has_its_own_limits_or_those_around_it(groups: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    limit(groups / "pod" / "box", "max", 5)
+    limit(groups / "pod", str(GIB), GIB // 4)
+    found = machine_memory(groups, own)
+    assert (found.total_bytes, found.available_bytes) == (GIB, GIB * 3 // 4)
+    limit(groups / "pod" / "box", str(GIB // 2), GIB)
+    found = machine_memory(groups, own)
+    assert (found.total_bytes, found.available_bytes) == (GIB // 2, 0)
+
+
+def test_without_limits_the_machine_counts(groups: Path, tmp_path: Path) -> None:
+    machine = psutil.virtual_memory().total
+    limit(groups / "pod" / "box", str(1 << 60), 0)
+    assert machine_memory(groups, tmp_path / "own").total_bytes == machine
+    assert machine_memory(groups, tmp_path / "nothing").total_bytes == machine
+    (tmp_path / "own").write_text("4:memory:/old\n")
+    assert machine_memory(groups, tmp_path / "own").total_bytes == machine
+
+
+def test_threads_are_the_processors_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
+    assert machine_threads() == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(384)), raising=False)
+    assert machine_threads() == MAX_THREADS
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert machine_threads() == 7
