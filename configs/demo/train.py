@@ -78,7 +78,7 @@ class Settings:
     follows easily, and short samples let more questions through in the same time.
     """
 
-    steps: int = 3000
+    steps: int = 4000
     seed: int = 7
     batch_tokens: int = 2048
     max_tokens: int = 512
