@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= configs/demo/model
 PORT ?= 8000
+NAME := $(if $(filter configs/demo/model,$(MODEL)),--served-model-name quire-demo)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve test check lint types imports coverage bench soak native arm64 lock demo clean
@@ -17,7 +18,7 @@ help:
 setup: $(VENV)/.built  ## create .venv and build the extension
 
 serve: setup  ## serve the demo model; MODEL=... and PORT=... choose others
-	$(BIN)/quire serve $(MODEL) --port $(PORT)
+	$(BIN)/quire serve $(MODEL) --port $(PORT) $(NAME)
 
 test: check coverage  ## checks, then all tests with coverage of the pure code
 

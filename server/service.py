@@ -128,7 +128,7 @@ async def parse(request: Request, model: type[WireModelT]) -> WireModelT:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise from_validation(error) from error
+        raise from_validation(error, body) from error
 
 
 def new_seed() -> int:

@@ -1,10 +1,13 @@
 """Errors as OpenAI clients expect them: one object, always the same shape."""
 
+import json
+import re
 from typing import Any
 
 from pydantic import ValidationError
 
 MAX_NAMED_PROBLEMS = 3
+SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
 
 
@@ -100,17 +103,40 @@ def internal_error(message: str = "The server failed to answer.") -> ApiError:
     )
 
 
-def from_validation(error: ValidationError) -> ApiError:
-    """400 that names the parameter. Never repeats the input."""
+def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
+    """400 that names the parameter. Never repeats the input, which is ``body``."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
-        return invalid(f"The body cannot be read. {first['msg']}.", code="invalid_json")
+        unreadable = invalid(f"The body cannot be read. {first['msg']}.", code="invalid_json")
+        return _half_a_character(body) or unreadable
     named = "; ".join(
         f"{_place(problem['loc']) or 'body'}: {problem['msg']}"
         for problem in problems[:MAX_NAMED_PROBLEMS]
     )
     return invalid(named, _place(first["loc"]) or None, "invalid_value")
+
+
+def _half_a_character(body: bytes) -> ApiError | None:
+    """400 that names the parameter whose text has half of a surrogate pair; None where none has.
+
+    JSON allows such a text, Unicode does not, and our parser ends at it without a place. RFC 8259,
+    section 8.2.
+    """
+    try:
+        values: list[tuple[tuple[int | str, ...], Any]] = [((), json.loads(body))]
+    except (ValueError, RecursionError):
+        return None
+    while values:
+        place, value = values.pop()
+        if isinstance(value, dict):
+            values += [((*place, key), member) for key, member in value.items()]
+        elif isinstance(value, list):
+            values += [((*place, index), member) for index, member in enumerate(value)]
+        elif isinstance(value, str) and SURROGATE.search(value):
+            name = _place(place)
+            return invalid(f"{name}: half of a surrogate pair is no text", name, "invalid_value")
+    return None
 
 
 def _place(location: tuple[int | str, ...]) -> str:

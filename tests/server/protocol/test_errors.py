@@ -1,7 +1,7 @@
 from typing import Annotated, Any
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from server.protocol.common import WireModel
 from server.protocol.errors import (
@@ -118,6 +118,30 @@ def test_a_body_that_is_no_json_says_where_it_goes_wrong(body: str) -> None:
     error = refusal(body)
     assert (error.status, error.param, error.code) == (400, None, "invalid_json")
     assert "at line 1 column " in error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"a": "\\ud800"}', "a"),
+        ('{"a": [1, {"b": "x\\udc00\\ud800"}], "c": null}', "a[1].b"),
+        ('["\\ud83d\\ude00", "\\ude00"]', "[1]"),
+    ],
+)
+def test_half_of_a_character_is_named_by_its_parameter(body: str, param: str) -> None:
+    error = half_read(body)
+    assert (error.status, error.param) == (400, param)
+
+
+@pytest.mark.parametrize("body", ['{"a": "\\ud83d\\ude00"', "[" * 100_000, ""])
+def test_a_body_that_is_broken_otherwise_has_no_parameter_to_name(body: str) -> None:
+    assert half_read(body).code == "invalid_json"
+
+
+def half_read(body: str) -> ApiError:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter[Any](Any).validate_json(body)
+    return from_validation(caught.value, body.encode())
 
 
 def test_an_error_lists_a_few_problems_and_no_more() -> None:

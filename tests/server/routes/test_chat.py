@@ -296,7 +296,7 @@ async def test_thinking_can_be_turned_off(
         (chat(temperature=float("nan")), 400, "temperature"),
         (chat(top_p=float("inf")), 400, "top_p"),
         ('{"temperature": 1e400, "messages": [{"role": "user"}]}', 400, "temperature"),
-        (chat("\ud800"), 400, None),
+        (chat("\ud800"), 400, "messages[0].content"),
         (b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, None),
         (chat(n=2), 400, "n"),
         (chat(seed=10**30), 400, "seed"),

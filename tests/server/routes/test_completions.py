@@ -150,7 +150,7 @@ async def test_log_probabilities_are_parallel_lists(
         (prompt(logit_bias={"x": 1}), 400, "logit_bias"),
         (prompt(n=3), 400, "n"),
         (prompt(echo=True), 400, "echo"),
-        (prompt("\udfff"), 400, None),
+        (prompt("\udfff"), 400, "prompt"),
         (prompt("x" * CONTEXT), 400, "prompt"),
         (prompt("x" * 1_000_000), 400, "prompt"),
         (prompt([1] * CONTEXT), 400, "prompt"),
