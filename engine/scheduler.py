@@ -138,13 +138,7 @@ class Scheduler:
         entries = self._plan_decoding()
         starving = len(entries) < sum(s.num_missing == 1 for s in self._running)
         self._plan_chunks(entries, admit=not starving)
-        refused: list[Sequence] = []
-        if not entries and self._running and not self.kv.recovering:
-            # The system refuses to map more: one that gives up its mappings lets the others go on.
-            if len(self._running) == 1:
-                refused.append(self._running[0])
-            else:
-                self._preempt(max(self._running, key=lambda s: s.order))
+        refused = [] if entries else self._break_deadlock()
         return StepPlan(sorted(entries, key=lambda entry: entry.count > 1), refused)
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
@@ -182,11 +176,19 @@ class Scheduler:
         while not self.kv.reserve(sequence.seq_id, sequence.num_tokens):
             if self.kv.recovering or len(self._running) == 1:
                 return False
-            victim = max(self._running, key=lambda s: s.order)
-            self._preempt(victim)
-            if victim is sequence:
+            if self._preempt_youngest() is sequence:
                 return False
         return True
+
+    def _break_deadlock(self) -> list[Sequence]:
+        """Nothing can run: where that is because the system refuses to map more, one that gives up
+        its mappings lets the others go on. A sequence that has nobody beside it is returned."""
+        if self.kv.recovering or not self._running:
+            return []
+        if len(self._running) == 1:
+            return list(self._running)
+        self._preempt_youngest()
+        return []
 
     def _plan_chunks(self, entries: list[PlanEntry], admit: bool) -> None:
         """Fills what the budget leaves with chunks of prompts, the first in order first, whether
@@ -227,8 +229,9 @@ class Scheduler:
         self._running.append(sequence)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Takes a sequence's memory; it waits where its arrival puts it."""
+    def _preempt_youngest(self) -> Sequence:
+        """Takes the memory of the last in order; it waits where its arrival puts it."""
+        sequence = max(self._running, key=lambda s: s.order)
         self.kv.close(sequence.seq_id)
         self._running.remove(sequence)
         sequence.status = SequenceStatus.WAITING
@@ -236,6 +239,7 @@ class Scheduler:
         sequence.preemptions += 1
         self.counters.preemptions += 1
         insort(self._waiting, sequence, key=lambda s: s.order)
+        return sequence
 
     # --- results --------------------------------------------------------------------------------
 

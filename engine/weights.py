@@ -50,27 +50,21 @@ def choose_arithmetic(
 
     memory_bytes: what weights may take. asked: the user's own choice, which wins.
     """
-    float32_bytes = checkpoint.num_weights * FLOAT32_BYTES
     sizes = {
         Arithmetic.STORED: checkpoint.stored_bytes,
-        Arithmetic.FLOAT32: float32_bytes,
+        Arithmetic.FLOAT32: checkpoint.num_weights * FLOAT32_BYTES,
         Arithmetic.QUANTIZED_FLOAT32: checkpoint.widened_bytes,
     }
     if asked is not None:
-        return ArithmeticChoice(asked, sizes[asked], "as configured")
-    if on_gpu:
-        return ArithmeticChoice(
-            Arithmetic.STORED, checkpoint.stored_bytes, "the GPU multiplies what is stored"
-        )
-    if float32_bytes <= memory_bytes or not checkpoint.quantized:
-        return ArithmeticChoice(
-            Arithmetic.FLOAT32, float32_bytes, "float32 is the fastest on this CPU"
-        )
-    return ArithmeticChoice(
-        Arithmetic.QUANTIZED_FLOAT32,
-        checkpoint.widened_bytes,
-        "unpacked to float32 the weights would not fit into memory",
-    )
+        chosen, reason = asked, "as configured"
+    elif on_gpu:
+        chosen, reason = Arithmetic.STORED, "the GPU multiplies what is stored"
+    elif sizes[Arithmetic.FLOAT32] <= memory_bytes or not checkpoint.quantized:
+        chosen, reason = Arithmetic.FLOAT32, "float32 is the fastest on this CPU"
+    else:
+        chosen = Arithmetic.QUANTIZED_FLOAT32
+        reason = "unpacked to float32 the weights would not fit into memory"
+    return ArithmeticChoice(chosen, sizes[chosen], reason)
 
 
 def load_qwen3(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progress) -> Qwen3:
