@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import metal_ext
+from engine.machine import machine_threads
 from tests.bench.attention import read_bandwidth, run_attention
 from tests.bench.interference import run_interference
 from tests.bench.peers import BrokenError
@@ -47,8 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds: below two minutes")
     parser.add_argument("--only", choices=PARTS, help="one part of the table")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there too")
-    cores = os.cpu_count() or 1
-    parser.add_argument("--threads", type=int, default=cores, help="of all sides")
+    parser.add_argument("--threads", type=int, default=machine_threads(), help="of all sides")
     asked = parser.parse_args(arguments)
     load = " ".join(f"{average:.2f}" for average in os.getloadavg())
     try:
@@ -92,10 +92,7 @@ def _machine(threads: int) -> list[tuple[str, str]]:
     gb_per_s = read_bandwidth(metal_ext.CpuWorkers(threads), READ_PASSES) / 1e9
     versions = [f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "numpy")]
     return [
-        (
-            "cores",
-            f"{os.cpu_count()}; threads of all sides: {threads}",
-        ),
+        ("cores", f"{os.cpu_count()}; threads of all sides: {threads}"),
         ("processor", platform.processor() or platform.machine()),
         ("instruction set", metal_ext.instruction_sets()[0]),
         ("read bandwidth", f"{gb_per_s:.1f} GB/s, best of {READ_PASSES} passes"),

@@ -3,7 +3,6 @@
 What is compared runs in turns, so that a disturbance of the machine meets all sides.
 """
 
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,20 +14,19 @@ import metal_ext
 from tests.bench.peers import BrokenError
 from tests.bench.rounds import Part, Rounds
 from tests.bench.table import Row
+from tests.metal_ext.layers import DTYPES, PagedLayer, normal
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
 SCALE = HEAD_DIM**-0.5
 DECODE_TOKENS = (100, 300, 500, 800, 1500, 3000, 5500, 8000)
 CHUNK_TOKENS, CHUNK_END = 512, 4096
 PAGE_BYTES = 65536
-HEAP_BYTES = 64 * 1024**2
-REGIONS = 2  # the K and the V of one layer
-# Far more than a last-level cache holds; what K and V of the decode batch take is 81 MB.
+# More than most last-level caches hold; what K and V of the decode batch take is 81 MB.
 PROBE_BYTES = 256 * 1024**2
 READ_PASSES = 3
 # As many sweeps as the probe makes in its passes, each in four ways: caches warm up over sweeps,
 # and both sides get the same time for it.
-DECODES_PER_ROUND = 12
+DECODES_PER_ROUND = 4 * READ_PASSES
 # Of bfloat16 sums in another order: an error in what is computed is far larger.
 TOLERANCE = 0.05
 DECODE_TARGET, PADDED_TARGET = 0.6, 10.0
@@ -41,7 +39,7 @@ def run_attention(decode: Rounds, chunk: Rounds, threads: int) -> Part:
     """
     workers = metal_ext.CpuWorkers(threads)
     rows = _decode_rows(decode, workers)
-    for name, dtype in (("bfloat16", mx.bfloat16), ("float32", mx.float32)):
+    for name, dtype in DTYPES.items():
         rows.append(_chunk_row(name, dtype, chunk, workers))
     return Part(rows)
 
@@ -55,13 +53,12 @@ def read_bandwidth(workers: metal_ext.CpuWorkers, passes: int = READ_PASSES) -> 
 
 
 def _decode_rows(rounds: Rounds, workers: metal_ext.CpuWorkers) -> list[Row]:
-    cache = PagedLayer(DECODE_TOKENS, mx.bfloat16, workers)
-    queries = _normal((len(DECODE_TOKENS), QUERY_HEADS, HEAD_DIM), mx.bfloat16)
+    cache = paged_layer(DECODE_TOKENS, mx.bfloat16, workers)
+    queries = normal((len(DECODE_TOKENS), QUERY_HEADS, HEAD_DIM), mx.bfloat16)
+    mx.eval(queries)
     padded = PaddedBatch(cache)
     naive = np.arange(PROBE_BYTES // 8, dtype=np.uint64)
-    rows = metal_ext.RowTable(
-        [(ours, tokens - 1, 1) for ours, tokens in zip(cache.ranges, cache.lengths, strict=True)]
-    )
+    rows = cache.newest()
 
     def decode() -> mx.array:
         return metal_ext.decode_attention(
@@ -96,48 +93,18 @@ def _decode_rows(rounds: Rounds, workers: metal_ext.CpuWorkers) -> list[Row]:
     ]
 
 
-class PagedLayer:
-    """One layer's K and V of some sequences, behind address ranges.
-
-    The sequences' blocks lie mixed in the heaps, as after long serving.
-    """
-
-    def __init__(
-        self, lengths: Sequence[int], dtype: mx.Dtype, workers: metal_ext.CpuWorkers
-    ) -> None:
-        """lengths: tokens of each sequence; all are filled with random numbers."""
-        row_bytes = KV_HEADS * HEAD_DIM * dtype.size
-        tokens_per_block = PAGE_BYTES // row_bytes
-        blocks = [-(-length // tokens_per_block) for length in lengths]
-        geometry = metal_ext.Geometry(
-            page_bytes=PAGE_BYTES,
-            tokens_per_block=tokens_per_block,
-            blocks_per_heap=HEAP_BYTES // (REGIONS * PAGE_BYTES),
-            blocks_per_range=max(blocks),
-            region_row_bytes=[row_bytes] * REGIONS,
-        )
-        self.lengths = tuple(lengths)
-        self.useful_bytes = sum(lengths) * REGIONS * row_bytes
-        self.layer = metal_ext.Layer(0, 1, dtype)
-        self.ranges = [metal_ext.AddressRange.sparse(geometry) for _ in lengths]
-        self._map(geometry, blocks, HEAP_BYTES // (REGIONS * PAGE_BYTES))
-        rows = metal_ext.RowTable(
-            [(ours, 0, length) for ours, length in zip(self.ranges, lengths, strict=True)]
-        )
-        shape = (sum(lengths), KV_HEADS, HEAD_DIM)
-        self.keys, self.values = _normal(shape, dtype), _normal(shape, dtype)
-        self.token = metal_ext.append(
-            mx.zeros((1,)), self.keys, self.values, rows, self.layer, workers
-        )
-        mx.eval(self.token)
-
-    def _map(self, geometry: metal_ext.Geometry, blocks: list[int], per_heap: int) -> None:
-        places = [(ours, block) for ours, n in zip(self.ranges, blocks, strict=True)
-                  for block in range(n)]  # fmt: skip
-        random.Random(0).shuffle(places)
-        heaps = [metal_ext.Heap.shared(geometry) for _ in range(-(-len(places) // per_heap))]
-        for number, (ours, block) in enumerate(places):
-            ours.map(heaps[number // per_heap], number % per_heap, block, 1)
+def paged_layer(
+    lengths: Sequence[int], dtype: mx.Dtype, workers: metal_ext.CpuWorkers
+) -> PagedLayer:
+    """One layer of sequences whose blocks lie mixed in their heap, as after long serving."""
+    return PagedLayer(
+        lengths,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        dtype=dtype,
+        workers=workers,
+        page_bytes=PAGE_BYTES,
+    ).fill()
 
 
 class PaddedBatch:
@@ -176,14 +143,14 @@ def _pad(rows: mx.array, lengths: Sequence[int], longest: int) -> mx.array:
 
 
 def _chunk_row(name: str, dtype: mx.Dtype, rounds: Rounds, workers: metal_ext.CpuWorkers) -> Row:
-    cache = PagedLayer((CHUNK_END,), dtype, workers)
-    queries = _normal((CHUNK_TOKENS, QUERY_HEADS, HEAD_DIM), dtype)
-    rows = metal_ext.RowTable([(cache.ranges[0], CHUNK_END - CHUNK_TOKENS, CHUNK_TOKENS)])
+    cache = paged_layer((CHUNK_END,), dtype, workers)
+    queries = normal((CHUNK_TOKENS, QUERY_HEADS, HEAD_DIM), dtype)
+    rows = cache.rows((0, CHUNK_END - CHUNK_TOKENS, CHUNK_TOKENS))
     keys, values, heads_first = (
         mx.contiguous(rows_.transpose(1, 0, 2)[None])
         for rows_ in (cache.keys, cache.values, queries)
     )
-    mx.eval(keys, values, heads_first)
+    mx.eval(queries, keys, values, heads_first)
 
     def ours() -> mx.array:
         return metal_ext.chunk_attention(
@@ -216,12 +183,6 @@ def _chunk_flop() -> int:
 
 
 # --- what both share ---------------------------------------------------------------------------
-
-
-def _normal(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    numbers = mx.random.normal(shape, key=mx.random.key(sum(shape))).astype(dtype)
-    mx.eval(numbers)
-    return numbers
 
 
 def _eval_seconds(build: Callable[[], mx.array], times: int) -> list[float]:

@@ -3,7 +3,7 @@ import pytest
 
 import metal_ext
 from tests.bench import attention
-from tests.bench.attention import PaddedBatch, PagedLayer, read_bandwidth, run_attention
+from tests.bench.attention import PaddedBatch, paged_layer, read_bandwidth, run_attention
 from tests.bench.peers import BrokenError
 from tests.bench.rounds import Rounds
 
@@ -43,7 +43,7 @@ def test_sides_that_do_not_agree_give_no_figures(monkeypatch: pytest.MonkeyPatch
 
 def test_useful_bytes_are_those_of_the_tokens_and_of_no_padding() -> None:
     workers = metal_ext.CpuWorkers(1)
-    cache = PagedLayer((5, 130), mx.bfloat16, workers)
+    cache = paged_layer((5, 130), mx.bfloat16, workers)
     assert cache.useful_bytes == 135 * 2 * attention.KV_HEADS * attention.HEAD_DIM * 2
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metal_ext import AddressRange, CpuWorkers, Heap, Layer, RowTable, append
-from tests.metal_ext.shapes import Shape, bytes_at, whole_block_tokens
+from tests.metal_ext.shapes import PAGE, Shape, bytes_at, whole_block_tokens
 
+DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 REGIONS = 4
 KEY_REGION, VALUE_REGION = 2, 1  # the other two are another layer's
 
@@ -44,6 +45,7 @@ class PagedLayer:
         head_dim: int = 32,
         dtype: mx.Dtype = mx.float32,
         workers: CpuWorkers | None = None,
+        page_bytes: int = PAGE,
     ) -> None:
         """lengths: tokens that each sequence has memory for, at least."""
         self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
@@ -52,9 +54,10 @@ class PagedLayer:
         self.layer = Layer(KEY_REGION, VALUE_REGION, dtype)
         self.token = mx.zeros((1,))
         self.row_bytes = kv_heads * head_dim * dtype.size
-        tokens = whole_block_tokens(self.row_bytes)
+        tokens = whole_block_tokens(self.row_bytes, page_bytes)
         blocks = [-(-length // tokens) for length in lengths]
         self.shape = Shape(
+            page_bytes=page_bytes,
             tokens_per_block=tokens,
             blocks_per_heap=sum(blocks),
             blocks_per_range=max(blocks),
@@ -66,6 +69,11 @@ class PagedLayer:
         random.Random(0).shuffle(places)
         for number, (sequence, block) in enumerate(places):
             self.ranges[sequence].map(self.heap, number, block, 1)
+
+    @property
+    def useful_bytes(self) -> int:
+        """Of all K and V that attention over all sequences reads."""
+        return 2 * sum(self.lengths) * self.row_bytes
 
     def rows(self, *segments: tuple[int, int, int]) -> RowTable:
         """segments: (number of the sequence, start, count)."""
@@ -81,10 +89,12 @@ class PagedLayer:
         return self.token
 
     def fill(self) -> "PagedLayer":
-        """Random K and V in all rows of all sequences."""
+        """Random K and V in all rows of all sequences: ``keys`` and ``values``, one sequence behind
+        the other."""
         rows = self.rows(*((s, 0, length) for s, length in enumerate(self.lengths)))
         shape = (len(rows), self.kv_heads, self.head_dim)
-        mx.eval(self.append(normal(shape, self.dtype, 1), normal(shape, self.dtype, 2), rows))
+        self.keys, self.values = normal(shape, self.dtype, 1), normal(shape, self.dtype, 2)
+        mx.eval(self.append(self.keys, self.values, rows))
         return self
 
     def memory(self, sequence: int, region: int) -> NDArray[np.uint8]:

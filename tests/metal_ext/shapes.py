@@ -59,9 +59,9 @@ def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
     return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))
 
 
-def whole_block_tokens(row_bytes: int) -> int:
+def whole_block_tokens(row_bytes: int, page_bytes: int = PAGE) -> int:
     """A block of at least 16 tokens that is whole pages."""
-    least = PAGE // math.gcd(PAGE, row_bytes)
+    least = page_bytes // math.gcd(page_bytes, row_bytes)
     return least * -(-16 // least)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from metal_ext import CpuWorkers, Layer, append
 from tests.metal_ext.layers import (
+    DTYPES,
     KEY_REGION,
     REGIONS,
     VALUE_REGION,
@@ -14,7 +15,6 @@ from tests.metal_ext.layers import (
     normal,
 )
 
-DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 PATTERN = 0xA5
 # Bits of float32 and of the bfloat16 nearest to it; of two as near, the even one.
 ROUNDED = {

@@ -16,6 +16,7 @@ from metal_ext import (
     instruction_sets,
 )
 from tests.metal_ext.layers import (
+    DTYPES,
     KEY_REGION,
     VALUE_REGION,
     Floats,
@@ -25,7 +26,6 @@ from tests.metal_ext.layers import (
     same_bits,
 )
 
-DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 KV_HEADS = 2
 GROUPS = (1, 2, 3, 4, 6, 8)
 HEAD_DIMS = (32, 64, 128, 256)

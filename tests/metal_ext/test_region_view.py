@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from metal_ext import AddressRange, Heap, region_view
-from tests.metal_ext.layers import KEY_REGION, VALUE_REGION, PagedLayer, normal, same_bits
+from tests.metal_ext.layers import DTYPES, KEY_REGION, VALUE_REGION, PagedLayer, normal, same_bits
 from tests.metal_ext.shapes import PAGE, Shape
-
-DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 
 
 def view(paged: PagedLayer, region: int, tokens: int, sequence: int = 0) -> mx.array:
