@@ -1,7 +1,8 @@
 """1000 requests of random lengths with random aborts through the real server: ``make soak``.
 
-While they run, the pool's figures are sampled from /metrics. What the system charges (``st_blocks``
-of the heaps) must never exceed what the pool says that it holds::
+While they run, the pool's figures are sampled from /metrics, every 20 ms and after every request.
+What the system charges (``st_blocks`` of the heaps) must never exceed what the pool says that it
+holds::
 
     committed <= live + quarantined + one partial block per sequence + the configured slack
 
@@ -152,6 +153,7 @@ async def send_all(url: str, requests: int, seed: int, outcome: Outcome) -> None
     async def stream(client: httpx2.AsyncClient) -> None:
         for number in numbers:
             await one_request(client, random.Random(seed * 10**6 + number), outcome)
+            outcome.samples.append(await read_pool(client))
 
     async def sample(client: httpx2.AsyncClient) -> None:
         while True:
