@@ -8,6 +8,7 @@ import metal_ext
 from engine.checkpoint import Checkpoint
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, machine_threads
+from engine.planning.shape import ModelShape
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
 from engine.token_budget import TokenBudget
@@ -22,7 +23,7 @@ from engine.weights import (
 from kvcache.backend import dense_backend, posix_backend, raise_descriptor_limit
 from kvcache.layout import KVShape
 from kvcache.manager import KVCacheManager
-from kvcache.memory_budget import CacheRequest, MemoryDemand, MemoryPlan, fit
+from kvcache.memory_budget import CacheLimits, CacheRequest, MemoryDemand, MemoryPlan, fit
 
 FLOAT32_BYTES = 4
 # Copies of the hidden state and of the logits that live at once during a step: a bound, not a
@@ -55,6 +56,9 @@ class EngineConfig:
     step_time_target_ms: float
     threads: int | None
     idle_release_s: float
+    prefix_cache: bool
+    prefix_keep_s: float
+    max_sharers: int
     check_every_step: bool
 
 
@@ -74,9 +78,7 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, machine: MachineMe
 
     Raises BudgetError or LayoutError with the figure that does not fit.
     """
-    headroom = config.headroom_bytes
-    if headroom is None:
-        headroom = machine.total_bytes // 5
+    headroom = headroom_bytes(config, machine.total_bytes)
     usable = min(machine.total_bytes - headroom, machine.available_bytes)
     arithmetic = choose_arithmetic(
         checkpoint, on_gpu=False, memory_bytes=usable // 2, asked=config.arithmetic
@@ -109,6 +111,11 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, machine: MachineMe
     return EnginePlan(checkpoint, arithmetic, substrate, memory, threads)
 
 
+def headroom_bytes(config: EngineConfig, total_bytes: int) -> int:
+    """What is left to other programs: as configured, or a fifth of the memory."""
+    return total_bytes // 5 if config.headroom_bytes is None else config.headroom_bytes
+
+
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint) -> KVShape:
     """K and V as wide as the checkpoint: float32 for a float32 one, bfloat16 for 16 bits."""
     dtype = config.kv_dtype or ("float32" if checkpoint.dtype == "F32" else "bfloat16")
@@ -120,15 +127,13 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint) -> KVShape:
     )
 
 
-def activation_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+def activation_bytes(model: Checkpoint | ModelShape, config: EngineConfig) -> int:
     """An upper bound of what one step computes with, in float32."""
-    heads = checkpoint.query_heads + 2 * checkpoint.kv_heads
+    heads = model.query_heads + 2 * model.kv_heads
     per_token = (
-        HIDDEN_COPIES * checkpoint.hidden_size
-        + 3 * checkpoint.intermediate_size
-        + 4 * heads * checkpoint.head_dim
+        HIDDEN_COPIES * model.hidden_size + 3 * model.intermediate_size + 4 * heads * model.head_dim
     )
-    per_row = LOGIT_COPIES * checkpoint.vocab_size
+    per_row = LOGIT_COPIES * model.vocab_size
     floats = config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row
     return floats * FLOAT32_BYTES
 
@@ -140,8 +145,16 @@ def build_engine(
     mx.set_default_device(mx.Device(mx.cpu))
     mx.set_cache_limit(config.mlx_cache_bytes)
     model = load_qwen3(plan.checkpoint, plan.arithmetic.arithmetic, progress)
+    identity = repr((plan.checkpoint, plan.arithmetic.arithmetic)).encode()
     return assemble(
-        plan.memory, config, model, plan.checkpoint.vocab_size, plan.substrate, plan.threads, emit
+        plan.memory,
+        config,
+        model,
+        plan.checkpoint.vocab_size,
+        plan.substrate,
+        plan.threads,
+        identity,
+        emit,
     )
 
 
@@ -152,22 +165,27 @@ def assemble(
     vocab_size: int,
     substrate: str,
     threads: int,
+    identity: bytes,
     emit: Emit,
 ) -> EngineLoop:
-    """The engine around any model; runs a first request through it."""
+    """The engine around any model; runs a first request through it.
+
+    identity: of the model, whose K and V no other model shares.
+    """
     raise_descriptor_limit()
     workers = metal_ext.CpuWorkers(threads)
     if metal_ext.fast_blas is not None:
         metal_ext.fast_blas.use(workers)
     make_backend = dense_backend if substrate == "dense" else posix_backend
-    kv = KVCacheManager(
-        memory.layout,
-        make_backend(memory.layout.group),
+    cache_limits = CacheLimits(
         budget_bytes=memory.kv_budget_bytes,
         max_sequences=memory.max_num_seqs,
         free_slack_bytes=config.free_slack_bytes,
-        workers=workers,
+        max_sharers=config.max_sharers,
+        shares_prefixes=config.prefix_cache,
     )
+    backend = make_backend(memory.layout.group)
+    kv = KVCacheManager(memory.layout, backend, cache_limits, identity=identity, workers=workers)
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
         max_num_seqs=memory.max_num_seqs,
@@ -184,7 +202,7 @@ def assemble(
         Scheduler(kv, limits, budget, most),
         kv,
         ModelRunner(model, kv),
-        LoopOptions(config.idle_release_s, config.check_every_step),
+        LoopOptions(config.idle_release_s, config.prefix_keep_s, config.check_every_step),
         emit=emit,
     )
     loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))

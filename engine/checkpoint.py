@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.safetensors_headers import (
     ITEM_BYTES,
@@ -16,7 +17,14 @@ from engine.safetensors_headers import (
     read_tensors,
 )
 
-__all__ = ["Checkpoint", "CheckpointError", "Quantization", "read_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "ModelConfig",
+    "Quantization",
+    "expected_shapes",
+    "read_checkpoint",
+]
 
 FLOAT_TYPES = ("F32", "BF16", "F16")
 
@@ -30,10 +38,9 @@ class Quantization:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A folder that has been found complete."""
+class Dimensions:
+    """What ``config.json`` says of a model's size."""
 
-    path: Path
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -43,6 +50,13 @@ class Checkpoint:
     vocab_size: int
     max_position_embeddings: int
     tied_embeddings: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Dimensions):
+    """A folder that has been found complete."""
+
+    path: Path
     eos_token_ids: tuple[int, ...]
     dtype: str
     """Of the float tensors: "F32", "BF16" or "F16"."""
@@ -57,9 +71,9 @@ class Checkpoint:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Checks a folder. Raises CheckpointError with one sentence that names file and field."""
-    config = _Config(path)
+    config = ModelConfig(path)
     tensors = read_tensors(path)
-    expected = dict(_expected_shapes(config))
+    expected = dict(expected_shapes(config))
     packed = {name for name in tensors if name.endswith((".scales", ".biases"))}
     num_weights = 0
     for name, shape in expected.items():
@@ -76,16 +90,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             )
     norm = tensors["model.norm.weight"]
     return Checkpoint(
+        **config.dimensions(),
         path=path,
-        num_layers=config.count("num_hidden_layers"),
-        hidden_size=config.count("hidden_size"),
-        intermediate_size=config.count("intermediate_size"),
-        query_heads=config.count("num_attention_heads"),
-        kv_heads=config.count("num_key_value_heads"),
-        head_dim=config.count("head_dim"),
-        vocab_size=config.count("vocab_size"),
-        max_position_embeddings=config.count("max_position_embeddings"),
-        tied_embeddings=config.flag("tie_word_embeddings"),
         eos_token_ids=_eos_token_ids(path, config),
         dtype=norm.dtype,
         quantized=bool(packed),
@@ -98,8 +104,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 # --- config.json -------------------------------------------------------------------------------
 
 
-class _Config:
-    """``config.json`` with questions that name the field when the answer is wrong."""
+class ModelConfig:
+    """``config.json`` with questions that name the field when the answer is wrong: each raises
+    CheckpointError."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / "config.json"
@@ -130,17 +137,34 @@ class _Config:
                 f"multiple of num_key_value_heads ({self.count('num_key_value_heads')})"
             )
 
+    def dimensions(self) -> dict[str, Any]:
+        """The fields of Dimensions."""
+        return {
+            "num_layers": self.count("num_hidden_layers"),
+            "hidden_size": self.count("hidden_size"),
+            "intermediate_size": self.count("intermediate_size"),
+            "query_heads": self.count("num_attention_heads"),
+            "kv_heads": self.count("num_key_value_heads"),
+            "head_dim": self.count("head_dim"),
+            "vocab_size": self.count("vocab_size"),
+            "max_position_embeddings": self.count("max_position_embeddings"),
+            "tied_embeddings": self.flag("tie_word_embeddings"),
+        }
+
     def count(self, field: str) -> int:
+        """A number above 0."""
         value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CheckpointError(f"{self.file}: {field} is {value!r}; it must be a number above 0")
         return value
 
     def number(self, field: str, value: object) -> None:
+        """Checks that the value is a number above 0."""
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise CheckpointError(f"{self.file}: {field} is {value!r}; it must be a number above 0")
 
     def flag(self, field: str) -> bool:
+        """True or false."""
         value = self.values.get(field)
         if not isinstance(value, bool):
             raise CheckpointError(f"{self.file}: {field} is {value!r}; it must be true or false")
@@ -170,7 +194,7 @@ class _Config:
         return found
 
 
-def _eos_token_ids(path: Path, config: _Config) -> tuple[int, ...]:
+def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
     """Tokens that end a generation: generation_config.json's, else config.json's."""
     generation = path / "generation_config.json"
     found = read_json(generation).get("eos_token_id") if generation.is_file() else None
@@ -182,7 +206,7 @@ def _eos_token_ids(path: Path, config: _Config) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _expected_shapes(config: _Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor of a Qwen3 model, by its name on the hub, unpacked."""
     hidden, inner = config.count("hidden_size"), config.count("intermediate_size")
     head = config.count("head_dim")
@@ -214,7 +238,7 @@ def _check_tensor(
     tensor: Tensor,
     shape: tuple[int, ...],
     tensors: dict[str, Tensor],
-    config: _Config,
+    config: ModelConfig,
 ) -> None:
     layer = name.removesuffix(".weight")
     scales = tensors.get(f"{layer}.scales")

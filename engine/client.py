@@ -8,13 +8,15 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from engine.loop import Abort, Emit, EngineLoop, Stop
 from engine.types import (
     EngineLimits,
     EngineStats,
     FinishReason,
+    PrefixSalt,
     Request,
     SamplingParams,
     TokenEvent,
@@ -23,10 +25,11 @@ from engine.types import (
 log = logging.getLogger(__name__)
 
 BuildLoop = Callable[[Emit], EngineLoop]
+NO_SALT = PrefixSalt()
 
 
 class QueueFullError(Exception):
-    """No room for another request now."""
+    """No room for so many requests now."""
 
 
 class PromptTooLongError(Exception):
@@ -45,27 +48,42 @@ class EngineDeadError(Exception):
 class TokenStream:
     """The events of one request, in order. Closing it before the end aborts the request."""
 
-    def __init__(self, request: Request, abort: Callable[[int], None], max_backlog: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        abort: Callable[[int], None],
+        max_backlog: int,
+        wake: asyncio.Event,
+    ) -> None:
+        """wake: set when there is something to read; streams that are read together share it."""
         self.request = request
         self._abort = abort
         self._max_backlog = max_backlog
         self._events: deque[TokenEvent] = deque()
-        self._wake = asyncio.Event()
+        self._wake = wake
         self._ended = False
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
         """All events since the last call; waits for the first one. Empty when the time passed
         first, and for ever after the last event."""
-        if not self._events and not self._ended:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                return []
-        batch = list(self._events)
-        self._events.clear()
-        self._wake.clear()
+        (batch,) = await self.next_batches((self,), timeout_s)
         return batch
+
+    @staticmethod
+    async def next_batches(
+        streams: Sequence["TokenStream"], timeout_s: float
+    ) -> list[list[TokenEvent]]:
+        """``next_batch`` of streams from one ``submit_choices``: waits for the first event of any
+        of them, and takes those of all."""
+        if _silent(streams):
+            wake = streams[0]._wake
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while _silent(streams):
+                        # Set for events that were taken, or for a stream that is not read here.
+                        wake.clear()
+                        await wake.wait()
+        return [stream._take() for stream in streams]
 
     @property
     def exhausted(self) -> bool:
@@ -90,6 +108,16 @@ class TokenStream:
         self._events.append(event)
         self._ended = self._ended or event.finish is not None
         self._wake.set()
+
+    def _take(self) -> list[TokenEvent]:
+        batch = list(self._events)
+        self._events.clear()
+        return batch
+
+
+def _silent(streams: Sequence[TokenStream]) -> bool:
+    """Whether there is nothing to read, but may be later."""
+    return not any(s._events for s in streams) and not all(s._ended for s in streams)
 
 
 class EngineClient:
@@ -151,9 +179,13 @@ class EngineClient:
         return len(self._streams)
 
     @property
-    def full(self) -> bool:
-        """Whether there is no room for another request now."""
-        return len(self._streams) >= self.limits.max_num_seqs + self._max_queue
+    def capacity(self) -> int:
+        """Requests that may run or wait at the same time."""
+        return self.limits.max_num_seqs + self._max_queue
+
+    def has_room(self, requests: int) -> bool:
+        """Whether so many more requests may be submitted now."""
+        return len(self._streams) + requests <= self.capacity
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -170,19 +202,42 @@ class EngineClient:
         Raises PromptTooLongError when it can never fit, QueueFullError when there is no room now,
         EngineDeadError when there is no engine.
         """
+        (stream,) = self.submit_choices(
+            prompt_ids, (params,), priority=priority, beyond_queue=beyond_queue
+        )
+        return stream
+
+    def submit_choices(
+        self,
+        prompt_ids: tuple[int, ...],
+        params: Sequence[SamplingParams],
+        *,
+        priority: int = 0,
+        salt: PrefixSalt = NO_SALT,
+        system_tokens: int = 0,
+        beyond_queue: bool = False,
+    ) -> list[TokenStream]:
+        """Hands over one request for each of ``params``, all with the same prompt; or none of them.
+        The first is an ordinary request, the others are forks of it. Raises as ``submit`` does."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
         limits = self.limits
         if len(prompt_ids) >= limits.max_model_len:
             raise PromptTooLongError(len(prompt_ids), limits.max_model_len)
-        if self.full and not beyond_queue:
+        if not self.has_room(len(params)) and not beyond_queue:
             raise QueueFullError
-        self._last_id += 1
-        request = Request(self._last_id, prompt_ids, params, priority)
-        stream = TokenStream(request, self._abort, self._max_backlog)
-        self._streams[request.request_id] = stream
-        self._loop.mailbox.put(request)
-        return stream
+        wake = asyncio.Event()
+        streams: list[TokenStream] = []
+        for number, its_params in enumerate(params, start=self._last_id + 1):
+            fork_of = streams[0].request.request_id if streams else None
+            request = Request(
+                number, prompt_ids, its_params, priority, salt, system_tokens, fork_of
+            )
+            streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
+            self._streams[number] = streams[-1]
+            self._loop.mailbox.put(request)
+        self._last_id += len(params)
+        return streams
 
     def _abort(self, request_id: int) -> None:
         assert self._loop is not None

@@ -5,9 +5,10 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler, SchedulerCounters, StepPlan
+from engine.scheduler import Scheduler, SchedulerCounters
+from engine.step_plan import StepPlan
 from engine.types import (
     EngineLimits,
     EngineStats,
@@ -48,12 +49,24 @@ Message = Request | Abort | Stop
 Emit = Callable[[list[TokenEvent]], None]
 
 
+class StepRunner(Protocol):
+    """Runs plans: the model, or what stands for it in a simulation."""
+
+    completed_epoch: int
+    """The newest epoch that the device has finished."""
+
+    def run(self, plan: StepPlan) -> list[Sampled]:
+        """One result for each entry that samples, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
     """How the loop behaves around its steps."""
 
     idle_release_s: float
-    """Idle time after which memory goes back to the system, but for one heap."""
+    """Idle time after which free memory goes back to the system, but for one heap."""
+    prefix_keep_s: float
+    """Idle time after which cached prefixes are forgotten."""
     check_every_step: bool
     """Whether the cache's invariants are checked after every step, not only when idle."""
 
@@ -69,7 +82,7 @@ class EngineLoop:
         self,
         scheduler: Scheduler,
         kv: KVCacheManager,
-        runner: ModelRunner,
+        runner: StepRunner,
         options: LoopOptions,
         *,
         emit: Emit,
@@ -90,6 +103,7 @@ class EngineLoop:
         self._step_seconds = 0.0
         self._failed_at: float | None = None
         self._idle_since: float | None = None
+        self._check_due = False
         self._stats_at = float("-inf")
 
     @property
@@ -105,7 +119,7 @@ class EngineLoop:
         events = aborted + self._commit(plan, tokens)
         self._kv.step_completed(self._runner.completed_epoch)
         self._say(events)
-        self._housekeep(busy=bool(plan.entries))
+        self._housekeep(busy=bool(plan.entries) or self._stalled)
         return bool(plan.entries)
 
     def run(self) -> None:
@@ -126,12 +140,18 @@ class EngineLoop:
         while self.step():
             pass
         self._emit = emit
+        self._kv.drop_prefixes()
         self._scheduler.counters = SchedulerCounters()
         self._steps = 0
         broken = [event.message for event in events if event.message]
         if broken:
             raise RuntimeError(f"the model cannot decode: {broken[0]}")
         assert any(event.finish is not None for event in events), "the first request has not ended"
+
+    @property
+    def _stalled(self) -> bool:
+        """Whether sequences are there, if only to wait for memory."""
+        return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     # --- the parts of a step --------------------------------------------------------------------
 
@@ -194,20 +214,31 @@ class EngineLoop:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-            self._kv.check_invariants()
-        elif now - self._idle_since >= self._options.idle_release_s:
-            self._kv.idle()
+            self._check_due = True
+        else:
+            self._give_back(now - self._idle_since)
         if busy and self._options.check_every_step:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:
             self._stats_at = now
             self.stats = self._snapshot()
 
+    def _give_back(self, idle_s: float) -> None:
+        """What an engine without work does after a while."""
+        if idle_s < self._options.idle_release_s:
+            return
+        if idle_s >= self._options.prefix_keep_s:
+            self._kv.drop_prefixes()
+        self._kv.idle()
+        if self._check_due:
+            self._check_due = False
+            self._kv.check_invariants()
+
     def _wait(self) -> None:
         """Sleeps until a message comes or it is time to look again."""
-        stalled = self._scheduler.num_running + self._scheduler.num_waiting > 0
+        timeout_s = STALLED_POLL_S if self._stalled else IDLE_POLL_S
         try:
-            self._woken_by = self.mailbox.get(timeout=STALLED_POLL_S if stalled else IDLE_POLL_S)
+            self._woken_by = self.mailbox.get(timeout=timeout_s)
         except queue.Empty:
             return
 
@@ -218,6 +249,9 @@ class EngineLoop:
             waiting=self._scheduler.num_waiting,
             steps=self._steps,
             prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            prefix_misses=tuple(counters.prefix_misses.items()),
+            mapping_waits=self._kv.mapping_waits,
             generated_tokens=counters.generated_tokens,
             preemptions=counters.preemptions,
             failed_rows=counters.failed_rows,

@@ -6,7 +6,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from engine.sampler import sample
-from engine.scheduler import StepPlan
+from engine.step_plan import StepPlan
 from engine.types import Sampled
 from kvcache.views import KVViews
 

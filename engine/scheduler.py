@@ -1,19 +1,22 @@
 """Who runs next, and how much of it: policy over counts. No MLX, no clock, no pages.
 
 There is no prefill phase and no decode phase. A sequence has ``num_computed`` and ``num_tokens``;
-a step's plan closes the gap under a token budget. Sequences that miss one token go first; chunks of
-prompts fill what is left.
+a step's plan closes the gap under a token budget. Who misses one token goes first, then chunks.
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from engine.kv_door import KVDoor
+from engine.step_plan import PlanEntry, StepPlan
 from engine.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
     FinishReason,
+    MissReason,
+    PrefixReport,
     Request,
     Sampled,
     Sequence,
@@ -22,55 +25,13 @@ from engine.types import (
 )
 
 
-class KVDoor(Protocol):
-    """What the scheduler asks of the cache."""
-
-    def open(self, seq_id: int, num_tokens: int) -> bool:
-        """A buffer, and blocks set aside for so many tokens."""
-
-    def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Memory for tokens [0, num_tokens)."""
-
-    def commit(self, seq_id: int, token_ids: SequenceOf[int]) -> None:
-        """The next positions hold valid K and V."""
-
-    def close(self, seq_id: int) -> None:
-        """The sequence leaves."""
-
-    @property
-    def recovering(self) -> bool:
-        """Whether memory of sequences that left is still on its way back."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanEntry:
-    """Compute tokens [start, start + count) of a sequence; ``samples`` when that is all of them."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What one step runs; entries of one token come first."""
-
-    entries: list[PlanEntry]
-    refused: list[Sequence] = field(default_factory=list)
-    """Sequences that the system has no memory for, though nobody else has any."""
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Rows of entries that are chunks, not single decoded tokens."""
-        return sum(entry.count for entry in self.entries if entry.count > 1)
-
-
 @dataclass(slots=True)
 class SchedulerCounters:
     """What has happened since the start."""
 
     prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    prefix_misses: Counter[MissReason] = field(default_factory=Counter)
     generated_tokens: int = 0
     preemptions: int = 0
     failed_rows: int = 0
@@ -95,6 +56,8 @@ class Scheduler:
     _running: list[Sequence] = field(default_factory=list)
     _by_id: dict[int, Sequence] = field(default_factory=dict)
     _arrivals: int = 0
+    _is_stuck: bool = False
+    """Whether the last plan was empty: then those that run must go on before others come in."""
 
     # --- in and out -----------------------------------------------------------------------------
 
@@ -112,7 +75,8 @@ class Scheduler:
         """Queues a request. Its prompt fits: the client has checked it against the limits."""
         assert 0 < len(request.prompt_ids) < self.limits.max_model_len
         assert request.request_id not in self._by_id
-        sequence = Sequence(request, self._arrivals, list(request.prompt_ids))
+        most_tokens = len(request.prompt_ids) + request.params.max_tokens
+        sequence = Sequence(request, self._arrivals, min(most_tokens, self.limits.max_model_len))
         self._arrivals += 1
         self._by_id[request.request_id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.order)
@@ -120,9 +84,7 @@ class Scheduler:
     def abort(self, request_id: int) -> list[TokenEvent]:
         """Ends a request; nothing when it has ended already."""
         sequence = self._by_id.get(request_id)
-        if sequence is None:
-            return []
-        return [self._finish(sequence, None, FinishReason.ABORTED)]
+        return [] if sequence is None else [self._finish(sequence, None, FinishReason.ABORTED)]
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
         """A step could not be run: all of its requests end with an error."""
@@ -135,11 +97,16 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step's plan; empty when there is nothing to do."""
-        entries = self._plan_decoding()
-        starving = len(entries) < sum(s.num_missing == 1 for s in self._running)
-        self._plan_chunks(entries, admit=not starving)
-        refused = [] if entries else self._break_deadlock()
-        return StepPlan(sorted(entries, key=lambda entry: entry.count > 1), refused)
+        entries, starving = self._plan_decoding()
+        if len(entries) < len(self._running):
+            self._adopt(self._running)
+        if not starving and not (self._is_stuck and self._running):
+            self._admit()
+        if len(entries) < len(self._running):
+            self._plan_chunks(entries)
+            entries.sort(key=lambda entry: entry.count > 1)
+        self._is_stuck = not entries
+        return StepPlan(entries, [] if entries else self._break_deadlock())
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
         """Takes in what the step computed; ``sampled`` follows the entries that sample."""
@@ -149,30 +116,39 @@ class Scheduler:
         ]
         results = iter(sampled)
         for entry in plan.entries:
-            sequence = entry.sequence
-            end = entry.start + entry.count
-            self.kv.commit(sequence.seq_id, sequence.token_ids[entry.start : end])
+            sequence, start = entry.sequence, entry.start
+            end = start + entry.count
+            self.kv.commit(sequence.seq_id, sequence.token_ids[start:end])
             sequence.num_computed = end
-            self.counters.prompt_tokens += max(0, min(end, sequence.num_prompt) - entry.start)
+            if start < sequence.num_prompt:
+                self.counters.prompt_tokens += min(end, sequence.num_prompt) - start
             if entry.samples:
                 events.append(self._take(sequence, next(results)))
         return events
 
     # --- planning -------------------------------------------------------------------------------
 
-    def _plan_decoding(self) -> list[PlanEntry]:
-        """One token for every sequence that misses one, the oldest first."""
+    def _plan_decoding(self) -> tuple[list[PlanEntry], bool]:
+        """One token for every sequence that misses one, the oldest first; and whether one of them
+        goes without."""
         entries: list[PlanEntry] = []
-        for sequence in sorted(self._running, key=lambda s: s.order):
-            if sequence.num_missing != 1 or sequence.status is not SequenceStatus.RUNNING:
+        starving = False
+        for sequence in list(self._running):
+            computed, tokens = sequence.num_computed, len(sequence.token_ids)
+            decoding = tokens - computed == 1 and sequence.prefix is not None
+            if not decoding or sequence.status is not SequenceStatus.RUNNING:
                 continue
-            if len(entries) < self.max_num_batched_tokens and self._make_room(sequence):
-                entries.append(PlanEntry(sequence, sequence.num_computed, 1, samples=True))
-        return entries
+            if len(entries) == self.max_num_batched_tokens:
+                return entries, True
+            if self.kv.reserve(sequence.seq_id, tokens) or self._make_room(sequence):
+                entries.append(PlanEntry(sequence, computed, 1, True))
+            else:
+                starving = starving or sequence.status is SequenceStatus.RUNNING
+        return entries, starving
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Reserves the sequence's next token. Where that fails, memory must come back first: the
-        youngest sequence's, unless some is on its way already."""
+        """Reserves the next token of a sequence for which there is no memory: it must come back
+        first, the youngest sequence's, unless some is on its way already."""
         while not self.kv.reserve(sequence.seq_id, sequence.num_tokens):
             if self.kv.recovering or len(self._running) == 1:
                 return False
@@ -183,29 +159,78 @@ class Scheduler:
     def _break_deadlock(self) -> list[Sequence]:
         """Nothing can run: where that is because the system refuses to map more, one that gives up
         its mappings lets the others go on. A sequence that has nobody beside it is returned."""
-        if self.kv.recovering or not self._running:
+        if self.kv.recovering:
             return []
-        if len(self._running) == 1:
-            return list(self._running)
-        self._preempt_youngest()
-        return []
+        if len(self._running) > 1:
+            self._preempt_youngest()
+            return []
+        return list(self._running or self._waiting[:1])
 
-    def _plan_chunks(self, entries: list[PlanEntry], admit: bool) -> None:
-        """Fills what the budget leaves with chunks of prompts, the first in order first, whether
-        it runs already or still waits. admit: whether those that wait may come in."""
-        room = min(self.budget.tokens, self.max_num_batched_tokens - len(entries))
-        prefilling = [s for s in self._running if s.num_missing > 1]
-        prefilling.sort(key=lambda s: s.order)
-        while room > 0:
-            waiting = self._waiting[0] if self._waiting and admit else None
-            first = prefilling[0] if prefilling else None
-            earlier = waiting and (first is None or waiting.order < first.order)
-            if earlier and self._admit():
-                room -= self._plan_chunk(self._running[-1], room, entries)
-            elif first is not None:
-                room -= self._plan_chunk(prefilling.pop(0), room, entries)
-            else:
+    def _admit(self) -> None:
+        """Lets all in that fit, in their order; whoever does not fit holds up those behind. A fork
+        whose parent is not ready keeps its place."""
+        places = self.limits.max_num_seqs - len(self._running)
+        for sequence in self._waiting[: max(0, places)]:
+            if self._parent_is_ahead(sequence):
+                continue
+            if not self._open(sequence):
                 return
+            self._waiting.remove(sequence)
+            sequence.status = SequenceStatus.RUNNING
+            insort(self._running, sequence, key=lambda s: s.order)
+            self._adopt([sequence])
+
+    def _adopt(self, sequences: SequenceOf[Sequence]) -> None:
+        """Takes what others have computed of their tokens: all of it at once, but bit by bit while
+        the blocks that were set aside for that could let somebody in."""
+        for sequence in sequences:
+            if sequence.num_missing > 1 and (self._waiting or not self._is_behind(sequence)):
+                parent = self._parent_of(sequence)
+                if parent is not None and sequence.num_generated == 0:
+                    self.kv.fork(parent.seq_id, sequence.seq_id)
+                sequence.num_computed = self.kv.adopt(sequence.seq_id)
+
+    def _open(self, sequence: Sequence) -> bool:
+        """Memory for what the sequence has, and for one more token if there will be one."""
+        if sequence.chain is None:
+            sequence.chain = self.kv.chain(sequence.request.salt)
+        sequence.chain.extend(sequence.token_ids, 0)
+        final = sequence.most_tokens - 1  # the last token that is sampled is never computed
+        return self.kv.open(
+            sequence.seq_id,
+            sequence.chain,
+            min(sequence.num_tokens + 1, final),
+            final_tokens=final,
+            system_tokens=sequence.request.system_tokens,
+        )
+
+    def _parent_is_ahead(self, child: Sequence) -> bool:
+        """Whether a fork's parent is still computing the prompt that both have."""
+        parent = self._parent_of(child)
+        return parent is not None and parent.num_computed < child.num_prompt
+
+    def _parent_of(self, child: Sequence) -> Sequence | None:
+        """The running sequence whose pages a fork can have."""
+        number = child.request.fork_of
+        parent = self._by_id.get(number) if number is not None else None
+        running = parent is not None and parent.status is SequenceStatus.RUNNING
+        return parent if running else None
+
+    def _plan_chunks(self, entries: list[PlanEntry]) -> None:
+        """Fills what the budget leaves with chunks of prompts, the first in order first."""
+        room = min(self.budget.tokens, self.max_num_batched_tokens - len(entries))
+        planned = {entry.sequence.seq_id for entry in entries}
+        for sequence in self._running:
+            if room <= 0:
+                return
+            if sequence.seq_id not in planned and not self._is_behind(sequence):
+                room -= self._plan_chunk(sequence, room, entries)
+
+    def _is_behind(self, sequence: Sequence) -> bool:
+        """Whether one ahead of the sequence is computing its next tokens. That one gets the budget
+        first, so that waiting costs no time, and computing them twice would."""
+        claimant = self.kv.claimant(sequence.seq_id)
+        return claimant is not None and self._by_id[claimant].order < sequence.order
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
         """Adds a chunk of at most ``room`` tokens; returns how many."""
@@ -213,27 +238,24 @@ class Scheduler:
         end = sequence.num_computed + count
         if not self.kv.reserve(sequence.seq_id, end):
             return 0
-        samples = end == sequence.num_tokens
-        entries.append(PlanEntry(sequence, sequence.num_computed, count, samples))
+        if sequence.prefix is None:
+            self._report(sequence)
+        self.kv.claim(sequence.seq_id)
+        entries.append(PlanEntry(sequence, end - count, count, end == sequence.num_tokens))
         return count
 
-    def _admit(self) -> bool:
-        """Lets the first waiting sequence in; False when there is none or it does not fit yet."""
-        if not self._waiting or len(self._running) >= self.limits.max_num_seqs:
-            return False
-        sequence = self._waiting[0]
-        if not self.kv.open(sequence.seq_id, sequence.num_tokens):
-            return False
-        self._waiting.pop(0)
-        sequence.status = SequenceStatus.RUNNING
-        self._running.append(sequence)
-        return True
+    def _report(self, sequence: Sequence) -> None:
+        """The sequence is about to compute its first token: what it has came from the cache."""
+        left_at, miss = self.kv.explain(sequence.seq_id)
+        sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
+        self.counters.cached_prompt_tokens += sequence.num_computed
+        if miss is not None:
+            self.counters.prefix_misses[miss] += 1
 
     def _preempt_youngest(self) -> Sequence:
         """Takes the memory of the last in order; it waits where its arrival puts it."""
-        sequence = max(self._running, key=lambda s: s.order)
-        self.kv.close(sequence.seq_id)
-        self._running.remove(sequence)
+        sequence = self._running.pop()
+        self.kv.close(sequence.seq_id, keep_prefix=True)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed = 0
         sequence.preemptions += 1
@@ -248,18 +270,17 @@ class Scheduler:
         token = result.token_id
         if token is None:
             self.counters.failed_rows += 1
-            return self._finish(
-                sequence, None, FinishReason.ERROR, "the model's output was not finite"
-            )
+            message = "the model's output was not finite"
+            return self._finish(sequence, None, FinishReason.ERROR, message)
         sequence.token_ids.append(token)
         self.counters.generated_tokens += 1
-        params = sequence.request.params
-        if token in params.stop_token_ids:
+        if token in sequence.request.params.stop_token_ids:
             return self._finish(sequence, result, FinishReason.STOP)
-        full = sequence.num_tokens >= self.limits.max_model_len
-        if full or sequence.num_generated >= params.max_tokens:
+        num_tokens = len(sequence.token_ids)
+        if num_tokens >= sequence.most_tokens:
             return self._finish(sequence, result, FinishReason.LENGTH)
-        return TokenEvent(sequence.seq_id, token, None, result.logprobs)
+        prefix = sequence.prefix if num_tokens == sequence.num_prompt + 1 else None
+        return TokenEvent(sequence.seq_id, token, None, result.logprobs, None, prefix)
 
     def _finish(
         self,
@@ -269,11 +290,11 @@ class Scheduler:
         message: str | None = None,
     ) -> TokenEvent:
         if sequence.status is SequenceStatus.RUNNING:
-            self.kv.close(sequence.seq_id)
+            self.kv.close(sequence.seq_id, keep_prefix=reason is not FinishReason.ERROR)
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self._by_id[sequence.seq_id]
         token, logprobs = (result.token_id, result.logprobs) if result else (None, None)
-        return TokenEvent(sequence.seq_id, token, reason, logprobs, message)
+        return TokenEvent(sequence.seq_id, token, reason, logprobs, message, sequence.prefix)

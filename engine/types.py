@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from engine.token_counts import TokenCounts
+from kvcache.prefix_index import MissReason as MissReason
 from kvcache.stats import KVStats as KVStats
+from kvcache.token_chain import PrefixSalt as PrefixSalt
+from kvcache.token_chain import TokenChain as TokenChain
 
 
 class FinishReason(Enum):
@@ -74,10 +78,28 @@ class Request:
     params: SamplingParams
     priority: int = 0
     """Lower runs earlier."""
+    salt: PrefixSalt = field(default_factory=PrefixSalt)
+    """With whom it shares prefixes."""
+    system_tokens: int = 0
+    """Leading tokens that other conversations are likely to begin with as well."""
+    fork_of: int | None = None
+    """A request with the same prompt, submitted before, whose pages it shares from the start."""
 
     def __repr__(self) -> str:
         """Counts only: prompts are never printed."""
         return f"Request({self.request_id}, {len(self.prompt_ids)} prompt tokens)"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReport:
+    """How much of a prompt was in the cache, and why not more."""
+
+    cached_tokens: int
+    """Prompt tokens whose K and V were not computed for this request."""
+    left_at: int
+    """The first token at which the prompt left the longest cached chain of blocks."""
+    miss: MissReason | None
+    """Why it left; None when nothing more could have been shared."""
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -94,22 +116,31 @@ class Sequence:
     request: Request
     arrival: int
     """Counts up: who came first."""
-    token_ids: list[int] = field(default_factory=list)
+    most_tokens: int
+    """Tokens of prompt and answer together, at most."""
+    token_ids: list[int] = field(init=False)
+    seq_id: int = field(init=False)
+    """The sequence's name in the cache: its request's."""
+    num_prompt: int = field(init=False)
+    """Tokens of the prompt."""
+    order: tuple[int, int] = field(init=False)
+    """First come, first served within a priority."""
     num_computed: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
+    chain: TokenChain | None = None
+    """What the cache finds its prefix by; kept through preemptions."""
+    prefix: PrefixReport | None = None
+    """Made when it first computes a token of its own."""
     counts: TokenCounts | None = None
     """Kept by the sampler for sequences with penalties."""
 
-    @property
-    def seq_id(self) -> int:
-        """The sequence's name in the cache: its request's."""
-        return self.request.request_id
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_ids)
+    def __post_init__(self) -> None:
+        """Every step asks for these: they are looked up once."""
+        self.token_ids = list(self.request.prompt_ids)
+        self.seq_id = self.request.request_id
+        self.num_prompt = len(self.token_ids)
+        self.order = (self.request.priority, self.arrival)
 
     @property
     def num_tokens(self) -> int:
@@ -125,11 +156,6 @@ class Sequence:
     def num_missing(self) -> int:
         """Tokens whose K and V must be computed before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """First come, first served within a priority."""
-        return (self.request.priority, self.arrival)
 
     def __repr__(self) -> str:
         """Counts only."""
@@ -149,8 +175,7 @@ class TokenLogprobs:
     """The likeliest tokens, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """What happened to a request in a step: a token, an end, or both."""
 
     request_id: int
@@ -159,10 +184,11 @@ class TokenEvent:
     logprobs: TokenLogprobs | None = None
     message: str | None = None
     """Why, for FinishReason.ERROR: a fixed sentence without contents."""
+    prefix: PrefixReport | None = None
+    """With the first token of a request, and with its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The outcome of one row: a token, or None where the logits were not finite."""
 
     token_id: int | None
@@ -188,6 +214,12 @@ class EngineStats:
     prompt_tokens: int = 0
     """Prompt tokens computed, recomputation included."""
     generated_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    """Prompt tokens of admitted requests that the cache had."""
+    prefix_misses: tuple[tuple[MissReason, int], ...] = ()
+    """Requests whose prompt left the cached chain, by the reason."""
+    mapping_waits: int = 0
+    """Steps that had to wait for a mapping."""
     preemptions: int = 0
     failed_rows: int = 0
     """Rows whose logits were not finite."""

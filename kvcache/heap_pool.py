@@ -1,56 +1,29 @@
-"""Physical memory: which blocks of which heaps are free, owned, or waiting.
+"""Physical memory: which blocks of which heaps are free, and what the others are for.
 
-A block goes round in a circle::
+::
 
-    free -> owned -> quarantined -> free
-      |                              ^
-      +--> returning (memory goes back to the system) --+
+    free -> owned -> sealed -> quarantined -> cached -> free
+              |         ^           ^  |         |
+              |         +-----------|--+---------+        (shared again)
+              +---------------------+
+    free -> returning (memory goes back to the system) -> free
 
-*Quarantined* blocks wait until the device can no longer touch them and nothing is mapped to them;
-*returning* ones until their memory is gone. Neither may be handed out.
+An *owned* block is written by its only sequence. A *sealed* one is full, never written again, and
+stands in any number of buffers. A *quarantined* one waits until the device can no longer touch it
+and no buffer has it mapped; then it is *cached* if it can be found by its prefix, or free.
+*Returning* ones wait until their memory is gone.
 """
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple
 
 from kvcache.backend import PageBackend
 from kvcache.layout import Group
+from kvcache.sparse_heap import BlockRef, BlockState, SparseHeap, runs_of
 
-
-class BlockRef(NamedTuple):
-    """A physical block: its heap's number and its place in the heap."""
-
-    heap: int
-    place: int
-
-
-class BlockState(IntEnum):
-    """What may be done with a block."""
-
-    FREE = 0
-    OWNED = 1
-    QUARANTINED = 2
-    RETURNING = 3
-
-
-@dataclass(slots=True)
-class SparseHeap:
-    """One heap's blocks. ``dirty`` marks those that may hold memory of the system."""
-
-    states: bytearray
-    dirty: bytearray
-    free: int
-
-    @classmethod
-    def of(cls, blocks: int) -> "SparseHeap":
-        """A heap whose blocks are all free and hold no memory."""
-        return cls(bytearray(blocks), bytearray(blocks), blocks)
-
-    def runs(self, wanted: Callable[[int], bool]) -> list[tuple[int, int]]:
-        """Maximal runs ``(first, count)`` of blocks for which ``wanted`` holds."""
-        return runs_of([index for index in range(len(self.states)) if wanted(index)])
+# Free blocks that a new run of blocks would like around it: as many as can be had.
+ROOM_FOR_A_RUN = (64, 16, 4, 1)
 
 
 @dataclass(slots=True)
@@ -69,8 +42,12 @@ class HeapPool:
         self._group = group
         self._backend = backend
         self._heaps: list[SparseHeap] = []
+        self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        """Heaps by the number of their free blocks, which is not 0."""
         self._returns: list[_Return] = []
         self._max_heaps = budget_bytes // group.heap_bytes
+        if backend.heap_limit is not None:
+            self._max_heaps = min(self._max_heaps, backend.heap_limit)
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
 
@@ -107,41 +84,86 @@ class HeapPool:
         """Takes ``count`` free blocks, or none: None when there are not as many.
 
         Prefers the block that follows ``after`` in its heap, because consecutive blocks share
-        mappings; then the fullest heap, so that others can empty.
+        mappings. Where a run must begin anew, it begins where it can grow if the system takes
+        single blocks back, and otherwise in the fullest heap, so that others can empty.
         """
         if count > self.available_blocks:
             return None
         taken: list[BlockRef] = []
         while len(taken) < count:
-            heap = self._next_heap(after)
-            if heap is None:
-                for block in taken:
-                    self._move(block, BlockState.OWNED, BlockState.FREE)
+            block = self._next(after) or self._start(count - len(taken))
+            if block is None:
+                for given_back in taken:
+                    self._leave(given_back)
                 return None
-            start = after.place + 1 if after is not None and after.heap == heap else 0
-            index = self._next_block(heap, start)
-            block = BlockRef(heap, index)
-            self._move(block, BlockState.FREE, BlockState.OWNED)
+            self._move(block, BlockState.OWNED)
+            heap = self._heaps[block.heap]
+            heap.buffers[block.place] = heap.sequences[block.place] = 1
             taken.append(block)
             after = block
         return taken
 
-    def quarantine(self, blocks: Iterable[BlockRef]) -> None:
-        """Their owner lets go of them; they may still be read or mapped."""
-        for block in blocks:
-            self._move(block, BlockState.OWNED, BlockState.QUARANTINED)
+    def seal(self, block: BlockRef) -> None:
+        """It is full, and its writer has completed. Its sequence may have left meanwhile."""
+        if self.state(block) != BlockState.QUARANTINED:
+            self._move(block, BlockState.SEALED, BlockState.OWNED)
 
-    def free(self, blocks: Iterable[BlockRef]) -> None:
-        """Nothing can touch them any more: they may be handed out again."""
+    def share(self, block: BlockRef) -> None:
+        """One more sequence gets a sealed block."""
+        heap = self._heaps[block.heap]
+        heap.buffers[block.place] += 1
+        heap.sequences[block.place] += 1
+        if heap.states[block.place] != BlockState.SEALED:
+            self._move(block, BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED)
+
+    def let_go(self, blocks: Iterable[BlockRef]) -> None:
+        """A sequence leaves them; its buffer still has them mapped, and the device may read."""
         for block in blocks:
-            self._move(block, BlockState.QUARANTINED, BlockState.FREE)
+            heap = self._heaps[block.heap]
+            heap.sequences[block.place] -= 1
+            if not heap.sequences[block.place]:
+                self._move(block, BlockState.QUARANTINED, BlockState.OWNED, BlockState.SEALED)
+
+    def unmapped(self, block: BlockRef) -> bool:
+        """A buffer that was let go of has it no more; whether none has."""
+        buffers = self._heaps[block.heap].buffers
+        buffers[block.place] -= 1
+        return not buffers[block.place]
+
+    def cache(self, block: BlockRef) -> None:
+        """Nothing has it mapped, but it is worth keeping."""
+        assert not self.num_buffers(block), f"{block} is mapped"
+        self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
+
+    def free(self, block: BlockRef) -> None:
+        """Nothing can touch it any more, nor wants to: it may be handed out again."""
+        assert not self.num_buffers(block), f"{block} is mapped"
+        self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
+
+    def state(self, block: BlockRef) -> int:
+        """A BlockState."""
+        return self._heaps[block.heap].states[block.place]
+
+    def num_buffers(self, block: BlockRef) -> int:
+        """How many buffers have it mapped."""
+        return self._heaps[block.heap].buffers[block.place]
+
+    def num_sequences(self, block: BlockRef) -> int:
+        """How many open sequences have it."""
+        return self._heaps[block.heap].sequences[block.place]
+
+    def give_up(self, blocks: Iterable[BlockRef]) -> None:
+        """Blocks that were allocated and never mapped."""
+        for block in blocks:
+            self._leave(block)
 
     # --- giving memory back ---------------------------------------------------------------------
 
-    def trim(self, slack_bytes: int) -> None:
+    def trim(self, slack_bytes: int, most_blocks: int) -> None:
         """Starts giving memory of free blocks back, until no more than the slack is kept.
 
-        Whole heaps first, the emptiest before others; single blocks where the backend can.
+        Whole heaps first, the emptiest before others; single blocks where the backend can. No more
+        than ``most_blocks``: until their memory is gone they cannot be handed out.
         """
         if self.free_committed_bytes <= slack_bytes:
             return
@@ -151,7 +173,7 @@ class HeapPool:
                     return
                 heap = self._heaps[number]
                 if (heap.free == self._group.blocks_per_heap) == whole and any(heap.dirty):
-                    self._return_memory(number, slack_bytes, whole)
+                    most_blocks -= self._return_memory(number, slack_bytes, most_blocks, whole)
 
     def poll(self, completed_ticket: int) -> None:
         """Blocks whose memory has gone back are free again."""
@@ -162,61 +184,94 @@ class HeapPool:
                 continue
             for block in item.blocks:
                 self._heaps[block.heap].dirty[block.place] = False
-                self._move(block, BlockState.RETURNING, BlockState.FREE)
+                self._move(block, BlockState.FREE, BlockState.RETURNING)
         self._returns = waiting
 
-    def _return_memory(self, number: int, slack_bytes: int, whole: bool) -> None:
+    def _return_memory(self, number: int, slack_bytes: int, most_blocks: int, whole: bool) -> int:
+        """Returns how many blocks are on their way."""
         heap = self._heaps[number]
-        free_dirty = heap.runs(lambda i: heap.states[i] == BlockState.FREE and bool(heap.dirty[i]))
-        runs = [(0, self._group.blocks_per_heap)] if whole else free_dirty
+        both = zip(heap.states, heap.dirty, strict=True)
+        free_dirty = [i for i, (state, dirty) in enumerate(both) if dirty and not state]
+        runs = [(0, self._group.blocks_per_heap)] if whole else runs_of(free_dirty)
+        returned = 0
         for first, count in runs:
-            if self.free_committed_bytes <= slack_bytes:
-                return
+            if self.free_committed_bytes <= slack_bytes or returned + count > most_blocks:
+                break
             ticket = self._backend.release(number, first, count)
             blocks = [BlockRef(number, index) for index in range(first, first + count)]
             for block in blocks:
-                self._move(block, BlockState.FREE, BlockState.RETURNING)
+                self._move(block, BlockState.RETURNING, BlockState.FREE)
             self._returns.append(_Return(ticket, blocks))
+            returned += count
+        return returned
 
     # --- choosing -------------------------------------------------------------------------------
 
-    def _next_heap(self, after: BlockRef | None) -> int | None:
-        """The heap to take the next block from; makes one when all are full; None at the end."""
-        if after is not None:
-            states = self._heaps[after.heap].states
-            following = after.place + 1
-            if following < len(states) and states[following] == BlockState.FREE:
-                return after.heap
-        candidates = [number for number, heap in enumerate(self._heaps) if heap.free]
-        if candidates:
-            return min(candidates, key=lambda number: self._heaps[number].free)
-        if len(self._heaps) == self._max_heaps or not self._backend.add_heap():
+    def _next(self, after: BlockRef | None) -> BlockRef | None:
+        """The block that follows, if it is free."""
+        if after is None or after.place + 1 == self._group.blocks_per_heap:
             return None
-        self._heaps.append(SparseHeap.of(self._group.blocks_per_heap))
-        self._counts[BlockState.FREE] += self._group.blocks_per_heap
-        return len(self._heaps) - 1
+        following = BlockRef(after.heap, after.place + 1)
+        return following if self.state(following) == BlockState.FREE else None
 
-    def _next_block(self, heap: int, start: int) -> int:
-        states = self._heaps[heap].states
-        index = states.find(BlockState.FREE, start)
-        return index if index >= 0 else states.find(BlockState.FREE)
+    def _start(self, count: int) -> BlockRef | None:
+        """Where a run of ``count`` blocks begins; makes a heap when all are full; None at the end
+        of the budget or when the system refuses."""
+        if not self._by_free:
+            if len(self._heaps) == self._max_heaps or not self._backend.add_heap():
+                return None
+            self._heaps.append(SparseHeap.of(self._group.blocks_per_heap))
+            self._counts[BlockState.FREE] += self._group.blocks_per_heap
+            self._by_free[self._group.blocks_per_heap][len(self._heaps) - 1] = None
+        if not self._backend.releases_blocks:
+            number = next(iter(self._by_free[min(self._by_free)]))
+            return BlockRef(number, self._heaps[number].states.find(BlockState.FREE))
+        number = next(iter(self._by_free[max(self._by_free)]))
+        states = self._heaps[number].states
+        rooms = (count + ROOM_FOR_A_RUN[0], *ROOM_FOR_A_RUN)
+        found = ((states.find(bytes(room)), room) for room in rooms)
+        place, room = next((place, room) for place, room in found if place >= 0)
+        # Whoever has the block before may want to go on there.
+        return BlockRef(number, place + (room - 1) // 2 if place else 0)
 
-    def _move(self, block: BlockRef, old: BlockState, new: BlockState) -> None:
+    def _leave(self, block: BlockRef) -> None:
+        heap = self._heaps[block.heap]
+        heap.buffers[block.place] = heap.sequences[block.place] = 0
+        self._move(block, BlockState.FREE, BlockState.OWNED)
+
+    def _move(self, block: BlockRef, new: BlockState, *old: BlockState) -> None:
+        """To a new state, from one of the old ones; from FREE where none is named."""
         heap = self._heaps[block.heap]
         state = heap.states[block.place]
-        assert state == old, f"{block} is {BlockState(state).name}, not {old.name}"
-        dirty = heap.dirty[block.place]
+        assert state in (old or (BlockState.FREE,)), f"{block} is {BlockState(state).name}"
         heap.states[block.place] = new
-        self._counts[old] -= 1
+        self._counts[state] -= 1
         self._counts[new] += 1
-        if old == BlockState.FREE:
-            heap.free -= 1
-            self._dirty_free -= dirty
+        if state == BlockState.FREE:
+            self._count_free(block.heap, -1)
+            self._dirty_free -= heap.dirty[block.place]
         if new == BlockState.OWNED:
             heap.dirty[block.place] = True
         if new == BlockState.FREE:
-            heap.free += 1
+            self._count_free(block.heap, 1)
             self._dirty_free += heap.dirty[block.place]
+
+    def _count_free(self, number: int, change: int) -> None:
+        heap = self._heaps[number]
+        if heap.free:
+            peers = self._by_free[heap.free]
+            del peers[number]
+            if not peers:
+                del self._by_free[heap.free]
+        heap.free += change
+        if heap.free:
+            self._by_free[heap.free][number] = None
+
+    def blocks(self) -> Iterator[BlockRef]:
+        """All blocks of made heaps."""
+        for number in range(len(self._heaps)):
+            for place in range(self._group.blocks_per_heap):
+                yield BlockRef(number, place)
 
     def check_invariants(self) -> None:
         """Counts recounted from the blocks; free slack recounted from the dirty marks."""
@@ -225,24 +280,11 @@ class HeapPool:
             counted = sum(heap.states.count(state) for heap in self._heaps)
             assert counted == self._counts[state], f"{state.name}: {counted} blocks"
         dirty_free = 0
-        for heap in self._heaps:
+        for number, heap in enumerate(self._heaps):
             assert heap.free == heap.states.count(BlockState.FREE)
-            dirty_free += sum(
-                dirty
-                for state, dirty in zip(heap.states, heap.dirty, strict=True)
-                if state == BlockState.FREE
-            )
+            assert heap.free == 0 or number in self._by_free[heap.free]
+            both = zip(heap.states, heap.dirty, strict=True)
+            dirty_free += sum(dirty for state, dirty in both if state == BlockState.FREE)
         assert dirty_free == self._dirty_free
         returning = sum(len(item.blocks) for item in self._returns)
         assert returning == self._counts[BlockState.RETURNING]
-
-
-def runs_of(indices: list[int]) -> list[tuple[int, int]]:
-    """Maximal runs ``(first, count)`` of ascending numbers."""
-    runs: list[tuple[int, int]] = []
-    for index in indices:
-        if runs and runs[-1][0] + runs[-1][1] == index:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((index, 1))
-    return runs

@@ -1,56 +1,30 @@
 """The one door to the cache, in sequence ids and token counts only.
 
-Scheduler and runner come through here; neither sees a block. Prefix sharing belongs behind this
-door as well: ``open`` will take the blocks that a prefix match found, and ``close`` will keep
-sealed blocks instead of freeing them.
+Scheduler and runner come through here; neither sees a block. A sequence that begins like another
+one maps the other's sealed blocks instead of computing them; which ones there are, the prefix index
+knows, and what a block is for, the heap pool.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import metal_ext
-from kvcache.backend import BackendFailedError, PageBackend, Segment
-from kvcache.heap_pool import BlockRef, BlockState, HeapPool
+from kvcache import accounts
+from kvcache.backend import PageBackend, Segment
+from kvcache.block_supply import MAP_AHEAD_TOKENS, BlockSupply
+from kvcache.buffer_pool import BufferPool
+from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
-from kvcache.sparse_buffer import SparseBuffer
+from kvcache.memory_budget import CacheLimits
+from kvcache.prefix_cache import Match, PrefixCache
+from kvcache.prefix_index import MissReason
+from kvcache.sequences import CachedSequence, ClosedSequence
+from kvcache.sparse_heap import BlockState
 from kvcache.stats import KVStats
+from kvcache.token_chain import PrefixSalt, TokenChain
 from kvcache.views import CacheTokens, KVViews
 
-UNDO_WAIT_S = 30.0
-
-
-@dataclass(slots=True)
-class _OpenSequence:
-    """A sequence with a buffer. Intervals of its tokens::
-
-    0 ........ computed ........ planned ........ blocks * tokens_per_block
-    valid K/V  | being written   | mapped ahead   |
-    """
-
-    buffer: SparseBuffer
-    promised: int
-    """Blocks that are set aside for it, whether they are mapped yet or not."""
-    computed: int = 0
-    planned: int = 0
-
-    @property
-    def expected(self) -> int:
-        """Blocks that it has or was promised."""
-        return max(self.promised, len(self.buffer.table))
-
-    @property
-    def outstanding(self) -> int:
-        """Blocks that are set aside and not mapped yet."""
-        return self.expected - len(self.buffer.table)
-
-
-@dataclass(slots=True)
-class _Closed:
-    """A buffer on its way back: first its epoch must pass, then its unmapping be done."""
-
-    buffer: SparseBuffer
-    epoch: int
-    ticket: int | None = None
+# 30 ms of a Python thread.
+BLOCKS_DROPPED_AT_ONCE = 4096
 
 
 class KVCacheManager:
@@ -60,35 +34,36 @@ class KVCacheManager:
         self,
         layout: KVLayout,
         backend: PageBackend,
+        limits: CacheLimits,
         *,
-        budget_bytes: int,
-        max_sequences: int,
-        free_slack_bytes: int,
+        identity: bytes,
         workers: metal_ext.CpuWorkers,
     ) -> None:
-        """max_sequences: sequences that may be open at once. free_slack_bytes: memory of free
-        blocks that is kept for the next sequences; one heap at least."""
+        """identity: of the model; what one model computed is never shared with another."""
         self._layout = layout
         self._group = layout.group
+        self._tokens_per_block = layout.group.tokens_per_block
         self._backend = backend
-        self._pool = HeapPool(self._group, backend, budget_bytes)
-        self._free_slack_bytes = max(free_slack_bytes, self._group.heap_bytes)
-        self._workers = workers
-        self._copies = metal_ext.CopyCounter()
-        self._tokens = CacheTokens(layout.shape.num_layers)
+        self._limits = limits
+        self._identity = identity + repr(layout).encode()
+        self._pool = HeapPool(self._group, backend, limits.budget_bytes)
         # Twice as many buffers as sequences: one that leaves need not be unmapped before the next
         # one joins.
-        self._max_sequences = max_sequences
-        self._max_buffers = 2 * max_sequences
-        self._num_buffers = 0
-        self._idle_buffers: list[SparseBuffer] = []
-        self._open: dict[int, _OpenSequence] = {}
-        self._closed: list[_Closed] = []
-        self._mappings = 0
+        self._buffers = BufferPool(self._group, backend, 2 * limits.max_sequences)
+        self._prefixes = PrefixCache(
+            self._pool,
+            max_sharers=limits.max_sharers,
+            enabled=limits.shares_prefixes and backend.shares_blocks,
+        )
+        self._supply = BlockSupply(self._group, self._pool, self._buffers, self._prefixes)
+        self._workers = workers
+        self._tokens = CacheTokens(layout.shape.num_layers)
+        self._open: dict[int, CachedSequence] = {}
+        self._closed: list[ClosedSequence] = []
         self._issued_epoch = 0
         self._completed_epoch = 0
 
-    # --- the scheduler's side -------------------------------------------------------------------
+    # --- the scheduler's side: joining ----------------------------------------------------------
 
     @property
     def max_tokens(self) -> int:
@@ -96,88 +71,167 @@ class KVCacheManager:
         pool_tokens = self._pool.capacity_blocks * self._group.tokens_per_block
         return min(self._group.max_tokens, pool_tokens)
 
-    def open(self, seq_id: int, num_tokens: int) -> bool:
-        """Gives the sequence a buffer and sets blocks aside for ``num_tokens``, so that reserving
-        them cannot fail for want of blocks.
+    def chain(self, salt: PrefixSalt) -> TokenChain:
+        """The empty chain of a new sequence."""
+        return TokenChain(self._identity, salt, self._group.tokens_per_block)
 
-        False, with nothing changed, when all buffers are taken or when less than one block would
-        be left for each sequence that may still grow.
+    def open(
+        self,
+        seq_id: int,
+        chain: TokenChain,
+        num_tokens: int,
+        *,
+        final_tokens: int,
+        system_tokens: int = 0,
+    ) -> bool:
+        """Gives the sequence a buffer, maps the sealed blocks that its chain begins with, and sets
+        blocks aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
+
+        final_tokens: the most that it will need. system_tokens: how many of the first ones are a
+        system prompt. False, with nothing changed, when it does not fit now.
         """
         assert seq_id not in self._open, f"sequence {seq_id} is open"
+        if len(self._open) == self._limits.max_sequences or num_tokens > self._group.max_tokens:
+            return False
         needed = self._group.blocks_for(num_tokens)
-        if len(self._open) >= self._max_sequences or num_tokens > self._group.max_tokens:
+        if needed - chain.shareable_blocks > self._supply.unpromised_blocks:
             return False
-        growing = sum(s.expected < self._group.blocks_per_buffer for s in self._open.values())
-        if needed + growing > self._unpromised_blocks:
-            return False
-        buffer = self._take_buffer()
-        if buffer is None:
-            return False
-        self._open[seq_id] = _OpenSequence(buffer, needed)
-        return True
+        system_blocks = system_tokens // self._group.tokens_per_block
+        nothing, longest = Match([], 0), self._prefixes.match(chain, 0)
+        # A prefix in more pieces than the system has mappings for is computed again.
+        for found in (longest, nothing) if longest.blocks else (nothing,):
+            buffer = self._buffers.take() if self._fits(needed, found) else None
+            if buffer is None:
+                continue
+            sequence = CachedSequence(seq_id, buffer, chain, needed, final_tokens, system_blocks)
+            self._supply.promise(sequence)
+            if self._supply.share(sequence, found.blocks):
+                self._open[seq_id] = sequence
+                return True
+            self._supply.release(sequence)
+            self._buffers.give_back(buffer)
+        return False
+
+    def adopt(self, seq_id: int) -> int:
+        """Maps what others have sealed of the sequence's tokens meanwhile. Returns how many of its
+        tokens have valid K and V."""
+        sequence = self._open[seq_id]
+        if self._prefixes.continues(sequence):
+            found = self._prefixes.match(sequence.chain, len(sequence.buffer.table))
+            self._supply.share(sequence, found.blocks)
+        return sequence.computed
+
+    def fork(self, seq_id: int, child_id: int) -> int:
+        """Gives a child with the same prompt all of its parent's K and V but the last token's:
+        sealed blocks are shared, the partial one is copied. Returns how many of the child's tokens
+        have valid K and V; no more than before while the parent's are not sealed."""
+        parent, child = self._open[seq_id], self._open[child_id]
+        wanted = child.chain.num_tokens - 1
+        whole = wanted // self._group.tokens_per_block
+        if parent.computed < wanted or parent.sealed < whole or not child.at_edge:
+            return child.computed
+        blocks = parent.buffer.table.blocks[len(child.buffer.table) : whole]
+        if any(self._prefixes.is_crowded(block) for block in blocks):
+            return child.computed
+        shared = self._supply.share(child, blocks)
+        partial = wanted % self._group.tokens_per_block
+        if shared and partial and self.reserve(child_id, wanted):
+            buffers = parent.buffer.number, child.buffer.number
+            self._backend.copy_block(buffers[0], whole, buffers[1], whole, partial)
+            child.computed = child.planned = wanted
+        return child.computed
+
+    def claim(self, seq_id: int) -> None:
+        """The sequence computes its blocks itself; others may wait for them."""
+        self._prefixes.claim(self._open[seq_id])
+
+    def claimant(self, seq_id: int) -> int | None:
+        """The other open sequence that is going to compute this one's next block, if this one
+        could share it then."""
+        return self._prefixes.claimant(self._open[seq_id])
+
+    def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
+        """Why the sequence shares no more than it does: the token at which it left the longest
+        cached chain, and the reason; None when no more could be shared."""
+        return self._prefixes.explain(self._open[seq_id])
+
+    # --- growing and leaving --------------------------------------------------------------------
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        """Maps memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
+        sequence = self._open[seq_id]
+        return num_tokens <= sequence.mapped_tokens or self._supply.grow(sequence, num_tokens)
+
+    def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """The next ``len(token_ids)`` positions now hold valid K and V of these tokens."""
+        sequence = self._open[seq_id]
+        start, end = sequence.computed, sequence.computed + len(token_ids)
+        assert end <= sequence.planned, "committed tokens were never planned"
+        sequence.chain.extend(token_ids, start)
+        sequence.computed = end
+        full = end // self._tokens_per_block
+        if full > start // self._tokens_per_block:
+            for number in range(start // self._tokens_per_block, full):
+                self._prefixes.filled(self._issued_epoch, sequence, number)
+
+    def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
+        """The sequence leaves; its blocks wait for the newest step that may touch them.
+        keep_prefix: whether what it wrote may be shared from now on."""
+        sequence = self._open.pop(seq_id)
+        sequence.keeps_prefix = keep_prefix
+        self._supply.release(sequence)
+        self._prefixes.leave(sequence)
+        self._closed.append(ClosedSequence(sequence, self._issued_epoch))
 
     @property
     def recovering(self) -> bool:
         """Whether blocks or mappings of closed sequences are still on their way back."""
         return bool(self._closed) or self._pool.count(BlockState.RETURNING) > 0
 
-    def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Maps memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
-        sequence = self._open[seq_id]
-        table = sequence.buffer.table
-        missing = self._group.blocks_for(num_tokens) - len(table)
-        if missing <= 0:
-            return True
-        unpromised = missing - min(missing, sequence.outstanding)
-        if num_tokens > self._group.max_tokens or unpromised > self._unpromised_blocks:
-            return False
-        blocks = self._pool.allocate(missing, table.blocks[-1] if table.blocks else None)
-        if blocks is None:
-            return False
-        if self._map(sequence.buffer, blocks):
-            return True
-        self._pool.quarantine(blocks)
-        self._pool.free(blocks)
-        return False
-
-    def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """The next ``len(token_ids)`` positions now hold valid K and V of these tokens."""
-        sequence = self._open[seq_id]
-        sequence.computed += len(token_ids)
-        assert sequence.computed <= sequence.planned, "committed tokens were never planned"
-
-    def close(self, seq_id: int) -> None:
-        """The sequence leaves; its blocks wait for the newest step that may touch them."""
-        sequence = self._open.pop(seq_id)
-        self._pool.quarantine(sequence.buffer.table.blocks)
-        self._closed.append(_Closed(sequence.buffer, self._issued_epoch))
-
     # --- the runner's side ----------------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
         """What a step reads and writes: ``(seq_id, start, count)`` in the order of its rows,
         segments of one row first. Opens the next epoch."""
+        segments: list[Segment] = []
+        growing: list[tuple[CachedSequence, int, int]] = []
         for seq_id, start, count in plan:
             sequence = self._open[seq_id]
             assert start == sequence.computed, f"sequence {seq_id}: {start} != {sequence.computed}"
-            sequence.planned = start + count
-        segments = [
-            Segment(self._open[seq_id].buffer.number, start, count) for seq_id, start, count in plan
-        ]
-        self._issued_epoch += 1
-        return KVViews(
-            self._layout, self._tokens, self._backend, segments, self._workers, self._issued_epoch
-        )
+            sequence.planned = end = start + count
+            segments.append(Segment(sequence.buffer.number, start, count))
+            if end + max(count, MAP_AHEAD_TOKENS) > sequence.table_tokens:
+                growing.append((sequence, end, count))
+        self._supply.next_step()
+        epoch = self._issued_epoch + 1
+        views = KVViews(self._layout, self._tokens, self._backend, segments, self._workers, epoch)
+        self._issued_epoch = epoch
+        for sequence, end, count in growing:
+            self._supply.map_ahead(sequence, end, count)
+        return views
 
     def step_completed(self, completed_epoch: int) -> None:
         """The device has finished all steps up to that epoch: what waited for them moves on."""
         assert completed_epoch <= self._issued_epoch
+        before = self._completed_epoch, len(self._closed)
         self._completed_epoch = max(self._completed_epoch, completed_epoch)
-        self._advance(self._free_slack_bytes)
+        self._advance()
+        # Blocks that were only tried are not given back: while the system refuses to map them, the
+        # cache would seem to recover for ever.
+        if (self._completed_epoch, len(self._closed)) != before:
+            self._supply.trim(self._limits.free_slack_bytes)
 
     def idle(self) -> None:
         """Nothing runs or waits: memory of free blocks goes back, but for one heap."""
-        self._advance(self._group.heap_bytes)
+        self._advance()
+        self._supply.trim(0)
+
+    def drop_prefixes(self) -> None:
+        """Forgets prefixes that no sequence uses: so many at a time that nobody waits for it."""
+        for _ in range(BLOCKS_DROPPED_AT_ONCE):
+            if not self._prefixes.evict():
+                break
+        self._supply.trim(self._limits.free_slack_bytes)
 
     # --- figures --------------------------------------------------------------------------------
 
@@ -189,111 +243,52 @@ class KVCacheManager:
     @property
     def copied_bytes(self) -> int:
         """K and V bytes that were copied from block to block since the start."""
-        return self._copies.bytes
+        return self._backend.copied_bytes
+
+    @property
+    def mapping_waits(self) -> int:
+        """Steps that had to wait for a mapping."""
+        return self._supply.waits
 
     def stats(self) -> KVStats:
         """A snapshot of the figures; the parts add up to the capacity exactly."""
-        group, pool = self._group, self._pool
-        live = sum(s.planned for s in self._open.values())
-        used = sum(group.blocks_for(s.planned) for s in self._open.values())
-        waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RETURNING)
-        return KVStats(
-            capacity_bytes=pool.capacity_blocks * group.block_bytes,
-            free_bytes=pool.available_blocks * group.block_bytes,
-            live_bytes=live * group.bytes_per_token,
-            partial_tail_bytes=used * group.block_bytes - live * group.bytes_per_token,
-            mapped_ahead_bytes=(pool.count(BlockState.OWNED) - used) * group.block_bytes,
-            cached_bytes=0,
-            quarantined_bytes=waiting * group.block_bytes,
-            free_slack_bytes=pool.free_committed_bytes,
-            committed_bytes=self._backend.committed_bytes(),
-            num_heaps=pool.num_heaps,
-            num_sequences=len(self._open),
-        )
+        return accounts.stats(self._group, self._pool, self._backend, self._open.values())
 
     def check_invariants(self) -> None:
         """Every block, buffer and byte is accounted for. Raises AssertionError."""
-        self._pool.check_invariants()
-        owned = [b for s in self._open.values() for b in s.buffer.table.blocks]
-        waiting = [b for c in self._closed for b in c.buffer.table.blocks]
-        assert len(set(owned + waiting)) == len(owned) + len(waiting), "a block has two owners"
-        assert len(owned) == self._pool.count(BlockState.OWNED)
-        assert len(waiting) == self._pool.count(BlockState.QUARANTINED)
-        for sequence in self._open.values():
-            mapped = len(sequence.buffer.table) * self._group.tokens_per_block
-            assert 0 <= sequence.computed <= sequence.planned <= mapped
-        buffers = [s.buffer for s in self._open.values()]
-        buffers += [c.buffer for c in self._closed] + self._idle_buffers
-        assert sorted(b.number for b in buffers) == list(range(self._num_buffers))
-        assert all(not b.table.blocks for b in self._idle_buffers)
-        assert self._mappings == sum(self._mappings_of(b) for b in buffers)
-        assert self._unpromised_blocks >= 0, "more blocks are promised than there are"
-        self._check_bytes()
-
-    def _check_bytes(self) -> None:
+        sequences = list(self._open.values())
+        closed = [item.sequence for item in self._closed]
+        self._buffers.check_invariants([s.buffer for s in sequences + closed])
+        self._prefixes.check_invariants(sequences)
+        accounts.check(self._group, self._pool, self._prefixes.index, sequences, closed)
+        self._supply.check_invariants(sequences)
         stats = self.stats()
-        parts = stats.free_bytes + stats.live_bytes + stats.partial_tail_bytes
-        parts += stats.mapped_ahead_bytes + stats.cached_bytes + stats.quarantined_bytes
-        assert parts == stats.capacity_bytes, f"{parts} bytes of {stats.capacity_bytes}"
         charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
-        assert stats.committed_bytes <= charged, (
-            f"{stats.committed_bytes} committed, {charged} known"
-        )
+        assert stats.committed_bytes <= charged, f"{stats.committed_bytes} committed, not {charged}"
 
     # --- inside ---------------------------------------------------------------------------------
 
-    @property
-    def _unpromised_blocks(self) -> int:
-        return self._pool.available_blocks - sum(s.outstanding for s in self._open.values())
+    def _fits(self, needed: int, found: Match) -> bool:
+        """Whether there are blocks and mappings for a sequence that shares some of its own."""
+        own = needed - len(found.blocks)
+        if own + found.num_cached > self._supply.unpromised_blocks:
+            return False
+        # Alone, it is told by the system itself whether it may have so many mappings.
+        return not self._open or self._buffers.has_room_for(own, found.blocks)
 
-    def _take_buffer(self) -> SparseBuffer | None:
-        if self._idle_buffers:
-            return self._idle_buffers.pop()
-        if self._num_buffers == self._max_buffers or not self._backend.add_buffer():
-            return None
-        self._num_buffers += 1
-        return SparseBuffer(self._num_buffers - 1)
-
-    def _map(self, buffer: SparseBuffer, blocks: list[BlockRef]) -> bool:
-        """Maps blocks behind the buffer's last one; False, with nothing mapped, when refused."""
-        first, before = len(buffer.table), self._mappings_of(buffer)
-        buffer.table.blocks += blocks
-        added = self._mappings_of(buffer) - before
-        limit = self._backend.mapping_limit
-        allowed = limit is None or self._mappings + added <= limit
-        done = 0
-        for run in buffer.table.runs(first) if allowed else []:
-            if not self._backend.map(buffer.number, run.block, run.heap, run.heap_block, run.count):
-                break
-            done += run.count
-        if done == len(blocks):
-            self._mappings += added
-            return True
-        if done and not self._backend.wait(
-            self._backend.unmap(buffer.number, first, done), UNDO_WAIT_S
-        ):
-            raise BackendFailedError("blocks that were mapped in vain are still mapped")
-        del buffer.table.blocks[first:]
-        return False
-
-    def _mappings_of(self, buffer: SparseBuffer) -> int:
-        return buffer.mappings(len(self._group.regions)) if buffer.table.blocks else 0
-
-    def _advance(self, slack_bytes: int) -> None:
-        """Moves closed buffers on: epoch passed -> unmapping -> blocks free, buffer idle."""
+    def _advance(self) -> None:
+        """Full blocks are sealed. Closed buffers move on: epoch passed -> unmapping -> idle."""
+        self._prefixes.seal(self._completed_epoch)
         done = self._backend.completed_ticket()
         still_closed = []
         for closed in self._closed:
-            table = closed.buffer.table
-            if closed.ticket is None and closed.epoch <= self._completed_epoch and table.blocks:
-                closed.ticket = self._backend.unmap(closed.buffer.number, 0, len(table))
-            if table.blocks and (closed.ticket is None or closed.ticket > done):
+            buffer = closed.sequence.buffer
+            if closed.ticket is None and closed.epoch <= self._completed_epoch and buffer.table:
+                closed.ticket = self._buffers.unmap(buffer)
+            if buffer.table and (closed.ticket is None or closed.ticket > done):
                 still_closed.append(closed)
                 continue
-            self._mappings -= self._mappings_of(closed.buffer)
-            self._pool.free(table.blocks)
-            table.blocks.clear()
-            self._idle_buffers.append(closed.buffer)
+            self._prefixes.unmapped(buffer.table.blocks)
+            self._buffers.give_back(buffer)
         self._closed = still_closed
         self._pool.poll(done)
-        self._pool.trim(slack_bytes)

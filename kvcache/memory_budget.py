@@ -97,6 +97,20 @@ class MemoryPlan:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """What the cache may use, and how it shares."""
+
+    budget_bytes: int
+    max_sequences: int
+    """Sequences that may be open at once."""
+    free_slack_bytes: int
+    """Memory of free blocks that is kept for the next sequences; one heap at least."""
+    max_sharers: int
+    """Buffers in which one block may be mapped."""
+    shares_prefixes: bool
+
+
 def fit(
     demand: MemoryDemand,
     request: CacheRequest,

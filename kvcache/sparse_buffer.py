@@ -1,11 +1,12 @@
 """One sequence's addresses, and which blocks stand behind them."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from kvcache.heap_pool import BlockRef
+from kvcache.sparse_heap import BlockRef
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MappedRun:
     """Blocks that take one mapping per region: consecutive in the buffer and in one heap."""
 
@@ -13,6 +14,12 @@ class MappedRun:
     heap: int
     heap_block: int
     count: int
+    writable: bool
+
+    def grows_by(self, block: BlockRef, writable: bool) -> bool:
+        """Whether the block continues the run."""
+        following = BlockRef(self.heap, self.heap_block + self.count)
+        return block == following and writable == self.writable
 
 
 @dataclass(slots=True)
@@ -23,21 +30,41 @@ class PageTable:
     """
 
     blocks: list[BlockRef] = field(default_factory=list)
+    runs: list[MappedRun] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.blocks)
 
-    def runs(self, first: int = 0) -> list[MappedRun]:
-        """The mappings of blocks ``first`` and beyond."""
-        runs: list[MappedRun] = []
-        for position, ref in enumerate(self.blocks[first:], first):
-            if runs:
-                last = runs[-1]
-                if ref == (last.heap, last.heap_block + last.count):
-                    runs[-1] = replace(last, count=last.count + 1)
-                    continue
-            runs.append(MappedRun(position, ref.heap, ref.place, 1))
-        return runs
+    def append(self, blocks: Iterable[BlockRef], writable: bool) -> list[MappedRun]:
+        """Adds blocks at the end; returns the pieces to map, which may continue the last run."""
+        pieces: list[MappedRun] = []
+        for block in blocks:
+            place = len(self.blocks)
+            self.blocks.append(block)
+            for runs in (pieces, self.runs):
+                if runs and runs[-1].grows_by(block, writable):
+                    runs[-1].count += 1
+                else:
+                    runs.append(MappedRun(place, block.heap, block.place, 1, writable))
+        return pieces
+
+    def cut(self, length: int) -> list[BlockRef]:
+        """Removes and returns the blocks from ``length`` on."""
+        gone = self.blocks[length:]
+        del self.blocks[length:]
+        while self.runs and self.runs[-1].block >= length:
+            self.runs.pop()
+        if self.runs:
+            self.runs[-1].count = length - self.runs[-1].block
+        return gone
+
+
+@dataclass(slots=True)
+class Pending:
+    """Blocks at the end of a table that are being mapped."""
+
+    ticket: int
+    count: int
 
 
 @dataclass(slots=True)
@@ -46,7 +73,14 @@ class SparseBuffer:
 
     number: int
     table: PageTable = field(default_factory=PageTable)
+    pending: list[Pending] = field(default_factory=list)
+    """The oldest first; what they map stands at the end of the table already."""
+
+    @property
+    def mapped_blocks(self) -> int:
+        """Leading blocks that can be used now."""
+        return len(self.table) - sum(item.count for item in self.pending)
 
     def mappings(self, regions: int) -> int:
         """Mappings that the system counts: each run in every region, and the gap behind it."""
-        return regions * (len(self.table.runs()) + 1)
+        return regions * (len(self.table.runs) + 1) if self.table.blocks else 0

@@ -90,7 +90,10 @@ class Heap:
         """Whether less than the whole heap can be given back; False on a Mac."""
 
 class AddressRange:
-    """Contiguous addresses of one sequence. Reading a block without memory is SIGSEGV."""
+    """Contiguous addresses of one sequence.
+
+    Reading a block without memory is SIGSEGV, and so is writing to a read-only one.
+    """
 
     @staticmethod
     def sparse(geometry: Geometry) -> AddressRange:
@@ -98,23 +101,37 @@ class AddressRange:
     @staticmethod
     def dense(geometry: Geometry) -> AddressRange:
         """Takes one dense heap whole; its addresses are the heap's."""
-    def map(self, heap: Heap, heap_block: int, block: int, count: int) -> None:
+    def map(self, heap: Heap, heap_block: int, block: int, count: int, writable: bool) -> None:
         """Puts heap blocks ``[heap_block, + count)`` behind range blocks ``[block, + count)``.
 
-        Releases the interpreter lock. OSError(ENOMEM) where the system has no mapping left; then
-        nothing is changed.
+        A block of a shared heap may stand at any number of places. Dense ranges are writable:
+        anything else is a ValueError. Releases the interpreter lock. OSError(ENOMEM) where the
+        system has no mapping left; then nothing is changed.
         """
     @property
     def mapped_tokens(self) -> int:
-        """Tokens of the leading blocks that have memory."""
+        """Tokens of the leading blocks that have memory, read-only ones included."""
     @property
     def base_address(self) -> int:
         """Address of region 0; 0 for a dense range without a heap."""
 
 class Mapper:
-    """Takes memory away on its own thread, in order. Tickets rise by one and complete in order."""
+    """Changes mappings on its own thread, in order. Tickets rise by one and complete in order."""
 
     def __init__(self) -> None: ...
+    def map(self, range: AddressRange, heap: Heap, heap_block: int, block: int, count: int) -> int:
+        """Queues a writable ``AddressRange.map`` that also commits the memory; returns its ticket.
+
+        A write after its completion takes no page fault, where the system can commit ahead (Linux
+        5.14) and has the memory. ``refused`` says whether the mapping itself came about; a block
+        that is mapped already, or a heap of another kind, is the mapper's failure.
+        """
+    def refused(self, ticket: int) -> bool:
+        """Whether the system refused that ``map``, which has then changed nothing.
+
+        True is said once; False for any other operation. RuntimeError when the ticket is not
+        completed.
+        """
     def unmap(self, range: AddressRange, block: int, count: int) -> int:
         """Queues the unmapping of range blocks ``[block, + count)``; returns its ticket."""
     def release(self, heap: Heap, block: int, count: int) -> int:
@@ -150,7 +167,8 @@ class RowTable:
 
     segments: ``(range, start, count)``: the next ``count`` rows stand at positions
     ``[start, start + count)`` of the range. Making it checks that all of ``[0, start + count)``
-    has memory, so that kernels need no check.
+    has memory, so that kernels need no check. Rows in read-only blocks can be read with it, but
+    not appended.
     """
 
     def __init__(self, segments: list[tuple[AddressRange, int, int]]) -> None: ...
@@ -178,7 +196,8 @@ def append(
     """Writes row i of keys and values at the place of row i of the table; returns the new token.
 
     keys, values: ``[len(rows), kv_heads, head_dim]`` float32 or bfloat16, any strides; rounded to
-    nearest even where the layer keeps bfloat16.
+    nearest even where the layer keeps bfloat16. IndexError where a row of the table lies in a
+    read-only block.
     """
 
 def decode_attention(
@@ -239,5 +258,5 @@ def block_copy(
 ) -> mx.array:
     """Copies the first ``tokens`` rows of a block in every region; returns the new token.
 
-    Adds the bytes to the counter when it has run. Both blocks must be mapped.
+    Adds the bytes to the counter when it has run. Both blocks must be mapped, the target writable.
     """

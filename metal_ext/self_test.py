@@ -40,7 +40,7 @@ def _require_array_exchange() -> None:
         region_row_bytes=[128, 128],
     )
     address_range = _ext.AddressRange.sparse(geometry)
-    address_range.map(_ext.Heap.shared(geometry), 0, 0, 1)
+    address_range.map(_ext.Heap.shared(geometry), 0, 0, 1, writable=True)
     try:
         _ext.region_view(mx.zeros((1,)), address_range, 0, 1, 1, 32, mx.float32)
     except TypeError as error:

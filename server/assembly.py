@@ -64,13 +64,13 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     """Serves until told to end. Raises StartError."""
     settings = read_settings(file, flags)
     configure_log(settings.log)
-    with _faults_of_the_model():
+    with faults_of_the_model():
         folder = find_model(name)
         checkpoint = read_checkpoint(folder)
     engine_plan = make_plan(settings, checkpoint)
     for line in describe(engine_plan).splitlines():
         log.info(line)
-    with _faults_of_the_model():
+    with faults_of_the_model():
         tokenizer = Tokenizer(folder)
         check_vocabulary(folder, tokenizer, checkpoint)
         model = ServedModel(
@@ -85,14 +85,6 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
             raise EngineError("the engine has failed: see the log")
     finally:
         client.stop(STOP_TIMEOUT_S)
-
-
-def plan_model(name: str, file: Path | None) -> str:
-    """How a model and its cache would lie in memory, in lines. Raises StartError."""
-    settings = read_settings(file, {})
-    with _faults_of_the_model():
-        checkpoint = read_checkpoint(find_model(name))
-    return describe(make_plan(settings, checkpoint))
 
 
 # --- settings and plan -----------------------------------------------------------------------
@@ -141,6 +133,9 @@ def engine_config(settings: Config) -> EngineConfig:
         step_time_target_ms=engine.step_time_target_ms,
         threads=engine.threads,
         idle_release_s=cache.idle_release_s,
+        prefix_cache=cache.prefix_cache,
+        prefix_keep_s=cache.prefix_keep_s,
+        max_sharers=cache.max_sharers,
         check_every_step=engine.check_every_step,
     )
 
@@ -169,7 +164,8 @@ def describe(engine_plan: EnginePlan) -> str:
 
 
 @contextmanager
-def _faults_of_the_model() -> Iterator[None]:
+def faults_of_the_model() -> Iterator[None]:
+    """Faults of the model's files, as ModelError."""
     try:
         yield
     except (

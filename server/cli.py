@@ -18,10 +18,10 @@ from server.assembly import (
     ModelError,
     SettingError,
     StartError,
-    plan_model,
     serve_model,
 )
 from server.config import Tables
+from server.plan.command import PlanWishes, plan_model
 
 EXIT_CODES = {EngineError: 1, SettingError: 2, ModelError: 3}
 HEAD_OF_LINE = "quire"
@@ -106,10 +106,19 @@ def serve(
 
 
 @app.command()
-def plan(model: Model, config: File = None) -> None:
-    """Print how a model and its cache would lie in this machine's memory; load nothing."""
+def plan(
+    model: Model,
+    config: File = None,
+    context: Annotated[int | None, typer.Option(help="The longest sequence, in tokens.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory to plan for, such as 24GiB.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="A device by name, such as 'M4 Pro'; else this machine.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for pictures (SVG).")] = None,
+) -> None:
+    """Print what a model needs, what quantisation buys and how many sequences fit; load nothing."""
     with _one_sentence():
-        typer.echo(plan_model(model, config))
+        typer.echo(plan_model(model, config, PlanWishes(context, memory, device, out)))
 
 
 @contextmanager

@@ -45,6 +45,7 @@ class LimitsSection(Section):
     max_queued_requests: int = Field(default=256, ge=0)
     retry_after_s: int = Field(default=1, ge=1)
     max_stream_backlog_events: int = Field(default=8192, ge=1)
+    max_choices: int = Field(default=8, ge=1)
     max_messages: int = Field(default=1024, ge=1)
     max_stop_strings: int = Field(default=4, ge=1)
     max_stop_string_chars: int = Field(default=256, ge=1)
@@ -77,6 +78,9 @@ class CacheSection(Section):
     heap_size: ByteSize = ByteSize(64 * MIB)
     free_slack: ByteSize = ByteSize(256 * MIB)
     idle_release_s: float = Field(default=2.0, ge=0)
+    prefix_cache: bool = True
+    prefix_keep_s: float = Field(default=1800.0, ge=0)
+    max_sharers: int = Field(default=1024, ge=1, le=2000)
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
 
 

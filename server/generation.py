@@ -1,10 +1,16 @@
 """The one neutral form between wire formats and the engine: a prompt in, deltas of text out."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from engine.client import EngineClient, TokenStream
-from engine.types import FinishReason, SamplingParams, TokenEvent, TokenLogprobs
+from engine.client import NO_SALT, TokenStream
+from engine.types import (
+    FinishReason,
+    PrefixReport,
+    PrefixSalt,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
 from server.text.detokenizer import Detokenizer
 from server.text.parser import Part, Piece, ReasoningParser, joined
 from server.text.stop_strings import StopStrings
@@ -24,6 +30,11 @@ class Prompt:
     stop: tuple[str, ...] = ()
     text: str | None = None
     """The rendered chat prompt: its answer is split into reasoning and content. None: it is not."""
+    choices: int = 1
+    """How many answers are wanted."""
+    salt: PrefixSalt = NO_SALT
+    system_tokens: int = 0
+    """Leading tokens that belong to the system messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +47,13 @@ class TokenReport:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens so far."""
+    """Tokens so far: the prompt's once, those of all choices together."""
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int
+    prefix: PrefixReport | None = None
+    """What the cache had of the prompt; None while that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,58 +64,40 @@ class Delta:
     tokens: list[TokenReport] = field(default_factory=list)
     finish: str | None = None
     """"stop" or "length", with the last delta."""
-    waiting: bool = False
-    """Nothing has happened for a while: time for a sign of life."""
+    index: int = 0
+    """Which of the choices it belongs to."""
 
 
 class Generation:
     """One answer as it comes into being."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, prompt: Prompt) -> None:
-        """Hands the prompt to the engine. Raises what ``EngineClient.submit`` raises."""
-        self._stream: TokenStream = client.submit(prompt.ids, prompt.params)
+    def __init__(
+        self, stream: TokenStream, tokenizer: Tokenizer, prompt: Prompt, index: int = 0
+    ) -> None:
+        """stream: of the request for the choice ``index``."""
+        self.stream = stream
+        self._index = index
         self._detokenizer = Detokenizer(tokenizer)
         self._stop = StopStrings(prompt.stop)
         self._parser = ReasoningParser(prompt.text) if prompt.text is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
-        self._completion_tokens = 0
-        self._reasoning_tokens = 0
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0
+        self.prefix: PrefixReport | None = None
+        self.finished = False
 
-    @property
-    def usage(self) -> Usage:
-        """Tokens so far."""
-        return Usage(
-            len(self._stream.request.prompt_ids), self._completion_tokens, self._reasoning_tokens
-        )
+    def take(self, events: list[TokenEvent]) -> Delta:
+        """What events of its stream add to the answer; its end closes the stream.
 
-    async def deltas(self, ping_s: float) -> AsyncIterator[Delta]:
-        """Deltas until one has ``finish``; a ``waiting`` one whenever ``ping_s`` pass without any.
-
-        Raises GenerationError for a fault of the engine. Leaving the iteration early aborts the
-        request.
+        Raises GenerationError for a fault of the engine.
         """
-        try:
-            finished = False
-            while not finished:
-                delta = self._take(await self._stream.next_batch(ping_s))
-                finished = delta.finish is not None
-                yield delta
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Aborts the request unless it has ended. Idempotent."""
-        self._stream.close()
-
-    def _take(self, events: list[TokenEvent]) -> Delta:
-        if not events:
-            return Delta(waiting=True)
         pieces: list[Piece] = []
         tokens: list[TokenReport] = []
         finish: str | None = None
         for event in events:
             if event.finish in (FinishReason.ERROR, FinishReason.ABORTED):
                 raise GenerationError(event.message or "the request was aborted")
+            self.prefix = self.prefix or event.prefix
             pieces += self._split(self._take_token(event, tokens))
             if self._stop.matched is not None:
                 finish = "stop"
@@ -111,16 +106,18 @@ class Generation:
                 pieces += self._split(self._stop.feed(self._detokenizer.flush()))
                 pieces += self._split(self._stop.flush())
                 finish = event.finish.value if self._stop.matched is None else "stop"
-        if finish is not None and self._parser is not None:
-            pieces += self._parser.flush()
-        return Delta(joined(pieces), tokens, finish)
+        if finish is not None:
+            self.finished = True
+            self.stream.close()
+            pieces += self._parser.flush() if self._parser is not None else []
+        return Delta(joined(pieces), tokens, finish, self._index)
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
         """The text that may be sent because of a token."""
         assert event.token_id is not None, "only a fault comes without a token"
-        self._completion_tokens += 1
+        self.completion_tokens += 1
         if self._parser is not None and self._parser.reasoning:
-            self._reasoning_tokens += 1
+            self.reasoning_tokens += 1
         if event.token_id in self._stop_token_ids:
             return ""  # it ends the answer and is no part of it
         if event.logprobs is not None:

@@ -23,10 +23,11 @@ class SamplingDefaultsError(ValueError):
     """Recommendations that no request could make; one sentence that names file and field."""
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, *, download: bool = True) -> Path:
     """The folder of a model; downloads a hub id, with a progress bar, unless it is cached.
 
-    Raises ModelNotFoundError.
+    download: whether that may be; otherwise only what is cached is found, complete or not. Raises
+    ModelNotFoundError.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -34,11 +35,14 @@ def find_model(name: str) -> Path:
     if folder.is_absolute() or not HUB_ID.fullmatch(name):
         raise ModelNotFoundError(f"{name}: there is no such folder, and it is not a hub id")
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED_FILES))
+        return Path(
+            snapshot_download(name, allow_patterns=WANTED_FILES, local_files_only=not download)
+        )
     except Exception as error:
         # No network, no such repository, no permission, no room, no name: many libraries' errors.
+        missing = "the hub did not give it" if download else "it is not in the hub's cache"
         raise ModelNotFoundError(
-            f"{name}: there is no such folder, and the hub did not give it: {_first_line(error)}"
+            f"{name}: there is no such folder, and {missing}: {_first_line(error)}"
         ) from error
 
 

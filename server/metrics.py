@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.client import EngineClient
-from engine.types import EngineStats, KVStats
+from engine.types import EngineStats, KVStats, MissReason
 
 UNKNOWN_ROUTE = "none"
 POOL_GAUGES = {
@@ -101,12 +101,33 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     yield _gauge("quire_requests_waiting", "Sequences without memory", stats.waiting)
     yield _counter("quire_steps", "Steps of the engine", stats.steps)
     yield _counter("quire_prompt_tokens", "Prompt tokens computed", stats.prompt_tokens)
+    yield _counter(
+        "quire_prompt_tokens_cached",
+        "Prompt tokens that came from the cache",
+        stats.cached_prompt_tokens,
+    )
+    yield _prefix_misses(stats)
     yield _counter("quire_generated_tokens", "Tokens generated", stats.generated_tokens)
     yield _counter("quire_preemptions", "Sequences that gave up their memory", stats.preemptions)
     yield _counter("quire_failed_rows", "Rows whose logits were not finite", stats.failed_rows)
+    yield _counter(
+        "quire_mapping_waits", "Steps that had to wait for a mapping", stats.mapping_waits
+    )
     yield _counter("quire_kv_copied_bytes", "K and V bytes copied", stats.copied_bytes)
     yield _gauge("quire_step_duration_seconds", "Duration of the newest step", stats.step_seconds)
     yield _gauge("quire_step_budget_tokens", "Prompt tokens a step may take", stats.token_budget)
+
+
+def _prefix_misses(stats: EngineStats) -> Metric:
+    family = CounterMetricFamily(
+        "quire_prefix_misses",
+        "Requests of which more could have been shared, by why it was not",
+        labels=["reason"],
+    )
+    misses = dict(stats.prefix_misses)
+    for reason in MissReason:
+        family.add_metric([reason.value], misses.get(reason, 0))
+    return family
 
 
 def _pool(kv: KVStats) -> Iterator[Metric]:

@@ -10,8 +10,9 @@ from starlette.requests import Request
 
 from engine.client import EngineClient, EngineDeadError, QueueFullError
 from engine.types import SamplingParams
+from server.choices import Choices
 from server.config import Config
-from server.generation import Generation, Prompt
+from server.generation import Prompt
 from server.metrics import Metrics
 from server.protocol.answers import Heading
 from server.protocol.common import WireModel
@@ -23,6 +24,7 @@ from server.protocol.errors import (
     overloaded,
     unavailable,
 )
+from server.salts import Salts
 from server.text.tokenizer import Tokenizer
 
 WireModelT = TypeVar("WireModelT", bound=WireModel)
@@ -57,6 +59,7 @@ class Service:
     tokenizer: Tokenizer
     client: EngineClient
     metrics: Metrics
+    salts: Salts = field(default_factory=Salts)
 
     @property
     def max_model_len(self) -> int:
@@ -72,11 +75,15 @@ class Service:
         """The id, time and model of a new answer."""
         return Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.model.id)
 
-    def check_room(self) -> None:
-        """Raises ApiError (429 or 503) before work is spent on a request that would be refused."""
+    def check_room(self, choices: int) -> None:
+        """Raises ApiError (400, 429 or 503) before work is spent on a request that would be
+        refused."""
         if not self.client.alive:
             raise unavailable(ENGINE_ENDED)
-        if self.client.full:
+        if choices > self.client.capacity:
+            most = self.client.capacity
+            raise invalid(f"n is {choices}; this server has room for {most} answers at most.", "n")
+        if not self.client.has_room(choices):
             raise overloaded(self.config.limits.retry_after_s)
 
     def check_bytes(self, text: str, param: str) -> None:
@@ -91,11 +98,11 @@ class Service:
         if len(ids) >= self.max_model_len:
             raise context_length_exceeded(len(ids), self.max_model_len, param)
 
-    def start(self, prompt: Prompt) -> Generation:
+    def start(self, prompt: Prompt) -> Choices:
         """Hands a prompt that ``check_prompt`` has let pass to the engine. Raises ApiError: 429 or
         503."""
         try:
-            return Generation(self.client, self.tokenizer, prompt)
+            return Choices(self.client, self.tokenizer, prompt)
         except QueueFullError as error:
             raise overloaded(self.config.limits.retry_after_s) from error
         except EngineDeadError as error:

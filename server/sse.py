@@ -11,7 +11,8 @@ from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from server.generation import Generation, GenerationError
+from server.choices import Choices
+from server.generation import GenerationError
 from server.protocol.answers import Answer
 from server.protocol.errors import internal_error
 
@@ -28,31 +29,30 @@ def event(data: dict[str, Any]) -> bytes:
 class AnswerStream(StreamingResponse):
     """The answer, one write per step; a comment whenever ``ping_s`` pass in silence."""
 
-    def __init__(self, generation: Generation, answer: Answer, ping_s: float) -> None:
+    def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
         super().__init__(
-            _events(generation, answer, ping_s), media_type="text/event-stream", headers=HEADERS
+            _events(choices, answer, ping_s), media_type="text/event-stream", headers=HEADERS
         )
-        self._generation = generation
+        self._choices = choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """However the response ends, the request ends with it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._generation.close()
+            self._choices.close()
 
 
-async def _events(generation: Generation, answer: Answer, ping_s: float) -> AsyncIterator[bytes]:
+async def _events(choices: Choices, answer: Answer, ping_s: float) -> AsyncIterator[bytes]:
     """A fault ends the stream with an error event and without [DONE], so that clients can tell."""
-    first = answer.first_chunk()
-    yield event(first) if first is not None else SIGN_OF_LIFE
+    yield b"".join(event(chunk) for chunk in answer.first_chunks()) or SIGN_OF_LIFE
     try:
-        async for delta in generation.deltas(ping_s):
-            if delta.waiting:
+        async for deltas in choices.steps(ping_s):
+            if not deltas:
                 yield SIGN_OF_LIFE
-            elif events := b"".join(event(chunk) for chunk in answer.chunks(delta)):
+            elif events := b"".join(event(c) for delta in deltas for c in answer.chunks(delta)):
                 yield events
-        last = answer.last_chunk(generation.usage)
+        last = answer.last_chunk(choices.usage)
         yield (event(last) if last is not None else b"") + DONE
     except GenerationError as error:
         yield event(internal_error(f"Generation failed: {error}.").body())

@@ -35,6 +35,9 @@ CONFIG = EngineConfig(
     step_time_target_ms=1000.0,
     threads=1,
     idle_release_s=0.05,
+    prefix_cache=True,
+    prefix_keep_s=0.05,
+    max_sharers=1000,
     check_every_step=True,
 )
 MACHINE = MachineMemory(1024 * MIB, 1024 * MIB)
@@ -59,7 +62,9 @@ def recall_loop(
     )
     demand = MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0)
     memory = fit(demand, request, shape, model_max_len=4096, system_page_bytes=4096)
-    return assemble(memory, config, model(shape, VOCAB), VOCAB, config.substrate, 1, emit)
+    return assemble(
+        memory, config, model(shape, VOCAB), VOCAB, config.substrate, 1, b"recall", emit
+    )
 
 
 def recall_client(**changes: Any) -> EngineClient:

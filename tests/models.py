@@ -41,6 +41,16 @@ class ModelSpec:
 
 
 TINY = ModelSpec()
+# Huggingface's Qwen/Qwen3-4B.
+QWEN3_4B = ModelSpec(
+    num_hidden_layers=36,
+    hidden_size=2560,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=9728,
+    vocab_size=151936,
+)
 
 
 def write_model(
@@ -70,6 +80,14 @@ def write_model(
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     write_tokenizer(folder, spec.vocab_size)
+    return folder
+
+
+def write_config(folder: Path, spec: ModelSpec, **changes: Any) -> Path:
+    """A model folder without weights. changes: fields of config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = _config(spec, "bfloat16") | changes
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

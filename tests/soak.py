@@ -4,11 +4,13 @@ While they run, the pool's figures are sampled from /metrics, every 20 ms and af
 What the system charges (``st_blocks`` of the heaps) must never exceed what the pool says that it
 holds::
 
-    committed <= live + quarantined + one partial block per sequence + the configured slack
+    committed <= live + one partial block per sequence + mapped ahead + cached + quarantined
+                 + the configured slack
 
 The server checks its cache's invariants after every step and ends at the first violation.
 Afterwards nothing may be live or quarantined, and within five seconds at most one heap may be
-committed. The dense substrate's figure under the same load stands beside it.
+committed (prefixes are kept for one second here). The dense substrate's figure under the same load
+stands beside it.
 """
 
 import argparse
@@ -51,6 +53,8 @@ class Pool:
     committed: int
     live: int
     partial_tail: int
+    mapped_ahead: int
+    cached: int
     quarantined: int
     heaps: int
     copied: int
@@ -58,7 +62,8 @@ class Pool:
     @property
     def excess(self) -> int:
         """How much more is committed than the pool can account for; negative when there is room."""
-        known = self.live + self.partial_tail + self.quarantined + SLACK_BYTES
+        known = self.live + self.partial_tail + self.mapped_ahead + self.cached
+        known += self.quarantined + SLACK_BYTES
         return self.committed - known
 
 
@@ -114,6 +119,8 @@ async def read_pool(client: httpx2.AsyncClient) -> Pool:
         committed=values["quire_kv_committed_bytes"],
         live=values["quire_kv_live_bytes"],
         partial_tail=values["quire_kv_partial_tail_bytes"],
+        mapped_ahead=values["quire_kv_mapped_ahead_bytes"],
+        cached=values["quire_kv_cached_bytes"],
         quarantined=values["quire_kv_quarantined_bytes"],
         heaps=values["quire_kv_heaps"],
         copied=values["quire_kv_copied_bytes_total"],
@@ -186,7 +193,9 @@ def run(folder: Path, substrate: str, requests: int, seed: int) -> Outcome:
     """One server, all requests."""
     outcome = Outcome(substrate)
     settings = folder / f"{substrate}.toml"
-    settings.write_text(f"[cache]\nidle_release_s = {IDLE_RELEASE_S}\n")
+    settings.write_text(
+        f"[cache]\nidle_release_s = {IDLE_RELEASE_S}\nprefix_keep_s = {IDLE_RELEASE_S}\n"
+    )
     arguments = ["serve", str(folder), "--config", str(settings), "--substrate", substrate]
     arguments += ["--heap-size", str(HEAP_BYTES), "--free-slack", str(SLACK_BYTES)]
     arguments += ["--max-num-seqs", str(MAX_SEQUENCES), "--max-model-len", "2048"]

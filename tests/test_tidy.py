@@ -26,8 +26,14 @@ NATIVE = [
 TESTED_ELSEWHERE = {
     "engine/runner.py": "tests/engine/test_recall_engine.py",
     "engine/models/qwen3.py": "tests/engine/test_qwen3.py",
+    "engine/step_plan.py": "tests/engine/test_scheduler.py",
     "engine/types.py": "tests/engine/test_scheduler.py",
+    "engine/kv_door.py": "tests/engine/test_shared_prefixes.py",
     "engine/safetensors_headers.py": "tests/engine/test_checkpoint.py",
+    "kvcache/accounts.py": "tests/kvcache/test_manager.py",
+    "kvcache/block_supply.py": "tests/kvcache/test_manager.py",
+    "kvcache/buffer_pool.py": "tests/kvcache/test_manager.py",
+    "kvcache/sequences.py": "tests/kvcache/test_prefix_cache.py",
     "kvcache/stats.py": "tests/kvcache/test_manager.py",
 }
 

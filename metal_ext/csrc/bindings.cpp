@@ -88,10 +88,10 @@ void bind_memory(nb::module_& m) {
       .def_static("dense", [](const Geometry& g) {
         return RangeHandle{std::make_shared<DenseRange>(g)}; }, "geometry"_a)
       .def("map", [](const RangeHandle& r, const HeapHandle& heap, PythonInt heap_block,
-                     PythonInt block, PythonInt count) {
+                     PythonInt block, PythonInt count, bool writable) {
         const nb::gil_scoped_release unlocked;
-        r.object->map(heap.object, heap_block, block, count);
-      }, "heap"_a, "heap_block"_a, "block"_a, "count"_a)
+        r.object->map(heap.object, heap_block, block, count, writable);
+      }, "heap"_a, "heap_block"_a, "block"_a, "count"_a, "writable"_a)
       .def_prop_ro("mapped_tokens", [](const RangeHandle& r) { return r.object->mapped_tokens(); })
       .def_prop_ro("base_address", [](const RangeHandle& r) {
         return reinterpret_cast<uintptr_t>(r.object->base()); });
@@ -99,6 +99,13 @@ void bind_memory(nb::module_& m) {
   nb::class_<MapperHandle>(m, "Mapper")
       .def("__init__", [](MapperHandle* self) {
         new (self) MapperHandle{std::make_shared<Mapper>()}; })
+      .def("map", [](const MapperHandle& m, const RangeHandle& range, const HeapHandle& heap,
+                     PythonInt heap_block, PythonInt block, PythonInt count) {
+        range.object->check_map(*heap.object, heap_block, block, count);
+        return m.object->attempt([object = range.object, heap = heap.object, heap_block, block,
+                                  count] {
+          object->map_committed(heap, heap_block, block, count); });
+      }, "range"_a, "heap"_a, "heap_block"_a, "block"_a, "count"_a)
       .def("unmap", [](const MapperHandle& m, const RangeHandle& range, PythonInt block,
                        PythonInt count) {
         checked_run("range blocks", block, count, range.object->geometry().blocks_per_range());
@@ -113,6 +120,9 @@ void bind_memory(nb::module_& m) {
       }, "heap"_a, "block"_a, "count"_a)
       .def_prop_ro("completed", [](const MapperHandle& m) { return m.object->completed(); })
       .def_prop_ro("failure", [](const MapperHandle& m) { return m.object->failure(); })
+      .def("refused", [](const MapperHandle& m, PythonInt ticket) {
+        return m.object->refused(checked_between("ticket", ticket, 1, kMaxTicket));
+      }, "ticket"_a)
       .def("wait", [](const MapperHandle& m, PythonInt ticket, double timeout_s) {
         checked_between("ticket", ticket, 0, kMaxTicket);
         if (!(timeout_s >= 0.0 && timeout_s <= kMaxWaitSeconds)) {

@@ -1,5 +1,6 @@
 """What the requests of all endpoints share."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,11 +15,23 @@ MAX_TOP_K = 2**31 - 1
 # Below these, float32 has no difference left to compute with.
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
+MAX_CACHE_SALT_CHARS = 256
 
 REFUSED = "refused"
 Unsupported = Annotated[Any, REFUSED]
 """A field that would change the answer: it is refused by name when it says anything."""
 Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an answer should have besides one text."""
+
+    choices: int = 1
+    include_usage: bool = False
+    """At the end of a stream."""
+    cache_report: bool = False
+    """In the token counts: why not more of the prompt came from the cache."""
 
 
 class WireModel(BaseModel):
@@ -60,6 +73,10 @@ class SamplingFields(WireModel):
     seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
     stop: str | list[str] | None = None
     n: int | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    """Only requests with the same one share what the cache keeps."""
+    cache_report: bool | None = None
+    """Whether usage says why not more of the prompt came from the cache."""
     guided_json: Unsupported = None
     guided_regex: Unsupported = None
     guided_choice: Unsupported = None
@@ -72,8 +89,8 @@ class SamplingFields(WireModel):
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say. Raises ApiError that names the parameter."""
-        if self.n is not None and self.n != 1:
-            raise invalid(f"n is {self.n}; this server gives one choice per request.", "n")
+        if not 1 <= self.wanted.choices <= limits.max_choices:
+            raise invalid(f"n is {self.n}; it must be from 1 to {limits.max_choices}.", "n")
         for name, field in type(self).model_fields.items():
             if REFUSED in field.metadata and getattr(self, name):
                 raise invalid(f"{name} is not supported.", name)
@@ -91,9 +108,13 @@ class SamplingFields(WireModel):
             raise invalid(f"There may be at most {limits.max_logit_biases} biases.", "logit_bias")
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with token counts."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def wanted(self) -> Wanted:
+        """The form of the answer."""
+        return Wanted(
+            choices=1 if self.n is None else self.n,
+            include_usage=bool(self.stream_options and self.stream_options.include_usage),
+            cache_report=bool(self.cache_report),
+        )
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, however they were given."""

@@ -6,7 +6,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.generation import Generation, GenerationError, Prompt
+from server.choices import Choices
+from server.generation import GenerationError, Prompt
 from server.protocol.answers import Answer
 from server.protocol.errors import internal_error
 from server.service import Service
@@ -19,11 +20,11 @@ async def respond(
     request: Request, service: Service, prompt: Prompt, answer: Answer, *, stream: bool
 ) -> Response:
     """Starts the answer to a prompt, and the response for it."""
-    generation = service.start(prompt)
+    choices = service.start(prompt)
     ping_s = service.config.server.sse_ping_s
     if stream:
-        return AnswerStream(generation, answer, ping_s)
-    gathering = asyncio.create_task(_gather(generation, answer, ping_s))
+        return AnswerStream(choices, answer, ping_s)
+    gathering = asyncio.create_task(_gather(choices, answer, ping_s))
     leaving = asyncio.create_task(_client_left(request))
     try:
         await asyncio.wait((gathering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -35,13 +36,14 @@ async def respond(
     finally:
         for task in (gathering, leaving):
             task.cancel()
-        generation.close()
+        choices.close()
 
 
-async def _gather(generation: Generation, answer: Answer, ping_s: float) -> dict[str, Any]:
-    async for delta in generation.deltas(ping_s):
-        answer.add(delta)
-    return answer.whole(generation.usage)
+async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, Any]:
+    async for deltas in choices.steps(ping_s):
+        for delta in deltas:
+            answer.add(delta)
+    return answer.whole(choices.usage)
 
 
 async def _client_left(request: Request) -> None:

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.types import PrefixSalt
 from server.generation import Prompt
 from server.protocol.answers import ChatAnswer
 from server.protocol.chat import ChatRequest
@@ -23,34 +24,41 @@ def chat_routes(service: Service) -> APIRouter:
         wire = await parse(request, ChatRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
-        service.check_room()
-        prompt = await _prompt(service, wire)
-        answer = ChatAnswer(
-            service.heading("chatcmpl"), service.tokenizer.token_bytes, wire.include_usage
-        )
+        service.check_room(wire.wanted.choices)
+        salt = service.salts.salt(request.headers.get("authorization"), wire.cache_salt)
+        prompt = await _prompt(service, wire, salt)
+        answer = ChatAnswer(service.heading("chatcmpl"), service.tokenizer.token_bytes, wire.wanted)
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))
 
     return router
 
 
-async def _prompt(service: Service, wire: ChatRequest) -> Prompt:
+async def _prompt(service: Service, wire: ChatRequest, salt: PrefixSalt) -> Prompt:
     """The conversation as the engine wants it."""
     if not service.tokenizer.has_template:
         raise invalid("This model has no chat template; use /v1/completions.", "messages")
     messages = wire.conversation()
     service.check_bytes("".join(str(message["content"]) for message in messages), "messages")
     try:
-        text, ids = await service.tokenizer.encode_chat(messages, wire.enable_thinking)
+        encoded = await service.tokenizer.encode_chat(messages, wire.enable_thinking)
     except TemplateError as error:
         raise invalid(f"{error}.", "messages") from error
-    service.check_prompt(ids, "messages")
+    service.check_prompt(encoded.ids, "messages")
     asked, field = wire.asked_length
     params = wire.sampling_params(
-        max_tokens=answer_length(asked, len(ids), service.max_model_len, field),
+        max_tokens=answer_length(asked, len(encoded.ids), service.max_model_len, field),
         logprobs=(wire.top_logprobs or 0) if wire.logprobs else None,
         vocab_size=service.client.limits.vocab_size,
         defaults=service.model.defaults,
         stop_token_ids=service.model.stop_token_ids,
         fallback_seed=new_seed(),
     )
-    return Prompt(ids, params, wire.stop_strings(), text)
+    return Prompt(
+        encoded.ids,
+        params,
+        wire.stop_strings(),
+        encoded.text,
+        choices=wire.wanted.choices,
+        salt=salt,
+        system_tokens=encoded.system_tokens,
+    )

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.types import PrefixSalt
 from server.generation import Prompt
 from server.protocol.answers import TextAnswer
 from server.protocol.common import answer_length
@@ -22,17 +23,16 @@ def completion_routes(service: Service) -> APIRouter:
         wire = await parse(request, CompletionRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
-        service.check_room()
-        prompt = await _prompt(service, wire)
-        answer = TextAnswer(
-            service.heading("cmpl"), service.tokenizer.token_bytes, wire.include_usage
-        )
+        service.check_room(wire.wanted.choices)
+        salt = service.salts.salt(request.headers.get("authorization"), wire.cache_salt)
+        prompt = await _prompt(service, wire, salt)
+        answer = TextAnswer(service.heading("cmpl"), service.tokenizer.token_bytes, wire.wanted)
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))
 
     return router
 
 
-async def _prompt(service: Service, wire: CompletionRequest) -> Prompt:
+async def _prompt(service: Service, wire: CompletionRequest, salt: PrefixSalt) -> Prompt:
     """The prompt as the engine wants it."""
     vocab_size = service.client.limits.vocab_size
     if isinstance(wire.prompt, str):
@@ -51,4 +51,4 @@ async def _prompt(service: Service, wire: CompletionRequest) -> Prompt:
         stop_token_ids=service.model.stop_token_ids,
         fallback_seed=new_seed(),
     )
-    return Prompt(ids, params, wire.stop_strings())
+    return Prompt(ids, params, wire.stop_strings(), choices=wire.wanted.choices, salt=salt)

@@ -1,9 +1,13 @@
 """Chat template and encoding, off the event loop; token ids back to text and bytes."""
 
 import asyncio
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -14,6 +18,17 @@ class TokenizerError(ValueError):
 
 class TemplateError(ValueError):
     """A conversation that the model's template cannot render."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChat:
+    """A conversation as a prompt."""
+
+    text: str
+    ids: tuple[int, ...]
+    system_tokens: int
+    """Leading ids that belong to the leading system messages: other conversations that begin with
+    the same messages begin with these ids."""
 
 
 class Tokenizer:
@@ -48,30 +63,45 @@ class Tokenizer:
 
     async def encode_chat(
         self, messages: list[dict[str, Any]], enable_thinking: bool | None
-    ) -> tuple[str, tuple[int, ...]]:
-        """A conversation as the prompt's text and ids. Raises TemplateError."""
+    ) -> EncodedChat:
+        """A conversation as a prompt. Raises TemplateError."""
         return await asyncio.to_thread(self._encode_chat, messages, enable_thinking)
 
     async def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text; special tokens in it are recognised, none are added."""
-        return await asyncio.to_thread(self._encode, text)
+        return await asyncio.to_thread(lambda: tuple(self._encode(text).ids))
 
     def _encode_chat(
         self, messages: list[dict[str, Any]], enable_thinking: bool | None
-    ) -> tuple[str, tuple[int, ...]]:
+    ) -> EncodedChat:
         arguments = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         try:
-            prompt = self._template.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **arguments
-            )
+            prompt = self._render(messages, add_generation_prompt=True, **arguments)
         except Exception as error:
             # The template is the model's own program: whatever it raises, the input was not for it.
             raise TemplateError("the model's chat template cannot render these messages") from error
-        return prompt, self._encode(prompt)
+        encoding = self._encode(prompt)
+        shared = common_chars(self._system_text(messages, arguments), prompt)
+        return EncodedChat(prompt, tuple(encoding.ids), tokens_within(encoding, shared))
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _system_text(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+        """The leading system messages as a prompt of their own; empty where there are none, or
+        where the template wants more than those."""
+        system = list(takewhile(lambda message: message["role"] == "system", messages))
+        if not system:
+            return ""
+        try:
+            return self._render(system, add_generation_prompt=False, **arguments)
+        except Exception:
+            return ""
+
+    def _render(self, messages: list[dict[str, Any]], **arguments: Any) -> str:
+        text: str = self._template.apply_chat_template(messages, tokenize=False, **arguments)
+        return text
+
+    def _encode(self, text: str) -> Encoding:
         # encode_batch lets other threads run; encode does not.
-        return tuple(self.fast.encode_batch([text], add_special_tokens=False)[0].ids)
+        return self.fast.encode_batch([text], add_special_tokens=False)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which need not be whole characters; none for an unknown id."""
@@ -81,6 +111,23 @@ class Tokenizer:
         if all(character in BYTE_OF for character in token):
             return bytes(BYTE_OF[character] for character in token)
         return token.encode()
+
+
+def common_chars(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    lengths = range(1, min(len(one), len(other)) + 1)
+    return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])
+
+
+def tokens_within(encoding: Encoding, chars: int) -> int:
+    """How many leading tokens end within the first ``chars`` characters of the text."""
+
+    def end(index: int) -> int:
+        # Encoding.offsets would list them all. Padding, behind the text, has no place in it.
+        place = encoding.token_to_chars(index)
+        return chars + 1 if place is None else place[1]
+
+    return bisect_right(range(len(encoding)), chars, key=end)
 
 
 def _byte_alphabet() -> dict[str, int]:

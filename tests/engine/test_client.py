@@ -12,7 +12,7 @@ from engine.client import (
     QueueFullError,
     TokenStream,
 )
-from engine.types import FinishReason, SamplingParams, TokenEvent
+from engine.types import FinishReason, PrefixSalt, Request, SamplingParams, TokenEvent
 from tests.engines import SHAPE, VOCAB, greedy, recall_client, recall_loop
 from tests.recall import RecallModel, recall_many
 
@@ -102,6 +102,101 @@ async def test_the_queue_is_bounded_and_the_canary_goes_beyond_it(client: Engine
         stream.close()
     await settled(client)
     assert len(await read(client.submit((1,), params(3)))) == 3
+
+
+# --- choices ---------------------------------------------------------------------------------
+
+PROMPT = tuple(range(20))
+
+
+async def test_choices_are_one_request_and_forks_of_it(client: EngineClient) -> None:
+    salt = PrefixSalt(b"tenant", b"client")
+    asked = [params(3), params(5), params(4)]
+    streams = client.submit_choices(PROMPT, asked, priority=2, salt=salt, system_tokens=7)
+    requests = [stream.request for stream in streams]
+    first = requests[0].request_id
+    assert [r.request_id for r in requests] == [first, first + 1, first + 2]
+    assert [r.fork_of for r in requests] == [None, first, first]
+    assert [r.params for r in requests] == asked
+    for r in requests:
+        assert (r.prompt_ids, r.priority, r.salt, r.system_tokens) == (PROMPT, 2, salt, 7)
+    want = recall_many(PROMPT, 5, SHAPE.num_layers, VOCAB)
+    for stream_params, events in zip(asked, await asyncio.gather(*map(read, streams)), strict=True):
+        assert [e.token_id for e in events] == want[: stream_params.max_tokens]
+    assert client.submit((1,), params(1)).request.request_id == first + 3
+    await settled(client)
+
+
+async def test_a_request_for_one_shares_with_nobody_in_particular(client: EngineClient) -> None:
+    request = client.submit(PROMPT, params(1)).request
+    assert (request.salt, request.system_tokens, request.fork_of) == (PrefixSalt(), 0, None)
+    await settled(client)
+
+
+async def test_choices_are_read_together(client: EngineClient) -> None:
+    streams = client.submit_choices(PROMPT, [params(n) for n in (3, 6, 9)])
+    found: list[list[TokenEvent]] = [[], [], []]
+    while not all(stream.exhausted for stream in streams):
+        batches = await TokenStream.next_batches(streams, WAIT_S)
+        assert any(batches)
+        for events, batch in zip(found, batches, strict=True):
+            events += batch
+    assert [len(events) for events in found] == [3, 6, 9]
+    assert await TokenStream.next_batches(streams, WAIT_S) == [[], [], []]
+
+
+async def test_one_wake_up_brings_what_came_for_all() -> None:
+    wake = asyncio.Event()
+    requests = [Request(n, PROMPT, params()) for n in range(3)]
+    one, two, three = (TokenStream(request, _unwanted, 9, wake) for request in requests)
+    reading = asyncio.ensure_future(TokenStream.next_batches((one, two), WAIT_S))
+    await asyncio.sleep(0)
+    three.deliver(TokenEvent(2, 5))
+    await asyncio.sleep(0.01)
+    assert not reading.done()  # what woke it was for somebody else
+    one.deliver(TokenEvent(0, 6))
+    two.deliver(TokenEvent(1, 7))
+    assert await reading == [[TokenEvent(0, 6)], [TokenEvent(1, 7)]]
+    assert await three.next_batch(WAIT_S) == [TokenEvent(2, 5)]
+    assert await TokenStream.next_batches((one, two), 0.001) == [[], []]
+
+
+async def test_choices_are_closed_one_by_one(client: EngineClient) -> None:
+    streams = client.submit_choices(PROMPT, [params(200)] * 3)
+    streams[0].close()
+    streams[2].close()
+    events = await read(streams[1])
+    assert len(events) == 200
+    await settled(client)
+
+
+async def test_choices_enter_the_queue_together_or_not_at_all() -> None:
+    client = EngineClient(
+        lambda emit: recall_loop(emit, max_num_seqs=2), max_queue=3, max_backlog=9
+    )
+    client.start()
+    client.attach()
+    assert client.capacity == 5
+    held = client.submit_choices(PROMPT, [params(300)] * 3)
+    assert client.has_room(2)
+    assert not client.has_room(3)
+    with pytest.raises(QueueFullError):
+        client.submit_choices(PROMPT, [params()] * 3)
+    assert client.in_flight == 3
+    held += client.submit_choices(PROMPT, [params()] * 2)
+    with pytest.raises(QueueFullError):
+        client.submit(PROMPT, params())
+    for stream in held:
+        stream.close()
+    await settled(client)
+    assert client.stop(WAIT_S)
+
+
+def _unwanted(_: int) -> None:
+    raise AssertionError("nobody has closed it")
+
+
+# --- ends ------------------------------------------------------------------------------------
 
 
 async def test_a_reader_that_never_comes_ends_its_own_request() -> None:

@@ -11,6 +11,8 @@ from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.loop import FAILURE_WINDOW_S, Abort, EngineFailedError, EngineLoop, Stop
 from engine.machine import MachineMemory
+from engine.scheduler import Scheduler
+from engine.step_plan import StepPlan
 from engine.types import FinishReason, Request, SamplingParams
 from tests.engines import BLOCK_BYTES, CONFIG, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.recall import RecallModel, recall_many
@@ -46,7 +48,10 @@ def test_a_step_that_fails_ends_its_requests_with_an_error_and_no_others() -> No
     assert answers.messages[1] == "a step of the engine failed"
     assert answers.tokens[2] == recall_many([5, 6], 5, SHAPE.num_layers, VOCAB)
     assert loop._kv.stats().live_bytes == 0
-    assert loop._kv.stats().quarantined_bytes == 0
+    deadline = time.monotonic() + 10.0
+    while loop._kv.stats().quarantined_bytes:
+        assert time.monotonic() < deadline
+        loop.step()
 
 
 def test_a_step_that_fails_after_its_appends_writes_nothing_later(
@@ -142,6 +147,47 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
     while loop.stats.kv is None or loop.stats.kv.committed_bytes > 4 * BLOCK_BYTES:
         assert time.monotonic() < deadline, "memory was kept"
         loop.step()
+
+
+def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    loop = recall_loop(Answers.empty(), idle_release_s=0.0, prefix_keep_s=0.0)
+    loop._clock = clock
+    loop.mailbox.put(greedy(1, list(range(100)), 1))
+    while loop.step():
+        pass
+    cached = loop._kv.stats().cached_bytes
+    assert cached > 0
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: StepPlan([]))
+    loop.mailbox.put(greedy(2, list(range(100)), 1))
+    for _ in range(3):
+        clock.now += 1.0
+        assert not loop.step()
+    assert loop._kv.stats().cached_bytes == cached, "who waits may need them"
+    loop.mailbox.put(Abort(2))
+    for _ in range(3):
+        clock.now += 1.0
+        loop.step()
+    assert loop._kv.stats().cached_bytes == 0
+
+
+def test_prefixes_are_kept_longer_than_free_memory() -> None:
+    clock = Clock()
+    loop = recall_loop(Answers.empty(), idle_release_s=2.0, prefix_keep_s=60.0)
+    loop._clock = clock
+    loop.mailbox.put(greedy(1, list(range(150)), 3))
+    while loop.step():
+        pass
+    loop.step()
+    for idle_s, cached_blocks in ((10.0, 9), (60.0, 0)):
+        clock.now += idle_s
+        loop.step()
+        deadline = time.monotonic() + 10.0
+        while loop.stats.kv is None or loop.stats.kv.cached_bytes != cached_blocks * BLOCK_BYTES:
+            assert time.monotonic() < deadline
+            loop.step()
 
 
 def test_messages_are_taken_in_the_order_in_which_they_came() -> None:

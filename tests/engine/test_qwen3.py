@@ -15,6 +15,7 @@ from engine.weights import Arithmetic, load_reference
 from kvcache.backend import posix_backend
 from kvcache.layout import KVShape, paged_layout
 from kvcache.manager import KVCacheManager
+from tests.kvcache.managers import join, manager
 from tests.models import ModelSpec, write_model
 
 SPEC = ModelSpec(
@@ -35,12 +36,11 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 0.06, "packed bfloat16": 0.25}
 def cache_for(checkpoint: Checkpoint, itemsize: int) -> KVCacheManager:
     shape = KVShape(checkpoint.num_layers, checkpoint.kv_heads, checkpoint.head_dim, itemsize)
     layout = paged_layout(shape, max_tokens=512, heap_bytes=1 << 20, system_page_bytes=4096)
-    return KVCacheManager(
+    return manager(
         layout,
         posix_backend(layout.group),
         budget_bytes=1 << 28,
         max_sequences=8,
-        free_slack_bytes=0,
         workers=metal_ext.CpuWorkers(2),
     )
 
@@ -99,7 +99,7 @@ def test_logits_equal_mlx_lms(
 ) -> None:
     checkpoint, reference, forward = loaded(tmp_path, arithmetic, **how)
     kv, ids = cache_for(checkpoint, itemsize), prompt(90)
-    assert kv.open(1, 90)
+    assert join(kv, 1, 90)
     ours = Qwen3(reference)
     got = [step(ours, kv, [(1, 0, ids[:70])], list(range(70)))]
     got += [step(ours, kv, [(1, 70 + i, [ids[70 + i]])], [0]) for i in range(20)]
@@ -111,7 +111,7 @@ def test_an_untied_head_is_used(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(write_model(tmp_path, spec))
     reference = load_reference(checkpoint, Arithmetic.FLOAT32, lambda *_: None)
     kv, ids = cache_for(checkpoint, 4), prompt(20)
-    assert kv.open(1, 20)
+    assert join(kv, 1, 20)
     got = step(Qwen3(reference), kv, [(1, 0, ids)], [19])
     assert spread(got, reference(mx.array([ids]))[0, -1:]) < TOLERANCE["float32"]
 
@@ -121,7 +121,7 @@ def test_chunks_and_company_change_no_logit_beyond_rounding(tmp_path: Path) -> N
     kv, ours = cache_for(checkpoint, 4), Qwen3(reference)
     a, b, c = prompt(100, 1), prompt(60, 2), prompt(33, 3)
     for seq, ids in ((1, a), (2, b), (3, c)):
-        assert kv.open(seq, len(ids))
+        assert join(kv, seq, len(ids))
     step(ours, kv, [(1, 0, a[:37])], [0])
     step(ours, kv, [(2, 0, b[:59]), (1, 37, a[37:40])], [0])
     got = step(ours, kv, [(2, 59, b[59:]), (1, 40, a[40:]), (3, 0, c)], [0, 60, 93])
@@ -132,7 +132,7 @@ def test_chunks_and_company_change_no_logit_beyond_rounding(tmp_path: Path) -> N
 def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path) -> None:
     checkpoint, reference, forward = loaded(tmp_path, Arithmetic.FLOAT32)
     kv, ours, ids = cache_for(checkpoint, 4), Qwen3(reference), prompt(50)
-    assert kv.open(1, 50)
+    assert join(kv, 1, 50)
     assert kv.reserve(1, 49)
     views = kv.views([(1, 0, 49)])
     assert ours(mx.array(ids[:49]), mx.arange(49), views, None) is None

@@ -9,11 +9,11 @@ import pytest
 
 import metal_ext
 from engine.loop import Abort, EngineLoop
-from engine.types import FinishReason
+from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import posix_backend
 from kvcache.layout import KVShape, dense_layout, paged_layout
-from kvcache.manager import KVCacheManager
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.kvcache.managers import join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
 
 LAYERS = SHAPE.num_layers
@@ -33,13 +33,16 @@ def run_dry(loop: EngineLoop) -> None:
 
 
 def assert_empty(loop: EngineLoop) -> None:
-    """Nothing is live, nothing waits, and but for one heap the memory is back with the system."""
+    """Nothing is live, nothing waits, and when prefixes are forgotten all memory but one heap is
+    back with the system."""
     kv = loop._kv
     deadline = time.monotonic() + WAIT_S
     while True:
+        kv.drop_prefixes()
         kv.idle()
         stats = kv.stats()
-        if stats.quarantined_bytes == 0 or time.monotonic() > deadline:
+        waiting = stats.quarantined_bytes + stats.cached_bytes
+        if waiting == 0 or time.monotonic() > deadline:
             break
         time.sleep(0.001)
     assert stats.live_bytes == stats.quarantined_bytes == stats.mapped_ahead_bytes == 0
@@ -138,20 +141,12 @@ def test_the_counter_that_says_so_counts() -> None:
     layout = paged_layout(
         SHAPE, max_tokens=64, heap_bytes=8 * BLOCK_BYTES, system_page_bytes=4096, page_bytes=4096
     )
-    kv = KVCacheManager(
-        layout,
-        backend := posix_backend(layout.group),
-        budget_bytes=8 * BLOCK_BYTES,
-        max_sequences=2,
-        free_slack_bytes=0,
-        workers=metal_ext.CpuWorkers(1),
-    )
+    backend = posix_backend(layout.group)
+    kv = manager(layout, backend, budget_bytes=8 * BLOCK_BYTES)
     for seq in (1, 2):
-        assert kv.open(seq, 16)
+        assert join(kv, seq, 16)
         assert kv.reserve(seq, 16)
-    token = mx.zeros((1,))
-    ranges = [backend.address_range(buffer) for buffer in (0, 1)]
-    mx.eval(metal_ext.block_copy(token, ranges[0], 0, ranges[1], 0, 5, kv._copies))
+    backend.copy_block(0, 0, 1, 0, 5)
     assert kv.copied_bytes == 5 * SHAPE.bytes_per_token
 
 
@@ -203,3 +198,69 @@ def test_a_dense_context_takes_its_memory_whole() -> None:
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     loop.step()
     assert loop._kv.stats().committed_bytes == layout.group.heap_bytes
+
+
+# --- shared prefixes ------------------------------------------------------------------------------
+
+
+def test_sharers_of_a_prefix_read_what_their_own_prompts_say() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers)
+    prefix = list(range(200, 280))
+    asked = {number: [*prefix, *[number] * number] for number in range(1, 9)}
+    for number, ids in asked.items():
+        loop.mailbox.put(greedy(number, ids, 30))
+    run_dry(loop)
+    for number, ids in asked.items():
+        assert answers.tokens[number] == recall_many(ids, 30, LAYERS, VOCAB)
+    assert loop.stats.cached_prompt_tokens == 7 * 80
+    assert loop.stats.copied_bytes == 0
+    assert_empty(loop)
+
+
+def test_forks_read_what_their_parent_wrote_and_the_copy_is_counted() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers)
+    prompt = tuple(range(300, 345))  # two blocks and 13 tokens
+    params = SamplingParams(30, temperature=1.0)
+    for number in range(1, 6):
+        loop.mailbox.put(Request(number, prompt, params, fork_of=None if number == 1 else 1))
+    run_dry(loop)
+    for number in range(1, 6):
+        assert answers.finished[number] is FinishReason.LENGTH
+    assert loop.stats.copied_bytes == 4 * 12 * SHAPE.bytes_per_token
+    assert_empty(loop)
+
+
+def test_a_conversation_computes_each_turn_once() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, prefix_keep_s=1000.0)
+    conversation = list(range(60))
+    for number in range(1, 5):
+        loop.mailbox.put(greedy(number, conversation, 24))
+        run_dry(loop)
+        want = recall_many(conversation, 24, LAYERS, VOCAB)
+        assert answers.tokens[number] == want
+        conversation = [*conversation, *want, *[number] * 5]
+    assert loop.stats.prompt_tokens < 60 + 3 * (16 + 6)
+
+
+def test_random_prompts_with_few_beginnings_change_no_token() -> None:
+    rng = random.Random(11)
+    answers = Answers.empty()
+    loop = recall_loop(answers, kv_budget_bytes=24 * BLOCK_BYTES, max_model_len=200)
+    beginnings = [[kind] * rng.randint(20, 60) for kind in range(4)]
+    asked = {}
+    for number in range(1, 101):
+        ids = [*rng.choice(beginnings), *(rng.randrange(3) for _ in range(rng.randint(1, 40)))]
+        asked[number] = ids
+        loop.mailbox.put(greedy(number, ids, rng.randint(1, 40)))
+        for _ in range(rng.randint(0, 9)):
+            loop.step()
+    run_dry(loop)
+    for number, ids in asked.items():
+        got = answers.tokens[number]
+        assert got == recall_many(ids, len(got), LAYERS, VOCAB)
+    assert loop.stats.cached_prompt_tokens > 0
+    assert loop.stats.preemptions > 0
+    assert_empty(loop)

@@ -18,7 +18,9 @@ def sequence(
     params: SamplingParams, generated: tuple[int, ...] = (), prompt: tuple[int, ...] = (1, 2)
 ) -> Sequence:
     request = Request(1, prompt, params)
-    return Sequence(request, 0, [*prompt, *generated])
+    made = Sequence(request, arrival=0, most_tokens=params.max_tokens)
+    made.token_ids += generated
+    return made
 
 
 def params(**changes: Any) -> SamplingParams:

@@ -3,9 +3,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.scheduler import Scheduler, StepPlan
+from engine.scheduler import Scheduler
+from engine.step_plan import StepPlan
 from engine.token_budget import TokenBudget
-from engine.types import EngineLimits, FinishReason, Request, Sampled, SamplingParams, TokenEvent
+from engine.types import (
+    EngineLimits,
+    FinishReason,
+    MissReason,
+    PrefixSalt,
+    Request,
+    Sampled,
+    SamplingParams,
+    TokenChain,
+    TokenEvent,
+)
 
 BLOCK_TOKENS = 4
 
@@ -20,18 +31,47 @@ class CountingKV:
     held: dict[int, int] = field(default_factory=dict)
     promised: dict[int, int] = field(default_factory=dict)
     computed: dict[int, list[int]] = field(default_factory=dict)
+    cached: dict[int, list[int]] = field(default_factory=dict)
+    """What a sequence finds when it joins."""
 
     def _free(self) -> int:
         used = sum(max(self.held[s], self.promised[s]) for s in self.held)
         return self.blocks - used
 
-    def open(self, seq_id: int, num_tokens: int) -> bool:
+    def chain(self, salt: PrefixSalt) -> TokenChain:
+        return TokenChain(b"", salt, BLOCK_TOKENS)
+
+    def open(
+        self,
+        seq_id: int,
+        chain: TokenChain,
+        num_tokens: int,
+        *,
+        final_tokens: int,
+        system_tokens: int,
+    ) -> bool:
+        assert chain.num_tokens <= num_tokens <= final_tokens
         needed = -(-num_tokens // BLOCK_TOKENS)
-        if needed + len(self.held) > self._free():
+        if needed > self._free():
             return False
         self.held[seq_id], self.promised[seq_id] = 0, needed
-        self.computed[seq_id] = []
+        self.computed[seq_id] = list(self.cached.get(seq_id, []))
         return True
+
+    def adopt(self, seq_id: int) -> int:
+        return len(self.computed[seq_id])
+
+    def fork(self, seq_id: int, child_id: int) -> int:
+        return len(self.computed[child_id])
+
+    def claim(self, seq_id: int) -> None:
+        assert seq_id in self.held
+
+    def claimant(self, seq_id: int) -> int | None:
+        return None
+
+    def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
+        return 0, MissReason.NEVER_CACHED
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         needed = -(-num_tokens // BLOCK_TOKENS)
@@ -47,7 +87,7 @@ class CountingKV:
         self.computed[seq_id] += token_ids
         assert len(self.computed[seq_id]) <= self.held[seq_id] * BLOCK_TOKENS
 
-    def close(self, seq_id: int) -> None:
+    def close(self, seq_id: int, *, keep_prefix: bool) -> None:
         del self.held[seq_id], self.promised[seq_id], self.computed[seq_id]
 
 
@@ -305,6 +345,17 @@ def test_a_sequence_alone_that_the_system_has_no_memory_for_ends_and_lets_the_ne
     assert run_step(s)[1][0].finish is FinishReason.LENGTH
 
 
+def test_requests_that_the_system_maps_nothing_for_end_one_after_the_other() -> None:
+    """Whoever gives way does not come in again before the first has tried alone."""
+    s, kv = scheduler()
+    for number in (1, 2, 3):
+        s.add(request(number, 7))
+    kv.refuse = True
+    ended = [event for _ in range(12) for event in run_step(s)[1]]
+    assert [event.request_id for event in ended] == [1, 2, 3]
+    assert {event.finish for event in ended} == {FinishReason.ERROR}
+
+
 def test_what_comes_before_a_running_prompt_in_order_does_not_wait_for_its_end() -> None:
     s, _ = scheduler(budget=4)
     s.add(request(1, 40))
@@ -312,7 +363,7 @@ def test_what_comes_before_a_running_prompt_in_order_does_not_wait_for_its_end()
     s.add(request(2, 3, priority=-1))
     s.add(request(3, 3))
     assert run_step(s)[0] == [(1, 4, 1), (2, 0, 3)]
-    assert (s.num_running, s.num_waiting) == (2, 1)
+    assert (s.num_running, s.num_waiting) == (3, 0), "all that fit are in"
 
 
 def test_the_prompt_is_never_printed() -> None:
@@ -321,3 +372,36 @@ def test_the_prompt_is_never_printed() -> None:
     s, _ = scheduler()
     s.add(r)
     assert "0/5 tokens" in repr(s._waiting[0])
+
+
+def test_a_request_that_no_buffer_can_be_had_for_ends_instead_of_waiting_for_ever() -> None:
+    s, kv = scheduler()
+    kv.blocks = 0
+    s.add(request(1, 5))
+    (event,) = run_step(s)[1]
+    assert (event.finish, event.message) == (
+        FinishReason.ERROR,
+        "the system has no memory for it",
+    )
+    assert s.num_waiting == 0
+
+
+def test_no_more_rows_run_than_a_step_may_have() -> None:
+    s, kv = scheduler(budget=2, batched=2)
+    s.add(request(3, 1, max_tokens=9, priority=1))
+    run_step(s)
+    s._preempt_youngest()
+    kv.cached[3] = [0]  # all but the token that it has generated
+    for number in (1, 2):
+        s.add(request(number, 1, max_tokens=9))
+    for _ in range(3):
+        assert [entry[0] for entry in run_step(s)[0]] == [1, 2], "the first in order"
+        assert s.num_running == 3
+
+
+def test_a_prompt_of_one_token_waits_for_budget_like_any_other() -> None:
+    s, _ = scheduler(budget=2, batched=2)
+    for number in (1, 2, 3):
+        s.add(request(number, 1, max_tokens=9))
+    for _ in range(3):
+        assert [entry[0] for entry in run_step(s)[0]] == [1, 2]

@@ -1,6 +1,6 @@
-"""A backend of pure Python that knows what a mapping mistake is."""
+"""A backend of pure Python that knows what a mapping or sharing mistake is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,44 +10,62 @@ from kvcache.layout import Group
 
 @dataclass
 class FakeBackend:
-    """Keeps what is mapped where. Tickets complete when ``complete`` is called, or at once.
+    """Keeps what is mapped where. Operations with a ticket take effect, in order, when they
+    complete: at once, or when ``complete`` is called or their ticket waited for.
 
-    fail_at: the number of the call (counted from 1, over add_heap, add_buffer and map) that is
-    refused, as a system without memory would refuse it.
+    fail_at: the number of the call (counted from 1, over add_heap, add_buffer, map and map_ahead)
+    that is refused, as a system without memory would refuse it.
     """
 
     group: Group
     name: str = "fake"
     releases_blocks: bool = True
+    shares_blocks: bool = True
     mapping_limit: int | None = None
+    heap_limit: int | None = None
     at_once: bool = True
     stuck: bool = False
     """Whether waiting for a ticket ends without it."""
     fail_at: int = 0
+    refuse_ahead: bool = False
+    """Whether every map_ahead is refused."""
     heaps: int = 0
     buffers: int = 0
     mapped: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(buffer, block) -> (heap, heap block)"""
+    writable: set[tuple[int, int]] = field(default_factory=set)
+    """Those (buffer, block) that are mapped writable."""
     touched: set[tuple[int, int]] = field(default_factory=set)
     """Blocks that hold memory: mapped once and not released since."""
     released: list[tuple[int, int, int]] = field(default_factory=list)
+    copied_bytes: int = 0
     calls: int = 0
     issued: int = 0
     completed: int = 0
+    _queue: list[Callable[[], None]] = field(default_factory=list)
+    _ahead: dict[int, bool] = field(default_factory=dict)
+    """Tickets of map_ahead that nobody has asked about -> whether it was refused."""
 
     def _refused(self) -> bool:
         self.calls += 1
         return self.calls == self.fail_at
 
-    def _ticket(self) -> int:
+    def _ticket(self, operation: Callable[[], None]) -> int:
+        self._queue.append(operation)
         self.issued += 1
         if self.at_once:
-            self.completed = self.issued
+            self.complete()
         return self.issued
+
+    def _complete(self, ticket: int) -> None:
+        while self.completed < ticket:
+            operation = self._queue.pop(0)
+            operation()
+            self.completed += 1
 
     def complete(self) -> None:
         """Everything that was queued is done."""
-        self.completed = self.issued
+        self._complete(self.issued)
 
     def add_heap(self) -> bool:
         if self._refused():
@@ -61,32 +79,59 @@ class FakeBackend:
         self.buffers += 1
         return True
 
-    def map(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> bool:
+    def map(
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
+    ) -> bool:
+        self._check_runs(buffer, block, heap, heap_block, count)
         if self._refused():
             return False
-        assert 0 <= buffer < self.buffers
-        assert 0 <= heap < self.heaps
-        assert heap_block + count <= self.group.blocks_per_heap
-        assert block + count <= self.group.blocks_per_buffer
-        for i in range(count):
-            assert (buffer, block + i) not in self.mapped, "mapped twice"
-            assert (heap, heap_block + i) not in self.mapped.values(), "one block at two places"
-            self.mapped[buffer, block + i] = (heap, heap_block + i)
-            self.touched.add((heap, heap_block + i))
+        self._map(buffer, block, heap, heap_block, count, writable)
         return True
 
+    def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
+        self._check_runs(buffer, block, heap, heap_block, count)
+        refused = self._refused() or self.refuse_ahead
+
+        def operation() -> None:
+            if not refused:
+                self._map(buffer, block, heap, heap_block, count, writable=True)
+
+        ticket = self._ticket(operation)
+        self._ahead[ticket] = refused
+        return ticket
+
+    def refused(self, ticket: int) -> bool:
+        assert ticket <= self.completed, "asked before the ticket has completed"
+        assert ticket in self._ahead, "no map_ahead, or asked before"
+        return self._ahead.pop(ticket)
+
     def unmap(self, buffer: int, block: int, count: int) -> int:
-        for i in range(count):
-            del self.mapped[buffer, block + i]
-        return self._ticket()
+        def operation() -> None:
+            for i in range(count):
+                assert (buffer, block + i) in self.mapped, "unmapped without memory"
+                del self.mapped[buffer, block + i]
+                self.writable.discard((buffer, block + i))
+
+        return self._ticket(operation)
 
     def release(self, heap: int, block: int, count: int) -> int:
         assert self.releases_blocks or count == self.group.blocks_per_heap
-        for i in range(count):
-            assert (heap, block + i) not in self.mapped.values(), "released while mapped"
-            self.touched.discard((heap, block + i))
         self.released.append((heap, block, count))
-        return self._ticket()
+
+        def operation() -> None:
+            for i in range(count):
+                assert not self._places(heap, block + i), "released while mapped"
+                self.touched.discard((heap, block + i))
+
+        return self._ticket(operation)
+
+    def copy_block(
+        self, source: int, source_block: int, target: int, target_block: int, tokens: int
+    ) -> None:
+        assert 0 < tokens <= self.group.tokens_per_block, "no part of a block"
+        assert (source, source_block) in self.mapped, "copied from a block without memory"
+        self._check_writable(target, target_block)
+        self.copied_bytes += tokens * self.group.bytes_per_token
 
     def completed_ticket(self) -> int:
         return self.completed
@@ -94,17 +139,56 @@ class FakeBackend:
     def wait(self, ticket: int, timeout_s: float) -> bool:
         if self.stuck:
             return False
-        self.completed = max(self.completed, ticket)
+        self._complete(ticket)
         return True
 
     def committed_bytes(self) -> int:
         return len(self.touched) * self.group.block_bytes
 
     def row_table(self, segments: Sequence[Segment]) -> Any:
+        tokens = self.group.tokens_per_block
         for segment in segments:
             end = self.group.blocks_for(segment.start + segment.count)
-            assert all((segment.buffer, block) in self.mapped for block in range(end))
+            for block in range(end):
+                assert (segment.buffer, block) in self.mapped, "a row without memory before it"
+            for block in range(segment.start // tokens, end):
+                self._check_writable(segment.buffer, block)
         return list(segments)
 
     def address_range(self, buffer: int) -> Any:
         return buffer
+
+    # --- mistakes -------------------------------------------------------------------------------
+
+    def _check_runs(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> None:
+        assert count > 0, "no blocks"
+        assert 0 <= buffer < self.buffers, "no such buffer"
+        assert 0 <= heap < self.heaps, "no such heap"
+        assert 0 <= heap_block <= self.group.blocks_per_heap - count, "beyond the heap"
+        assert 0 <= block <= self.group.blocks_per_buffer - count, "beyond the buffer"
+
+    def _places(self, heap: int, heap_block: int) -> list[tuple[int, int]]:
+        """Where a block is mapped."""
+        return [place for place, ref in self.mapped.items() if ref == (heap, heap_block)]
+
+    def _map(
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
+    ) -> None:
+        assert writable or self.shares_blocks, "read-only where nothing is shared"
+        for i in range(count):
+            ref, place = (heap, heap_block + i), (buffer, block + i)
+            assert place not in self.mapped, "mapped twice"
+            others = self._places(*ref)
+            assert self.shares_blocks or not others, "one block at two places"
+            assert not writable or self.writable.isdisjoint(others), "writable at two places"
+            self.mapped[place] = ref
+            if writable:
+                self.writable.add(place)
+            self.touched.add(ref)
+
+    def _check_writable(self, buffer: int, block: int) -> None:
+        """A block may be written through one mapping, and only as long as it is the only one."""
+        place = (buffer, block)
+        assert place in self.mapped, "written without memory"
+        assert place in self.writable, "written where it is read-only"
+        assert self._places(*self.mapped[place]) == [place], "written while it is shared"

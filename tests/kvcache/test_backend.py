@@ -5,9 +5,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import kvcache.backend
+import metal_ext
 from kvcache.backend import (
     BackendFailedError,
     NativeBackend,
@@ -16,9 +20,11 @@ from kvcache.backend import (
     dense_backend,
     posix_backend,
     raise_descriptor_limit,
+    system_heap_limit,
     system_mapping_limit,
 )
 from kvcache.layout import Group, KVShape, dense_layout, paged_layout
+from tests.metal_ext.programs import output_of
 
 SHAPE = KVShape(num_layers=2, kv_heads=1, head_dim=64, itemsize=4)
 WAIT_S = 10.0
@@ -41,23 +47,50 @@ def ready(make: Callable[[Group], PageBackend], group: Group) -> PageBackend:
     return backend
 
 
+def write(backend: PageBackend, buffer: int, number: float) -> None:
+    """Puts that number into the first three rows of a buffer, in all regions."""
+    rows = backend.row_table([Segment(buffer, 0, 3)])
+    values = mx.full((3, SHAPE.kv_heads, SHAPE.head_dim), number)
+    for layer in range(SHAPE.num_layers):
+        regions = metal_ext.Layer(2 * layer, 2 * layer + 1, mx.float32)
+        token = mx.zeros((1,))
+        mx.eval(metal_ext.append(token, values, values, rows, regions, metal_ext.CpuWorkers(1)))
+
+
+def first_rows(
+    backend: PageBackend, buffer: int, tokens: int = 3, region: int = 0
+) -> NDArray[np.float32]:
+    """The first rows of a buffer's region."""
+    return np.array(
+        metal_ext.region_view(
+            mx.zeros((1,)),
+            backend.address_range(buffer),
+            region,
+            tokens,
+            SHAPE.kv_heads,
+            SHAPE.head_dim,
+            mx.float32,
+        )
+    )
+
+
 def test_a_mapped_buffer_can_be_planned() -> None:
     backend = ready(posix_backend, paged_group())
-    assert backend.map(0, 0, 0, 2, 2)
+    assert backend.map(0, 0, 0, 2, 2, writable=True)
     assert len(backend.row_table([Segment(0, 0, 5), Segment(0, 100, 1)])) == 6
     assert backend.address_range(0).mapped_tokens == 128
 
 
 def test_a_row_without_memory_cannot_be_planned() -> None:
     backend = ready(posix_backend, paged_group())
-    assert backend.map(0, 0, 0, 0, 1)
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
     with pytest.raises(IndexError, match="segment of mapped tokens"):
         backend.row_table([Segment(0, 64, 1)])
 
 
 def test_tickets_rise_and_complete() -> None:
     backend = ready(posix_backend, paged_group())
-    assert backend.map(0, 0, 0, 0, 2)
+    assert backend.map(0, 0, 0, 0, 2, writable=True)
     first = backend.unmap(0, 0, 2)
     second = backend.release(0, 0, 4)
     assert second == first + 1
@@ -65,9 +98,63 @@ def test_tickets_rise_and_complete() -> None:
     assert backend.completed_ticket() == second
 
 
+def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
+    backend = ready(posix_backend, paged_group())
+    assert backend.shares_blocks
+    assert backend.add_buffer()
+    assert backend.map(0, 0, 0, 3, 1, writable=True)
+    assert backend.map(1, 0, 0, 3, 1, writable=False)
+    assert len(backend.row_table([Segment(0, 0, 64), Segment(1, 0, 64)])) == 128
+    write(backend, 0, 5.0)
+    assert (first_rows(backend, 1) == 5.0).all()
+    with pytest.raises(IndexError, match="block 0 is read-only"):
+        write(backend, 1, 6.0)
+
+
+def test_a_dense_backend_shares_nothing() -> None:
+    backend = ready(dense_backend, dense_group())
+    assert not backend.shares_blocks
+    with pytest.raises(ValueError, match="a dense range shares nothing"):
+        backend.map(0, 0, 0, 0, 1, writable=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "group"), [(posix_backend, paged_group()), (dense_backend, dense_group())]
+)
+def test_blocks_are_mapped_ahead_with_their_memory(
+    make: Callable[[Group], PageBackend], group: Group
+) -> None:
+    backend = ready(make, group)
+    ticket = backend.map_ahead(0, 0, 0, 0, 1)
+    assert backend.wait(ticket, WAIT_S)
+    assert not backend.refused(ticket)
+    assert backend.completed_ticket() == ticket
+    assert len(backend.row_table([Segment(0, 0, group.tokens_per_block)])) > 0
+    assert backend.committed_bytes() == group.block_bytes
+
+
+def test_a_copied_block_holds_the_same_rows_in_every_region_and_is_counted() -> None:
+    backend = ready(posix_backend, paged_group())
+    assert backend.add_buffer()
+    assert backend.map(0, 0, 0, 0, 2, writable=True)
+    assert backend.map(1, 0, 0, 0, 1, writable=False)
+    assert backend.map(1, 1, 0, 2, 1, writable=True)
+    write(backend, 0, 7.0)
+    assert backend.copied_bytes == 0
+    backend.copy_block(0, 0, 1, 1, tokens=3)
+    for region in range(4):
+        rows = first_rows(backend, 1, 64 + 4, region)[64:]
+        assert (rows[:3] == 7.0).all(), region
+        assert (rows[3:] == 0.0).all(), region
+    assert backend.copied_bytes == 3 * SHAPE.bytes_per_token
+    with pytest.raises(IndexError, match="target block 0 is read-only"):
+        backend.copy_block(0, 1, 1, 0, tokens=3)
+    assert backend.copied_bytes == 3 * SHAPE.bytes_per_token
+
+
 def test_posix_heaps_cost_nothing_until_they_are_written() -> None:
     backend = ready(posix_backend, paged_group())
-    assert backend.map(0, 0, 0, 0, 2)
+    assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.committed_bytes() == 0
 
 
@@ -75,7 +162,7 @@ def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
     group = dense_group()
     backend = ready(dense_backend, group)
     assert backend.committed_bytes() == 0
-    assert backend.map(0, 0, 0, 0, 1)
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
     assert backend.committed_bytes() == group.heap_bytes
     assert backend.wait(backend.unmap(0, 0, 1), WAIT_S)
     assert backend.committed_bytes() == group.heap_bytes
@@ -101,7 +188,9 @@ def test_a_refused_system_call_is_weather() -> None:
         refuse,  # type: ignore[arg-type]
         refuse,  # type: ignore[arg-type]
         releases_blocks=True,
+        shares_blocks=True,
         mapping_limit=None,
+        heap_limit=None,
     )
     assert not backend.add_heap()
     assert not backend.add_buffer()
@@ -114,7 +203,30 @@ def test_a_refused_mapping_is_weather(monkeypatch: pytest.MonkeyPatch) -> None:
 
     backend = ready(posix_backend, paged_group())
     monkeypatch.setattr(backend, "_ranges", [Refusing()])
-    assert not backend.map(0, 0, 0, 0, 1)
+    assert not backend.map(0, 0, 0, 0, 1, writable=True)
+
+
+def test_a_refused_mapping_ahead_is_weather_and_serving_goes_on() -> None:
+    assert (
+        output_of("""
+        import resource
+        import metal_ext
+        from kvcache.backend import dense_backend
+        from kvcache.layout import KVShape, dense_layout
+        group = dense_layout(KVShape(2, 1, 64, 4), max_tokens=2**16, system_page_bytes=4096).group
+        backend = dense_backend(group)
+        assert backend.add_heap() and backend.add_buffer()
+        assert backend.wait(backend.release(0, 0, 1), 30.0)  # the mapper's thread runs
+        limit = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (2**25, limit[1]))
+        ticket = backend.map_ahead(0, 0, 0, 0, 1)
+        assert backend.wait(ticket, 30.0)
+        print(backend.refused(ticket), backend.completed_ticket() == ticket)
+        resource.setrlimit(resource.RLIMIT_DATA, limit)
+        print(backend.map(0, 0, 0, 0, 1, writable=True))
+    """)
+        == "True True\nTrue"
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits mappings")
@@ -129,6 +241,18 @@ def test_linux_names_its_limit_of_mappings_less_a_reserve() -> None:
 def test_elsewhere_nobody_counts_mappings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kvcache.backend, "MAX_MAP_COUNT_FILE", tmp_path / "missing")
     assert system_mapping_limit() is None
+
+
+def test_heaps_leave_half_of_all_open_files_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    assert posix_backend(paged_group()).heap_limit == 2048
+    assert dense_backend(dense_group()).heap_limit is None
+
+
+def test_heaps_are_not_counted_where_open_files_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited = (1024, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
+    assert system_heap_limit() is None
 
 
 def test_the_limit_of_open_files_is_raised_to_the_hard_one() -> None:

@@ -1,11 +1,15 @@
+from dataclasses import replace
+
 import pytest
 
-from kvcache.heap_pool import BlockRef, BlockState, HeapPool, runs_of
+from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group, KVShape, paged_layout
+from kvcache.sparse_heap import BlockRef, BlockState, runs_of
 from tests.kvcache.fakes import FakeBackend
 
 SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
 HEAP_BLOCKS = 4
+EVERYTHING = 1000
 
 
 def small_group() -> Group:
@@ -33,10 +37,18 @@ def take(pool: HeapPool, count: int, after: BlockRef | None = None) -> list[Bloc
 
 
 def give_back(pool: HeapPool, blocks: list[BlockRef]) -> None:
-    pool.quarantine(blocks)
+    pool.let_go(blocks)
     pool.check_invariants()
-    pool.free(blocks)
+    for block in blocks:
+        assert pool.unmapped(block)
+        pool.free(block)
     pool.check_invariants()
+
+
+def sealed(pool: HeapPool) -> BlockRef:
+    (block,) = take(pool, 1)
+    pool.seal(block)
+    return block
 
 
 def test_heaps_are_made_one_at_a_time_and_only_when_needed() -> None:
@@ -73,17 +85,51 @@ def test_consecutive_blocks_are_preferred() -> None:
 
 
 def test_a_taken_successor_is_passed_over() -> None:
-    pool, _ = small_pool()
+    pool, _ = small_pool(releases_blocks=False)
     first = take(pool, 1)
     take(pool, 1)  # (0, 1)
     assert take(pool, 1, after=first[0]) == [BlockRef(0, 2)]
 
 
 def test_the_fullest_heap_is_filled_first_so_that_others_can_empty() -> None:
-    pool, _ = small_pool()
+    pool, _ = small_pool(releases_blocks=False)
     blocks = take(pool, 12)
     give_back(pool, blocks[0:3] + blocks[4:5])  # heap 0 has three free, heap 1 one
     assert take(pool, 1) == [BlockRef(1, 0)]
+
+
+def test_where_single_blocks_go_back_a_run_begins_in_the_emptiest_heap() -> None:
+    pool, _ = small_pool()
+    blocks = take(pool, 12)
+    give_back(pool, blocks[0:1] + blocks[5:8])
+    assert take(pool, 1) == [BlockRef(1, 1)]
+
+
+def test_a_run_begins_where_it_and_the_one_before_it_can_grow() -> None:
+    group = replace(small_group(), blocks_per_heap=200)
+    pool = HeapPool(group, FakeBackend(group), group.heap_bytes)
+    (first,) = take(pool, 1)
+    assert first == BlockRef(0, 0)
+    (second,) = take(pool, 1)
+    assert second.place > 16
+    assert take(pool, 8, after=first)[-1] == BlockRef(0, 8)
+    assert take(pool, 8, after=second)[-1] == BlockRef(0, second.place + 8)
+
+
+def test_two_sequences_that_grow_in_turn_have_a_run_each() -> None:
+    group = replace(small_group(), blocks_per_heap=200)
+    pool = HeapPool(group, FakeBackend(group), group.heap_bytes)
+    runs = [take(pool, 1), take(pool, 1)]
+    for _ in range(20):
+        for run in runs:
+            run += take(pool, 1, after=run[-1])
+    assert all(len(runs_of([block.place for block in run])) == 1 for run in runs)
+
+
+def test_the_descriptors_of_the_process_limit_the_heaps() -> None:
+    group = small_group()
+    pool = HeapPool(group, FakeBackend(group, heap_limit=2), 3 * group.heap_bytes)
+    assert pool.capacity_blocks == 2 * HEAP_BLOCKS
 
 
 def test_an_earlier_place_is_found_when_the_end_of_the_heap_is_full() -> None:
@@ -96,10 +142,12 @@ def test_an_earlier_place_is_found_when_the_end_of_the_heap_is_full() -> None:
 def test_a_quarantined_block_is_not_handed_out() -> None:
     pool, _ = small_pool(heaps=1)
     blocks = take(pool, 4)
-    pool.quarantine(blocks)
+    pool.let_go(blocks)
     assert pool.available_blocks == 0
     assert pool.allocate(1) is None
-    pool.free(blocks)
+    for block in blocks:
+        assert pool.unmapped(block)
+        pool.free(block)
     assert len(take(pool, 4)) == 4
 
 
@@ -116,8 +164,10 @@ def test_a_system_without_memory_leaves_no_trace() -> None:
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda pool, block: pool.free([block]), "is OWNED, not QUARANTINED"),
-        (lambda pool, block: pool.quarantine([BlockRef(0, 3)]), "is FREE, not OWNED"),
+        (lambda pool, block: pool.seal(BlockRef(0, 3)), "is FREE"),
+        (lambda pool, block: pool.share(block), "is OWNED"),
+        (lambda pool, block: pool.free(block), "is mapped"),
+        (lambda pool, block: pool.cache(block), "is mapped"),
     ],
 )
 def test_a_block_out_of_turn_is_a_bug(action, message) -> None:  # type: ignore[no-untyped-def]
@@ -137,7 +187,7 @@ def test_whole_free_heaps_are_given_back_first_and_in_one_piece() -> None:
     pool, backend = small_pool()
     blocks = take(pool, 12)
     give_back(pool, blocks[:9])  # heaps 0 and 1 are free, heap 2 has one free block
-    pool.trim(5 * small_group().block_bytes)
+    pool.trim(5 * small_group().block_bytes, EVERYTHING)
     assert backend.released == [(0, 0, 4)]
     assert pool.count(BlockState.RETURNING) == 0 or backend.at_once
     pool.poll(backend.completed)
@@ -149,7 +199,7 @@ def test_single_blocks_follow_when_no_heap_is_free() -> None:
     pool, backend = small_pool()
     blocks = take(pool, 12)
     give_back(pool, [blocks[1], blocks[2], blocks[5]])
-    pool.trim(0)
+    pool.trim(0, EVERYTHING)
     assert sorted(backend.released) == [(0, 1, 2), (1, 1, 1)]
     pool.poll(backend.completed)
     assert pool.free_committed_bytes == 0
@@ -160,7 +210,7 @@ def test_no_more_single_blocks_are_given_back_than_the_slack_asks_for() -> None:
     pool, backend = small_pool(heaps=1)
     blocks = take(pool, 4)
     give_back(pool, [blocks[0], blocks[2]])
-    pool.trim(small_group().block_bytes)
+    pool.trim(small_group().block_bytes, EVERYTHING)
     assert backend.released == [(0, 0, 1)]
 
 
@@ -168,22 +218,32 @@ def test_single_blocks_are_kept_where_the_system_gives_back_whole_heaps_only() -
     pool, backend = small_pool(releases_blocks=False)
     blocks = take(pool, 8)
     give_back(pool, blocks[:5])
-    pool.trim(0)
+    pool.trim(0, EVERYTHING)
     assert backend.released == [(0, 0, 4)]
     assert pool.free_committed_bytes == small_group().block_bytes
+
+
+@pytest.mark.parametrize(("most", "released"), [(3, []), (4, [(0, 0, 4)]), (7, [(0, 0, 4)])])
+def test_no_more_is_given_back_than_can_be_spared(
+    most: int, released: list[tuple[int, int, int]]
+) -> None:
+    pool, backend = small_pool(releases_blocks=False)
+    give_back(pool, take(pool, 8))
+    pool.trim(0, most)
+    assert backend.released == released
 
 
 def test_slack_is_kept() -> None:
     pool, backend = small_pool()
     give_back(pool, take(pool, 4))
-    pool.trim(4 * small_group().block_bytes)
+    pool.trim(4 * small_group().block_bytes, EVERYTHING)
     assert backend.released == []
 
 
 def test_memory_on_its_way_back_is_not_handed_out_and_counts_until_it_has_gone() -> None:
     pool, backend = small_pool(heaps=1, at_once=False)
     give_back(pool, take(pool, 4))
-    pool.trim(0)
+    pool.trim(0, EVERYTHING)
     assert pool.count(BlockState.RETURNING) == 4
     assert pool.allocate(1) is None
     pool.poll(backend.completed)
@@ -199,14 +259,66 @@ def test_a_returned_heap_is_not_returned_again() -> None:
     pool, backend = small_pool()
     give_back(pool, take(pool, 4))
     for _ in range(3):
-        pool.trim(0)
+        pool.trim(0, EVERYTHING)
         pool.poll(backend.completed)
     assert len(backend.released) == 1
 
 
-@pytest.mark.parametrize(
-    ("numbers", "runs"),
-    [([], []), ([3], [(3, 1)]), ([1, 2, 3, 7, 9, 10], [(1, 3), (7, 1), (9, 2)])],
-)
-def test_runs_are_maximal(numbers: list[int], runs: list[tuple[int, int]]) -> None:
-    assert runs_of(numbers) == runs
+# --- sharing --------------------------------------------------------------------------------------
+
+
+def test_a_sealed_block_waits_until_the_last_sequence_has_left_it() -> None:
+    pool, _ = small_pool()
+    block = sealed(pool)
+    pool.share(block)
+    assert (pool.num_sequences(block), pool.num_buffers(block)) == (2, 2)
+    pool.let_go([block])
+    assert pool.state(block) == BlockState.SEALED
+    pool.let_go([block])
+    assert pool.state(block) == BlockState.QUARANTINED
+    assert not pool.unmapped(block), "the other buffer has it still"
+    assert pool.unmapped(block)
+    pool.check_invariants()
+
+
+def test_a_quarantined_and_a_cached_block_can_be_shared_again() -> None:
+    pool, _ = small_pool()
+    block = sealed(pool)
+    pool.let_go([block])
+    pool.share(block)
+    assert pool.state(block) == BlockState.SEALED
+    pool.let_go([block])
+    assert not pool.unmapped(block)
+    assert pool.unmapped(block)
+    pool.cache(block)
+    assert pool.count(BlockState.CACHED) == 1
+    pool.share(block)
+    assert (pool.state(block), pool.num_buffers(block)) == (BlockState.SEALED, 1)
+    pool.check_invariants()
+
+
+def test_a_block_can_be_sealed_after_its_sequence_has_left() -> None:
+    pool, _ = small_pool()
+    (block,) = take(pool, 1)
+    pool.let_go([block])
+    pool.seal(block)
+    assert pool.state(block) == BlockState.QUARANTINED
+
+
+def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
+    pool, _ = small_pool(heaps=1)
+    block = sealed(pool)
+    pool.let_go([block])
+    assert pool.unmapped(block)
+    pool.cache(block)
+    assert pool.available_blocks == HEAP_BLOCKS - 1
+    pool.free(block)
+    assert pool.available_blocks == HEAP_BLOCKS
+    assert list(pool.blocks()) == [BlockRef(0, place) for place in range(HEAP_BLOCKS)]
+
+
+def test_blocks_that_were_never_mapped_are_given_up_at_once() -> None:
+    pool, _ = small_pool(heaps=1)
+    pool.give_up(take(pool, 4))
+    pool.check_invariants()
+    assert len(take(pool, 4)) == 4

@@ -1,65 +1,23 @@
 import pytest
 
-import metal_ext
 from kvcache.backend import BackendFailedError
-from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
-from kvcache.manager import KVCacheManager
-from tests.kvcache.fakes import FakeBackend
-
-SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
-TOKENS = 16  # per block
-BLOCK = 2 * 4096
-HEAP_BLOCKS = 4
-
-
-def paged(max_tokens: int = 320) -> KVLayout:
-    return paged_layout(
-        SHAPE,
-        max_tokens=max_tokens,
-        heap_bytes=HEAP_BLOCKS * BLOCK,
-        system_page_bytes=4096,
-        page_bytes=4096,
-    )
-
-
-def small_manager(
-    layout: KVLayout | None = None, *, heaps: int = 2, sequences: int = 4, **changes: object
-) -> tuple[KVCacheManager, FakeBackend]:
-    layout = layout or paged()
-    backend = FakeBackend(layout.group, **changes)  # type: ignore[arg-type]
-    kv = KVCacheManager(
-        layout,
-        backend,
-        budget_bytes=heaps * layout.group.heap_bytes,
-        max_sequences=sequences,
-        free_slack_bytes=0,
-        workers=metal_ext.CpuWorkers(1),
-    )
-    return kv, backend
-
-
-def grow(kv: KVCacheManager, seq_id: int, start: int, count: int) -> int:
-    """A step that computes tokens [start, start + count); returns its epoch."""
-    assert kv.reserve(seq_id, start + count)
-    epoch = kv.views([(seq_id, start, count)]).epoch
-    kv.commit(seq_id, [0] * count)
-    kv.check_invariants()
-    return epoch
-
-
-def settle(kv: KVCacheManager, backend: FakeBackend) -> None:
-    """All steps complete and all memory operations are done."""
-    kv.step_completed(kv.epochs[0])
-    backend.complete()
-    kv.step_completed(kv.epochs[0])
-    backend.complete()
-    kv.step_completed(kv.epochs[0])
-    kv.check_invariants()
+from kvcache.layout import dense_layout
+from tests.kvcache.managers import (
+    BLOCK,
+    HEAP_BLOCKS,
+    SHAPE,
+    TOKENS,
+    grow,
+    join,
+    paged,
+    settle,
+    small_manager,
+)
 
 
 def test_a_sequence_grows_block_by_block() -> None:
     kv, backend = small_manager()
-    assert kv.open(1, 10)
+    assert join(kv, 1, 10)
     grow(kv, 1, 0, 10)
     assert len(backend.mapped) == 1
     grow(kv, 1, 10, 6)
@@ -70,7 +28,7 @@ def test_a_sequence_grows_block_by_block() -> None:
 
 def test_reserve_is_all_or_nothing() -> None:
     kv, backend = small_manager(heaps=1)
-    assert kv.open(1, 16)
+    assert join(kv, 1, 16)
     grow(kv, 1, 0, 16)
     before = dict(backend.mapped)
     assert not kv.reserve(1, 16 * 5), "four blocks are all there are"
@@ -83,7 +41,7 @@ def test_reserve_is_all_or_nothing() -> None:
 def test_a_refusal_of_the_system_at_any_call_leaves_no_trace(fail_at: int) -> None:
     kv, backend = small_manager(fail_at=fail_at)
     # Interleaved sequences, so that one reservation takes several mappings.
-    opened = [seq for seq in (1, 2) if kv.open(seq, 1)]
+    opened = [seq for seq in (1, 2) if join(kv, seq, 1)]
     for tokens in (16, 64):
         for seq in opened:
             before = dict(backend.mapped)
@@ -101,34 +59,35 @@ def test_a_refusal_of_the_system_at_any_call_leaves_no_trace(fail_at: int) -> No
 
 def test_blocks_that_were_promised_cannot_be_taken_by_others() -> None:
     kv, _ = small_manager(heaps=1, sequences=2)
-    assert kv.open(1, 1)
+    assert join(kv, 1, 1)
     grow(kv, 1, 0, 1)
-    assert kv.open(2, 32), "two blocks, and one left for the first to grow"
+    assert join(kv, 2, 32), "two blocks, and one left for the first to grow"
     assert kv.reserve(1, 32)
     assert not kv.reserve(1, 48), "the last two are promised"
     assert kv.reserve(2, 32)
     kv.check_invariants()
 
 
-def test_opening_leaves_a_block_for_everyone_who_may_grow() -> None:
+def test_all_that_fits_is_opened() -> None:
     kv, _ = small_manager(heaps=1)
-    assert kv.open(1, 16)
-    assert kv.open(2, 16)
-    assert not kv.open(3, 16), "two blocks are left, and two sequences may grow"
+    assert join(kv, 1, 16)
+    assert join(kv, 2, 32)
+    assert not join(kv, 3, 32)
+    assert join(kv, 3, 16)
     kv.check_invariants()
 
 
 def test_no_more_sequences_than_allowed_are_open() -> None:
     kv, _ = small_manager(sequences=2)
-    assert kv.open(1, 1)
-    assert kv.open(2, 1)
-    assert not kv.open(3, 1)
+    assert join(kv, 1, 1)
+    assert join(kv, 2, 1)
+    assert not join(kv, 3, 1)
 
 
 def test_a_prompt_beyond_the_addresses_is_not_opened_and_not_reserved() -> None:
     kv, _ = small_manager(paged(max_tokens=32))
-    assert not kv.open(1, 33)
-    assert kv.open(1, 32)
+    assert not join(kv, 1, 33)
+    assert join(kv, 1, 32)
     assert not kv.reserve(1, 33)
     assert kv.max_tokens == 32
 
@@ -140,27 +99,27 @@ def test_the_longest_sequence_is_bounded_by_the_pool_as_well() -> None:
 
 def test_blocks_of_a_closed_sequence_wait_for_the_step_that_may_touch_them() -> None:
     kv, backend = small_manager(heaps=1, at_once=False)
-    assert kv.open(1, 64)
+    assert join(kv, 1, 64)
     epoch = grow(kv, 1, 0, 64)
     kv.close(1)
     kv.step_completed(epoch - 1)
     assert len(backend.mapped) == 4, "the step may still read them"
     assert kv.stats().quarantined_bytes == 4 * BLOCK
-    assert not kv.open(2, 64)
+    assert not join(kv, 2, 64)
     kv.step_completed(epoch)
-    assert backend.mapped == {}, "now they are unmapped"
+    assert backend.issued == 1, "now their unmapping begins"
     assert kv.stats().quarantined_bytes == 4 * BLOCK, "but not free before that is done"
-    assert not kv.open(2, 64)
+    assert not join(kv, 2, 64)
     backend.complete()
     kv.step_completed(epoch)
     assert kv.stats().quarantined_bytes == 0
     kv.check_invariants()
-    assert kv.open(2, 64)
+    assert join(kv, 2, 64)
 
 
 def test_a_sequence_that_never_computed_leaves_at_once() -> None:
     kv, backend = small_manager()
-    assert kv.open(1, 1)
+    assert join(kv, 1, 1)
     kv.close(1)
     kv.step_completed(0)
     kv.check_invariants()
@@ -171,7 +130,7 @@ def test_a_sequence_that_never_computed_leaves_at_once() -> None:
 def test_a_buffer_is_reused_by_later_sequences() -> None:
     kv, backend = small_manager(sequences=2)
     for seq in range(20):
-        assert kv.open(seq, 1)
+        assert join(kv, seq, 1)
         grow(kv, seq, 0, 1)
         kv.close(seq)
         settle(kv, backend)
@@ -180,10 +139,10 @@ def test_a_buffer_is_reused_by_later_sequences() -> None:
 
 def test_a_newcomer_need_not_wait_for_the_unmapping_of_one_who_left() -> None:
     kv, backend = small_manager(sequences=1, at_once=False)
-    assert kv.open(1, 1)
+    assert join(kv, 1, 1)
     kv.step_completed(grow(kv, 1, 0, 1))
     kv.close(1)
-    assert kv.open(2, 1)
+    assert join(kv, 2, 1)
     grow(kv, 2, 0, 1)
     assert backend.buffers == 2
 
@@ -191,19 +150,19 @@ def test_a_newcomer_need_not_wait_for_the_unmapping_of_one_who_left() -> None:
 def test_buffers_are_bounded() -> None:
     kv, _ = small_manager(sequences=1, at_once=False)
     for seq in (1, 2):
-        assert kv.open(seq, 1)
+        assert join(kv, seq, 1)
         grow(kv, seq, 0, 1)
         kv.close(seq)
-    assert not kv.open(3, 1), "both buffers wait for their unmapping"
+    assert not join(kv, 3, 1), "both buffers wait for their unmapping"
     kv.check_invariants()
 
 
 def test_the_figures_add_up_to_the_capacity() -> None:
     kv, backend = small_manager(at_once=False)
-    assert kv.open(1, 20)
+    assert join(kv, 1, 20)
     grow(kv, 1, 0, 20)
     assert kv.reserve(1, 40)
-    assert kv.open(2, 5)
+    assert join(kv, 2, 5)
     epoch = grow(kv, 2, 0, 5)
     kv.close(2)
     kv.step_completed(epoch)
@@ -222,7 +181,7 @@ def test_the_figures_add_up_to_the_capacity() -> None:
 
 def test_tokens_of_the_running_step_are_live_before_they_are_committed() -> None:
     kv, _ = small_manager()
-    assert kv.open(1, 10)
+    assert join(kv, 1, 10)
     assert kv.reserve(1, 10)
     kv.views([(1, 0, 10)])
     assert kv.stats().live_bytes == 10 * SHAPE.bytes_per_token
@@ -230,9 +189,12 @@ def test_tokens_of_the_running_step_are_live_before_they_are_committed() -> None
 
 def test_memory_beyond_the_slack_goes_back_and_idleness_leaves_one_heap() -> None:
     kv, backend = small_manager(heaps=4)
-    assert kv.open(1, 16 * 12)
+    assert join(kv, 1, 16 * 12)
     grow(kv, 1, 0, 16 * 12)
     kv.close(1)
+    settle(kv, backend)
+    assert kv.stats().cached_bytes == 12 * BLOCK, "somebody may begin alike"
+    kv.drop_prefixes()
     settle(kv, backend)
     assert kv.stats().committed_bytes == HEAP_BLOCKS * BLOCK, "the slack is one heap at least"
     kv.idle()
@@ -240,32 +202,68 @@ def test_memory_beyond_the_slack_goes_back_and_idleness_leaves_one_heap() -> Non
     kv.check_invariants()
 
 
-def test_mappings_are_counted_against_the_system_limit() -> None:
-    regions = len(paged().group.regions)
-    kv, backend = small_manager(mapping_limit=3 * regions)
-    assert kv.open(1, 16)
-    grow(kv, 1, 0, 16)  # one run and its gap: 2 mappings per region
-    assert kv.open(2, 16)
-    before = dict(backend.mapped)
-    assert not kv.reserve(2, 16)
-    assert backend.mapped == before
-    kv.check_invariants()
+def test_memory_that_was_promised_is_not_given_back() -> None:
+    kv, backend = small_manager(heaps=2, shares_prefixes=False, releases_blocks=False)
+    for seq, tokens in ((1, 64), (2, 32), (3, 32)):
+        assert join(kv, seq, tokens)
+        grow(kv, seq, 0, tokens)
     kv.close(1)
     settle(kv, backend)
-    assert kv.reserve(2, 16), "room again"
+    assert join(kv, 4, 48)
+    kv.close(2)
+    settle(kv, backend)
+    assert backend.released == [], (
+        "six blocks are two too many, but without a heap only two are left"
+    )
+    assert kv.reserve(4, 48)
+
+
+def test_blocks_that_the_system_does_not_map_are_not_on_their_way_back() -> None:
+    kv, backend = small_manager(heaps=3, mapping_limit=10)
+    assert join(kv, 1, 10)
+    grow(kv, 1, 0, 10)
+    settle(kv, backend)
+    backend.mapping_limit = 4
+    for _ in range(3):
+        assert not kv.reserve(1, 128)
+        kv.step_completed(kv.epochs[0])
+        assert not kv.recovering, "whoever waits would wait for ever"
+
+
+def test_mappings_are_counted_against_the_system_limit() -> None:
+    regions = len(paged().group.regions)
+    kv, backend = small_manager(mapping_limit=4 * regions)
+    assert join(kv, 1, 16)
+    grow(kv, 1, 0, 16)  # one run and its gap: 2 mappings per region
+    assert join(kv, 2, 16)
+    grow(kv, 2, 0, 16)
+    before = dict(backend.mapped)
+    assert not kv.reserve(1, 32), "the block behind its last one is taken"
+    assert backend.mapped == before
+    assert not join(kv, 3, 16)
+    kv.check_invariants()
+    kv.close(2)
+    settle(kv, backend)
+    assert kv.reserve(1, 32), "room again"
+
+
+def test_a_sequence_alone_is_opened_whatever_its_mappings() -> None:
+    kv, _ = small_manager(mapping_limit=1)
+    assert join(kv, 1, 16)
+    assert not kv.reserve(1, 16)
 
 
 def test_consecutive_blocks_cost_no_more_mappings() -> None:
     regions = len(paged().group.regions)
     kv, _ = small_manager(mapping_limit=2 * regions)
-    assert kv.open(1, 16)
+    assert join(kv, 1, 16)
     for start in (0, 16, 32):
         grow(kv, 1, start, 16)
 
 
 def test_planning_out_of_turn_is_a_bug() -> None:
     kv, _ = small_manager()
-    assert kv.open(1, 10)
+    assert join(kv, 1, 10)
     assert kv.reserve(1, 10)
     with pytest.raises(AssertionError, match="5 != 0"):
         kv.views([(1, 5, 5)])
@@ -273,16 +271,16 @@ def test_planning_out_of_turn_is_a_bug() -> None:
 
 def test_committing_what_was_never_planned_is_a_bug() -> None:
     kv, _ = small_manager()
-    assert kv.open(1, 10)
+    assert join(kv, 1, 10)
     with pytest.raises(AssertionError, match="never planned"):
         kv.commit(1, [1])
 
 
 def test_opening_twice_is_a_bug() -> None:
     kv, _ = small_manager()
-    assert kv.open(1, 1)
+    assert join(kv, 1, 1)
     with pytest.raises(AssertionError, match="sequence 1 is open"):
-        kv.open(1, 1)
+        join(kv, 1, 1)
 
 
 def test_an_epoch_that_was_never_opened_cannot_complete() -> None:
@@ -293,7 +291,7 @@ def test_an_epoch_that_was_never_opened_cannot_complete() -> None:
 
 def test_the_invariants_notice_memory_that_nobody_accounts_for() -> None:
     kv, backend = small_manager()
-    assert kv.open(1, 1)
+    assert join(kv, 1, 1)
     grow(kv, 1, 0, 1)
     backend.touched |= {(0, 1), (0, 2), (0, 3)}
     with pytest.raises(AssertionError, match="committed"):
@@ -303,11 +301,11 @@ def test_the_invariants_notice_memory_that_nobody_accounts_for() -> None:
 def test_a_dense_sequence_takes_its_whole_context_and_never_asks_again() -> None:
     layout = dense_layout(SHAPE, max_tokens=100, system_page_bytes=4096)
     kv, backend = small_manager(layout, heaps=2)
-    assert kv.open(1, 5)
+    assert join(kv, 1, 5)
     grow(kv, 1, 0, 5)
-    assert kv.open(2, 5), "a dense sequence cannot grow, so nothing is kept back for it"
+    assert join(kv, 2, 5), "a dense sequence cannot grow, so nothing is kept back for it"
     grow(kv, 2, 0, 5)
-    assert not kv.open(3, 5)
+    assert not join(kv, 3, 5)
     calls = backend.calls
     grow(kv, 1, 5, 95)
     assert backend.calls == calls
@@ -316,8 +314,8 @@ def test_a_dense_sequence_takes_its_whole_context_and_never_asks_again() -> None
 
 def test_a_refused_buffer_is_not_opened() -> None:
     kv, _ = small_manager(fail_at=1)
-    assert not kv.open(1, 1)
-    assert kv.open(1, 1)
+    assert not join(kv, 1, 1)
+    assert join(kv, 1, 1)
     kv.check_invariants()
 
 
@@ -325,8 +323,8 @@ def test_a_map_that_can_be_neither_finished_nor_undone_ends_serving() -> None:
     # A buffer, two heaps, and a run of blocks in each: the second run is refused.
     kv, backend = small_manager(fail_at=5, stuck=True)
     tokens = kv.max_tokens
-    assert kv.open(1, tokens)
-    with pytest.raises(BackendFailedError, match="still mapped"):
+    assert join(kv, 1, tokens)
+    with pytest.raises(BackendFailedError, match="over 30 s"):
         kv.reserve(1, tokens)
     assert backend.calls == 5
 
@@ -334,7 +332,7 @@ def test_a_map_that_can_be_neither_finished_nor_undone_ends_serving() -> None:
 def test_nothing_is_copied_by_joining_growing_and_leaving() -> None:
     kv, backend = small_manager()
     for seq in (1, 2, 3):
-        assert kv.open(seq, 1)
+        assert join(kv, seq, 1)
         grow(kv, seq, 0, 20)
     for seq in (1, 2, 3):
         kv.close(seq)

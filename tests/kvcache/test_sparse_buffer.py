@@ -1,18 +1,19 @@
-from kvcache.heap_pool import BlockRef
-from kvcache.sparse_buffer import MappedRun, PageTable, SparseBuffer
+from kvcache.sparse_buffer import MappedRun, PageTable, Pending, SparseBuffer
+from kvcache.sparse_heap import BlockRef
 
 
 def table(*blocks: tuple[int, int]) -> PageTable:
-    return PageTable([BlockRef(*block) for block in blocks])
+    made = PageTable()
+    made.append([BlockRef(*block) for block in blocks], writable=True)
+    return made
 
 
 def test_consecutive_blocks_of_one_heap_are_one_mapping() -> None:
-    runs = table((0, 1), (0, 2), (0, 3)).runs()
-    assert runs == [MappedRun(block=0, heap=0, heap_block=1, count=3)]
+    assert table((0, 1), (0, 2), (0, 3)).runs == [MappedRun(0, 0, 1, 3, True)]
 
 
 def test_a_gap_a_step_back_and_another_heap_begin_a_new_mapping() -> None:
-    runs = table((0, 1), (0, 3), (0, 2), (1, 3), (1, 4)).runs()
+    runs = table((0, 1), (0, 3), (0, 2), (1, 3), (1, 4)).runs
     assert [(r.block, r.heap, r.heap_block, r.count) for r in runs] == [
         (0, 0, 1, 1),
         (1, 0, 3, 1),
@@ -21,11 +22,35 @@ def test_a_gap_a_step_back_and_another_heap_begin_a_new_mapping() -> None:
     ]
 
 
-def test_runs_of_the_end_of_a_table_keep_their_places() -> None:
-    assert table((0, 1), (0, 2), (0, 3)).runs(first=2) == [MappedRun(2, 0, 3, 1)]
+def test_what_is_added_is_mapped_in_pieces_that_may_continue_a_run() -> None:
+    made = table((0, 1), (0, 2))
+    pieces = made.append([BlockRef(0, 3), BlockRef(0, 4), BlockRef(5, 0)], writable=True)
+    assert pieces == [MappedRun(2, 0, 3, 2, True), MappedRun(4, 5, 0, 1, True)]
+    assert made.runs == [MappedRun(0, 0, 1, 4, True), MappedRun(4, 5, 0, 1, True)]
+
+
+def test_what_may_be_written_and_what_may_not_are_different_mappings() -> None:
+    made = PageTable()
+    made.append([BlockRef(0, 0)], writable=False)
+    made.append([BlockRef(0, 1)], writable=True)
+    assert [run.writable for run in made.runs] == [False, True]
+
+
+def test_cutting_a_table_takes_runs_away_and_shortens_the_last() -> None:
+    made = table((0, 1), (0, 2), (0, 3), (4, 0), (5, 0))
+    assert made.cut(2) == [BlockRef(0, 3), BlockRef(4, 0), BlockRef(5, 0)]
+    assert made.runs == [MappedRun(0, 0, 1, 2, True)]
+    assert made.cut(0) == [BlockRef(0, 1), BlockRef(0, 2)]
+    assert made.runs == []
+    assert not made
 
 
 def test_every_run_and_the_gap_behind_it_are_counted_in_every_region() -> None:
     buffer = SparseBuffer(0, table((0, 0), (0, 1), (2, 0)))
-    assert len(buffer.table) == 3
     assert buffer.mappings(regions=10) == 10 * (2 + 1)
+    assert SparseBuffer(0).mappings(regions=10) == 0
+
+
+def test_blocks_that_are_being_mapped_cannot_be_used_yet() -> None:
+    buffer = SparseBuffer(0, table((0, 0), (0, 1), (2, 0)), [Pending(ticket=1, count=1)])
+    assert buffer.mapped_blocks == 2

@@ -8,6 +8,8 @@ import metal_ext
 from kvcache.backend import dense_backend, posix_backend
 from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
+from tests.kvcache import managers
+from tests.kvcache.managers import join
 
 SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
 QUERY_HEADS = 4
@@ -24,12 +26,10 @@ def manager(substrate: str, shape: KVShape = SHAPE) -> KVCacheManager:
             shape, max_tokens=256, heap_bytes=3 * 16384, system_page_bytes=4096, page_bytes=4096
         )
         backend = posix_backend(layout.group)
-    return KVCacheManager(
+    return managers.manager(
         layout,
         backend,
         budget_bytes=64 * layout.group.heap_bytes,
-        max_sequences=4,
-        free_slack_bytes=0,
         workers=metal_ext.CpuWorkers(2),
     )
 
@@ -96,13 +96,13 @@ def run_step(kv: KVCacheManager, reference: Reference, plan: list[tuple[int, int
 def test_steps_of_decoding_and_chunks_see_exactly_their_own_past(substrate: str) -> None:
     kv, reference = manager(substrate), Reference()
     for seq in (1, 2, 3):
-        assert kv.open(seq, 50)
+        assert join(kv, seq, 50)
     run_step(kv, reference, [(1, 0, 40)])
     run_step(kv, reference, [(1, 40, 1), (2, 0, 17), (3, 0, 3)])
     run_step(kv, reference, [(1, 41, 1), (2, 17, 1), (3, 3, 1)])
     run_step(kv, reference, [(1, 42, 1), (3, 4, 1), (2, 18, 60)])
     kv.close(2)
-    assert kv.open(4, 30)
+    assert join(kv, 4, 30)
     run_step(kv, reference, [(3, 5, 1), (4, 0, 30)])
     run_step(kv, reference, [(1, 43, 20)])
 
@@ -110,7 +110,7 @@ def test_steps_of_decoding_and_chunks_see_exactly_their_own_past(substrate: str)
 @pytest.mark.parametrize("kind", ["keys", "values"])
 def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
     kv = manager("posix")
-    assert kv.open(1, 40)
+    assert join(kv, 1, 40)
     reference = Reference()
     run_step(kv, reference, [(1, 0, 33)])
     views = kv.views([(1, 33, 1)])
@@ -124,7 +124,7 @@ def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
 def test_bfloat16_is_what_two_bytes_are() -> None:
     shape = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=2)
     kv = manager("posix", shape)
-    assert kv.open(1, 4)
+    assert join(kv, 1, 4)
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
     views.append(0, mx.ones((4, 2, 32)), mx.ones((4, 2, 32)))
@@ -133,7 +133,7 @@ def test_bfloat16_is_what_two_bytes_are() -> None:
 
 def test_evaluating_the_cache_tokens_runs_every_append() -> None:
     kv = manager("posix")
-    assert kv.open(1, 4)
+    assert join(kv, 1, 4)
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
     for layer in range(2):

@@ -68,7 +68,7 @@ class PagedLayer:
         places = [(s, block) for s, count in enumerate(blocks) for block in range(count)]
         random.Random(0).shuffle(places)
         for number, (sequence, block) in enumerate(places):
-            self.ranges[sequence].map(self.heap, number, block, 1)
+            self.ranges[sequence].map(self.heap, number, block, 1, writable=True)
 
     @property
     def useful_bytes(self) -> int:

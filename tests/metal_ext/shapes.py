@@ -50,7 +50,7 @@ class Shape:
     def mapped(self, count: int, heap: Heap | None = None) -> AddressRange:
         """A range with memory behind its first blocks, which are the first of the heap."""
         made = AddressRange.sparse(self.geometry())
-        made.map(heap or Heap.shared(self.geometry()), 0, 0, count)
+        made.map(heap or Heap.shared(self.geometry()), 0, 0, count, writable=True)
         return made
 
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_ext import CpuWorkers, Layer, append
+from metal_ext import AddressRange, CpuWorkers, Layer, RowTable, append
 from tests.metal_ext.layers import (
     DTYPES,
     KEY_REGION,
@@ -163,6 +163,34 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=says):
         append(paged.token, mx.ones(keys), mx.ones(values), rows, layer, paged.workers)
     assert paged.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("segments", "says"),
+    [
+        ([(0, 5)], r"segment \[0, 0 \+ 5\) cannot be written: block 0 is read-only"),
+        ([(31, 2)], r"segment \[31, 31 \+ 2\) cannot be written: block 1 is read-only"),
+        ([(32, 3), (16, 1)], r"segment \[16, 16 \+ 1\) cannot be written: block 1 is read-only"),
+    ],
+)
+def test_rows_of_read_only_blocks_are_refused_before_anything_is_written(
+    segments: list[tuple[int, int]], says: str
+) -> None:
+    paged = PagedLayer((16 * 4,)).fill()
+    before, sharer = paged.snapshot(), AddressRange.sparse(paged.shape.geometry())
+    sharer.map(paged.heap, 0, 0, 2, writable=False)
+    sharer.map(paged.heap, 2, 2, 1, writable=True)
+    rows = RowTable([(sharer, start, count) for start, count in segments])
+    new = normal((len(rows), 2, 32), mx.float32, 5)
+    with pytest.raises(IndexError, match=says):
+        append(paged.token, new, new, rows, paged.layer, paged.workers)
+    assert paged.snapshot() == before
+    mx.eval(
+        append(
+            paged.token, new[:1], new[:1], RowTable([(sharer, 32, 1)]), paged.layer, CpuWorkers(1)
+        )
+    )
+    assert paged.snapshot() != before
 
 
 def test_a_layer_without_heads_is_refused() -> None:

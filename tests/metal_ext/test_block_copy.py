@@ -2,7 +2,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_ext import AddressRange, CopyCounter, block_copy
+from metal_ext import AddressRange, CopyCounter, Heap, block_copy
 from tests.metal_ext.layers import KEY_REGION, PagedLayer, normal
 from tests.metal_ext.shapes import Shape
 
@@ -80,6 +80,20 @@ def test_copies_between_different_geometries_are_refused() -> None:
         with pytest.raises(ValueError, match="have different geometries"):
             block_copy(mx.zeros((1,)), source, 0, target, 0, 1, counter)
     assert counter.bytes == 0
+
+
+def test_a_read_only_block_is_copied_from_and_never_to() -> None:
+    heap, counter = Heap.shared(SHAPE.geometry()), CopyCounter()
+    owner, sharer = SHAPE.mapped(2, heap), AddressRange.sparse(SHAPE.geometry())
+    SHAPE.block(owner, 1, 0)[:] = 3
+    sharer.map(heap, 0, 0, 2, writable=False)
+    sharer.map(heap, 2, 2, 1, writable=True)
+    for target, to in ((sharer, 0), (sharer, 1)):
+        with pytest.raises(IndexError, match=f"target block {to} is read-only"):
+            block_copy(mx.zeros((1,)), owner, 0, target, to, 1, counter)
+    mx.eval(block_copy(mx.zeros((1,)), sharer, 0, sharer, 2, TOKENS, counter))
+    assert (SHAPE.block(sharer, 1, 2) == 3).all()
+    assert counter.bytes == TOKENS * sum(SHAPE.rows)
 
 
 def test_blocks_without_memory_are_refused_before_anything_is_written() -> None:

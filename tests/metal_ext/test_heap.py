@@ -65,7 +65,7 @@ def test_releasing_single_blocks_frees_exactly_those() -> None:
         gone |= set(range(first, first + count))
         held -= count * SHAPE.geometry().block_bytes
         assert heap.committed_bytes == held
-    range_.map(heap, 0, 0, 8)
+    range_.map(heap, 0, 0, 8, writable=True)
     for block in range(8):
         for region in range(3):
             want = 0 if block in gone else 16 * region + block + 1
@@ -79,7 +79,7 @@ def test_a_block_may_be_released_twice_and_used_again() -> None:
     for value in (1, 2):
         released(mapper, heap, 2, 1)
         released(mapper, heap, 2, 1)
-        range_.map(heap, 2, 0, 1)
+        range_.map(heap, 2, 0, 1, writable=True)
         view = SHAPE.block(range_, 1, 0)
         assert not view.any()
         view[:] = value
@@ -103,7 +103,7 @@ def test_a_dense_heap_is_charged_in_full_when_it_is_mapped_until_it_is_released(
     assert heap.releases_blocks
     assert (heap.committed_bytes, range_.base_address, range_.mapped_tokens) == (0, 0, 0)
     for _ in range(2):
-        range_.map(heap, 0, 0, 1)
+        range_.map(heap, 0, 0, 1, writable=True)
         assert heap.committed_bytes == geometry.heap_bytes
         assert range_.mapped_tokens == 16
         view = WHOLE.block(range_, 1, 0)

@@ -46,7 +46,7 @@ class Setting:
         self.heads = mx.zeros((2, 2, 32))
 
     def map(self, heap_block: int = 0, block: int = 4, count: int = 1) -> None:
-        self.range.map(self.heap, heap_block, block, count)
+        self.range.map(self.heap, heap_block, block, count, writable=True)
 
     def attend(self, first_row: int = 0, kv_heads: int = 2, layer: Layer | None = None) -> mx.array:
         layer = layer or self.layer
@@ -108,6 +108,16 @@ ARGUMENTS = {
     "map heap_block": Argument("heap blocks", 0, BLOCKS - 1, lambda s, n: s.map(heap_block=n)),
     "map block": Argument("range blocks", 0, BLOCKS - 1, lambda s, n: s.map(block=n)),
     "map count": Argument("range blocks", 1, BLOCKS - 4, lambda s, n: s.map(count=n)),
+    "map ahead heap_block": Argument(
+        "heap blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.map(s.range, s.heap, n, 4, 1)
+    ),
+    "map ahead block": Argument(
+        "range blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.map(s.range, s.heap, 0, n, 1)
+    ),
+    "map ahead count": Argument(
+        "range blocks", 1, BLOCKS - 4, lambda s, n: s.mapper.map(s.range, s.heap, 0, 4, n)
+    ),
+    "refused ticket": Argument("ticket", 1, 2**63 - 2, lambda s, n: s.mapper.refused(n)),
     "unmap block": Argument(
         "range blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.unmap(s.range, n, 1)
     ),

@@ -1,9 +1,11 @@
+import resource
+import sys
 import threading
 import time
 
 import pytest
 
-from metal_ext import AddressRange, Heap, Mapper
+from metal_ext import AddressRange, Heap, Mapper, RowTable
 from tests.metal_ext.programs import output_of
 from tests.metal_ext.shapes import WAIT_S, Shape, eventually, unmapped
 
@@ -66,6 +68,104 @@ def test_the_first_failure_is_kept_and_the_rest_still_runs() -> None:
     assert range_.mapped_tokens == 32
 
 
+def test_what_is_mapped_ahead_can_be_used_when_its_ticket_is_done() -> None:
+    mapper = Mapper()
+    heap = Heap.shared(SHAPE.geometry())
+    range_ = SHAPE.mapped(1, heap)
+    first = mapper.map(range_, heap, 4, 1, 2)
+    second = mapper.map(range_, heap, 1, 3, 1)
+    assert mapper.wait(second, WAIT_S)
+    assert (mapper.refused(first), mapper.refused(second), mapper.failure) == (False, False, "")
+    assert range_.mapped_tokens == 64
+    for region in range(3):
+        SHAPE.block(range_, region, 2)[:] = 7
+    other = SHAPE.mapped(8, heap)
+    for region in range(3):
+        assert (SHAPE.block(other, region, 5) == 7).all()
+        assert not SHAPE.block(other, region, 4).any()
+    assert len(RowTable([(range_, 63, 1)])) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux commits memory ahead")
+def test_the_first_write_to_what_was_mapped_ahead_takes_no_page_fault() -> None:
+    shape = Shape(tokens_per_block=512)  # 128 pages a block
+    heap = Heap.shared(shape.geometry())
+    range_ = AddressRange.sparse(shape.geometry())
+    mapper = Mapper()
+    faults = {}
+    for block, ahead in enumerate([False, True]):
+        if ahead:
+            assert mapper.wait(mapper.map(range_, heap, block, block, 1), WAIT_S)
+            assert heap.committed_bytes == 2 * shape.geometry().block_bytes
+        else:
+            range_.map(heap, block, block, 1, writable=True)
+            assert heap.committed_bytes == 0
+        views = [shape.block(range_, region, block) for region in range(3)]
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        for view in views:
+            view[:] = 1
+        faults[ahead] = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert faults[True] < 4 < faults[False]
+
+
+def test_what_cannot_be_mapped_by_anyone_is_a_failure_and_no_refusal() -> None:
+    heap = Heap.shared(SHAPE.geometry())
+    range_ = SHAPE.mapped(1, heap)
+    mapper = Mapper()
+    ticket = mapper.map(range_, heap, 1, 0, 1)
+    assert mapper.wait(ticket, WAIT_S)
+    assert mapper.refused(ticket) is False
+    assert mapper.failure == "block 0 is mapped already"
+
+
+def test_a_heap_of_another_geometry_is_refused_before_it_is_queued() -> None:
+    mapper = Mapper()
+    other = Heap.shared(SHAPE.geometry(blocks_per_heap=9))
+    with pytest.raises(ValueError, match="the heap and the range have different geometries"):
+        mapper.map(AddressRange.sparse(SHAPE.geometry()), other, 0, 0, 1)
+    assert mapper.unmap(SHAPE.mapped(1), 0, 1) == 1, "nothing was queued before"
+
+
+def test_nobody_knows_what_is_refused_before_it_is_done() -> None:
+    mapper = Mapper()
+    with pytest.raises(RuntimeError, match="ticket 1 is not completed"):
+        mapper.refused(1)
+    ticket = mapper.unmap(SHAPE.mapped(1), 0, 1)
+    assert mapper.wait(ticket, WAIT_S)
+    assert mapper.refused(ticket) is False, "no map"
+
+
+def test_a_dense_range_is_mapped_ahead_whole() -> None:
+    whole = SHAPE.geometry(blocks_per_heap=1, blocks_per_range=1)
+    heap, range_, mapper = Heap.dense(whole), AddressRange.dense(whole), Mapper()
+    ticket = mapper.map(range_, heap, 0, 0, 1)
+    assert mapper.wait(ticket, WAIT_S)
+    assert not mapper.refused(ticket)
+    assert (range_.mapped_tokens, heap.committed_bytes) == (16, whole.heap_bytes)
+
+
+def test_a_dense_heap_that_gets_no_memory_ahead_is_refused() -> None:
+    assert (
+        output_of("""
+        import resource
+        from metal_ext import AddressRange, Heap, Mapper
+        from tests.metal_ext.shapes import Shape
+        geometry = Shape(2**26, 2**16, 1, 1, (1024,)).geometry()
+        heap, range_, mapper = Heap.dense(geometry), AddressRange.dense(geometry), Mapper()
+        mapper.wait(mapper.release(heap, 0, 1), 30.0)  # its thread runs
+        limit = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (2**25, limit[1]))
+        for _ in range(2):
+            ticket = mapper.map(range_, heap, 0, 0, 1)
+            mapper.wait(ticket, 30.0)
+            resource.setrlimit(resource.RLIMIT_DATA, limit)
+            print(mapper.refused(ticket), mapper.refused(ticket), range_.mapped_tokens)
+        print(repr(mapper.failure))
+    """)
+        == "True False 0\nFalse False 65536\n''"
+    )
+
+
 def test_handles_may_be_dropped_while_operations_are_queued() -> None:
     mapper = Mapper()
     heap = Heap.shared(SHAPE.geometry())
@@ -88,7 +188,7 @@ def test_threads_share_a_mapper() -> None:
         range_ = AddressRange.sparse(SHAPE.geometry())
         heap = Heap.shared(SHAPE.geometry())
         for i in range(100):
-            range_.map(heap, i % 8, 0, 1)
+            range_.map(heap, i % 8, 0, 1, writable=True)
             tickets[number].append(mapper.unmap(range_, 0, 1))
             mapper.wait(tickets[number][-1], WAIT_S)
 
@@ -111,7 +211,7 @@ def test_one_thread_maps_while_the_mapper_takes_other_blocks_of_the_range() -> N
         view = SHAPE.block(range_, 0, i % 4)
         view[:] = i % 256
         assert mapper.wait(ticket, WAIT_S)
-        range_.map(heap, 4 + i % 4, 4 + i % 4, 1)
+        range_.map(heap, 4 + i % 4, 4 + i % 4, 1, writable=True)
         assert (view == i % 256).all()
     assert range_.mapped_tokens == 128
 
@@ -150,7 +250,7 @@ def test_a_range_can_be_filled_again_after_it_was_unmapped(count: int) -> None:
     heap = Heap.shared(SHAPE.geometry())
     range_ = AddressRange.sparse(SHAPE.geometry())
     for round_ in range(20):
-        range_.map(heap, 0, 0, count)
+        range_.map(heap, 0, 0, count, writable=True)
         view = SHAPE.block(range_, 2, count - 1)
         assert int(view[0]) == round_, "the heap keeps what was written"
         view[0] = round_ + 1

@@ -94,7 +94,7 @@ def test_a_dense_range_can_be_seen_too() -> None:
     range_ = AddressRange.dense(geometry)
     with pytest.raises(IndexError, match=r"mapped tokens .* does not lie inside \[0, 0\)"):
         region_view(mx.zeros((1,)), range_, 1, 1, 2, 32, mx.float32)
-    range_.map(Heap.dense(geometry), 0, 0, 1)
+    range_.map(Heap.dense(geometry), 0, 0, 1, writable=True)
     shape.block(range_, 1, 0)[:] = np.ones(16 * 64, np.float32).view(np.uint8)
     assert mx.sum(region_view(mx.zeros((1,)), range_, 1, 16, 2, 32, mx.float32)).item() == 16 * 64
 

@@ -44,8 +44,17 @@ def test_a_dense_range_has_rows_while_it_has_a_heap() -> None:
     range_ = AddressRange.dense(geometry)
     with pytest.raises(IndexError, match=r"does not lie inside \[0, 0\)"):
         RowTable([(range_, 0, 1)])
-    range_.map(Heap.dense(geometry), 0, 0, 1)
+    range_.map(Heap.dense(geometry), 0, 0, 1, writable=True)
     assert len(RowTable([(range_, 0, 16)])) == 16
+
+
+def test_rows_of_read_only_blocks_are_planned_as_all_others_are() -> None:
+    heap = Heap.shared(SHAPE.geometry())
+    range_ = AddressRange.sparse(SHAPE.geometry())
+    range_.map(heap, 0, 0, 2, writable=False)
+    assert len(RowTable([(range_, 0, 32)])) == 32
+    with pytest.raises(IndexError, match=r"does not lie inside \[0, 32\)"):
+        RowTable([(range_, 32, 1)])
 
 
 @pytest.mark.parametrize("wrong", [[(None, 0, 1)], [(1, 0, 1)], [()], None, 3])

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <future>
 #include <memory>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -101,6 +103,46 @@ TEST("the first failure is kept, and what follows runs all the same") {
   CHECK(mapper.wait(last, kLong));
   CHECK(ran);
   CHECK(mapper.failure() == "the first");
+}
+
+TEST("what the system refuses an attempt is no failure, and is told once") {
+  Mapper mapper;
+  const auto out_of_memory = [] {
+    throw std::system_error(ENOMEM, std::generic_category(), "mmap");
+  };
+  mapper.attempt([] {});
+  const uint64_t bad = mapper.attempt(out_of_memory);
+  const uint64_t last = mapper.attempt([] {});
+  CHECK(mapper.wait(last, kLong));
+  CHECK(mapper.failure().empty());
+  CHECK(!mapper.refused(bad - 1) && !mapper.refused(last));
+  CHECK(mapper.refused(bad));
+  CHECK(!mapper.refused(bad));
+}
+
+TEST("an attempt can fail, and what was not attempted cannot be refused") {
+  for (const bool attempted : {false, true}) {
+    Mapper mapper;
+    const uint64_t bad =
+        attempted ? mapper.attempt([] { throw std::logic_error("a bug"); })
+                  : mapper.submit([] {
+                      throw std::system_error(ENOMEM, std::generic_category(), "mmap");
+                    });
+    CHECK(mapper.wait(bad, kLong));
+    CHECK(!mapper.refused(bad));
+    CHECK(mapper.failure().find(attempted ? "a bug" : "mmap") == 0);
+  }
+}
+
+TEST("whether an attempt was refused is not known before it is done") {
+  Mapper mapper;
+  std::promise<void> gate;
+  const uint64_t ticket = mapper.attempt([wait = gate.get_future().share()] { wait.wait(); });
+  CHECK(test::throws<std::logic_error>("ticket 1 is not completed", [&] { mapper.refused(1); }));
+  CHECK(test::throws<std::logic_error>("ticket 2 is not completed", [&] { mapper.refused(2); }));
+  gate.set_value();
+  CHECK(mapper.wait(ticket, kLong));
+  CHECK(!mapper.refused(ticket));
 }
 
 TEST("a mapper that goes finishes what was submitted") {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -20,8 +21,13 @@ namespace {
 
 using test::mappings_inside;
 using test::readable;
+using test::RefuseMadvise;
 using test::RefuseMmap;
 using test::throws;
+using test::writable;
+
+constexpr bool kWritable = true;
+constexpr bool kReadOnly = false;
 
 size_t page() {
   return system_page_bytes();
@@ -43,8 +49,8 @@ std::byte* block_of(const AddressRange& range, size_t region, size_t block) {
 
 // --- random operations against a model ------------------------------------------------------------
 
-// What every page of every heap must hold, whether memory stands behind it, and which heap block
-// stands behind each block of each range.
+// What every page of every heap must hold, whether memory stands behind it, which heap block stands
+// behind each block of each range, and whether it may be written there.
 class World {
  public:
   static constexpr size_t kHeaps = 3;
@@ -85,6 +91,8 @@ class World {
             CHECK(!readable(block_of(*ranges_[r], region, block)));
             continue;
           }
+          CHECK(writable(block_of(*ranges_[r], region, block)) == backing_[r][block]->writable);
+          model(r, region, block, 0).touched = true;
           for (size_t p = 0; p < shape_.region_block_bytes(region) / page(); ++p) {
             check_page(r, region, block, p);
           }
@@ -108,6 +116,7 @@ class World {
   struct Place {
     size_t heap;
     size_t block;
+    bool writable;
   };
 
   size_t below(size_t end) { return random_() % end; }
@@ -133,9 +142,16 @@ class World {
     const size_t r = below(kRanges);
     const size_t h = below(kHeaps);
     const Run run = any_run();
+    const size_t kind = below(3);  // 0: read-only, 1: writable, 2: committed as well
     const auto call = [&] {
-      ranges_[r]->map(heaps_[h], static_cast<int64_t>(run.heap_first),
-                      static_cast<int64_t>(run.first), static_cast<int64_t>(run.count));
+      const auto heap_first = static_cast<int64_t>(run.heap_first);
+      const auto first = static_cast<int64_t>(run.first);
+      const auto count = static_cast<int64_t>(run.count);
+      if (kind == 2) {
+        ranges_[r]->map_committed(heaps_[h], heap_first, first, count);
+      } else {
+        ranges_[r]->map(heaps_[h], heap_first, first, count, kind == 1);
+      }
     };
     const auto before = mappings_of(*ranges_[r]);
     if (!all_mapped(r, run, false)) {
@@ -151,7 +167,14 @@ class World {
     }
     call();
     for (size_t i = 0; i < run.count; ++i) {
-      backing_[r][run.first + i] = Place{h, run.heap_first + i};
+      backing_[r][run.first + i] = Place{h, run.heap_first + i, kind > 0};
+    }
+    for (size_t region = 0; kind == 2 && region < shape_.regions(); ++region) {
+      for (size_t b = run.heap_first; b < run.heap_first + run.count; ++b) {
+        for (size_t p = 0; p < shape_.region_block_bytes(region) / page(); ++p) {
+          pages_[h][heap_page(region, b, p)].touched = true;
+        }
+      }
     }
   }
 
@@ -161,7 +184,7 @@ class World {
     const auto call = [&] {
       ranges_[r]->unmap(static_cast<int64_t>(run.first), static_cast<int64_t>(run.count));
     };
-    if (!all_mapped(r, run, true)) {
+    if (!all_mapped(r, run, kWritable)) {
       const auto before = mappings_of(*ranges_[r]);
       CHECK(throws<std::logic_error>("is not mapped", call));
       CHECK(mappings_of(*ranges_[r]) == before);
@@ -232,7 +255,8 @@ class World {
   }
 
   void write() {
-    if (const auto at = any_page()) {
+    const auto at = any_page();
+    if (at && backing_[(*at)[0]][(*at)[2]]->writable) {
       const auto [r, region, block, p] = *at;
       const uint64_t value = random_();
       for (size_t w = 0; w < kWords; ++w) {
@@ -283,17 +307,18 @@ TEST("a map that is refused at any region leaves no trace, whatever stands besid
   const Geometry shape = small_geometry();
   const auto heap = std::make_shared<SharedHeap>(shape);
   SparseRange range(shape);
-  range.map(heap, 0, 0, 2);  // the refused run joins on to this one, in file and in addresses
-  range.map(heap, 3, 3, 2);
+  // The refused run joins on to these, in file and in addresses.
+  range.map(heap, 0, 0, 2, kWritable);
+  range.map(heap, 3, 3, 2, kWritable);
   std::memset(block_of(range, 1, 1), 7, shape.region_block_bytes(1));
   const auto before = mappings_of(range);
   for (size_t region = 0; region < shape.regions(); ++region) {
     const RefuseMmap refuse(static_cast<int>(region));
-    CHECK(throws<std::system_error>("mmap of ", [&] { range.map(heap, 2, 2, 1); }));
+    CHECK(throws<std::system_error>("mmap of ", [&] { range.map(heap, 2, 2, 1, kWritable); }));
     CHECK(mappings_of(range) == before);
     CHECK(range.mapped_tokens() == 2 * shape.tokens_per_block());
   }
-  range.map(heap, 2, 2, 1);
+  range.map(heap, 2, 2, 1, kWritable);
   CHECK(range.mapped_tokens() == 5 * shape.tokens_per_block());
   CHECK(*block_of(range, 1, 1) == std::byte{7});
 }
@@ -302,11 +327,11 @@ TEST("what was mapped is undone and unmapped even when the system refuses every 
   const Geometry shape = small_geometry();
   const auto heap = std::make_shared<SharedHeap>(shape);
   SparseRange range(shape);
-  range.map(heap, 0, 0, 1);
+  range.map(heap, 0, 0, 1, kWritable);
   const auto before = mappings_of(range);
   for (size_t region = 1; region < shape.regions(); ++region) {
     const RefuseMmap refuse(static_cast<int>(region), 2);  // the map, and the first step back
-    CHECK(throws<std::system_error>("mmap of ", [&] { range.map(heap, 1, 1, 1); }));
+    CHECK(throws<std::system_error>("mmap of ", [&] { range.map(heap, 1, 1, 1, kWritable); }));
     CHECK(mappings_of(range) == before);
   }
   {
@@ -314,8 +339,116 @@ TEST("what was mapped is undone and unmapped even when the system refuses every 
     range.unmap(0, 1);
   }
   CHECK(!readable(range.base()));
-  range.map(heap, 0, 0, 1);
+  range.map(heap, 0, 0, 1, kWritable);
   CHECK(mappings_of(range) == before);
+}
+
+TEST("what cannot be undone is no refusal but a failure") {
+  const Geometry shape = small_geometry();
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  Mapper mapper;
+  const auto range = std::make_shared<SparseRange>(shape);
+  const uint64_t ticket = mapper.attempt([&] {
+    const RefuseMmap refuse(1, 100);
+    range->map_committed(heap, 0, 0, 1);
+  });
+  CHECK(mapper.wait(ticket, std::chrono::seconds(30)));
+  CHECK(!mapper.refused(ticket));
+  CHECK(mapper.failure().find("memory that must go stays mapped: mmap of ") == 0);
+}
+
+TEST("a block that many ranges share is read everywhere and written only where it is writable") {
+  const Geometry shape = small_geometry();
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  SparseRange owner(shape);
+  owner.map(heap, 2, 1, 2, kWritable);
+  std::vector<std::unique_ptr<SparseRange>> sharers;
+  for (int i = 0; i < 50; ++i) {
+    sharers.push_back(std::make_unique<SparseRange>(shape));
+    sharers.back()->map(heap, 2, 0, 2, kReadOnly);
+    sharers.back()->map(heap, 0, 2, 1, kWritable);
+  }
+  for (size_t region = 0; region < shape.regions(); ++region) {
+    std::memset(block_of(owner, region, 2), 5, shape.region_block_bytes(region));
+    for (const auto& range : sharers) {
+      CHECK(*block_of(*range, region, 1) == std::byte{5});
+      CHECK(!writable(block_of(*range, region, 0)) && !writable(block_of(*range, region, 1)));
+      CHECK(writable(block_of(*range, region, 2)));
+    }
+    CHECK(writable(block_of(owner, region, 1)));
+  }
+  CHECK(sharers[0]->mapped_tokens() == 3 * shape.tokens_per_block());
+  sharers[0]->unmap(0, 2);
+  sharers[0]->map(heap, 4, 0, 1, kWritable);  // what it was mapped as before is forgotten
+  CHECK(writable(block_of(*sharers[0], 1, 0)));
+  CHECK(!sharers[0]->first_read_only(0, 16));
+}
+
+TEST("the first read-only block of a run of tokens is found") {
+  const Geometry shape = small_geometry();
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  SparseRange range(shape);
+  range.map(heap, 0, 0, 2, kReadOnly);
+  range.map(heap, 2, 2, 1, kWritable);
+  range.map(heap, 3, 3, 1, kReadOnly);
+  CHECK(range.first_read_only(0, 64) == 0u);
+  CHECK(range.first_read_only(31, 1) == 1u);
+  CHECK(range.first_read_only(31, 2) == 1u);
+  CHECK(!range.first_read_only(32, 1) && !range.first_read_only(32, 16));
+  CHECK(range.first_read_only(32, 17) == 3u);
+  CHECK(range.first_read_only(63, 1) == 3u);
+}
+
+TEST("a committed map holds its memory before it is written, and no more") {
+  const Geometry shape = small_geometry();
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  SparseRange range(shape);
+  range.map_committed(heap, 1, 0, 3);
+  CHECK(heap->committed_bytes() == 3 * shape.block_bytes());
+  for (size_t region = 0; region < shape.regions(); ++region) {
+    std::memset(block_of(range, region, 0), 1, 3 * shape.region_block_bytes(region));
+  }
+  CHECK(heap->committed_bytes() == 3 * shape.block_bytes());
+}
+
+TEST("what was written before is still there when its block is committed again") {
+  const Geometry shape = small_geometry();
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  SparseRange range(shape);
+  range.map(heap, 1, 0, 1, kWritable);
+  std::memset(block_of(range, 1, 0), 9, shape.region_block_bytes(1));
+  range.unmap(0, 1);
+  range.map_committed(heap, 0, 3, 3);
+  CHECK(*block_of(range, 1, 4) == std::byte{9});
+  CHECK(*block_of(range, 1, 3) == std::byte{0} && *block_of(range, 1, 5) == std::byte{0});
+}
+
+TEST("memory that cannot be committed ahead is committed when it is written") {
+  const Geometry shape = small_geometry();
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  for (const int error : {EINVAL, ENOSYS, EFAULT, ENOMEM}) {
+    const RefuseMadvise refuse(error);
+    SparseRange range(shape);
+    range.map_committed(heap, 0, 0, 2);
+    CHECK(heap->committed_bytes() == 0);
+    CHECK(range.mapped_tokens() == 2 * shape.tokens_per_block());
+    std::memset(block_of(range, 1, 1), 7, shape.region_block_bytes(1));
+    CHECK(heap->committed_bytes() == shape.region_block_bytes(1));
+    heap->release(0, 5);
+  }
+}
+
+TEST("a dense range is writable or not mapped at all") {
+  const Geometry shape = small_geometry(1, 1);
+  const auto heap = std::make_shared<DenseHeap>(shape);
+  DenseRange range(shape);
+  CHECK(throws<std::invalid_argument>("always writable", [&] {
+    range.map(heap, 0, 0, 1, kReadOnly);
+  }));
+  CHECK(heap->committed_bytes() == 0 && range.mapped_tokens() == 0);
+  range.map_committed(heap, 0, 0, 1);
+  CHECK(heap->committed_bytes() == shape.heap_bytes());
+  CHECK(!range.first_read_only(0, 16));
 }
 
 TEST("a refused reservation or header is an error, and nothing stays behind") {
@@ -348,7 +481,7 @@ TEST("a dense range has its heap's memory, zeros at first, and gives it back") {
   DenseRange range(shape);
   CHECK(range.base() == nullptr && heap->committed_bytes() == 0);
   for (int round = 0; round < 3; ++round) {
-    range.map(heap, 0, 0, 1);
+    range.map(heap, 0, 0, 1, kWritable);
     CHECK(range.base() == heap->memory());
     CHECK(heap->committed_bytes() == shape.heap_bytes());
     CHECK(range.mapped_tokens() == shape.tokens_per_block());
@@ -370,11 +503,11 @@ TEST("a dense map that is refused leaves no trace") {
   DenseRange range(shape);
   {
     const RefuseMmap refuse(0, 100);
-    CHECK(throws<std::system_error>("mmap of ", [&] { range.map(heap, 0, 0, 1); }));
+    CHECK(throws<std::system_error>("mmap of ", [&] { range.map(heap, 0, 0, 1, kWritable); }));
     CHECK(range.base() == nullptr && range.mapped_tokens() == 0);
     CHECK(heap->committed_bytes() == 0);
   }
-  range.map(heap, 0, 0, 1);
+  range.map(heap, 0, 0, 1, kWritable);
   CHECK(range.base() != nullptr);
 }
 
@@ -386,11 +519,13 @@ TEST("heaps and ranges of other kinds and other geometries are refused") {
   const auto shared = std::make_shared<SharedHeap>(one);
   const auto plain = std::make_shared<DenseHeap>(one);
   const auto foreign = std::make_shared<SharedHeap>(other);
-  CHECK(throws<std::invalid_argument>("shared heaps", [&] { sparse.map(plain, 0, 0, 1); }));
-  CHECK(throws<std::invalid_argument>("dense heap", [&] { dense.map(shared, 0, 0, 1); }));
-  CHECK(throws<std::out_of_range>("heap blocks", [&] { sparse.map(foreign, 1, 0, 1); }));
-  CHECK(throws<std::invalid_argument>(
-      "different geometries", [&] { sparse.map(foreign, 0, 0, 1); }));
+  const auto map = [](AddressRange& range, const std::shared_ptr<Heap>& heap, int64_t heap_block) {
+    return [&range, heap, heap_block] { range.map(heap, heap_block, 0, 1, kWritable); };
+  };
+  CHECK(throws<std::invalid_argument>("shared heaps", map(sparse, plain, 0)));
+  CHECK(throws<std::invalid_argument>("dense heap", map(dense, shared, 0)));
+  CHECK(throws<std::out_of_range>("heap blocks", map(sparse, foreign, 1)));
+  CHECK(throws<std::invalid_argument>("different geometries", map(sparse, foreign, 0)));
   CHECK(throws<std::invalid_argument>("one block", [&] { DenseRange range(other); }));
   CHECK(sparse.mapped_tokens() == 0 && dense.mapped_tokens() == 0);
 }
@@ -403,7 +538,7 @@ TEST("a large run is unmapped whole, whatever the size of the pieces") {
   const auto heap = std::make_shared<SharedHeap>(shape);
   SparseRange range(shape);
   const auto blocks = static_cast<int64_t>(shape.blocks_per_range());
-  range.map(heap, 0, 0, blocks);
+  range.map(heap, 0, 0, blocks, kWritable);
   const auto before_last = static_cast<size_t>(blocks - 1);
   *block_of(range, 0, 0) = std::byte{1};
   *block_of(range, 0, before_last) = std::byte{1};
@@ -431,7 +566,7 @@ TEST("the engine maps and writes while the mapper takes other blocks away") {
     const size_t r = static_cast<size_t>(round) % 4;
     CHECK(mapper.wait(tickets[r], std::chrono::seconds(30)));
     // Heap block r belongs to range r: three blocks of it are freed while the fourth is in use.
-    ranges[r]->map(heap, static_cast<int64_t>(r), 0, 1);
+    ranges[r]->map(heap, static_cast<int64_t>(r), 0, 1, kWritable);
     CHECK(ranges[r]->mapped_tokens() == shape.tokens_per_block());
     CHECK(*block_of(*ranges[r], 1, 0) == std::byte{0});
     std::memset(block_of(*ranges[r], 1, 0), round % 255 + 1, shape.region_block_bytes(1));
@@ -444,14 +579,62 @@ TEST("the engine maps and writes while the mapper takes other blocks away") {
   CHECK(heap->committed_bytes() == 0);
 }
 
+TEST("the mapper maps ahead while the engine reads, writes and plans rows of the same range") {
+  const Geometry shape = small_geometry(9, 9);
+  Mapper mapper;
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  const auto range = std::make_shared<SparseRange>(shape);
+  for (int round = 0; round < 60; ++round) {
+    range->map(heap, 0, 0, 1, kReadOnly);
+    range->map(heap, 1, 1, 1, kWritable);
+    uint64_t ticket = 0;
+    for (int64_t block = 2; block < 9; ++block) {
+      ticket = mapper.attempt([=] { range->map_committed(heap, block, block, 1); });
+    }
+    size_t mapped = 2;
+    for (size_t planned = 1; planned < 9;) {
+      const size_t now = range->mapped_tokens() / shape.tokens_per_block();
+      CHECK(now >= mapped);
+      mapped = now;
+      for (; planned < mapped; ++planned) {
+        RowTable({{range, static_cast<int64_t>(16 * planned), 16}}).require_writable();
+        std::memset(block_of(*range, 2, planned), round + 1, shape.region_block_bytes(2));
+      }
+    }
+    CHECK(mapper.wait(ticket, std::chrono::seconds(30)));
+    CHECK(!mapper.refused(ticket));
+    ticket = mapper.submit([=] { range->unmap(0, 9); });
+    CHECK(mapper.wait(ticket, std::chrono::seconds(30)));
+    CHECK(range->mapped_tokens() == 0);
+  }
+  CHECK(mapper.failure().empty());
+}
+
+TEST("rows of read-only blocks are in a table, which says that they cannot be written") {
+  const Geometry shape = small_geometry();
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  const auto a = std::make_shared<SparseRange>(shape);
+  a->map(heap, 0, 0, 2, kReadOnly);
+  a->map(heap, 2, 2, 1, kWritable);
+  const auto refused = [&](int64_t start, int64_t count, const std::string& says) {
+    const RowTable table({{a, 40, 1}, {a, start, count}, {a, 3, 1}});
+    return throws<std::out_of_range>(says, [&] { table.require_writable(); });
+  };
+  CHECK(refused(0, 1, "segment [0, 0 + 1) cannot be written: block 0 is read-only"));
+  CHECK(refused(31, 1, "segment [31, 31 + 1) cannot be written: block 1 is read-only"));
+  CHECK(refused(20, 20, "segment [20, 20 + 20) cannot be written: block 1 is read-only"));
+  CHECK(refused(32, 1, "segment [3, 3 + 1)"));
+  RowTable({{a, 32, 16}}).require_writable();
+}
+
 TEST("a row table lists positions in order and refuses rows without memory") {
   const Geometry shape = small_geometry();
   const auto heap = std::make_shared<SharedHeap>(shape);
   const auto a = std::make_shared<SparseRange>(shape);
   const auto b = std::make_shared<SparseRange>(shape);
-  a->map(heap, 0, 0, 2);
-  b->map(heap, 2, 0, 1);
-  b->map(heap, 3, 2, 1);  // behind a gap: not reached
+  a->map(heap, 0, 0, 2, kWritable);
+  b->map(heap, 2, 0, 1, kWritable);
+  b->map(heap, 3, 2, 1, kWritable);  // behind a gap: not reached
   const RowTable table({{a, 30, 2}, {b, 0, 3}, {a, 5, 1}});
   const std::vector<size_t> positions = {30, 31, 0, 1, 2, 5};
   CHECK(table.rows().size() == positions.size());

@@ -14,6 +14,7 @@ namespace {
 
 thread_local int calls_left = -1;  // -1: nothing is refused
 thread_local int refusals_left = 0;
+thread_local int madvise_error = 0;
 
 bool refused_now() {
   if (calls_left < 0) {
@@ -44,6 +45,16 @@ void* __wrap_mmap(void* address, size_t bytes, int protection, int flags, int fd
   return __real_mmap(address, bytes, protection, flags, fd, offset);
 }
 
+int __real_madvise(void*, size_t, int);
+
+int __wrap_madvise(void* address, size_t bytes, int advice) {
+  if (madvise_error != 0) {
+    errno = madvise_error;
+    return -1;
+  }
+  return __real_madvise(address, bytes, advice);
+}
+
 }  // extern "C"
 
 namespace quire::test {
@@ -57,6 +68,17 @@ bool readable(const void* address) {
   close(ends[0]);
   close(ends[1]);
   return written;
+}
+
+bool writable(void* address) {
+  int ends[2];
+  if (pipe(ends) != 0) {
+    return false;
+  }
+  const bool copied = write(ends[1], address, 1) == 1 && read(ends[0], address, 1) == 1;
+  close(ends[0]);
+  close(ends[1]);
+  return copied;
 }
 
 std::vector<std::string> mappings_inside(const void* base, size_t bytes) {
@@ -103,6 +125,14 @@ RefuseMmap::RefuseMmap(int calls, int refused) {
 
 RefuseMmap::~RefuseMmap() {
   calls_left = -1;
+}
+
+RefuseMadvise::RefuseMadvise(int error) {
+  madvise_error = error;
+}
+
+RefuseMadvise::~RefuseMadvise() {
+  madvise_error = 0;
 }
 
 }  // namespace quire::test

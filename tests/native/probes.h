@@ -10,6 +10,9 @@ namespace quire::test {
 // Whether a byte can be read; asks the system, so that nothing crashes.
 bool readable(const void* address);
 
+// Whether a byte can be written; asks the system, and leaves the byte as it was. Commits its page.
+bool writable(void* address);
+
 // The mappings of this process inside [base, base + bytes): addresses, protection, what is mapped.
 // Two equal answers mean that nothing was changed in between.
 std::vector<std::string> mappings_inside(const void* base, size_t bytes);
@@ -28,6 +31,16 @@ class RefuseMmap {
   ~RefuseMmap();
   RefuseMmap(const RefuseMmap&) = delete;
   RefuseMmap& operator=(const RefuseMmap&) = delete;
+};
+
+// Has every madvise of this thread fail with that error, until it goes. The program is linked with
+// -Wl,--wrap=madvise.
+class RefuseMadvise {
+ public:
+  explicit RefuseMadvise(int error);
+  ~RefuseMadvise();
+  RefuseMadvise(const RefuseMadvise&) = delete;
+  RefuseMadvise& operator=(const RefuseMadvise&) = delete;
 };
 
 }  // namespace quire::test

@@ -1,29 +1,59 @@
-"""Any order of opens, growth, closes, completions and refusals keeps the cache's books right."""
+"""Any order of opens, shares, forks, growth, closes, completions and refusals keeps the cache's
+books right, and every sequence its own tokens."""
+
+from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import metal_ext
-from kvcache.heap_pool import BlockState
-from kvcache.layout import KVShape, paged_layout
-from kvcache.manager import KVCacheManager
+from kvcache.sparse_heap import BlockState
+from kvcache.token_chain import PrefixSalt
 from tests.kvcache.fakes import FakeBackend
+from tests.kvcache.managers import SHAPE, TOKENS, manager, paged
 
-SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
-HEAP_BLOCKS = 3
-MAX_TOKENS = 12 * 16
+HEAP_BLOCKS = 4
+MAX_TOKENS = 12 * TOKENS
+# Few and alike: prompts are made of these.
+PIECES = [[kind] * 12 for kind in range(3)]
+
+
+@dataclass
+class Memory(FakeBackend):
+    """Also knows what was written where: token ids by heap block and place."""
+
+    contents: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+
+    def write(self, buffer: int, position: int, token: int) -> None:
+        block, place = divmod(position, TOKENS)
+        assert (buffer, block) in self.writable, "written where others read"
+        self.contents.setdefault(self.mapped[buffer, block], {})[place] = token
+
+    def read(self, buffer: int, position: int) -> int:
+        block, place = divmod(position, TOKENS)
+        return self.contents[self.mapped[buffer, block]][place]
+
+    def copy_block(
+        self, source: int, source_block: int, target: int, target_block: int, tokens: int
+    ) -> None:
+        super().copy_block(source, source_block, target, target_block, tokens)
+        for place in range(tokens):
+            token = self.read(source, source_block * TOKENS + place)
+            self.write(target, target_block * TOKENS + place, token)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Drives a manager over a fake backend whose calls fail and whose tickets lag."""
+    """Drives a manager over a fake backend whose calls fail and whose tickets lag; the model is a
+    list of token ids per sequence, and how many of them are computed."""
 
     @initialize(
         heaps=st.integers(1, 5),
-        sequences=st.integers(1, 4),
+        sequences=st.integers(1, 5),
         slack_blocks=st.integers(0, 6),
         releases_blocks=st.booleans(),
-        mapping_limit=st.one_of(st.none(), st.integers(4, 40)),
+        mapping_limit=st.one_of(st.none(), st.integers(4, 60)),
+        max_sharers=st.integers(1, 6),
+        shares_prefixes=st.sampled_from([True, True, False]),
     )
     def start(
         self,
@@ -32,66 +62,106 @@ class CacheMachine(RuleBasedStateMachine):
         slack_blocks: int,
         releases_blocks: bool,
         mapping_limit: int | None,
+        max_sharers: int,
+        shares_prefixes: bool,
     ) -> None:
-        layout = paged_layout(
-            SHAPE,
-            max_tokens=MAX_TOKENS,
-            heap_bytes=HEAP_BLOCKS * 8192,
-            system_page_bytes=4096,
-            page_bytes=4096,
-        )
-        self.backend = FakeBackend(
+        layout = paged(MAX_TOKENS)
+        self.backend = Memory(
             layout.group,
             at_once=False,
             releases_blocks=releases_blocks,
             mapping_limit=mapping_limit,
         )
-        self.kv = KVCacheManager(
+        self.kv = manager(
             layout,
             self.backend,
             budget_bytes=heaps * layout.group.heap_bytes,
             max_sequences=sequences,
             free_slack_bytes=slack_blocks * layout.group.block_bytes,
-            workers=metal_ext.CpuWorkers(1),
+            max_sharers=max_sharers,
+            shares_prefixes=shares_prefixes,
         )
         self.group = layout.group
-        self.lengths: dict[int, int] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
         self.last_id = 0
 
-    @rule(tokens=st.integers(1, MAX_TOKENS + 5))
-    def open(self, tokens: int) -> None:
+    @rule(
+        pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=12),
+        own=st.integers(0, 3),
+        system=st.integers(0, 40),
+        salt=st.sampled_from([b"", b"", b"x"]),
+    )
+    def open(self, pieces: list[list[int]], own: int, system: int, salt: bytes) -> None:
         self.last_id += 1
+        ids = [token for piece in pieces for token in piece] + [100 + self.last_id] * own
+        chain = self.kv.chain(PrefixSalt(b"tenant", salt))
+        chain.extend(ids, 0)
         before = self.kv.stats()
-        if self.kv.open(self.last_id, tokens):
-            self.lengths[self.last_id] = 0
+        most = len(ids) + 30
+        if self.kv.open(self.last_id, chain, len(ids), final_tokens=most, system_tokens=system):
+            self.tokens[self.last_id] = ids
+            self.adopt_into(self.last_id)
         else:
             assert self.kv.stats() == before
 
-    @precondition(lambda self: self.lengths)
+    def adopt_into(self, seq: int) -> None:
+        self.computed[seq] = self.kv.adopt(seq)
+        assert self.computed[seq] < len(self.tokens[seq]), "the last token is always computed"
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def adopt(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.tokens)))
+        before = self.computed[seq]
+        if before < len(self.tokens[seq]):
+            self.adopt_into(seq)
+        assert self.computed[seq] >= before
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        """A child of any sequence that has computed its prompt."""
+        parent = data.draw(st.sampled_from(sorted(self.tokens)))
+        self.last_id += 1
+        ids = list(self.tokens[parent][: data.draw(st.integers(1, len(self.tokens[parent])))])
+        chain = self.kv.chain(PrefixSalt(b"tenant", b"of forks"))
+        chain.extend(ids, 0)
+        if self.kv.open(self.last_id, chain, len(ids), final_tokens=len(ids), system_tokens=0):
+            self.tokens[self.last_id] = ids
+            copied = self.backend.copied_bytes
+            self.computed[self.last_id] = self.kv.fork(parent, self.last_id)
+            assert self.backend.copied_bytes - copied < self.group.block_bytes
+            assert self.computed[self.last_id] < len(ids)
+
+    @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def grow_some(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.lengths)), unique=True))
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True))
         plan = []
         for seq in chosen:
+            self.kv.claim(seq)
             count = data.draw(st.integers(1, 40))
-            mapped = dict(self.backend.mapped)
-            if self.kv.reserve(seq, self.lengths[seq] + count):
-                plan.append((seq, self.lengths[seq], count))
-            else:
-                assert self.backend.mapped == mapped
+            if self.kv.reserve(seq, self.computed[seq] + count):
+                plan.append((seq, self.computed[seq], count))
         if not plan:
             return
         self.kv.views(plan)
-        for seq, _, count in plan:
-            self.kv.commit(seq, [0] * count)
-            self.lengths[seq] += count
+        for seq, start, count in plan:
+            ids = self.tokens[seq]
+            ids += [data.draw(st.integers(0, 2))] * (start + count - len(ids))
+            buffer = self.kv._open[seq].buffer.number
+            for position in range(start, start + count):
+                self.backend.write(buffer, position, ids[position])
+            self.kv.commit(seq, ids[start : start + count])
+            self.computed[seq] += count
 
-    @precondition(lambda self: self.lengths)
-    @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
-        seq = data.draw(st.sampled_from(sorted(self.lengths)))
-        self.kv.close(seq)
-        del self.lengths[seq]
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), keep=st.booleans())
+    def close(self, data: st.DataObject, keep: bool) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.tokens)))
+        self.kv.close(seq, keep_prefix=keep)
+        del self.tokens[seq], self.computed[seq]
 
     @rule(lag=st.integers(0, 3))
     def complete_steps(self, lag: int) -> None:
@@ -102,13 +172,17 @@ class CacheMachine(RuleBasedStateMachine):
     def complete_memory_operations(self) -> None:
         self.backend.complete()
 
-    @rule()
-    def refuse_a_call_soon(self) -> None:
-        self.backend.fail_at = self.backend.calls + 2
+    @rule(calls=st.integers(1, 3))
+    def refuse_a_call_soon(self, calls: int) -> None:
+        self.backend.fail_at = self.backend.calls + calls
 
     @rule()
     def idle(self) -> None:
         self.kv.idle()
+
+    @rule()
+    def drop_prefixes(self) -> None:
+        self.kv.drop_prefixes()
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -116,32 +190,41 @@ class CacheMachine(RuleBasedStateMachine):
             self.kv.check_invariants()
 
     @invariant()
-    def every_sequence_has_memory_for_its_tokens(self) -> None:
-        for length in getattr(self, "lengths", {}).values():
-            assert length <= MAX_TOKENS
+    def every_sequence_reads_its_own_tokens(self) -> None:
+        for seq, computed in getattr(self, "computed", {}).items():
+            buffer = self.kv._open[seq].buffer.number
+            read = [self.backend.read(buffer, position) for position in range(computed)]
+            assert read == self.tokens[seq][:computed]
 
     def teardown(self) -> None:
         """When all have left and everything is done, nothing is mapped, waits or leaks."""
         if not hasattr(self, "kv"):
             return
-        for seq in list(self.lengths):
+        for seq in list(self.tokens):
             self.kv.close(seq)
         for _ in range(3):
             self.kv.step_completed(self.kv.epochs[0])
             self.backend.complete()
-        self.kv.idle()
-        self.backend.complete()
+        self.kv.drop_prefixes()
+        for _ in range(2):
+            self.kv.idle()
+            self.backend.complete()
         self.kv.idle()
         self.kv.check_invariants()
         stats = self.kv.stats()
         assert self.backend.mapped == {}
-        assert stats.live_bytes == stats.quarantined_bytes == stats.mapped_ahead_bytes == 0
+        assert stats.free_bytes == stats.capacity_bytes
         assert self.kv._pool.count(BlockState.RETURNING) == 0
         if self.backend.releases_blocks:
             assert stats.committed_bytes <= self.group.heap_bytes
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True
 )
 TestCache = CacheMachine.TestCase
+
+
+def test_the_shape_makes_blocks_of_that_many_tokens() -> None:
+    assert paged(MAX_TOKENS).group.tokens_per_block == TOKENS
+    assert SHAPE.bytes_per_token * TOKENS == paged().group.block_bytes

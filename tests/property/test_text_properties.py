@@ -168,10 +168,10 @@ async def sent_in_steps(
     tokenizer: Tokenizer, steps: list[list[TokenEvent]], stops: tuple[str, ...], chat: str | None
 ) -> tuple[list[Piece], str | None, int]:
     """All pieces of an answer, why it ended, and how many of its tokens were taken."""
-    generation, _ = prepared(tokenizer, steps, stop=stops, chat=chat)
-    deltas = [delta async for delta in generation.deltas(1.0)]
+    choices, _ = prepared(tokenizer, steps, stop=stops, chat=chat)
+    deltas = [delta async for step in choices.steps(1.0) for delta in step]
     pieces = joined([piece for delta in deltas for piece in delta.pieces])
-    return pieces, deltas[-1].finish, generation.usage.completion_tokens
+    return pieces, deltas[-1].finish, choices.usage.completion_tokens
 
 
 @given(

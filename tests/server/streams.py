@@ -1,66 +1,101 @@
 """An engine's side of one request, prepared in advance: every await comes back at once."""
 
+import asyncio
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from engine.client import EngineClient
+from engine.client import EngineClient, TokenStream
 from engine.types import (
     EngineStats,
     FinishReason,
+    PrefixReport,
     Request,
     SamplingParams,
     TokenEvent,
     TokenLogprobs,
 )
-from server.generation import Generation, Prompt
+from server.choices import Choices
+from server.generation import Prompt
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of
 
 Batches = list[list[TokenEvent]]
 
 
-class PreparedStream:
-    """Hands out its batches in order; an empty one stands for time that passed in silence."""
+class PreparedStream(TokenStream):
+    """Knows whether it has been closed, before its end or after it."""
 
-    def __init__(self, request: Request, batches: Batches) -> None:
-        self.request = request
-        self.closed = False
-        self._batches = iter(batches)
-
-    async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
-        assert timeout_s > 0
-        return next(self._batches)
+    closed = False
 
     def close(self) -> None:
         self.closed = True
+        super().close()
+
+
+class PreparedWake(asyncio.Event):
+    """Instead of waiting it delivers the next batch; an empty one stands for time that passed in
+    silence."""
+
+    def __init__(self, batches: Iterator[list[TokenEvent]]) -> None:
+        super().__init__()
+        self.streams: list[PreparedStream] = []
+        self._batches = batches
+
+    async def wait(self) -> bool:  # type: ignore[override]
+        batch = next(self._batches)
+        if not batch:
+            raise TimeoutError
+        for event in batch:
+            self.streams[event.request_id - 1].deliver(event)
+        return True
 
 
 class PreparedClient:
-    """Answers every request with the same batches."""
+    """Answers every request with the same batches, in which the choices are 1, 2, ..."""
 
     def __init__(self, batches: Batches) -> None:
         self.stats = EngineStats()
         self.streams: list[PreparedStream] = []
+        self.aborted: list[int] = []
         self._batches = batches
 
-    def submit(self, ids: tuple[int, ...], params: SamplingParams, **_: Any) -> PreparedStream:
-        self.streams.append(PreparedStream(Request(1, ids, params), self._batches))
-        return self.streams[-1]
+    def submit(self, ids: tuple[int, ...], params: SamplingParams, **_: Any) -> TokenStream:
+        return self.submit_choices(ids, [params])[0]
+
+    def submit_choices(
+        self, ids: tuple[int, ...], params: Sequence[SamplingParams], **how: Any
+    ) -> Sequence[TokenStream]:
+        wake = PreparedWake(iter(self._batches))
+        for number, each in enumerate(params, start=1):
+            request = Request(number, ids, each, **how)
+            wake.streams.append(PreparedStream(request, self.aborted.append, 1000, wake))
+        self.streams += wake.streams
+        return wake.streams
 
 
 def token(
-    token_id: int, finish: FinishReason | None = None, logprob: float | None = None
+    token_id: int,
+    finish: FinishReason | None = None,
+    logprob: float | None = None,
+    *,
+    choice: int = 0,
+    prefix: PrefixReport | None = None,
 ) -> TokenEvent:
     """A token that was generated."""
     logprobs = None if logprob is None else TokenLogprobs(logprob, ())
-    return TokenEvent(1, token_id, finish, logprobs)
+    return TokenEvent(1 + choice, token_id, finish, logprobs, prefix=prefix)
 
 
 def said(
-    tokenizer: Tokenizer, text: str, finish: FinishReason | None = FinishReason.LENGTH
+    tokenizer: Tokenizer,
+    text: str,
+    finish: FinishReason | None = FinishReason.LENGTH,
+    choice: int = 0,
 ) -> list[TokenEvent]:
     """The events of a text, the last one with the finish."""
     *ids, last = ids_of(tokenizer, text)
-    return [token(token_id) for token_id in ids] + [token(last, finish)]
+    before = [token(token_id, choice=choice) for token_id in ids]
+    return [*before, token(last, finish, choice=choice)]
 
 
 def fault(message: str | None = "a step failed") -> TokenEvent:
@@ -75,11 +110,14 @@ def prepared(
     stop: tuple[str, ...] = (),
     chat: str | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
-) -> tuple[Generation, PreparedStream]:
-    """A generation of those batches. chat: the rendered prompt, where thoughts are split off."""
+    choices: int = 1,
+) -> tuple[Choices, list[PreparedStream]]:
+    """Choices of those batches. chat: the rendered prompt, where thoughts are split off."""
     client = PreparedClient(batches)
     params = SamplingParams(max_tokens=100, stop_token_ids=stop_token_ids)
-    generation = Generation(
-        cast(EngineClient, client), tokenizer, Prompt((1, 2, 3), params, stop, chat)
+    found = Choices(
+        cast(EngineClient, client),
+        tokenizer,
+        Prompt((1, 2, 3), params, stop, chat, choices=choices),
     )
-    return generation, client.streams[0]
+    return found, client.streams

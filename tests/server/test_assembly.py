@@ -26,7 +26,6 @@ from server.assembly import (
     engine_config,
     listen,
     make_plan,
-    plan_model,
     read_settings,
     serve_model,
     start_engine,
@@ -153,12 +152,6 @@ def test_a_page_that_cannot_be_mapped_is_refused(tiny_model: Path) -> None:
     settings = read_settings(None, {"cache": {"page_size": 5000}})
     with pytest.raises(SettingError, match=r"page"):
         make_plan(settings, read_checkpoint(tiny_model))
-
-
-def test_a_plan_needs_no_more_than_a_name(tiny_model: Path) -> None:
-    assert "substrate: " in plan_model(str(tiny_model), None)
-    with pytest.raises(ModelError, match="there is no such folder"):
-        plan_model("no-such-model", None)
 
 
 # --- the model's files -----------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from server import assembly
 from server.assembly import EngineError
 from server.cli import app, main
-from tests.models import write_model, write_tokenizer
+from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
 
 QUIRE = Path(sys.executable).with_name("quire")
@@ -171,7 +171,25 @@ def test_a_plan_is_printed_and_nothing_is_loaded(
     result = quire("plan", tiny_model)
     assert result.exit_code == 0
     assert "substrate: posix" in result.stdout
+    assert "How many sequences fit" in result.stdout
     assert result.stderr == ""
+
+
+def test_a_plan_takes_its_flags(quire: Callable[..., Result], tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "model", TINY)
+    flags = ["--context", "300", "--memory", "2GiB", "--device", "M4", "--out", tmp_path / "out"]
+    result = quire("plan", folder, *flags)
+    assert result.exit_code == 0, result.output
+    assert "Capacity on M4 with 2.00 GiB" in result.stdout
+    assert "at 300 tokens" in result.stdout
+    assert (tmp_path / "out" / "fit.svg").is_file()
+    line = one_sentence(quire("plan", folder, "--memory", "lots"), SETTINGS)
+    assert line == "quire: --memory 'lots' is not a size such as 24GiB"
+
+
+def test_serving_does_not_import_what_only_pictures_need() -> None:
+    program = "import sys, server.cli; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_every_flag_of_serve_is_in_the_help(quire: Callable[..., Result]) -> None:

@@ -1,83 +1,100 @@
-from contextlib import aclosing
+import asyncio
 
 import pytest
 
-from engine.types import FinishReason, TokenEvent
-from server.generation import Delta, Generation, GenerationError, Usage
+from engine.types import FinishReason, MissReason, PrefixReport, Request, SamplingParams, TokenEvent
+from server.generation import Delta, Generation, GenerationError, Prompt
 from server.text.parser import Part, Piece
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of, token_id
-from tests.server.streams import fault, prepared, said, token
-
-PING_S = 1.0
+from tests.server.streams import PreparedStream, fault, said, token
 
 
-async def all_of(generation: Generation) -> list[Delta]:
-    return [delta async for delta in generation.deltas(PING_S)]
+def started(
+    tokenizer: Tokenizer,
+    *,
+    stop: tuple[str, ...] = (),
+    chat: str | None = None,
+    stop_token_ids: frozenset[int] = frozenset(),
+    index: int = 0,
+) -> tuple[Generation, PreparedStream]:
+    """A generation whose events are handed to it. chat: the rendered prompt, where thoughts are
+    split off."""
+    params = SamplingParams(max_tokens=100, stop_token_ids=stop_token_ids)
+    stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
+    return Generation(stream, tokenizer, Prompt((1, 2, 3), params, stop, chat), index), stream
 
 
 def content(text: str) -> Piece:
     return Piece(Part.CONTENT, text)
 
 
-async def test_the_tokens_of_one_step_make_one_delta(tokenizer: Tokenizer) -> None:
-    generation, _ = prepared(
-        tokenizer, [said(tokenizer, "Hel", None), said(tokenizer, "lo", FinishReason.STOP)]
-    )
-    first, last = await all_of(generation)
-    assert (first.pieces, first.finish) == ([content("Hel")], None)
-    assert (last.pieces, last.finish) == ([content("lo")], "stop")
-    assert generation.usage == Usage(3, 5, 0)
+def test_the_events_of_one_step_make_one_delta(tokenizer: Tokenizer) -> None:
+    generation, stream = started(tokenizer, index=2)
+    first = generation.take(said(tokenizer, "Hel", None))
+    assert first == Delta([content("Hel")], index=2)
+    assert not generation.finished
+    assert not stream.closed
+    last = generation.take(said(tokenizer, "lo", FinishReason.STOP))
+    assert last == Delta([content("lo")], finish="stop", index=2)
+    assert generation.finished
+    assert stream.closed
+    assert generation.completion_tokens == 5
 
 
-async def test_silence_is_a_delta_of_its_own(tokenizer: Tokenizer) -> None:
-    generation, _ = prepared(tokenizer, [[], [], said(tokenizer, "a")])
-    assert [delta.waiting for delta in await all_of(generation)] == [True, True, False]
-
-
-async def test_nothing_is_taken_after_a_stop_string(tokenizer: Tokenizer) -> None:
-    generation, stream = prepared(tokenizer, [said(tokenizer, "a STOP b", None)], stop=("STOP",))
-    (delta,) = await all_of(generation)
+def test_nothing_is_taken_after_a_stop_string(tokenizer: Tokenizer) -> None:
+    generation, stream = started(tokenizer, stop=("STOP",))
+    delta = generation.take(said(tokenizer, "a STOP b", None))
     assert (delta.pieces, delta.finish) == ([content("a ")], "stop")
-    assert generation.usage.completion_tokens == len("a STOP")
+    assert generation.completion_tokens == len("a STOP")
     assert stream.closed
 
 
-async def test_what_may_begin_a_stop_string_is_held_back_until_the_end(
-    tokenizer: Tokenizer,
-) -> None:
-    batches = [said(tokenizer, "a ST", None), said(tokenizer, "O")]
-    generation, _ = prepared(tokenizer, batches, stop=("STOP",))
-    first, last = await all_of(generation)
-    assert first.pieces == [content("a ")]
+def test_what_may_begin_a_stop_string_is_held_back_until_the_end(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer, stop=("STOP",))
+    assert generation.take(said(tokenizer, "a ST", None)).pieces == [content("a ")]
+    last = generation.take(said(tokenizer, "O"))
     assert (last.pieces, last.finish) == ([content("STO")], "length")
 
 
-async def test_a_stop_token_is_counted_and_is_no_text(tokenizer: Tokenizer) -> None:
+def test_a_stop_token_is_counted_and_is_no_text(tokenizer: Tokenizer) -> None:
     end = token_id(tokenizer, "Z")
-    batches = [[token(ids_of(tokenizer, "a")[0], None, -1.0), token(end, FinishReason.STOP, -2.0)]]
-    generation, _ = prepared(tokenizer, batches, stop_token_ids=frozenset({end}))
-    (delta,) = await all_of(generation)
+    generation, _ = started(tokenizer, stop_token_ids=frozenset({end}))
+    letter = ids_of(tokenizer, "a")[0]
+    delta = generation.take([token(letter, None, -1.0), token(end, FinishReason.STOP, -2.0)])
     assert (delta.pieces, delta.finish) == ([content("a")], "stop")
     assert [report.logprobs.logprob for report in delta.tokens] == [-1.0]
-    assert generation.usage.completion_tokens == 2
+    assert generation.completion_tokens == 2
 
 
-async def test_the_thoughts_of_a_chat_are_apart_and_counted(tokenizer: Tokenizer) -> None:
-    batches = [said(tokenizer, "<think>Hm</think>Yes")]
-    generation, _ = prepared(tokenizer, batches, chat="assistant\n")
-    (delta,) = await all_of(generation)
+def test_the_thoughts_of_a_chat_are_apart_and_counted(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer, chat="assistant\n")
+    delta = generation.take(said(tokenizer, "<think>Hm</think>Yes"))
     assert delta.pieces == [Piece(Part.REASONING, "Hm"), content("Yes")]
-    assert generation.usage.reasoning_tokens == len("Hm") + 1  # with the closing tag
+    assert generation.reasoning_tokens == len("Hm") + 1  # with the closing tag
 
 
-async def test_half_a_character_is_replaced_at_the_very_end_only(tokenizer: Tokenizer) -> None:
+def test_thoughts_that_never_end_are_flushed_with_the_end(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer, chat="assistant\n<think>\n")
+    delta = generation.take(said(tokenizer, "Hm </"))
+    assert (delta.pieces, delta.finish) == ([Piece(Part.REASONING, "Hm </")], "length")
+
+
+def test_half_a_character_is_replaced_at_the_very_end_only(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer)
     first, second, *_ = ids_of(tokenizer, "😀")
-    generation, _ = prepared(tokenizer, [[token(first)], [token(second, FinishReason.LENGTH)]])
-    assert [delta.pieces for delta in await all_of(generation)] == [
-        [],
-        [content("\N{REPLACEMENT CHARACTER}")],
-    ]
+    assert generation.take([token(first)]).pieces == []
+    last = generation.take([token(second, FinishReason.LENGTH)])
+    assert last.pieces == [content("\N{REPLACEMENT CHARACTER}")]
+
+
+def test_what_the_cache_had_comes_with_the_first_token(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer)
+    assert generation.prefix is None
+    report = PrefixReport(2, 2, MissReason.NEVER_CACHED)
+    generation.take([token(1, prefix=report)])
+    generation.take([token(1)])
+    assert generation.prefix == report
 
 
 @pytest.mark.parametrize(
@@ -87,18 +104,10 @@ async def test_half_a_character_is_replaced_at_the_very_end_only(tokenizer: Toke
         (TokenEvent(1, None, FinishReason.ABORTED), "the request was aborted"),
     ],
 )
-async def test_a_fault_is_raised_and_never_an_end(
+def test_a_fault_is_raised_and_never_an_end(
     tokenizer: Tokenizer, event: TokenEvent, message: str
 ) -> None:
-    generation, stream = prepared(tokenizer, [[*said(tokenizer, "ab", None), event]])
+    generation, _ = started(tokenizer)
     with pytest.raises(GenerationError, match=message):
-        await all_of(generation)
-    assert stream.closed
-
-
-async def test_a_reader_that_stops_early_ends_the_request(tokenizer: Tokenizer) -> None:
-    generation, stream = prepared(tokenizer, [said(tokenizer, "a", None)] * 2)
-    async with aclosing(generation.deltas(PING_S)) as deltas:  # type: ignore[type-var]
-        await anext(deltas)
-        assert not stream.closed
-    assert stream.closed
+        generation.take([*said(tokenizer, "ab", None), event])
+    assert not generation.finished

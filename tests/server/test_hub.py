@@ -1,10 +1,12 @@
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from server import hub
@@ -59,7 +61,8 @@ def test_a_hub_id_is_downloaded_without_what_is_not_needed(
 ) -> None:
     asked: list[tuple[str, list[str]]] = []
 
-    def download(name: str, *, allow_patterns: list[str]) -> str:
+    def download(name: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
+        assert not local_files_only
         asked.append((name, allow_patterns))
         return str(tmp_path)
 
@@ -88,6 +91,22 @@ def test_a_model_that_the_hub_does_not_give_is_refused_in_one_line(
         find_model("someone/model")
     assert str(caught.value).startswith("someone/model: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_id_that_may_not_be_downloaded_is_found_where_it_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--someone--model" / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    refs = tmp_path / "models--someone--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0123abc")
+    cached = partial(snapshot_download, cache_dir=tmp_path)
+    monkeypatch.setattr(hub, "snapshot_download", cached)
+    monkeypatch.setattr("socket.socket.connect", no_download)
+    assert find_model("someone/model", download=False) == snapshot
+    with pytest.raises(ModelNotFoundError, match="it is not in the hub's cache"):
+        find_model("someone/else", download=False)
 
 
 @pytest.mark.parametrize("name", ["../tiny", "models/..", "a--b/c"])

@@ -1,4 +1,6 @@
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import cast
 
 import httpx2
 import pytest
@@ -6,7 +8,9 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
-from server.metrics import RequestCounter
+from engine.client import EngineClient
+from engine.types import EngineStats, MissReason
+from server.metrics import Metrics, RequestCounter
 from server.text.tokenizer import Tokenizer
 from tests.engines import CONFIG
 from tests.server.harness import (
@@ -121,6 +125,26 @@ async def test_counters_rise_with_the_work(http: httpx2.AsyncClient) -> None:
     assert value(after, "quire_failed_rows_total") == 0
 
 
+def test_what_came_from_the_cache_is_counted_and_misses_have_their_reasons() -> None:
+    def text_of(stats: EngineStats) -> str:
+        client = SimpleNamespace(stats=stats, alive=True)
+        return Metrics(cast(EngineClient, client)).render().decode()
+
+    text = text_of(
+        EngineStats(
+            cached_prompt_tokens=48,
+            prefix_misses=((MissReason.EVICTED, 3), (MissReason.OTHER_SALT, 1)),
+            mapping_waits=5,
+        )
+    )
+    assert "quire_prompt_tokens_cached_total 48.0" in text
+    assert 'quire_prefix_misses_total{reason="never_cached"} 0.0' in text
+    assert 'quire_prefix_misses_total{reason="evicted"} 3.0' in text
+    assert 'quire_prefix_misses_total{reason="other_salt"} 1.0' in text
+    assert "quire_mapping_waits_total 5.0" in text
+    assert text_of(EngineStats()).count("quire_prefix_misses_total{") == len(MissReason)
+
+
 async def test_every_request_is_counted_by_route_and_status(
     app: FastAPI, http: httpx2.AsyncClient
 ) -> None:
@@ -230,7 +254,6 @@ async def test_a_bug_after_the_answer_has_begun_is_counted_once(
 
 
 async def test_an_engine_that_was_never_started_has_no_pool_yet(tokenizer: Tokenizer) -> None:
-    from engine.client import EngineClient
     from tests.engines import recall_loop
 
     client = EngineClient(recall_loop, max_queue=1, max_backlog=1)

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -5,14 +6,15 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from engine.client import EngineClient, EngineDeadError, QueueFullError
+from engine.client import EngineClient, EngineDeadError, QueueFullError, TokenStream
 from engine.types import EngineStats, SamplingParams
 from server.config import Config, ServerSection
 from server.generation import Prompt
 from server.protocol.chat import ChatRequest
 from server.protocol.errors import ApiError
 from server.service import ServedModel, Service, new_seed, parse
-from tests.server.harness import MODEL, OTHER_NAMES
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import MODEL, OTHER_NAMES, make_service, start_engine
 from tests.server.streams import Batches, PreparedClient, PreparedStream, fault, token
 
 IMPATIENT = Config(server=ServerSection(ready_timeout_s=1e-9))
@@ -72,13 +74,31 @@ def test_what_fills_up_or_ends_while_a_prompt_is_encoded_is_refused_as_well(
     service: Service, refusal: Exception, status: int
 ) -> None:
     class Refusing(PreparedClient):
-        def submit(self, *_: Any, **__: Any) -> PreparedStream:
+        def submit_choices(self, *_: Any, **__: Any) -> Sequence[PreparedStream]:
             raise refusal
 
     prompt = Prompt((1,), SamplingParams(max_tokens=1))
     with pytest.raises(ApiError) as caught:
         around(service, Refusing([])).start(prompt)
     assert caught.value.status == status
+
+
+def test_answers_that_never_fit_are_refused_and_those_that_do_not_now_are_put_off(
+    tokenizer: Tokenizer,
+) -> None:
+    engine = start_engine(max_num_seqs=1, max_queue=2)
+    service = make_service(engine.client, tokenizer)
+    service.check_room(3)
+    with pytest.raises(ApiError) as caught:
+        service.check_room(4)
+    assert (caught.value.status, caught.value.param) == (400, "n")
+    assert caught.value.message == "n is 4; this server has room for 3 answers at most."
+    engine.client.submit((1, 2), SamplingParams(max_tokens=9))
+    service.check_room(2)
+    with pytest.raises(ApiError) as caught:
+        service.check_room(3)
+    assert caught.value.status == 429
+    engine.stop()
 
 
 def test_seeds_differ_and_can_be_asked_for() -> None:
@@ -119,7 +139,7 @@ async def test_a_fault_is_no_sign_of_life(service: Service) -> None:
 
 async def test_tokens_of_others_are_a_sign_of_life_while_it_waits(service: Service) -> None:
     class Busy(PreparedClient):
-        def submit(self, *arguments: Any, **options: Any) -> PreparedStream:
+        def submit(self, *arguments: Any, **options: Any) -> TokenStream:
             self.stats = EngineStats(generated_tokens=1)
             return super().submit(*arguments, **options)
 

@@ -6,8 +6,9 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from server.generation import Generation
+from server.choices import Choices
 from server.protocol.answers import Answer, ChatAnswer, Heading, TextAnswer
+from server.protocol.common import Wanted
 from server.sse import DONE, SIGN_OF_LIFE, AnswerStream, event
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed
@@ -19,9 +20,7 @@ SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
 HEADING = Heading("id-1", 1, "model")
 
 
-async def sent(
-    generation: Generation, answer: Answer, leaves_after: int | None = None
-) -> list[Message]:
+async def sent(choices: Choices, answer: Answer, leaves_after: int | None = None) -> list[Message]:
     """What a response writes. leaves_after: messages until the client is gone."""
     messages: list[Message] = []
 
@@ -33,24 +32,25 @@ async def sent(
     async def receive() -> Message:
         raise AssertionError("nothing more is asked of the client")
 
-    await AnswerStream(generation, answer, PING_S)(SCOPE, receive, send)
+    await AnswerStream(choices, answer, PING_S)(SCOPE, receive, send)
     return messages
 
 
 def chat_answer(tokenizer: Tokenizer, **fields: Any) -> ChatAnswer:
-    return ChatAnswer(HEADING, tokenizer.token_bytes, **fields)
+    return ChatAnswer(HEADING, tokenizer.token_bytes, Wanted(**fields))
 
 
 def text_answer(tokenizer: Tokenizer, **fields: Any) -> TextAnswer:
-    return TextAnswer(HEADING, tokenizer.token_bytes, **fields)
+    return TextAnswer(HEADING, tokenizer.token_bytes, Wanted(**fields))
 
 
 def bodies(messages: list[Message]) -> list[bytes]:
     return [message["body"] for message in messages[1:] if message["body"]]
 
 
-def chat_of(tokenizer: Tokenizer, batches: Batches) -> tuple[Generation, PreparedStream]:
-    return prepared(tokenizer, batches, chat="assistant\n")
+def chat_of(tokenizer: Tokenizer, batches: Batches) -> tuple[Choices, PreparedStream]:
+    choices, (stream,) = prepared(tokenizer, batches, chat="assistant\n")
+    return choices, stream
 
 
 def test_an_event_is_one_line_whatever_its_text() -> None:
@@ -64,8 +64,8 @@ def test_an_event_is_one_line_whatever_its_text() -> None:
 
 async def test_a_step_is_one_write(tokenizer: Tokenizer) -> None:
     batches = [said(tokenizer, "Hello", None), said(tokenizer, " you")]
-    generation, stream = chat_of(tokenizer, batches)
-    messages = await sent(generation, chat_answer(tokenizer))
+    choices, stream = chat_of(tokenizer, batches)
+    messages = await sent(choices, chat_answer(tokenizer))
     first, *steps, done = bodies(messages)
     assert json.loads(first.removeprefix(b"data: "))["choices"][0]["delta"]["role"] == "assistant"
     assert [step.count(b"data: ") for step in steps] == [1, 2]  # the finish is an event of its own
@@ -76,41 +76,70 @@ async def test_a_step_is_one_write(tokenizer: Tokenizer) -> None:
 
 
 async def test_the_headers_forbid_to_keep_or_to_gather(tokenizer: Tokenizer) -> None:
-    generation, _ = chat_of(tokenizer, [said(tokenizer, "a")])
-    headers = dict((await sent(generation, chat_answer(tokenizer)))[0]["headers"])
+    choices, _ = chat_of(tokenizer, [said(tokenizer, "a")])
+    headers = dict((await sent(choices, chat_answer(tokenizer)))[0]["headers"])
     assert headers[b"content-type"].startswith(b"text/event-stream")
     assert headers[b"cache-control"] == b"no-cache"
     assert headers[b"x-accel-buffering"] == b"no"
 
 
 async def test_silence_gets_a_comment(tokenizer: Tokenizer) -> None:
-    generation, _ = prepared(tokenizer, [[], [], said(tokenizer, "a")])
-    messages = await sent(generation, text_answer(tokenizer))
+    choices, _ = prepared(tokenizer, [[], [], said(tokenizer, "a")])
+    messages = await sent(choices, text_answer(tokenizer))
     assert bodies(messages)[:3] == [SIGN_OF_LIFE] * 3
     assert len(events(b"".join(bodies(messages)))) == 1
 
 
 async def test_a_step_without_a_whole_character_writes_nothing(tokenizer: Tokenizer) -> None:
     first, *rest = said(tokenizer, "é")
-    generation, _ = prepared(tokenizer, [[first], rest])
-    messages = await sent(generation, text_answer(tokenizer))
+    choices, _ = prepared(tokenizer, [[first], rest])
+    messages = await sent(choices, text_answer(tokenizer))
     assert len(bodies(messages)) == 3  # the sign of life, the character, the end
 
 
 @pytest.mark.parametrize("answer", [chat_answer, text_answer])
 async def test_usage_comes_last_where_it_was_asked_for(tokenizer: Tokenizer, answer: Any) -> None:
-    generation, _ = prepared(tokenizer, [said(tokenizer, "abc")])
-    messages = await sent(generation, answer(tokenizer, include_usage=True))
+    choices, _ = prepared(tokenizer, [said(tokenizer, "abc")])
+    messages = await sent(choices, answer(tokenizer, include_usage=True))
     *chunks, last = events(b"".join(bodies(messages)))
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
     assert all(chunk["usage"] is None for chunk in chunks)
 
 
+async def test_the_chunks_of_several_choices_come_step_by_step(tokenizer: Tokenizer) -> None:
+    batches = [
+        said(tokenizer, "a", None, 1) + said(tokenizer, "b", None, 0),
+        said(tokenizer, "c", choice=1),
+        said(tokenizer, "d", choice=0),
+    ]
+    choices, _ = prepared(tokenizer, batches, choices=2, chat="assistant\n")
+    messages = await sent(choices, chat_answer(tokenizer, choices=2, include_usage=True))
+    roles, *steps, last = bodies(messages)
+    assert [chunk["choices"][0]["delta"] for chunk in events(roles + DONE)] == [
+        {"role": "assistant", "content": ""}
+    ] * 2
+    found = [
+        [
+            (chunk["choices"][0]["index"], chunk["choices"][0]["finish_reason"])
+            for chunk in events(step + DONE)
+        ]
+        for step in steps
+    ]
+    assert found == [
+        [(0, None), (1, None)],
+        [(1, None), (1, "length")],
+        [(0, None), (0, "length")],
+    ]
+    (usage,) = events(last)
+    assert usage["usage"]["completion_tokens"] == 4
+    assert last.count(DONE) == 1
+
+
 async def test_a_fault_ends_the_stream_with_an_error_and_without_done(
     tokenizer: Tokenizer,
 ) -> None:
-    generation, stream = chat_of(tokenizer, [said(tokenizer, "a", None), [fault("a step failed")]])
-    messages = await sent(generation, chat_answer(tokenizer))
+    choices, stream = chat_of(tokenizer, [said(tokenizer, "a", None), [fault("a step failed")]])
+    messages = await sent(choices, chat_answer(tokenizer))
     *_, last = bodies(messages)
     error = json.loads(last.removeprefix(b"data: "))["error"]
     assert error["message"] == "Generation failed: a step failed."
@@ -123,14 +152,14 @@ async def test_a_client_that_refuses_a_write_ends_the_request(
     tokenizer: Tokenizer, leaves_after: int
 ) -> None:
     batches = [said(tokenizer, "a", None)] * 5
-    generation, stream = chat_of(tokenizer, batches)
+    choices, stream = chat_of(tokenizer, batches)
     with pytest.raises(ClientDisconnect):
-        await sent(generation, chat_answer(tokenizer), leaves_after)
+        await sent(choices, chat_answer(tokenizer), leaves_after)
     assert stream.closed
 
 
 async def test_a_cancelled_response_ends_the_request(tokenizer: Tokenizer) -> None:
-    generation, stream = chat_of(tokenizer, [said(tokenizer, "a", None)])
+    choices, stream = chat_of(tokenizer, [said(tokenizer, "a", None)])
     writing = asyncio.Event()
 
     async def send(_: Message) -> None:
@@ -140,7 +169,7 @@ async def test_a_cancelled_response_ends_the_request(tokenizer: Tokenizer) -> No
     async def receive() -> Message:
         raise AssertionError
 
-    response = AnswerStream(generation, chat_answer(tokenizer), PING_S)
+    response = AnswerStream(choices, chat_answer(tokenizer), PING_S)
     serving = asyncio.ensure_future(response(SCOPE, receive, send))
     await writing.wait()
     serving.cancel()

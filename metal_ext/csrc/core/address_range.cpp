@@ -12,53 +12,99 @@
 namespace quire {
 namespace {
 
-// Replacing a mapping frees its pages under the process's memory lock; pieces keep other threads'
-// page faults from waiting long.
+// Replacing a mapping frees its pages under the process's memory lock, and committing memory fills
+// them with zeros under it; pieces keep the page faults and mappings of other threads from waiting
+// long.
 constexpr size_t kUnmapPieceBytes = size_t{64} << 20;
+constexpr size_t kCommitPieceBytes = size_t{1} << 20;
+
+// Calls body(first, bytes) for all of a region's run of blocks, piece by piece.
+template <class Body>
+void in_pieces(
+    const AddressRange& range, size_t region, size_t block, size_t count, size_t piece_bytes,
+    const Body& body) {
+  const size_t block_bytes = range.geometry().region_block_bytes(region);
+  std::byte* const end = range.region(region) + (block + count) * block_bytes;
+  for (std::byte* piece = range.region(region) + block * block_bytes; piece < end;
+       piece += piece_bytes) {
+    body(piece, std::min(piece_bytes, static_cast<size_t>(end - piece)));
+  }
+}
 
 }  // namespace
 
 void AddressRange::require(size_t block, size_t count, bool mapped) const {
   for (size_t b = block; b < block + count; ++b) {
-    if (mapped_[b] != mapped) {
+    if ((access_[b] != Access::none) != mapped) {
       throw std::logic_error(
           "block " + std::to_string(b) + (mapped ? " is not mapped" : " is mapped already"));
     }
   }
 }
 
-void AddressRange::map(
-    const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count) {
-  checked_run("range blocks", block, count, geometry_.blocks_per_range());
-  checked_run("heap blocks", heap_block, count, geometry_.blocks_per_heap());
-  if (!(heap->geometry() == geometry_)) {
-    throw std::invalid_argument("the heap and the range have different geometries");
-  }
-  const auto first = static_cast<size_t>(block);
-  const auto blocks = static_cast<size_t>(count);
+void AddressRange::set(size_t block, size_t count, Access access) {
   const std::lock_guard lock(mutex_);
-  require(first, blocks, false);
-  map_memory(heap, static_cast<size_t>(heap_block), first, blocks);
-  std::fill_n(mapped_.begin() + block, blocks, true);
-  while (mapped_prefix_ < mapped_.size() && mapped_[mapped_prefix_]) {
+  std::fill_n(access_.begin() + static_cast<ptrdiff_t>(block), count, access);
+  if (access == Access::none) {
+    mapped_prefix_ = std::min(mapped_prefix_, block);
+  }
+  while (mapped_prefix_ < access_.size() && access_[mapped_prefix_] != Access::none) {
     ++mapped_prefix_;
   }
+}
+
+void AddressRange::check_map(
+    const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const {
+  checked_run("range blocks", block, count, geometry_.blocks_per_range());
+  checked_run("heap blocks", heap_block, count, geometry_.blocks_per_heap());
+  if (!(heap.geometry() == geometry_)) {
+    throw std::invalid_argument("the heap and the range have different geometries");
+  }
+}
+
+void AddressRange::map(
+    const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count,
+    bool writable) {
+  check_map(*heap, heap_block, block, count);
+  const auto first = static_cast<size_t>(block);
+  const auto blocks = static_cast<size_t>(count);
+  const std::lock_guard changing(changing_);
+  require(first, blocks, false);
+  map_memory(heap, static_cast<size_t>(heap_block), first, blocks, writable);
+  set(first, blocks, writable ? Access::writable : Access::read_only);
+}
+
+void AddressRange::map_committed(
+    const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count) {
+  map(heap, heap_block, block, count, true);
+  commit_memory(static_cast<size_t>(block), static_cast<size_t>(count));
 }
 
 void AddressRange::unmap(int64_t block, int64_t count) {
   checked_run("range blocks", block, count, geometry_.blocks_per_range());
   const auto first = static_cast<size_t>(block);
   const auto blocks = static_cast<size_t>(count);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard changing(changing_);
   require(first, blocks, true);
+  set(first, blocks, Access::none);  // before the memory goes: nobody may count on it any more
   unmap_memory(first, blocks);
-  std::fill_n(mapped_.begin() + block, blocks, false);
-  mapped_prefix_ = std::min(mapped_prefix_, first);
 }
 
 size_t AddressRange::mapped_tokens() const {
   const std::lock_guard lock(mutex_);
   return mapped_prefix_ * geometry_.tokens_per_block();
+}
+
+std::optional<size_t> AddressRange::first_read_only(size_t start, size_t count) const {
+  const size_t tokens = geometry_.tokens_per_block();
+  const size_t last = (start + count - 1) / tokens;
+  const std::lock_guard lock(mutex_);
+  for (size_t block = start / tokens; block <= last; ++block) {
+    if (access_[block] == Access::read_only) {
+      return block;
+    }
+  }
+  return std::nullopt;
 }
 
 SparseRange::SparseRange(const Geometry& geometry)
@@ -69,7 +115,8 @@ SparseRange::~SparseRange() {
 }
 
 void SparseRange::map_memory(
-    const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count) {
+    const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
+    bool writable) {
   const auto* shared = dynamic_cast<const SharedHeap*>(heap.get());
   if (shared == nullptr) {
     throw std::invalid_argument("a sparse range takes blocks of shared heaps only");
@@ -83,7 +130,7 @@ void SparseRange::map_memory(
     const size_t bytes = shape.region_block_bytes(r);
     try {
       shared->map(region(r) + block * bytes, count * bytes,
-                  shape.heap_region_offset(r) + heap_block * bytes);
+                  shape.heap_region_offset(r) + heap_block * bytes, writable);
     } catch (const std::system_error&) {
       for (size_t done = 0; done < r; ++done) {
         const size_t undo = shape.region_block_bytes(done);
@@ -94,28 +141,35 @@ void SparseRange::map_memory(
   }
 }
 
+void SparseRange::commit_memory(size_t block, size_t count) {
+  for (size_t r = 0; r < geometry().regions(); ++r) {
+    in_pieces(*this, r, block, count, kCommitPieceBytes, &populate);
+  }
+}
+
 void SparseRange::unmap_memory(size_t block, size_t count) {
-  const Geometry& shape = geometry();
-  for (size_t r = 0; r < shape.regions(); ++r) {
-    const size_t bytes = shape.region_block_bytes(r);
-    std::byte* const end = region(r) + (block + count) * bytes;
-    for (std::byte* piece = region(r) + block * bytes; piece < end; piece += kUnmapPieceBytes) {
-      clear(piece, std::min(kUnmapPieceBytes, static_cast<size_t>(end - piece)));
-    }
+  for (size_t r = 0; r < geometry().regions(); ++r) {
+    in_pieces(*this, r, block, count, kUnmapPieceBytes,
+              [this](std::byte* first, size_t bytes) { clear(first, bytes); });
   }
 }
 
 void SparseRange::clear(std::byte* first, size_t bytes) {
   try {
     map_nothing(first, bytes);
-  } catch (const std::system_error&) {
-    if (!spare_) {
-      throw;
+    return;
+  } catch (const std::system_error&) {  // once more, with the spare given up
+  }
+  try {
+    if (spare_) {
+      give_up_spare(base_);
+      spare_ = false;
     }
-    give_up_spare(base_);
-    spare_ = false;
     map_nothing(first, bytes);
     spare_ = make_spare(base_);
+  } catch (const std::system_error& error) {
+    // No weather: who is told that a mapping was refused counts on its being as before.
+    throw std::runtime_error(std::string("memory that must go stays mapped: ") + error.what());
   }
 }
 
@@ -129,7 +183,11 @@ std::byte* DenseRange::base() const {
   return heap_ == nullptr ? nullptr : static_cast<DenseHeap&>(*heap_).memory();
 }
 
-void DenseRange::map_memory(const std::shared_ptr<Heap>& heap, size_t, size_t, size_t) {
+void DenseRange::map_memory(
+    const std::shared_ptr<Heap>& heap, size_t, size_t, size_t, bool writable) {
+  if (!writable) {
+    throw std::invalid_argument("a dense range shares nothing, so that it is always writable");
+  }
   auto* const dense = dynamic_cast<DenseHeap*>(heap.get());
   if (dense == nullptr) {
     throw std::invalid_argument("a dense range takes a dense heap only");

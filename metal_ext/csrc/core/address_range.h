@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "core/geometry.h"
@@ -20,7 +21,7 @@ namespace quire {
 class AddressRange {
  public:
   explicit AddressRange(const Geometry& geometry)
-      : geometry_(geometry), mapped_(geometry.blocks_per_range(), false) {}
+      : geometry_(geometry), access_(geometry.blocks_per_range(), Access::none) {}
   virtual ~AddressRange() = default;
   AddressRange(const AddressRange&) = delete;
   AddressRange& operator=(const AddressRange&) = delete;
@@ -31,26 +32,48 @@ class AddressRange {
   std::byte* region(size_t index) const { return base() + geometry_.range_region_offset(index); }
 
   // Puts blocks [heap_block, + count) of the heap behind blocks [block, + count) of this range.
-  // Throws std::system_error when the system has no mapping left (nothing is changed then), and
-  // std::logic_error when a block is mapped already.
-  void map(const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count);
+  // Where they are not writable, a write is SIGSEGV. Throws std::system_error when the system has
+  // no mapping left (nothing is changed then), std::logic_error when a block is mapped already, and
+  // std::runtime_error when a refused map cannot be undone: what is mapped is in doubt then.
+  void map(
+      const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count,
+      bool writable);
+  // The same, writable, and commits the memory as far as the system gives it, so that the first
+  // write takes no page fault. What map() changes is seen before the memory is there.
+  void map_committed(
+      const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count);
+  // What map() refuses by name before it does anything: runs that do not lie inside the range and
+  // the heap, and a heap of another geometry.
+  void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
   // Takes the memory away from [block, + count). Throws std::logic_error when one has none.
   void unmap(int64_t block, int64_t count);
 
-  // Tokens of the leading blocks that have memory: rows below this may be read and written.
+  // Tokens of the leading blocks that have memory: rows below this may be read, and written where
+  // no block is read-only.
   size_t mapped_tokens() const;
+  // The first read-only block of those that hold tokens [start, start + count), count > 0.
+  std::optional<size_t> first_read_only(size_t start, size_t count) const;
 
  protected:
   virtual void map_memory(
-      const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count) = 0;
+      const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
+      bool writable) = 0;
+  virtual void commit_memory(size_t block, size_t count) = 0;
   virtual void unmap_memory(size_t block, size_t count) = 0;
 
  private:
+  enum class Access : uint8_t { none, read_only, writable };
+
   void require(size_t block, size_t count, bool mapped) const;
+  void set(size_t block, size_t count, Access access);
 
   const Geometry geometry_;
-  mutable std::mutex mutex_;  // the engine maps, the mapper thread unmaps
-  std::vector<bool> mapped_;
+  // The engine and the mapper's thread both map and unmap. One at a time holds changing_ through
+  // its system calls; what the blocks are has a mutex of its own, so that who asks never waits for
+  // them. access_ is written under both, and read under either.
+  std::mutex changing_;
+  mutable std::mutex mutex_;
+  std::vector<Access> access_;
   size_t mapped_prefix_ = 0;
 };
 
@@ -63,15 +86,18 @@ class SparseRange final : public AddressRange {
 
  protected:
   void map_memory(
-      const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count) override;
+      const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
+      bool writable) override;
+  void commit_memory(size_t block, size_t count) override;
   void unmap_memory(size_t block, size_t count) override;
 
  private:
   // Takes the memory away from [first, first + bytes), even where the system refuses mappings.
+  // Throws std::runtime_error when even that fails.
   void clear(std::byte* first, size_t bytes);
 
   std::byte* const base_;
-  bool spare_ = true;  // guarded by the range's mutex
+  bool spare_ = true;  // touched only under changing_
 };
 
 // One block that is the whole context: the heap's own memory is the range.
@@ -82,7 +108,9 @@ class DenseRange final : public AddressRange {
 
  protected:
   void map_memory(
-      const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count) override;
+      const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
+      bool writable) override;
+  void commit_memory(size_t, size_t) override {}  // it is committed when it is mapped
   void unmap_memory(size_t block, size_t count) override;
 
  private:

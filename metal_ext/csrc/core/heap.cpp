@@ -24,9 +24,9 @@ SharedHeap::~SharedHeap() {
   close_shared_memory(fd_);
 }
 
-void SharedHeap::map(void* address, size_t bytes, size_t offset) const {
+void SharedHeap::map(void* address, size_t bytes, size_t offset, bool writable) const {
   const std::lock_guard lock(mutex_);
-  map_shared(address, bytes, fd_, offset);
+  map_shared(address, bytes, fd_, offset, writable);
 }
 
 size_t SharedHeap::committed_bytes() const {

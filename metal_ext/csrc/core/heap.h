@@ -34,13 +34,14 @@ class Heap {
   const Geometry geometry_;
 };
 
-// Shared memory that can be mapped behind any address range, at several places at once.
+// Shared memory that can be mapped behind any address range, at several places at once, writable or
+// not at each.
 class SharedHeap final : public Heap {
  public:
   explicit SharedHeap(const Geometry& geometry);
   ~SharedHeap() override;
 
-  void map(void* address, size_t bytes, size_t offset) const;
+  void map(void* address, size_t bytes, size_t offset, bool writable) const;
   size_t committed_bytes() const override;
   bool releases_blocks() const override;
 
@@ -58,7 +59,8 @@ class DenseHeap final : public Heap {
   explicit DenseHeap(const Geometry& geometry);
   ~DenseHeap() override;
 
-  // Commits the memory again if it was released. Only the engine thread calls this.
+  // Commits the memory again if it was released. Called by the thread that maps it, and by those
+  // that have seen it mapped.
   std::byte* memory();
   size_t committed_bytes() const override { return committed_.load(std::memory_order_relaxed); }
   bool releases_blocks() const override { return true; }

@@ -1,6 +1,9 @@
 #include "core/mapper.h"
 
 #include <exception>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace quire {
@@ -17,6 +20,22 @@ Mapper::~Mapper() {
 }
 
 uint64_t Mapper::submit(std::function<void()> operation) {
+  return enqueue({std::move(operation), false});
+}
+
+uint64_t Mapper::attempt(std::function<void()> operation) {
+  return enqueue({std::move(operation), true});
+}
+
+bool Mapper::refused(uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  if (ticket > completed_) {
+    throw std::logic_error("ticket " + std::to_string(ticket) + " is not completed");
+  }
+  return refused_.erase(ticket) > 0;
+}
+
+uint64_t Mapper::enqueue(Operation operation) {
   uint64_t ticket;
   {
     const std::lock_guard lock(mutex_);
@@ -49,18 +68,25 @@ void Mapper::run() {
     if (queue_.empty()) {
       return;
     }
-    std::function<void()> operation = std::move(queue_.front());
+    Operation operation = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     std::string failure;
+    bool refused = false;
     try {
-      operation();
+      operation.run();
+    } catch (const std::system_error& error) {
+      refused = operation.may_be_refused;
+      failure = refused ? "" : error.what();
     } catch (const std::exception& error) {
       failure = error.what();
     }
-    operation = nullptr;  // lets go of its heap and range before the ticket is seen as done
+    operation.run = nullptr;  // lets go of its heap and range before the ticket is seen as done
     lock.lock();
     ++completed_;
+    if (refused) {
+      refused_.insert(completed_);
+    }
     if (failure_.empty()) {
       failure_ = std::move(failure);
     }

@@ -8,17 +8,24 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_set>
 
 namespace quire {
 
-// Takes memory away on a thread of its own, in order, so that the engine never waits for the
-// system. Every operation has a ticket; tickets rise by one and complete in order.
+// Changes mappings on a thread of its own, in order, so that the engine never waits for the system.
+// Every operation has a ticket; tickets rise by one and complete in order.
 class Mapper {
  public:
   Mapper();
   ~Mapper();  // finishes what was submitted
 
   uint64_t submit(std::function<void()> operation);
+  // An operation that the system may refuse: a std::system_error that it throws says that nothing
+  // was changed, and is no failure.
+  uint64_t attempt(std::function<void()> operation);
+  // Whether the system refused that attempt; true is said once. Throws std::logic_error when the
+  // ticket is not completed.
+  bool refused(uint64_t ticket);
   // The newest ticket such that it and all before it are done.
   uint64_t completed() const;
   // False when the time passed first.
@@ -28,13 +35,20 @@ class Mapper {
   std::string failure() const;
 
  private:
+  struct Operation {
+    std::function<void()> run;
+    bool may_be_refused;
+  };
+
+  uint64_t enqueue(Operation operation);
   void run();
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
+  std::deque<Operation> queue_;
   uint64_t submitted_ = 0;
   uint64_t completed_ = 0;
+  std::unordered_set<uint64_t> refused_;
   bool stopping_ = false;
   std::string failure_;
   std::thread thread_;

@@ -11,6 +11,10 @@
 #include <string>
 #include <system_error>
 
+#if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
+#define MADV_POPULATE_WRITE 23  // since Linux 5.14; older headers do not know it
+#endif
+
 namespace quire {
 namespace {
 
@@ -135,8 +139,18 @@ bool make_spare(std::byte* base) {
   return mprotect(base - pages_below(), system_page_bytes(), PROT_READ) == 0;
 }
 
-void map_shared(void* address, size_t bytes, int fd, size_t offset) {
-  map_fixed(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writable) {
+  map_fixed(address, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, offset);
+}
+
+void populate(void* address, size_t bytes) noexcept {
+#ifdef __linux__
+  // Whatever it answers (EINVAL from an old kernel, EFAULT or ENOMEM without memory), nothing is
+  // lost but time: it never signals, as a write would.
+  (void)madvise(address, bytes, MADV_POPULATE_WRITE);
+#else
+  (void)address, (void)bytes;
+#endif
 }
 
 void map_private_zeros(void* address, size_t bytes) {

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-// The few system calls that the POSIX substrate stands on. Each throws std::system_error that names
-// the call and the bytes it was asked for.
+// The few system calls that the POSIX substrate stands on. Each but populate() throws
+// std::system_error that names the call and the bytes it was asked for.
 namespace quire {
 
 size_t system_page_bytes();
@@ -39,7 +39,11 @@ void release_addresses(std::byte* base, size_t bytes);
 void give_up_spare(std::byte* base);
 bool make_spare(std::byte* base);  // false where no mapping is left
 
-void map_shared(void* address, size_t bytes, int fd, size_t offset);
+// A write to what is not writable is SIGSEGV.
+void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writable);
+// Commits the memory behind a writable mapping, so that the first write takes no page fault. Where
+// the system cannot, or has no memory, the mapping stands as it was and faults come later.
+void populate(void* address, size_t bytes) noexcept;
 void map_private_zeros(void* address, size_t bytes);  // readable, writable, committed on touch
 void map_nothing(void* address, size_t bytes);        // back to reserved
 

@@ -17,9 +17,22 @@ RowTable::RowTable(std::vector<Segment> segments) : segments_(std::move(segments
     }
     checked_run(
         "segment of mapped tokens", segment.start, segment.count, segment.range->mapped_tokens());
+    const auto block = segment.range->first_read_only(
+        static_cast<size_t>(segment.start), static_cast<size_t>(segment.count));
+    if (block && read_only_.empty()) {
+      read_only_ = "segment [" + std::to_string(segment.start) + ", " +
+                   std::to_string(segment.start) + " + " + std::to_string(segment.count) +
+                   ") cannot be written: block " + std::to_string(*block) + " is read-only";
+    }
     for (int64_t i = 0; i < segment.count; ++i) {
       rows_.push_back({segment.range.get(), static_cast<size_t>(segment.start + i)});
     }
+  }
+}
+
+void RowTable::require_writable() const {
+  if (!read_only_.empty()) {
+    throw std::out_of_range(read_only_);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/address_range.h"
@@ -18,7 +19,8 @@ struct Segment {
 
 // What the rows of a step are: row i of the flat token array stands at a position of a range.
 // Made once per step and shared by every layer. Making it checks that each row, and all rows before
-// it that attention will read, have memory behind them; kernels then need no check.
+// it that attention will read, have memory behind them, and notes whether rows may be written;
+// kernels then need no check.
 class RowTable {
  public:
   struct Row {
@@ -34,9 +36,13 @@ class RowTable {
   const std::vector<Segment>& segments() const { return segments_; }
   const std::vector<Row>& rows() const { return rows_; }
 
+  // Throws std::out_of_range that names the first segment with a row in a read-only block.
+  void require_writable() const;
+
  private:
   std::vector<Segment> segments_;  // keeps the ranges alive for the primitives
   std::vector<Row> rows_;
+  std::string read_only_;  // what require_writable() throws, or empty
 };
 
 }  // namespace quire

@@ -74,6 +74,7 @@ mx::array append(
         "keys has " + std::to_string(keys.shape(0)) + " rows; the row table has " +
         std::to_string(rows->rows().size()));
   }
+  rows->require_writable();
   const cpu::HeadShape shape =
       check_layer(rows->geometry(), layer, keys.shape(1), keys.shape(1), keys.shape(2));
   return mx::array(

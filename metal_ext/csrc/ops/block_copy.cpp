@@ -62,9 +62,12 @@ mx::array block_copy(
   }
   const auto most = static_cast<int64_t>(source->geometry().tokens_per_block());
   const size_t count = checked_between("tokens", tokens, 1, most);
-  auto primitive = std::make_shared<BlockCopy>(
-      checked_block("mapped source blocks", source, source_block),
-      checked_block("mapped target blocks", target, target_block), count, counter);
+  const BlockRows from = checked_block("mapped source blocks", source, source_block);
+  const BlockRows to = checked_block("mapped target blocks", target, target_block);
+  if (target->first_read_only(to.block * source->geometry().tokens_per_block(), count)) {
+    throw std::out_of_range("target block " + std::to_string(to.block) + " is read-only");
+  }
+  auto primitive = std::make_shared<BlockCopy>(from, to, count, counter);
   return mx::array(token.shape(), token.dtype(), std::move(primitive), {token});
 }
 

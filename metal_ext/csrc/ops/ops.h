@@ -40,7 +40,8 @@ struct Layer {
 using Rows = std::shared_ptr<const RowTable>;
 using Workers = std::shared_ptr<CpuWorkers>;
 
-// keys, values: [T, kv_heads, head_dim] float32 or bfloat16, row i for row i of the table.
+// keys, values: [T, kv_heads, head_dim] float32 or bfloat16, row i for row i of the table, of which
+// none may lie in a read-only block.
 mx::array append(
     const mx::array& token, const mx::array& keys, const mx::array& values, const Rows& rows,
     const Layer& layer, const Workers& workers);
@@ -62,7 +63,7 @@ mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);
 
-// Copies the first `tokens` rows of a block to another range's block, in every region.
+// Copies the first `tokens` rows of a block to another range's writable block, in every region.
 mx::array block_copy(
     const mx::array& token, const std::shared_ptr<AddressRange>& source, int64_t source_block,
     const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,

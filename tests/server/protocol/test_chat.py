@@ -70,7 +70,7 @@ def refusal(**given: Any) -> ApiError:
         ),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"reasoning_effort": 5}, "reasoning_effort"),
-        ({"n": 2}, "n"),
+        ({"n": LIMITS.max_choices + 1}, "n"),
     ],
 )
 def test_a_request_that_cannot_be_answered_is_refused_by_name(

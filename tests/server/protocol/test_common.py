@@ -7,10 +7,12 @@ from pydantic import ValidationError
 from engine.types import SamplingParams
 from server.config import LimitsSection
 from server.protocol.common import (
+    MAX_CACHE_SALT_CHARS,
     MAX_SEED,
     MIN_TEMPERATURE,
     MIN_TOP_P,
     SamplingFields,
+    Wanted,
     answer_length,
 )
 from server.protocol.errors import ApiError
@@ -70,6 +72,10 @@ def params(defaults: dict[str, Any] | None = None, **given: Any) -> SamplingPara
         ("stream_options", {"include_usage": 1}),
         ("model", 5),
         ("n", "1"),
+        ("cache_salt", ""),
+        ("cache_salt", "x" * (MAX_CACHE_SALT_CHARS + 1)),
+        ("cache_salt", 5),
+        ("cache_report", 1),
     ],
 )
 def test_a_value_of_the_wrong_type_or_size_is_refused(field: str, value: Any) -> None:
@@ -81,7 +87,7 @@ def test_a_value_of_the_wrong_type_or_size_is_refused(field: str, value: Any) ->
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": LIMITS.max_choices + 1}, "n"),
         ({"n": 0}, "n"),
         ({"n": -1}, "n"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -103,6 +109,9 @@ def test_what_cannot_be_done_is_refused_by_name(given: dict[str, Any], param: st
     "given",
     [
         {"n": 1},
+        {"n": LIMITS.max_choices},
+        {"cache_salt": "x"},
+        {"cache_salt": "é" * MAX_CACHE_SALT_CHARS, "cache_report": True},
         {"stream": True, "stream_options": {"include_usage": True}},
         {"stop": ["a", "b", "c", "d"]},
         {"stop": "x" * LIMITS.max_stop_string_chars},
@@ -113,6 +122,27 @@ def test_what_cannot_be_done_is_refused_by_name(given: dict[str, Any], param: st
 )
 def test_what_can_be_done_or_cannot_matter_is_let_pass(given: dict[str, Any]) -> None:
     fields(**given).check(LIMITS)
+
+
+def test_more_choices_than_allowed_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ApiError) as caught:
+        fields(n=5).check(LimitsSection(max_choices=4))
+    assert caught.value.message == "n is 5; it must be from 1 to 4."
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, Wanted()),
+        ({"n": None, "stream_options": None, "cache_report": None}, Wanted()),
+        ({"n": 3}, Wanted(choices=3)),
+        ({"stream_options": {"include_usage": True}}, Wanted(include_usage=True)),
+        ({"stream_options": {}, "cache_report": False}, Wanted()),
+        ({"cache_report": True}, Wanted(cache_report=True)),
+    ],
+)
+def test_a_request_says_what_its_answer_should_have(given: dict[str, Any], wanted: Wanted) -> None:
+    assert fields(**given).wanted == wanted
 
 
 @pytest.mark.parametrize(

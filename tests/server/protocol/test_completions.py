@@ -33,7 +33,7 @@ def request(**given: Any) -> CompletionRequest:
         ({"echo": 1}, "echo"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"n": 2}, "n"),
+        ({"n": LimitsSection().max_choices + 1}, "n"),
     ],
 )
 def test_a_request_that_cannot_be_answered_is_refused_by_name(

@@ -80,6 +80,9 @@ async def expect_no_work(engine: Engine, steps: int) -> None:
         (COMPLETIONS, prompt(max_tokens=-1), 5),
         (COMPLETIONS, prompt(LONG, stream=True), 2),
         (COMPLETIONS, prompt(LONG), 2),
+        (CHAT, chat(n=3, stream=True), 5),
+        (CHAT, chat(n=3), 5),
+        (COMPLETIONS, prompt(n=3, stream=True, max_tokens=-1), 5),
     ],
     ids=lambda value: "stream" if "'stream': True" in str(value) else None,
 )

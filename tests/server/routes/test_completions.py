@@ -148,7 +148,7 @@ async def test_log_probabilities_are_parallel_lists(
         (prompt(max_tokens=2**31), 400, "max_tokens"),
         (prompt(temperature=float("nan")), 400, "temperature"),
         (prompt(logit_bias={"x": 1}), 400, "logit_bias"),
-        (prompt(n=3), 400, "n"),
+        (prompt(n=9), 400, "n"),
         (prompt(echo=True), 400, "echo"),
         (prompt("\udfff"), 400, "prompt"),
         (prompt("x" * CONTEXT), 400, "prompt"),

@@ -94,12 +94,18 @@ async def test_what_is_no_number_or_too_big_is_named(
         ("repetition_penalty", "0"),
         ("max_tokens", "1.5"),
         ("n", "0"),
+        ("cache_salt", '""'),
+        ("cache_salt", f'"{SECRET * 100}"'),
+        ("cache_salt", f'["{SECRET}"]'),
+        ("cache_report", f'"{SECRET}"'),
     ],
 )
 async def test_a_value_of_the_wrong_type_or_size_is_named(
     http: httpx2.AsyncClient, path: str, name: str, value: str
 ) -> None:
-    assert (await refusal(http, path, raw(path, name, value)))["param"] == name
+    error = await refusal(http, path, raw(path, name, value))
+    assert error["param"] == name
+    assert SECRET not in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -109,13 +115,13 @@ async def test_a_value_of_the_wrong_type_or_size_is_named(
         (CHAT, "functions", [{"name": SECRET}]),
         (CHAT, "response_format", {"type": "json_object"}),
         (CHAT, "response_format", {"type": "json_schema", "json_schema": {}}),
-        (CHAT, "n", 2),
+        (CHAT, "n", LIMITS.max_choices + 1),
         (CHAT, "top_logprobs", 5),
         (CHAT, "chat_template_kwargs.thinking_budget", {"thinking_budget": 5}),
         (COMPLETIONS, "echo", True),
         (COMPLETIONS, "suffix", SECRET),
         (COMPLETIONS, "best_of", 2),
-        (COMPLETIONS, "n", 2),
+        (COMPLETIONS, "n", LIMITS.max_choices + 1),
         (COMPLETIONS, "logprobs", 6),
     ],
 )
@@ -215,6 +221,6 @@ async def test_nothing_of_what_is_refused_reaches_the_engine(
     engine: Engine, http: httpx2.AsyncClient
 ) -> None:
     last = engine.client._last_id
-    for path, body in ((CHAT, chat(n=2)), (CHAT, chat(stop="")), (COMPLETIONS, prompt(echo=True))):
+    for path, body in ((CHAT, chat(n=9)), (CHAT, chat(stop="")), (COMPLETIONS, prompt(echo=True))):
         await refusal(http, path, json.dumps(body))
     assert engine.client._last_id == last

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from server.text.tokenizer import TemplateError, Tokenizer, TokenizerError
+from server.text.tokenizer import (
+    TemplateError,
+    Tokenizer,
+    TokenizerError,
+    common_chars,
+    tokens_within,
+)
 from tests.models import write_tokenizer
 from tests.server.harness import ids_of, token_id
 
@@ -27,9 +33,9 @@ def change(folder: Path, **settings: object) -> None:
 async def test_a_conversation_becomes_the_prompt_of_the_models_template(
     tokenizer: Tokenizer,
 ) -> None:
-    text, ids = await tokenizer.encode_chat(HELLO, None)
-    assert text == START
-    assert tokenizer.fast.decode(list(ids), skip_special_tokens=False) == START
+    found = await tokenizer.encode_chat(HELLO, None)
+    assert found.text == START
+    assert tokenizer.fast.decode(list(found.ids), skip_special_tokens=False) == START
 
 
 @pytest.mark.parametrize(
@@ -39,8 +45,89 @@ async def test_a_conversation_becomes_the_prompt_of_the_models_template(
 async def test_thinking_is_switched_by_the_template(
     tokenizer: Tokenizer, enable_thinking: bool | None, ending: str
 ) -> None:
-    text, _ = await tokenizer.encode_chat(HELLO, enable_thinking)
-    assert text == START + ending
+    found = await tokenizer.encode_chat(HELLO, enable_thinking)
+    assert found.text == START + ending
+
+
+# --- what the system messages take -----------------------------------------------------------
+
+
+def system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+@pytest.mark.parametrize("text", ["Be brief.", "", "naïve 😀", "a</think>b", "<|im_end|>\n"])
+async def test_the_tokens_of_the_system_message_are_those_of_its_part_of_the_prompt(
+    tokenizer: Tokenizer, text: str
+) -> None:
+    head = f"<|im_start|>system\n{text}<|im_end|>\n"
+    for ending in ([], HELLO, [*HELLO, system("Later.")]):
+        found = await tokenizer.encode_chat([system(text), *ending], None)
+        assert found.ids[: found.system_tokens] == await tokenizer.encode(head)
+
+
+async def test_conversations_with_one_system_message_begin_with_its_tokens(
+    tokenizer: Tokenizer,
+) -> None:
+    one = await tokenizer.encode_chat([system("Be brief."), *HELLO], None)
+    other = await tokenizer.encode_chat([system("Be brief."), system("Not."), *HELLO], None)
+    assert one.ids[: one.system_tokens] == other.ids[: one.system_tokens]
+    assert one.system_tokens < other.system_tokens < len(other.ids)
+
+
+@pytest.mark.parametrize("messages", [HELLO, [*HELLO, system("Too late.")]])
+async def test_a_conversation_that_begins_with_a_user_has_no_system_tokens(
+    tokenizer: Tokenizer, messages: list[dict[str, str]]
+) -> None:
+    assert (await tokenizer.encode_chat(messages, None)).system_tokens == 0
+
+
+WANTS_A_USER = (
+    "{% for m in messages if m.role == 'user' %}{% set ns = m %}{% else %}"
+    "{{ raise_exception('no user') }}{% endfor %}{{ messages[0].content }}|"
+)
+SAYS_THE_LENGTH = "{{ messages | length }}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("template", [WANTS_A_USER, SAYS_THE_LENGTH])
+async def test_a_template_that_tells_nothing_about_system_messages_alone_gives_none(
+    folder: Path, template: str
+) -> None:
+    change(folder, chat_template=template)
+    found = await Tokenizer(folder).encode_chat([system("Be brief."), *HELLO], None)
+    assert found.system_tokens == 0
+    assert "Be brief." in found.text
+
+
+async def test_the_switches_of_the_template_are_those_of_the_prompt(folder: Path) -> None:
+    change(
+        folder,
+        chat_template="{% if not enable_thinking %}/no_think {% endif %}"
+        "{% for m in messages %}{{ m.content }}|{% endfor %}",
+    )
+    found = await Tokenizer(folder).encode_chat([system("Be brief."), *HELLO], False)
+    assert found.system_tokens == len("/no_think Be brief.|")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [("", "", 0), ("", "a", 0), ("ab", "abc", 2), ("abc", "abd", 2), ("é😀x", "é😀y", 2)],
+)
+def test_texts_are_compared_by_characters(one: str, other: str, common: int) -> None:
+    assert common_chars(one, other) == common_chars(other, one) == common
+
+
+def test_a_token_counts_when_it_ends_within_the_characters(tokenizer: Tokenizer) -> None:
+    encoding = tokenizer.fast.encode_batch(["é<think>a"], add_special_tokens=False)[0]
+    # Two bytes of one character, a token of seven characters, a letter.
+    assert [tokens_within(encoding, chars) for chars in (0, 1, 2, 7, 8, 9)] == [0, 2, 2, 2, 3, 4]
+
+
+def test_padding_is_no_part_of_a_text(folder: Path) -> None:
+    fast = Tokenizer(folder).fast
+    fast.enable_padding(length=10)
+    encoding = fast.encode_batch(["ab"], add_special_tokens=False)[0]
+    assert [tokens_within(encoding, chars) for chars in (1, 2, 99)] == [1, 2, 2]
 
 
 async def test_special_tokens_of_a_text_are_recognised_and_none_are_added(

@@ -1,0 +1,52 @@
+"""What the scheduler asks of the cache: counts and booleans, never pages."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.types import MissReason, PrefixSalt, TokenChain
+
+
+class KVDoor(Protocol):
+    """What the scheduler asks of the cache. Tokens are counted from a sequence's first one."""
+
+    def chain(self, salt: PrefixSalt) -> TokenChain:
+        """The empty chain of a new sequence."""
+
+    def open(
+        self,
+        seq_id: int,
+        chain: TokenChain,
+        num_tokens: int,
+        *,
+        final_tokens: int,
+        system_tokens: int,
+    ) -> bool:
+        """A buffer, what the cache has of the chain, and blocks set aside for so many tokens."""
+
+    def adopt(self, seq_id: int) -> int:
+        """Takes what others have computed meanwhile; how many tokens have valid K and V."""
+
+    def fork(self, seq_id: int, child_id: int) -> int:
+        """The same for a child, from its parent."""
+
+    def claim(self, seq_id: int) -> None:
+        """The sequence computes its tokens itself; others may wait for them."""
+
+    def claimant(self, seq_id: int) -> int | None:
+        """Who is going to compute the tokens that this sequence needs next."""
+
+    def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
+        """Where the sequence left what is cached, and why."""
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        """Memory for tokens [0, num_tokens)."""
+
+    def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """The next positions hold valid K and V."""
+
+    def close(self, seq_id: int, *, keep_prefix: bool) -> None:
+        """The sequence leaves."""
+
+    @property
+    def recovering(self) -> bool:
+        """Whether memory of sequences that left is still on its way back."""

@@ -1,0 +1,77 @@
+"""What weights and K and V weigh, in bytes, by how their numbers are packed.
+
+Everything here is exact for a shape and counts in bytes; people read it in GiB (2**30).
+"""
+
+import math
+from dataclasses import dataclass
+
+from engine.planning.shape import ModelShape
+
+KIB = 1024
+# What MLX's affine quantisation keeps beside the codes of each group: a scale and a bias.
+# Source: mlx.core.quantize; 64 is its default group.
+GROUP_SIZE = 64
+BITS_PER_GROUP = 2 * 16
+VECTOR_BYTES = 2
+CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How numbers are kept."""
+
+    name: str
+    bits: float
+    """Per number, everything that is kept beside the codes included."""
+
+    def bytes_of(self, numbers: int) -> int:
+        """Bytes of so many numbers, rounded up."""
+        return math.ceil(numbers * self.bits / 8)
+
+
+def affine(bits: int, group_size: int = GROUP_SIZE) -> Packing:
+    """MLX's affine groups: 4 bits in groups of 64 are 4.5 bits per number."""
+    return Packing(f"q{bits}", bits + BITS_PER_GROUP / group_size)
+
+
+BF16 = Packing("bf16", 16)
+Q8 = affine(8)
+Q4 = affine(4)
+WEIGHT_PACKINGS = (BF16, Q8, Q4)
+# From what is stored to what is smallest: weights first, because they can be packed once and for
+# all; K and V cost a packing at every step.
+STEPS = ((BF16, BF16), (Q8, BF16), (Q8, Q8), (Q4, BF16), (Q4, Q8), (Q4, Q4))
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What lies in memory while a model serves ``context`` tokens. Bytes."""
+
+    weights: Packing
+    kv: Packing
+    context: int
+    weights_bytes: int
+    kv_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights and K and V; activations and caches are not in it."""
+        return self.weights_bytes + self.kv_bytes
+
+
+def weights_bytes(shape: ModelShape, packing: Packing) -> int:
+    """All matrices packed alike, the embedding included; norms in 16 bits."""
+    return packing.bytes_of(shape.matrix_numbers) + VECTOR_BYTES * shape.vector_numbers
+
+
+def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
+    """K and V of one token in all layers."""
+    return packing.bytes_of(shape.kv_numbers_per_token)
+
+
+def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> Resident:
+    """Weights beside K and V of ``context`` tokens, of one sequence or of several together."""
+    return Resident(
+        weights, kv, context, weights_bytes(shape, weights), context * kv_bytes_per_token(shape, kv)
+    )

@@ -1,0 +1,250 @@
+"""Everything that a person wants to know before choosing: one report for a model, a device, a
+memory size and a context."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.build import EngineConfig, activation_bytes, headroom_bytes
+from engine.planning.accountant import BlockAccount, account
+from engine.planning.arithmetic import (
+    BF16,
+    CONTEXTS,
+    STEPS,
+    WEIGHT_PACKINGS,
+    Packing,
+    Resident,
+    affine,
+    resident,
+    weights_bytes,
+)
+from engine.planning.cost import CostModel
+from engine.planning.devices import Device
+from engine.planning.shape import ModelShape
+from engine.planning.simulator import (
+    Arrival,
+    Simulation,
+    SimulationLimits,
+    SimulationReport,
+    random_arrivals,
+)
+from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
+from kvcache.memory_budget import MemoryDemand
+
+CHUNK_TOKENS = 256
+BF16_BYTES = 2
+# The workload of the simulation: a crowd that comes almost at once, so that memory is what limits
+# how many of it run.
+SEED = 0
+REQUESTS = 48
+MEAN_GAP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A way to give sequences their K and V."""
+
+    name: str
+    layout: KVLayout
+
+    def committed_bytes(self, tokens: int) -> int:
+        """What a sequence of so many tokens is charged."""
+        group = self.layout.group
+        return group.blocks_for(tokens) * group.block_bytes
+
+    def fit(self, kv_budget_bytes: int, tokens: int) -> int:
+        """How many sequences of so many tokens a budget holds, in whole heaps."""
+        group = self.layout.group
+        blocks = kv_budget_bytes // group.heap_bytes * group.blocks_per_heap
+        return blocks // group.blocks_for(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisationStep:
+    """What one pair of packings leaves to K and V, and how many whole contexts that is."""
+
+    resident: Resident
+    """For one sequence of the whole context."""
+    kv_budget_bytes: int
+    """0 where the weights alone are too much."""
+
+    @property
+    def contexts(self) -> int:
+        """Sequences of the whole context that fit at once."""
+        return self.kv_budget_bytes // self.resident.kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How many sequences fit, by what their weights are packed in. By allocation, in its order."""
+
+    weights: Packing
+    kv_budget_bytes: int
+    whole_context: tuple[int, ...]
+    mean_length: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """The simulated workload, and how it went under each allocation, in their order."""
+
+    weights: Packing
+    kv_budget_bytes: int
+    requests: int
+    reports: tuple[SimulationReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityReport:
+    """The whole plan. K and V are bf16 wherever nothing else is said."""
+
+    shape: ModelShape
+    device: Device
+    context: int
+    demand: MemoryDemand
+    """Without weights."""
+    by_context: tuple[Resident, ...]
+    """In bf16."""
+    steps: tuple[QuantisationStep, ...]
+    blocks: tuple[BlockAccount, ...]
+    allocations: tuple[Allocation, ...]
+    """Dense, chunks, sparse."""
+    mean_tokens: int
+    """Of the workload's sequences, prompt and answer."""
+    fits: tuple[Fit, ...]
+    crowd: Crowd | None
+    """None where not even the smallest weights leave room for one context."""
+
+
+def plan_capacity(
+    shape: ModelShape, device: Device, memory_bytes: int, context: int, config: EngineConfig
+) -> CapacityReport:
+    """The report. context: the longest sequence, 2 tokens at least. Of the configuration, page and
+    heap size, headroom and the limits of a step are used.
+
+    Raises LayoutError where a token's row does not divide the page.
+    """
+    demand = MemoryDemand(
+        machine_bytes=memory_bytes,
+        available_bytes=memory_bytes,
+        headroom_bytes=headroom_bytes(config, memory_bytes),
+        weights_bytes=0,
+        activation_bytes=activation_bytes(shape, config),
+        mlx_cache_bytes=config.mlx_cache_bytes,
+    )
+    allocations = allocations_of(shape, device, context, config)
+    arrivals = random_arrivals(
+        SEED, requests=REQUESTS, longest_tokens=context, mean_gap_s=MEAN_GAP_S
+    )
+    mean_tokens = sum(arrival.tokens for arrival in arrivals) // len(arrivals)
+    steps = tuple(
+        QuantisationStep(
+            resident(shape, weights, kv, context), kv_budget(demand, weights_bytes(shape, weights))
+        )
+        for weights, kv in STEPS
+    )
+    return CapacityReport(
+        shape=shape,
+        device=device,
+        context=context,
+        demand=demand,
+        by_context=tuple(resident(shape, BF16, BF16, tokens) for tokens in CONTEXTS),
+        steps=steps,
+        blocks=account(kv_shape(shape), device, config.heap_bytes),
+        allocations=allocations,
+        mean_tokens=mean_tokens,
+        fits=tuple(
+            _fit(
+                packing,
+                kv_budget(demand, weights_bytes(shape, packing)),
+                allocations,
+                context,
+                mean_tokens,
+            )
+            for packing in WEIGHT_PACKINGS
+        ),
+        crowd=_crowd(shape, device, demand, allocations, arrivals, context, config),
+    )
+
+
+def kv_budget(demand: MemoryDemand, weights: int) -> int:
+    """What weights of so many bytes leave to K and V; 0 where they are too much."""
+    return max(0, demand.usable_bytes - demand.fixed_bytes - weights)
+
+
+def kv_shape(shape: ModelShape) -> KVShape:
+    """K and V in bf16."""
+    return KVShape(shape.num_layers, shape.kv_heads, shape.head_dim, BF16_BYTES)
+
+
+def allocations_of(
+    shape: ModelShape, device: Device, context: int, config: EngineConfig
+) -> tuple[Allocation, ...]:
+    """Dense: the whole context at once. Chunks: 256 tokens at a time, as mlx-lm's cache grows.
+    Sparse: quire's own layout on that device. Raises LayoutError where that cannot be."""
+    kv = kv_shape(shape)
+    page = device.page_bytes
+    sparse = paged_layout(
+        kv,
+        max_tokens=context,
+        heap_bytes=config.heap_bytes,
+        system_page_bytes=page,
+        page_bytes=config.page_bytes,
+    )
+    chunk_bytes = CHUNK_TOKENS * kv.row_bytes
+    chunks = paged_layout(
+        kv,
+        max_tokens=context,
+        heap_bytes=config.heap_bytes,
+        system_page_bytes=chunk_bytes,  # a chunk is allocated, not mapped
+        page_bytes=chunk_bytes,
+    )
+    return (
+        Allocation("dense", dense_layout(kv, max_tokens=context, system_page_bytes=page)),
+        Allocation(f"{CHUNK_TOKENS}-token chunks", chunks),
+        Allocation("sparse", sparse),
+    )
+
+
+def _fit(
+    weights: Packing,
+    budget: int,
+    allocations: Sequence[Allocation],
+    context: int,
+    mean_tokens: int,
+) -> Fit:
+    return Fit(
+        weights,
+        budget,
+        tuple(allocation.fit(budget, context) for allocation in allocations),
+        tuple(allocation.fit(budget, mean_tokens) for allocation in allocations),
+    )
+
+
+def _crowd(
+    shape: ModelShape,
+    device: Device,
+    demand: MemoryDemand,
+    allocations: Sequence[Allocation],
+    arrivals: Sequence[Arrival],
+    context: int,
+    config: EngineConfig,
+) -> Crowd | None:
+    """The workload in the model's own packing, or in the widest that fits."""
+    own = shape.quantization
+    packings = WEIGHT_PACKINGS if own is None else (affine(own.bits, own.group_size),)
+    for weights in packings:
+        budget = kv_budget(demand, weights_bytes(shape, weights))
+        if all(allocation.fit(budget, context) for allocation in allocations):
+            break
+    else:
+        return None
+    limits = SimulationLimits(
+        kv_budget_bytes=budget,
+        max_model_len=context,
+        max_num_seqs=len(arrivals),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        step_time_target_s=config.step_time_target_ms / 1000,
+    )
+    cost = CostModel.of(shape, device, weights, BF16)
+    reports = [Simulation(a.layout, cost, limits, arrivals).run() for a in allocations]
+    return Crowd(weights, budget, len(arrivals), tuple(reports))

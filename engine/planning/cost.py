@@ -1,0 +1,57 @@
+"""How long a step takes: a roofline, the longer of moving bytes and doing operations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.planning.arithmetic import VECTOR_BYTES, Packing, kv_bytes_per_token
+from engine.planning.devices import Device
+from engine.planning.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Bytes and operations of a step of one model on one device.
+
+    A step reads the weights once, however many tokens it computes, and the K and V of every
+    sequence up to its last token. Activations stay in caches and are not counted.
+    """
+
+    device: Device
+    weights_bytes: int
+    """Read by every step."""
+    kv_bytes_per_token: int
+    ops_per_token: int
+    """Of the matrices that every token passes."""
+    ops_per_row: int
+    """Of the logits, which only an entry's last token needs."""
+    ops_per_pair: int
+    """Of attention, for each pair of a token and one that it sees."""
+
+    @classmethod
+    def of(cls, shape: ModelShape, device: Device, weights: Packing, kv: Packing) -> "CostModel":
+        """The cost of a model whose weights and cache are packed like that."""
+        embedding = shape.vocab_size * shape.hidden_size
+        layers = shape.matrix_numbers - embedding * (1 if shape.tied_embeddings else 2)
+        return cls(
+            device=device,
+            # Of an embedding that is not the output matrix as well, a step reads a few rows.
+            weights_bytes=weights.bytes_of(layers + embedding)
+            + VECTOR_BYTES * shape.vector_numbers,
+            kv_bytes_per_token=kv_bytes_per_token(shape, kv),
+            ops_per_token=2 * layers,
+            ops_per_row=2 * embedding,
+            ops_per_pair=4 * shape.num_layers * shape.query_heads * shape.head_dim,
+        )
+
+    def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
+        """Seconds of a step that computes tokens [start, start + count) of each sequence."""
+        tokens = sum(count for _, count in plan)
+        # Everything up to the last token is read, and the new tokens are written before that.
+        touched = sum(start + 2 * count for start, count in plan)
+        pairs = sum(count * start + count * (count + 1) // 2 for start, count in plan)
+        bytes_moved = self.weights_bytes + self.kv_bytes_per_token * touched
+        ops = self.ops_per_token * tokens + self.ops_per_row * len(plan) + self.ops_per_pair * pairs
+        device = self.device
+        return device.step_overhead_s + max(
+            bytes_moved / device.bytes_per_s, ops / device.ops_per_s
+        )

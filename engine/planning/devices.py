@@ -1,0 +1,115 @@
+"""Devices by name, as far as a step's time depends on them.
+
+Memory and bandwidth are Apple's own technical specifications, of each chip's largest configuration
+(support.apple.com, "Tech Specs" of the Macs with that chip). Apple publishes no arithmetic rate:
+``ops_per_s`` is an **estimate**, GPU cores x 128 lanes x 2 operations x clock, with the clocks that
+people have measured (github.com/philipturner/metal-benchmarks for M1 and M2; about 1.4 GHz for M3
+and 1.6 GHz for M4). For the M5 family it is four times that: Apple's press releases of October 2025
+and March 2026 say "over 4x the peak GPU compute for AI" of the family before. These are peaks; real
+kernels reach perhaps two thirds of them, so that a planned time is a lower bound.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+GIB = 1024**3
+KIB = 1024
+LANES_PER_CORE = 128
+OPS_PER_LANE = 2  # a multiplication and an addition
+
+# A step's launches and its Python: an estimate (about 400 kernels of a 36-layer model).
+APPLE_STEP_OVERHEAD_S = 2e-3
+# One batch of Metal mappings with its round trip, constant from 1 to 2048 tiles: 0.13 to 0.16 ms,
+# measured by others on an M1 Max (the "pie" probe).
+APPLE_MAPPING_BATCH_S = 0.15e-3
+# One mmap(MAP_FIXED) of a memfd: measured on a Linux machine with two Xeon cores.
+MMAP_CALL_S = 3.2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a step's time and a mapping's cost follow from."""
+
+    name: str
+    memory_bytes: int
+    """The most that it is sold with."""
+    bytes_per_s: float
+    """Read bandwidth of the memory."""
+    ops_per_s: float
+    """Multiplications and additions of matrix products."""
+    step_overhead_s: float
+    """What a step takes however little it does."""
+    page_bytes: int
+    """The smallest page that it can map."""
+    mapping_batch_s: float
+    """What a batch of mappings takes, however many they are."""
+    mapping_s: float
+    """What each mapping adds to that."""
+
+
+def _apple(
+    name: str, memory_gib: int, gigabytes_per_s: float, cores: int, ghz: float, speed_up: float = 1
+) -> Device:
+    return Device(
+        name=name,
+        memory_bytes=memory_gib * GIB,
+        bytes_per_s=gigabytes_per_s * 1e9,
+        ops_per_s=cores * LANES_PER_CORE * OPS_PER_LANE * ghz * 1e9 * speed_up,
+        step_overhead_s=APPLE_STEP_OVERHEAD_S,
+        page_bytes=16 * KIB,
+        mapping_batch_s=APPLE_MAPPING_BATCH_S,
+        mapping_s=0.0,
+    )
+
+
+# The machine that this project is measured on: two Xeon cores with AVX-512. Bandwidth as its read
+# probe has it, operations as its OpenBLAS does in float32.
+CPU = Device(
+    name="cpu",
+    memory_bytes=24 * GIB,
+    bytes_per_s=40e9,
+    ops_per_s=200e9,
+    step_overhead_s=5e-3,
+    page_bytes=4 * KIB,
+    mapping_batch_s=0.0,
+    mapping_s=MMAP_CALL_S,
+)
+
+DEVICES = (
+    _apple("M1", 16, 68.25, 8, 1.278),
+    _apple("M1 Pro", 32, 200, 16, 1.296),
+    _apple("M1 Max", 64, 400, 32, 1.296),
+    _apple("M1 Ultra", 128, 800, 64, 1.296),
+    _apple("M2", 24, 100, 10, 1.398),
+    _apple("M2 Pro", 32, 200, 19, 1.398),
+    _apple("M2 Max", 96, 400, 38, 1.398),
+    _apple("M2 Ultra", 192, 800, 76, 1.398),
+    _apple("M3", 24, 100, 10, 1.4),
+    _apple("M3 Pro", 36, 150, 18, 1.4),
+    _apple("M3 Max", 128, 400, 40, 1.4),
+    _apple("M3 Ultra", 512, 819, 80, 1.4),
+    _apple("M4", 32, 120, 10, 1.58),
+    _apple("M4 Pro", 64, 273, 20, 1.58),
+    _apple("M4 Max", 128, 546, 40, 1.58),
+    _apple("M5", 32, 153, 10, 1.58, speed_up=4),
+    _apple("M5 Pro", 64, 307, 20, 1.58, speed_up=4),
+    _apple("M5 Max", 128, 614, 40, 1.58, speed_up=4),
+    CPU,
+)
+
+
+def device_names() -> list[str]:
+    """What ``find_device`` knows."""
+    return [device.name for device in DEVICES]
+
+
+def find_device(name: str) -> Device | None:
+    """The device of that name; "Apple M4 Pro" and "m4-pro" are "M4 Pro"."""
+    wanted = name.lower().removeprefix("apple").replace("-", " ").strip()
+    return next((device for device in DEVICES if device.name.lower() == wanted), None)
+
+
+def this_device() -> Device:
+    """The device that MLX runs on here, as far as it has a name in the list; a CPU otherwise."""
+    return find_device(str(mx.device_info().get("device_name", ""))) or CPU

@@ -1,0 +1,272 @@
+"""The production scheduler, cache and loop on a clock that a cost model moves.
+
+No model and no bytes: the runner returns any token, the backend counts blocks. The same arrivals
+give the same result to the last digit, on any machine, as fast as the scheduler's Python runs.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from random import Random
+
+import metal_ext
+from engine.build import FIRST_BUDGET_TOKENS, MIN_BUDGET_TOKENS
+from engine.loop import EngineLoop, LoopOptions
+from engine.planning.cost import CostModel
+from engine.runner import ViewSource
+from engine.scheduler import Scheduler
+from engine.step_plan import StepPlan
+from engine.token_budget import TokenBudget
+from engine.types import (
+    EngineLimits,
+    PrefixSalt,
+    Request,
+    Sampled,
+    SamplingParams,
+    TokenEvent,
+)
+from kvcache.counting import CountingBackend
+from kvcache.layout import KVLayout
+from kvcache.manager import KVCacheManager
+from kvcache.memory_budget import CacheLimits
+
+ANY_TOKEN = 1
+VOCAB_SIZE = 2
+# Steps in a row without anything to run, while requests are in: more is a bug of the scheduler.
+MAX_IDLE_STEPS = 100
+# Sequences are from this many tokens to the whole context, and of each the answer is from an eighth
+# to a half, but not longer than an answer usually is.
+SHORTEST_TOKENS = 128
+ANSWER_PARTS = (1 / 8, 1 / 2)
+LONGEST_ANSWER_TOKENS = 2048
+
+
+class SimulatedClock:
+    """Seconds since the start; stands still until it is told to move."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        """Time passes."""
+        assert seconds >= 0
+        self.now_s += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request, and when it comes."""
+
+    at_s: float
+    request: Request
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and its answer."""
+        return len(self.request.prompt_ids) + self.request.params.max_tokens
+
+
+def random_arrivals(
+    seed: int, *, requests: int, longest_tokens: int, mean_gap_s: float
+) -> list[Arrival]:
+    """Requests of independent people: gaps are exponential, lengths log-uniform, so that a few long
+    sequences stand among many short ones. Nobody shares a prefix."""
+    random = Random(seed)
+    shortest = min(SHORTEST_TOKENS, longest_tokens)
+    at_s = 0.0
+    arrivals = []
+    for number in range(1, requests + 1):
+        tokens = round(math.exp(random.uniform(math.log(shortest), math.log(longest_tokens))))
+        answer = min(LONGEST_ANSWER_TOKENS, round(tokens * random.uniform(*ANSWER_PARTS)))
+        request = Request(
+            number,
+            (ANY_TOKEN,) * (tokens - max(1, answer)),
+            SamplingParams(max(1, answer), temperature=0.0),
+            salt=PrefixSalt(client=str(number).encode()),
+        )
+        arrivals.append(Arrival(at_s, request))
+        at_s += random.expovariate(1 / mean_gap_s)
+    return arrivals
+
+
+class SimulatedRunner:
+    """Lets each step's time pass, and samples whatever."""
+
+    def __init__(self, kv: ViewSource, cost: CostModel, clock: SimulatedClock) -> None:
+        self.completed_epoch = 0
+        self._kv = kv
+        self._cost = cost
+        self._clock = clock
+
+    def run(self, plan: StepPlan) -> list[Sampled]:
+        """One token for each entry that samples."""
+        views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
+        self._clock.advance(self._cost.step_seconds([(e.start, e.count) for e in plan.entries]))
+        self.completed_epoch = views.epoch
+        return [Sampled(ANY_TOKEN) for entry in plan.entries if entry.samples]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationLimits:
+    """What the engine would be configured with."""
+
+    kv_budget_bytes: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    step_time_target_s: float
+    check_every_step: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What was going on during a step."""
+
+    start_s: float
+    end_s: float
+    running: int
+    waiting: int
+    committed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationReport:
+    """How a workload went."""
+
+    moments: tuple[Moment, ...]
+    waits_s: tuple[float, ...]
+    """From each request's arrival to its first token."""
+    generated_tokens: int
+    preemptions: int
+
+    @property
+    def seconds(self) -> float:
+        """Until the last answer was complete."""
+        return self.moments[-1].end_s
+
+    @property
+    def mean_running(self) -> float:
+        """Sequences at once, over the time in which more were waiting; over all of it if none
+        ever waited."""
+        crowded = [m for m in self.moments if m.waiting] or self.moments
+        spans = [m.end_s - m.start_s for m in crowded]
+        return sum(s * m.running for s, m in zip(spans, crowded, strict=True)) / sum(spans)
+
+    @property
+    def peak_running(self) -> int:
+        """The most sequences at once."""
+        return max(moment.running for moment in self.moments)
+
+    @property
+    def peak_committed_bytes(self) -> int:
+        """The most that was committed."""
+        return max(moment.committed_bytes for moment in self.moments)
+
+    @property
+    def mean_wait_s(self) -> float:
+        """To the first token."""
+        return sum(self.waits_s) / len(self.waits_s)
+
+
+class Simulation:
+    """One engine and the requests that come to it."""
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        cost: CostModel,
+        limits: SimulationLimits,
+        arrivals: SequenceOf[Arrival],
+    ) -> None:
+        """arrivals: in the order of their times, each shorter than the context."""
+        self.clock = SimulatedClock()
+        self.backend = CountingBackend(layout.group)
+        self.kv = KVCacheManager(
+            layout,
+            self.backend,
+            CacheLimits(
+                budget_bytes=limits.kv_budget_bytes,
+                max_sequences=limits.max_num_seqs,
+                free_slack_bytes=0,
+                max_sharers=limits.max_num_seqs,
+                shares_prefixes=True,
+            ),
+            identity=b"simulated",
+            workers=metal_ext.CpuWorkers(1),
+        )
+        most = limits.max_num_batched_tokens
+        self.scheduler = Scheduler(
+            self.kv,
+            EngineLimits(limits.max_model_len, limits.max_num_seqs, VOCAB_SIZE),
+            TokenBudget(
+                target_s=limits.step_time_target_s,
+                minimum=min(MIN_BUDGET_TOKENS, most),
+                maximum=most,
+                tokens=min(FIRST_BUDGET_TOKENS, most),
+            ),
+            most,
+        )
+        self.loop = EngineLoop(
+            self.scheduler,
+            self.kv,
+            SimulatedRunner(self.kv, cost, self.clock),
+            LoopOptions(math.inf, math.inf, limits.check_every_step),
+            emit=self._take,
+            clock=self.clock,
+        )
+        self._coming = deque(arrivals)
+        self._arrived_s: dict[int, float] = {}
+        self._first_token_s: dict[int, float] = {}
+        self._unfinished: set[int] = set()
+        self._moments: list[Moment] = []
+        self._idle_steps = 0
+
+    def run(self) -> SimulationReport:
+        """Until every request has its answer."""
+        while self._coming or self._unfinished:
+            self.step()
+        counters = self.scheduler.counters
+        return SimulationReport(
+            tuple(self._moments),
+            tuple(self._first_token_s[i] - at_s for i, at_s in self._arrived_s.items()),
+            counters.generated_tokens,
+            counters.preemptions,
+        )
+
+    def step(self) -> None:
+        """One step of the engine, with the requests that have come by now; when there is nothing to
+        run, the time until the next one comes."""
+        start_s = self.clock.now_s
+        while self._coming and self._coming[0].at_s <= start_s:
+            arrival = self._coming.popleft()
+            self._arrived_s[arrival.request.request_id] = arrival.at_s
+            self._unfinished.add(arrival.request.request_id)
+            self.loop.mailbox.put(arrival.request)
+        if self.loop.step():
+            self._idle_steps = 0
+            self._moments.append(
+                Moment(
+                    start_s,
+                    self.clock.now_s,
+                    self.scheduler.num_running,
+                    self.scheduler.num_waiting,
+                    self.backend.committed_bytes(),
+                )
+            )
+        elif self._unfinished:
+            self._idle_steps += 1
+            assert self._idle_steps < MAX_IDLE_STEPS, "the engine stands still"
+        else:
+            self.clock.advance(max(0.0, self._coming[0].at_s - start_s))
+
+    def _take(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            assert event.message is None, event.message
+            self._first_token_s.setdefault(event.request_id, self.clock.now_s)
+            if event.finish is not None:
+                self._unfinished.remove(event.request_id)

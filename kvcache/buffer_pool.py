@@ -1,0 +1,128 @@
+"""All sparse buffers, and how many mappings they take."""
+
+from kvcache.backend import BackendFailedError, PageBackend
+from kvcache.layout import Group
+from kvcache.sparse_buffer import PageTable, Pending, SparseBuffer
+from kvcache.sparse_heap import BlockRef
+
+# A mapping operation that takes longer will not come back.
+MAPPING_LIMIT_S = 30.0
+
+
+class BufferPool:
+    """Buffers that are taken and given back; maps and unmaps blocks within the system's limit."""
+
+    def __init__(self, group: Group, backend: PageBackend, max_buffers: int) -> None:
+        self._regions = len(group.regions)
+        self._blocks_per_heap = group.blocks_per_heap
+        self._backend = backend
+        self._max_buffers = max_buffers
+        self._idle: list[SparseBuffer] = []
+        self._num_buffers = 0
+        self._mappings = 0
+
+    def take(self) -> SparseBuffer | None:
+        """An empty buffer; None when all are taken or the system refuses to make one."""
+        if self._idle:
+            return self._idle.pop()
+        if self._num_buffers == self._max_buffers or not self._backend.add_buffer():
+            return None
+        self._num_buffers += 1
+        return SparseBuffer(self._num_buffers - 1)
+
+    def give_back(self, buffer: SparseBuffer) -> None:
+        """Nothing is mapped behind it any more: its table is emptied."""
+        self._mappings -= buffer.mappings(self._regions)
+        buffer.table.cut(0)
+        self._idle.append(buffer)
+
+    def has_room_for(self, new_blocks: int, shared: list[BlockRef]) -> bool:
+        """Whether a new buffer with these blocks is likely to stay within the limit, if its own
+        make runs as long as heaps."""
+        limit = self._backend.mapping_limit
+        if limit is None:
+            return True
+        table = PageTable()
+        table.append(shared, writable=False)
+        runs = len(table.runs) + 2 + new_blocks // self._blocks_per_heap
+        return self._mappings + self._regions * runs <= limit
+
+    def map(self, buffer: SparseBuffer, blocks: list[BlockRef], *, writable: bool) -> bool:
+        """Maps blocks behind the buffer's last one; False, with nothing changed, when refused."""
+        assert not buffer.pending
+        first, before = len(buffer.table), buffer.mappings(self._regions)
+        pieces = buffer.table.append(blocks, writable)
+        added = buffer.mappings(self._regions) - before
+        done = 0
+        for run in pieces if self._allows(added) else []:
+            if not self._backend.map(
+                buffer.number, run.block, run.heap, run.heap_block, run.count, writable
+            ):
+                break
+            done += run.count
+        if done == len(blocks):
+            self._mappings += added
+            return True
+        if done:
+            self._wait(self._backend.unmap(buffer.number, first, done))
+        buffer.table.cut(first)
+        return False
+
+    def map_ahead(self, buffer: SparseBuffer, blocks: list[BlockRef]) -> bool:
+        """Starts mapping blocks behind the buffer's last one; False when the limit forbids it."""
+        before, first = buffer.mappings(self._regions), len(buffer.table)
+        pieces = buffer.table.append(blocks, True)
+        added = buffer.mappings(self._regions) - before
+        if not self._allows(added):
+            buffer.table.cut(first)
+            return False
+        self._mappings += added
+        for run in pieces:
+            ticket = self._backend.map_ahead(
+                buffer.number, run.block, run.heap, run.heap_block, run.count
+            )
+            buffer.pending.append(Pending(ticket, run.count))
+        return True
+
+    def is_settled(self, buffer: SparseBuffer) -> bool:
+        """Whether ``settle`` would not have to wait."""
+        return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
+
+    def settle(self, buffer: SparseBuffer) -> list[BlockRef]:
+        """Waits for what is being mapped. Returns the blocks from the first one on that the system
+        refused: they are in the table no more, and not mapped."""
+        place = kept = buffer.mapped_blocks
+        for item in buffer.pending:
+            self._wait(item.ticket)
+            if self._backend.refused(item.ticket):
+                pass
+            elif place == kept:
+                kept += item.count
+            else:
+                self._wait(self._backend.unmap(buffer.number, place, item.count))
+            place += item.count
+        buffer.pending.clear()
+        before = buffer.mappings(self._regions)
+        refused = buffer.table.cut(kept)
+        self._mappings += buffer.mappings(self._regions) - before
+        return refused
+
+    def unmap(self, buffer: SparseBuffer) -> int:
+        """Starts taking everything from behind the buffer; returns the ticket."""
+        assert not buffer.pending
+        return self._backend.unmap(buffer.number, 0, len(buffer.table))
+
+    def _allows(self, mappings: int) -> bool:
+        limit = self._backend.mapping_limit
+        return limit is None or self._mappings + mappings <= limit
+
+    def _wait(self, ticket: int) -> None:
+        if not self._backend.wait(ticket, MAPPING_LIMIT_S):
+            raise BackendFailedError(f"a mapping operation took over {MAPPING_LIMIT_S:.0f} s")
+
+    def check_invariants(self, taken: list[SparseBuffer]) -> None:
+        """taken: every buffer that has not been given back. Raises AssertionError."""
+        buffers = taken + self._idle
+        assert sorted(buffer.number for buffer in buffers) == list(range(self._num_buffers))
+        assert all(not b.table.blocks and not b.table.runs for b in self._idle)
+        assert self._mappings == sum(buffer.mappings(self._regions) for buffer in buffers)

@@ -1,0 +1,97 @@
+"""A substrate without bytes: it counts what the others would commit, for simulations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import metal_ext
+from kvcache.backend import Segment
+from kvcache.layout import Group
+
+
+@dataclass
+class CountingBackend:
+    """Grants everything, and is done with it at once.
+
+    A block is committed from its first mapping until its memory is released, as on Linux.
+    """
+
+    group: Group
+    name: str = "counting"
+    releases_blocks: bool = True
+    shares_blocks: bool = True
+    mapping_limit: int | None = None
+    heap_limit: int | None = None
+    copied_bytes: int = 0
+    _committed: set[tuple[int, int]] = field(default_factory=set)
+    """(heap, block)"""
+    _ticket: int = 0
+
+    def add_heap(self) -> bool:
+        """There is always one more."""
+        return True
+
+    def add_buffer(self) -> bool:
+        """There is always one more."""
+        return True
+
+    def map(
+        self,
+        buffer: int,
+        block: int,
+        heap: int,
+        heap_block: int,
+        count: int,
+        writable: bool,
+    ) -> bool:
+        """Commits the blocks."""
+        self._committed.update((heap, heap_block + i) for i in range(count))
+        return True
+
+    def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
+        """Commits the blocks; done already."""
+        self.map(buffer, block, heap, heap_block, count, True)
+        return self._next_ticket()
+
+    def refused(self, ticket: int) -> bool:
+        """Nothing is."""
+        return False
+
+    def unmap(self, buffer: int, block: int, count: int) -> int:
+        """Blocks keep their memory until it is released."""
+        return self._next_ticket()
+
+    def release(self, heap: int, block: int, count: int) -> int:
+        """The blocks are no longer committed."""
+        self._committed.difference_update((heap, block + i) for i in range(count))
+        return self._next_ticket()
+
+    def copy_block(
+        self, source: int, source_block: int, target: int, target_block: int, tokens: int
+    ) -> None:
+        """Counts the bytes."""
+        self.copied_bytes += tokens * self.group.bytes_per_token
+
+    def completed_ticket(self) -> int:
+        """All."""
+        return self._ticket
+
+    def wait(self, ticket: int, timeout_s: float) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def committed_bytes(self) -> int:
+        """Of all blocks that hold memory."""
+        return len(self._committed) * self.group.block_bytes
+
+    def row_table(self, segments: Sequence[Segment]) -> metal_ext.RowTable:
+        """The segments stand for their rows: nobody follows them to memory."""
+        return cast(metal_ext.RowTable, tuple(segments))
+
+    def address_range(self, buffer: int) -> metal_ext.AddressRange:
+        """There are no addresses: asking for them is a bug."""
+        raise AssertionError("a counting backend has no bytes to read")
+
+    def _next_ticket(self) -> int:
+        self._ticket += 1
+        return self._ticket

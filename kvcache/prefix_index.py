@@ -1,0 +1,238 @@
+"""Sealed blocks by what they hold, and who leaves first.
+
+Blocks are found by the digests of a token chain, and their token ids are compared all the same.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from heapq import heapify, heappop, heappush
+
+from kvcache.sparse_heap import BlockRef
+from kvcache.token_chain import TOKEN_BYTES, TokenChain
+
+# Digests of evicted blocks that are remembered, to tell "evicted" from "never cached".
+REMEMBERED_EVICTIONS = 65536
+# A queue of blocks to evict is rebuilt when half of it and so many entries are out of date.
+STALE_QUEUE_ENTRIES = 64
+
+
+class MissReason(Enum):
+    """Why a prompt left the longest cached chain."""
+
+    NEVER_CACHED = "never_cached"
+    EVICTED = "evicted"
+    OTHER_SALT = "other_salt"
+    """The same tokens are cached under another ``cache_salt`` of the same tenant."""
+
+
+@dataclass(slots=True, eq=False)
+class CachedBlock:
+    """A sealed block that can be found again."""
+
+    digest: bytes
+    parent: bytes
+    tenant_digest: bytes
+    tokens: bytes
+    block: BlockRef
+    system: bool
+    """Whether it belongs to a system prompt."""
+    last_use: int = 0
+    idle: bool = False
+    """Whether no buffer has it mapped: it may be evicted."""
+
+
+class PrefixIndex:
+    """Finds sealed blocks by their past, and chooses who must leave.
+
+    Whoever has a block mapped has its parents mapped as well, so an idle block has idle children
+    only. Leaves go first, the one longest unused before others; blocks of system prompts stay while
+    there are as many others.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, CachedBlock] = {}
+        self._by_block: dict[BlockRef, CachedBlock] = {}
+        self._children: dict[bytes, list[bytes]] = {}
+        """By the parent's digest: token ids of the blocks that follow it, sorted."""
+        self._tenants: Counter[bytes] = Counter()
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
+        """Idle leaves by last use: of system prompts, and others. Some entries are out of date."""
+        self._idle = {False: 0, True: 0}
+        self._uses = 0
+
+    def __len__(self) -> int:
+        """Blocks that can be found."""
+        return len(self._entries)
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that could be evicted, one after the other."""
+        return self._idle[False] + self._idle[True]
+
+    def find(self, chain: TokenChain, number: int) -> CachedBlock | None:
+        """The block with the same past and the same ids as the chain's block of that number."""
+        entry = self._entries.get(chain.digests[number])
+        return entry if entry is not None and entry.tokens == chain.tokens[number] else None
+
+    def at(self, block: BlockRef) -> CachedBlock | None:
+        """What can be found in a physical block."""
+        return self._by_block.get(block)
+
+    # --- in -------------------------------------------------------------------------------------
+
+    def insert(self, chain: TokenChain, number: int, block: BlockRef, system: bool) -> None:
+        """A block was sealed, and its parent is in the index. It is in use."""
+        digest, parent = chain.digests[number], chain.parent(number)
+        assert digest not in self._entries
+        assert number == 0 or parent in self._entries
+        tenant = chain.tenant_digests[number]
+        entry = CachedBlock(digest, parent, tenant, chain.tokens[number], block, system)
+        self._entries[digest] = self._by_block[block] = entry
+        self._tenants[tenant] += 1
+        self._evicted.pop(digest, None)
+        insort(self._children.setdefault(parent, []), entry.tokens)
+
+    def replace(self, entry: CachedBlock, block: BlockRef, system: bool) -> BlockRef:
+        """The same tokens were computed again, into a block that is in use: it is kept from now on.
+        Returns the idle block that nobody needs any more."""
+        assert entry.idle
+        old, entry.block = entry.block, block
+        del self._by_block[old]
+        self._by_block[block] = entry
+        self.use(entry, system)
+        return old
+
+    def use(self, entry: CachedBlock, system: bool = False) -> None:
+        """A buffer maps the block. system: as part of a system prompt."""
+        if entry.idle:
+            entry.idle = False
+            self._idle[entry.system] -= 1
+        entry.system = entry.system or system
+
+    # --- out ------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """What comes to rest from now on was used later than what did before."""
+        self._uses += 1
+
+    def rest(self, entry: CachedBlock) -> None:
+        """No buffer maps the block any more."""
+        assert not entry.idle
+        entry.idle, entry.last_use = True, self._uses
+        self._idle[entry.system] += 1
+        self._line_up(entry)
+
+    def evict(self) -> BlockRef | None:
+        """Forgets the block that will be missed least; None when all are in use."""
+        spared = self._idle[True] <= self._idle[False]
+        for system in (False, True) if spared else (True, False):
+            queue = self._queues[system]
+            while queue:
+                last_use, digest = heappop(queue)
+                if self._is_due(system, last_use, digest):
+                    self._remember(digest)
+                    return self._remove(self._entries[digest])
+        return None
+
+    def forget(self, entry: CachedBlock) -> list[BlockRef]:
+        """Its contents are in doubt: neither it nor what follows it can be found any more. Returns
+        the idle blocks among them, which nobody needs now."""
+        following = [entry]
+        for parent in following:
+            for tokens in self._children.get(parent.digest, ()):
+                following.append(self._entries[sha256(parent.digest + tokens).digest()])
+        idle = [gone.block for gone in following if gone.idle]
+        for gone in reversed(following):
+            self._remove(gone)
+        return idle
+
+    # --- why not --------------------------------------------------------------------------------
+
+    def explain(self, chain: TokenChain, matched: int) -> tuple[int, MissReason | None]:
+        """Why a prompt found no more than ``matched`` blocks: the first token at which it left what
+        is cached, and the reason; None when no more could have been shared."""
+        size = chain.tokens_per_block
+        full = matched < len(chain.digests)
+        siblings = self._children.get(chain.parent(matched), [])
+        left_at = matched * size + _common(siblings, chain.tokens[matched] if full else chain.tail)
+        if matched >= chain.shareable_blocks:
+            return left_at, None
+        if chain.digests[matched] in self._evicted:
+            return left_at, MissReason.EVICTED
+        if self._tenants[chain.tenant_digests[matched]]:
+            return left_at, MissReason.OTHER_SALT
+        return left_at, MissReason.NEVER_CACHED
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _is_due(self, system: bool, last_use: int, digest: bytes) -> bool:
+        """Whether an entry of a queue is still true."""
+        entry = self._entries.get(digest)
+        if entry is None or digest in self._children:
+            return False
+        return entry.idle and entry.system == system and entry.last_use == last_use
+
+    def _line_up(self, entry: CachedBlock) -> None:
+        """Queues an idle leaf for eviction."""
+        if not entry.idle or entry.digest in self._children:
+            return
+        queue = self._queues[entry.system]
+        heappush(queue, (entry.last_use, entry.digest))
+        if len(queue) > 2 * self._idle[entry.system] + STALE_QUEUE_ENTRIES:
+            queue[:] = {item for item in queue if self._is_due(entry.system, *item)}
+            heapify(queue)
+
+    def _remember(self, digest: bytes) -> None:
+        self._evicted[digest] = None
+        if len(self._evicted) > REMEMBERED_EVICTIONS:
+            self._evicted.popitem(last=False)
+
+    def _remove(self, entry: CachedBlock) -> BlockRef:
+        assert entry.digest not in self._children
+        del self._entries[entry.digest], self._by_block[entry.block]
+        self._tenants[entry.tenant_digest] -= 1
+        if not self._tenants[entry.tenant_digest]:
+            del self._tenants[entry.tenant_digest]
+        if entry.idle:
+            self._idle[entry.system] -= 1
+        siblings = self._children[entry.parent]
+        del siblings[bisect_left(siblings, entry.tokens)]
+        if not siblings:
+            del self._children[entry.parent]
+            if (parent := self._entries.get(entry.parent)) is not None:
+                self._line_up(parent)
+        return entry.block
+
+    def check_invariants(self) -> None:
+        """Counts recounted from the entries. Raises AssertionError."""
+        assert {e.block for e in self._entries.values()} == set(self._by_block)
+        assert sum(map(len, self._children.values())) == len(self._entries)
+        queued = {(kind, *item) for kind in (False, True) for item in self._queues[kind]}
+        for entry in self._entries.values():
+            parent = self._entries.get(entry.parent)
+            assert parent is None or entry.idle or not parent.idle, "a child in use, an idle parent"
+            leaf = entry.idle and entry.digest not in self._children
+            assert not leaf or (entry.system, entry.last_use, entry.digest) in queued
+        for system, count in self._idle.items():
+            idle = [e for e in self._entries.values() if e.idle and e.system == system]
+            assert len(idle) == count
+
+
+def _common(sorted_ids: list[bytes], ids: bytes) -> int:
+    """Tokens that ``ids`` begins with in common with any of the sorted ones: a neighbour of the
+    place where it would stand among them has the most."""
+    place = bisect_left(sorted_ids, ids)
+    return max(
+        (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),
+        default=0,
+    )
+
+
+def _common_tokens(one: bytes, other: bytes) -> int:
+    shorter = min(len(one), len(other))
+    different = (i for i in range(shorter) if one[i] != other[i])
+    return next(different, shorter) // TOKEN_BYTES

@@ -1,0 +1,75 @@
+"""What the cache knows of a sequence, while it is open and on its way out."""
+
+from dataclasses import dataclass
+from itertools import takewhile
+
+from kvcache.sparse_buffer import SparseBuffer
+from kvcache.token_chain import TokenChain
+
+
+@dataclass(slots=True, eq=False)
+class CachedSequence:
+    """A sequence with a buffer. Intervals of its tokens::
+
+    0 .... sealed blocks .... computed .... planned .... mapped .... final
+    never written again       | valid K/V   | written   | ahead     | the most there will be
+                                              now
+    """
+
+    seq_id: int
+    buffer: SparseBuffer
+    chain: TokenChain
+    promised: int
+    """Blocks that are set aside for it, whether they are mapped yet or not."""
+    final_tokens: int
+    system_blocks: int
+    """Leading blocks of a system prompt."""
+    mapped_tokens: int = 0
+    """Tokens that its buffer has memory for."""
+    table_tokens: int = 0
+    """The same, with the blocks that are being mapped ahead."""
+    computed: int = 0
+    planned: int = 0
+    sealed: int = 0
+    """Leading blocks that are sealed, its own and those that it shares."""
+    keeps_prefix: bool = True
+    """Whether what it wrote may be shared."""
+    has_claimed: bool = False
+    """Whether others wait for the blocks that it is going to compute."""
+    awaited: int | None = None
+    """The last one of the blocks that it waits for while another computes them."""
+
+    @property
+    def outstanding(self) -> int:
+        """Blocks that are set aside and not mapped yet."""
+        return max(0, self.promised - len(self.buffer.table))
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether all blocks that it has, those mapped ahead included, are sealed: the next one
+        could come from others."""
+        return self.sealed == len(self.buffer.table)
+
+    @property
+    def borrowed(self) -> int:
+        """Leading blocks that others wrote."""
+        runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
+        return sum(run.count for run in runs)
+
+
+@dataclass(slots=True)
+class ClosedSequence:
+    """A buffer on its way back: first its epoch must pass, then its unmapping be done."""
+
+    sequence: CachedSequence
+    epoch: int
+    ticket: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FullBlock:
+    """A block that a step of that epoch filled: to be sealed when the epoch has passed."""
+
+    epoch: int
+    sequence: CachedSequence
+    number: int

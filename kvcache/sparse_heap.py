@@ -1,0 +1,54 @@
+"""One heap's blocks: what each is for, and who has it."""
+
+from array import array
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class BlockRef(NamedTuple):
+    """A physical block: its heap's number and its place in the heap."""
+
+    heap: int
+    place: int
+
+
+class BlockState(IntEnum):
+    """What a block is for."""
+
+    FREE = 0
+    OWNED = 1
+    SEALED = 2
+    QUARANTINED = 3
+    CACHED = 4
+    RETURNING = 5
+
+
+@dataclass(slots=True)
+class SparseHeap:
+    """One heap's blocks. ``dirty`` marks those that may hold memory of the system."""
+
+    states: bytearray
+    dirty: bytearray
+    buffers: "array[int]"
+    """How many buffers have the block mapped, those of closed sequences included."""
+    sequences: "array[int]"
+    """How many open sequences have it."""
+    free: int
+
+    @classmethod
+    def of(cls, blocks: int) -> "SparseHeap":
+        """A heap whose blocks are all free and hold no memory."""
+        nobody = array("H", bytes(2 * blocks))
+        return cls(bytearray(blocks), bytearray(blocks), nobody, nobody[:], blocks)
+
+
+def runs_of(indices: list[int]) -> list[tuple[int, int]]:
+    """Maximal runs ``(first, count)`` of ascending numbers."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and runs[-1][0] + runs[-1][1] == index:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return runs

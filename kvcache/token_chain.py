@@ -1,0 +1,86 @@
+"""What the blocks of a sequence hold, as a salted chain of hashes.
+
+A block's digest is SHA-256(digest of the block before it, its token ids), and the first one's
+parent is SHA-256(model and layout, salt): equal digests mean equal pasts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from struct import Struct
+
+TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSalt:
+    """Only equal salts share blocks."""
+
+    tenant: bytes = b""
+    """Derived by the server from the API key; never from the request's body."""
+    client: bytes = b""
+    """What the request adds to it."""
+
+
+class TokenChain:
+    """What the full blocks of a sequence hold, block by block, as it grows.
+
+    ``tokens[i]`` are block i's ids as big-endian uint32, so that their order is the ids' order.
+    """
+
+    def __init__(self, identity: bytes, salt: PrefixSalt, tokens_per_block: int) -> None:
+        """identity: of the model and the layout."""
+        self.tokens_per_block = tokens_per_block
+        self.num_tokens = 0
+        """Tokens that it knows, those of the block that is not full included."""
+        self.tokens: list[bytes] = []
+        self.digests: list[bytes] = []
+        self.tenant_digests = self.digests
+        """What the digests would be without the client's part of the salt."""
+        self._packed = Struct(f">{tokens_per_block}I")
+        self._tail: list[int] = []
+        self._root = _root(identity, salt.tenant, salt.client)
+        self._tenant_root = self._root
+        if salt.client:
+            self._tenant_root = _root(identity, salt.tenant, b"")
+            self.tenant_digests = []
+
+    @property
+    def shareable_blocks(self) -> int:
+        """Full blocks before the last token, which must be computed for the next one's sake."""
+        return max(0, self.num_tokens - 1) // self.tokens_per_block
+
+    @property
+    def tail(self) -> bytes:
+        """The ids beyond the last full block."""
+        return Struct(f">{len(self._tail)}I").pack(*self._tail)
+
+    def parent(self, block: int) -> bytes:
+        """The digest of the block before it."""
+        return self.digests[block - 1] if block else self._root
+
+    def extend(self, token_ids: Sequence[int], start: int) -> None:
+        """Takes in the ids of positions ``start`` and beyond; those that it has are skipped."""
+        known = self.num_tokens
+        assert start <= known, f"tokens {known} to {start} are missing"
+        new = token_ids[known - start :]
+        self._tail += new
+        self.num_tokens += len(new)
+        if len(self._tail) < self.tokens_per_block:
+            return
+        whole = len(self._tail) // self.tokens_per_block * self.tokens_per_block
+        for first in range(0, whole, self.tokens_per_block):
+            self._add(self._packed.pack(*self._tail[first : first + self.tokens_per_block]))
+        del self._tail[:whole]
+
+    def _add(self, tokens: bytes) -> None:
+        if self.tenant_digests is not self.digests:
+            before = self.tenant_digests[-1] if self.tenant_digests else self._tenant_root
+            self.tenant_digests.append(sha256(before + tokens).digest())
+        self.digests.append(sha256(self.parent(len(self.digests)) + tokens).digest())
+        self.tokens.append(tokens)
+
+
+def _root(identity: bytes, *parts: bytes) -> bytes:
+    """Each part is hashed first, so that none can reach into its neighbour."""
+    return sha256(b"".join(sha256(part).digest() for part in (identity, *parts))).digest()

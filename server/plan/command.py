@@ -1,0 +1,109 @@
+"""What ``quire plan`` does: reads, plans, draws, and hands back the text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from engine.checkpoint import read_checkpoint
+from engine.machine import machine_memory
+from engine.planning.capacity import CapacityReport, plan_capacity
+from engine.planning.devices import Device, device_names, find_device, this_device
+from engine.planning.shape import read_shape
+from kvcache.layout import LayoutError
+from server.assembly import (
+    SettingError,
+    describe,
+    engine_config,
+    faults_of_the_model,
+    make_plan,
+    read_settings,
+)
+from server.config import Config
+from server.hub import find_model
+from server.plan.text import report_lines
+
+DEFAULT_CONTEXT = 32 * 1024
+MIN_CONTEXT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWishes:
+    """What the user asked for; None means: choose."""
+
+    context: int | None = None
+    """Tokens; else 32768, or what the model knows where that is less."""
+    memory: str | None = None
+    """A size such as 24GiB; else the device's, or this machine's."""
+    device: str | None = None
+    """A name from the list; else this machine."""
+    out: Path | None = None
+    """Where pictures go; else there are none."""
+
+
+def plan_model(name: str, file: Path | None, wishes: PlanWishes) -> str:
+    """The plan, for people. Downloads and loads nothing. Raises StartError."""
+    settings = read_settings(file, {})
+    device = _device(wishes)
+    memory_bytes = _memory_bytes(wishes, device)
+    with faults_of_the_model():
+        folder = find_model(name, download=False)
+        shape = read_shape(folder)
+    context = wishes.context
+    if context is None:
+        context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
+    if context < MIN_CONTEXT:
+        raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
+    here = _on_this_machine(settings, folder)
+    try:
+        report = plan_capacity(shape, device, memory_bytes, context, engine_config(settings))
+    except LayoutError as error:
+        raise SettingError(str(error)) from error
+    lines = [here, "", *report_lines(report)]
+    lines += ["Pictures: --out FOLDER draws them."] if wishes.out is None else _draw(report, wishes)
+    return "\n".join(lines)
+
+
+def _device(wishes: PlanWishes) -> Device:
+    if wishes.device is None:
+        return this_device()
+    device = find_device(wishes.device)
+    if device is None:
+        raise SettingError(
+            f"--device {wishes.device!r} is not known; known are {', '.join(device_names())}"
+        )
+    return device
+
+
+def _memory_bytes(wishes: PlanWishes, device: Device) -> int:
+    if wishes.memory is None:
+        return machine_memory().total_bytes if wishes.device is None else device.memory_bytes
+    try:
+        return TypeAdapter(ByteSize).validate_python(wishes.memory)
+    except ValidationError as error:
+        raise SettingError(f"--memory {wishes.memory!r} is not a size such as 24GiB") from error
+
+
+def _on_this_machine(settings: Config, folder: Path) -> str:
+    """How the checkpoint would lie in this machine's memory, or why that cannot be said."""
+    if not any(folder.glob("model*.safetensors")):
+        return f"This machine: {folder} holds no weights that could be served."
+    with faults_of_the_model():
+        checkpoint = read_checkpoint(folder)
+    try:
+        return describe(make_plan(settings, checkpoint))
+    except SettingError as error:
+        return f"This machine cannot serve it: {error}"
+
+
+def _draw(report: CapacityReport, wishes: PlanWishes) -> list[str]:
+    assert wishes.out is not None
+    # Here and not above: matplotlib takes half a second, and serving must not pay for it.
+    from server.plan.pictures import draw_pictures
+
+    try:
+        wishes.out.mkdir(parents=True, exist_ok=True)
+        files = draw_pictures(report, wishes.out)
+    except OSError as error:
+        raise SettingError(f"--out {wishes.out}: {error.strerror}") from error
+    return [f"Pictures: {wishes.out}", *(f"  {file.name}" for file in files)]

@@ -1,0 +1,115 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.build import activation_bytes
+from engine.checkpoint import Quantization
+from engine.planning import capacity
+from engine.planning.capacity import CapacityReport, plan_capacity
+from engine.planning.devices import Device, find_device
+from engine.planning.shape import ModelShape, read_shape
+from kvcache.layout import LayoutError
+from tests.engines import CONFIG
+from tests.models import QWEN3_4B, write_config
+
+MIB = 1024**2
+GIB = 1024**3
+CONTEXT = 4096
+SERVER = replace(
+    CONFIG,
+    page_bytes=None,
+    heap_bytes=64 * MIB,
+    headroom_bytes=None,
+    max_num_seqs=32,
+    max_num_batched_tokens=2048,
+    step_time_target_ms=100.0,
+)
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    found = find_device("M5 Max")
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_requests() -> Iterator[None]:
+    """Three simulations of sixteen requests take a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capacity, "REQUESTS", 16)
+        yield
+
+
+@pytest.fixture(scope="module")
+def report(qwen3_4b: ModelShape, device: Device, few_requests: None) -> CapacityReport:
+    return plan_capacity(qwen3_4b, device, 12 * GIB, CONTEXT, SERVER)
+
+
+def test_what_is_left_to_the_cache_is_what_serving_would_leave(
+    report: CapacityReport, qwen3_4b: ModelShape
+) -> None:
+    fixed = activation_bytes(qwen3_4b, SERVER) + SERVER.mlx_cache_bytes
+    for step in report.steps:
+        left = 12 * GIB - 12 * GIB // 5 - fixed - step.resident.weights_bytes
+        assert step.kv_budget_bytes == max(0, left)
+        assert step.contexts == step.kv_budget_bytes // step.resident.kv_bytes
+
+
+def test_smaller_packings_hold_more_sequences(report: CapacityReport) -> None:
+    assert [fit.weights.name for fit in report.fits] == ["bf16", "q8", "q4"]
+    for column in zip(*(fit.whole_context + fit.mean_length for fit in report.fits), strict=True):
+        assert column[0] <= column[1] <= column[2]
+        assert column[0] < column[2]
+
+
+def test_smaller_units_hold_more_short_sequences(report: CapacityReport) -> None:
+    assert report.mean_tokens < CONTEXT / 2
+    for fit in report.fits:
+        dense, chunks, sparse = fit.mean_length
+        assert dense < chunks <= sparse
+        assert fit.whole_context[0] == dense, "dense charges every sequence for the whole context"
+
+
+def test_allocations_charge_by_their_unit(report: CapacityReport) -> None:
+    dense, chunks, sparse = report.allocations
+    token = 144 * 1024
+    assert [a.committed_bytes(1) // token for a in (dense, chunks, sparse)] == [CONTEXT, 256, 32]
+    assert [a.committed_bytes(257) // token for a in (dense, chunks, sparse)] == [CONTEXT, 512, 288]
+
+
+def test_the_crowd_runs_in_the_widest_packing_that_fits(
+    report: CapacityReport, qwen3_4b: ModelShape, device: Device
+) -> None:
+    assert report.crowd is not None
+    assert report.crowd.weights.name == "bf16"
+    assert [r.peak_running for r in report.crowd.reports] == sorted(
+        r.peak_running for r in report.crowd.reports
+    )
+    small = plan_capacity(qwen3_4b, device, 8 * GIB, CONTEXT, SERVER)
+    assert small.crowd is not None
+    assert small.crowd.weights.name == "q8"
+    assert small.steps[0].contexts == 0
+
+
+def test_the_crowd_of_a_packed_model_runs_in_its_own_packing(
+    qwen3_4b: ModelShape, device: Device
+) -> None:
+    packed = replace(qwen3_4b, quantization=Quantization(4, 32))
+    crowd = plan_capacity(packed, device, 12 * GIB, CONTEXT, SERVER).crowd
+    assert crowd is not None
+    assert (crowd.weights.name, crowd.weights.bits) == ("q4", 5)
+
+
+def test_no_crowd_runs_where_not_one_sequence_fits(qwen3_4b: ModelShape, device: Device) -> None:
+    report = plan_capacity(qwen3_4b, device, 2 * GIB, CONTEXT, SERVER)
+    assert report.crowd is None
+    assert all(step.kv_budget_bytes == 0 for step in report.steps)
+
+
+def test_a_row_that_divides_no_page_is_refused(tmp_path: Path, device: Device) -> None:
+    odd = read_shape(write_config(tmp_path, replace(QWEN3_4B, head_dim=129)))
+    with pytest.raises(LayoutError, match="divide no page"):
+        plan_capacity(odd, device, 12 * GIB, CONTEXT, SERVER)

@@ -1,0 +1,37 @@
+import mlx.core as mx
+import pytest
+
+from engine.planning.devices import CPU, DEVICES, device_names, find_device, this_device
+
+
+@pytest.mark.parametrize("name", ["M4 Pro", "m4-pro", "Apple M4 Pro"])
+def test_a_device_is_found_however_it_is_written(name: str) -> None:
+    device = find_device(name)
+    assert device is not None
+    assert device.name == "M4 Pro"
+    assert device.bytes_per_s == 273e9
+
+
+def test_an_unknown_device_is_nobody() -> None:
+    assert find_device("M4 Prodigy") is None
+    assert find_device("") is None
+
+
+def test_every_name_is_there_once() -> None:
+    assert len(set(device_names())) == len(DEVICES)
+
+
+def test_estimated_rates_are_near_the_quoted_ones() -> None:
+    """Teraflops that are widely quoted for the GPUs (float32)."""
+    quoted = {"M1": 2.6, "M1 Max": 10.4, "M1 Ultra": 20.8, "M2": 3.6, "M2 Max": 13.6}
+    for name, teraflops in quoted.items():
+        device = find_device(name)
+        assert device is not None
+        assert device.ops_per_s == pytest.approx(teraflops * 1e12, rel=0.03)
+
+
+def test_this_device_is_the_one_that_mlx_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M2 Max"})
+    assert this_device().name == "M2 Max"
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Intel(R) Xeon(R) Processor"})
+    assert this_device() is CPU

@@ -1,0 +1,121 @@
+"""Every call of the backend fails once: SQLite's way.
+
+For N = 1, 2, ... the N-th call is refused, until a run has fewer calls than that. Each time: a
+clean end for every request, the books right, memory back where it was, the next request right.
+"""
+
+import itertools
+from typing import Any
+
+import pytest
+
+import engine.build
+from engine.loop import EngineLoop
+from engine.types import FinishReason, Request, SamplingParams
+from kvcache.backend import PageBackend, posix_backend
+from kvcache.layout import Group
+from tests.engine.test_recall_engine import assert_empty, run_dry
+from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.recall import recall_many
+
+LAYERS = SHAPE.num_layers
+REFUSED_TICKET = -1
+REFUSABLE = ("add_heap", "add_buffer", "map")
+
+
+class FailingBackend:
+    """A real backend, of whose calls that a system may refuse one is refused."""
+
+    def __init__(self, backend: PageBackend) -> None:
+        self._backend = backend
+        self.calls = 0
+        self.fail_at = 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._backend, name)
+        if name not in REFUSABLE:
+            return value
+        return lambda *arguments: not self._is_refused() and value(*arguments)
+
+    def _is_refused(self) -> bool:
+        self.calls += 1
+        return self.calls == self.fail_at
+
+    def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
+        if not self._is_refused():
+            return self._backend.map_ahead(buffer, block, heap, heap_block, count)
+        return REFUSED_TICKET
+
+    def wait(self, ticket: int, timeout_s: float) -> bool:
+        return ticket == REFUSED_TICKET or self._backend.wait(ticket, timeout_s)
+
+    def refused(self, ticket: int) -> bool:
+        return ticket == REFUSED_TICKET or self._backend.refused(ticket)
+
+
+def failing_loop(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> tuple[EngineLoop, FailingBackend]:
+    made: list[FailingBackend] = []
+
+    def make(group: Group) -> Any:
+        made.append(FailingBackend(posix_backend(group)))
+        return made[-1]
+
+    monkeypatch.setattr(engine.build, "posix_backend", make)
+    loop = recall_loop(answers, kv_budget_bytes=20 * BLOCK_BYTES, max_num_seqs=3, max_model_len=300)
+    return loop, made[0]
+
+
+def requests() -> list[Request]:
+    """A prefix that is shared, a fork, and enough tokens for evictions and preemptions."""
+    prefix = list(range(500, 548))
+    params = SamplingParams(40, temperature=0.0)
+    return [
+        Request(1, (7,) * 40, params),
+        Request(2, (7,) * 40, params, fork_of=1),
+        greedy(3, [*prefix, 1], 90),
+        greedy(4, [*prefix, 2], 90),
+        greedy(5, [9] * 100, 60),
+    ]
+
+
+def test_every_refusal_ends_cleanly_and_the_next_request_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = Answers.empty()
+    loop, backend = failing_loop(answers, monkeypatch)
+    numbers = itertools.count(1)
+    refused = 0
+    for fail_at in itertools.count(1):
+        answers.tokens.clear()
+        answers.finished.clear()
+        backend.calls, backend.fail_at = 0, fail_at
+        first = next(numbers) * 100
+        asked = [
+            Request(
+                first + r.request_id,
+                r.prompt_ids,
+                r.params,
+                fork_of=None if r.fork_of is None else first + r.fork_of,
+            )
+            for r in requests()
+        ]
+        for request in asked:
+            loop.mailbox.put(request)
+        run_dry(loop)
+        for request in asked:
+            want = recall_many(request.prompt_ids, request.params.max_tokens, LAYERS, VOCAB)
+            got = answers.tokens.get(request.request_id, [])
+            assert got == want[: len(got)], f"call {fail_at}"
+            end = answers.finished[request.request_id]
+            assert (end is FinishReason.LENGTH) == (len(got) == len(want))
+            assert end in (FinishReason.LENGTH, FinishReason.ERROR)
+        assert_empty(loop)
+        if backend.calls < fail_at:
+            break
+        refused += 1
+    assert refused > 20
+    assert loop._kv.copied_bytes > 0, "the fork was meant to copy"
+    assert loop._scheduler.counters.preemptions > 0
+    assert loop._scheduler.counters.cached_prompt_tokens > 0

@@ -1,0 +1,107 @@
+"""Small caches for tests, and the steps of a sequence in them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import metal_ext
+from kvcache.backend import PageBackend
+from kvcache.layout import KVLayout, KVShape, paged_layout
+from kvcache.manager import KVCacheManager
+from kvcache.memory_budget import CacheLimits
+from kvcache.token_chain import PrefixSalt
+from tests.kvcache.fakes import FakeBackend
+
+SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
+TOKENS = 16  # per block
+BLOCK = 2 * 4096
+HEAP_BLOCKS = 4
+
+
+def paged(max_tokens: int = 320) -> KVLayout:
+    """Four blocks of 16 tokens a heap."""
+    return paged_layout(
+        SHAPE,
+        max_tokens=max_tokens,
+        heap_bytes=HEAP_BLOCKS * BLOCK,
+        system_page_bytes=4096,
+        page_bytes=4096,
+    )
+
+
+def manager(
+    layout: KVLayout,
+    backend: PageBackend,
+    *,
+    budget_bytes: int,
+    max_sequences: int = 4,
+    free_slack_bytes: int = 0,
+    max_sharers: int = 1000,
+    shares_prefixes: bool = True,
+    workers: metal_ext.CpuWorkers | None = None,
+) -> KVCacheManager:
+    """A cache around any backend."""
+    limits = CacheLimits(
+        budget_bytes, max_sequences, free_slack_bytes, max_sharers, shares_prefixes
+    )
+    workers = workers or metal_ext.CpuWorkers(1)
+    return KVCacheManager(layout, backend, limits, identity=b"test", workers=workers)
+
+
+def small_manager(
+    layout: KVLayout | None = None,
+    *,
+    heaps: int = 2,
+    sequences: int = 4,
+    max_sharers: int = 1000,
+    shares_prefixes: bool = True,
+    **changes: Any,
+) -> tuple[KVCacheManager, FakeBackend]:
+    """A cache over a fake backend. changes: its fields."""
+    layout = layout or paged()
+    backend = FakeBackend(layout.group, **changes)
+    kv = manager(
+        layout,
+        backend,
+        budget_bytes=heaps * layout.group.heap_bytes,
+        max_sequences=sequences,
+        max_sharers=max_sharers,
+        shares_prefixes=shares_prefixes,
+    )
+    return kv, backend
+
+
+def join(
+    kv: KVCacheManager,
+    seq_id: int,
+    prompt: int | Sequence[int],
+    *,
+    final: int | None = None,
+    system: int = 0,
+    salt: PrefixSalt | None = None,
+) -> bool:
+    """Opens a sequence. prompt: its ids, or how many of its own kind."""
+    ids = [seq_id] * prompt if isinstance(prompt, int) else prompt
+    chain = kv.chain(salt or PrefixSalt())
+    chain.extend(ids, 0)
+    final = len(ids) if final is None else final
+    return kv.open(seq_id, chain, len(ids), final_tokens=final, system_tokens=system)
+
+
+def grow(
+    kv: KVCacheManager, seq_id: int, start: int, count: int, ids: Sequence[int] | None = None
+) -> int:
+    """A step that computes tokens [start, start + count); returns its epoch."""
+    assert kv.reserve(seq_id, start + count)
+    epoch = kv.views([(seq_id, start, count)]).epoch
+    kv.commit(seq_id, [seq_id] * count if ids is None else ids[start : start + count])
+    kv.check_invariants()
+    return epoch
+
+
+def settle(kv: KVCacheManager, backend: FakeBackend) -> None:
+    """All steps complete and all memory operations are done."""
+    for _ in range(3):
+        kv.step_completed(kv.epochs[0])
+        backend.complete()
+    kv.step_completed(kv.epochs[0])
+    kv.check_invariants()

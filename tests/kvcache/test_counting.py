@@ -1,0 +1,58 @@
+import pytest
+
+from kvcache.backend import PageBackend, Segment
+from kvcache.counting import CountingBackend
+from kvcache.layout import Group, KVShape, paged_layout
+
+SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
+
+
+@pytest.fixture
+def group() -> Group:
+    return paged_layout(
+        SHAPE, max_tokens=1600, heap_bytes=64 * 1024, system_page_bytes=4096, page_bytes=4096
+    ).group
+
+
+def test_a_block_is_committed_from_its_mapping_to_its_release(group: Group) -> None:
+    backend = CountingBackend(group)
+    counted: PageBackend = backend
+    assert counted.add_heap()
+    assert counted.add_buffer()
+    assert counted.map(0, 0, 0, 0, 3, True)
+    assert backend.committed_bytes() == 3 * group.block_bytes
+    ticket = backend.unmap(0, 0, 3)
+    assert backend.completed_ticket() == ticket
+    assert backend.wait(ticket, 0.0)
+    assert backend.committed_bytes() == 3 * group.block_bytes, "unmapping frees nothing"
+    backend.release(0, 1, 2)
+    assert backend.committed_bytes() == group.block_bytes
+
+
+def test_a_shared_block_is_committed_once(group: Group) -> None:
+    backend = CountingBackend(group)
+    backend.map(0, 0, 0, 0, 2, True)
+    backend.map(1, 0, 0, 0, 2, False)
+    assert backend.committed_bytes() == 2 * group.block_bytes
+
+
+def test_what_is_mapped_ahead_is_done_at_once(group: Group) -> None:
+    backend = CountingBackend(group)
+    ticket = backend.map_ahead(0, 0, 0, 0, 2)
+    assert backend.completed_ticket() == ticket > 0
+    assert not backend.refused(ticket)
+    assert backend.committed_bytes() == 2 * group.block_bytes
+
+
+def test_copied_bytes_are_counted(group: Group) -> None:
+    backend = CountingBackend(group)
+    backend.copy_block(0, 3, 1, 3, 5)
+    assert backend.copied_bytes == 5 * SHAPE.bytes_per_token
+
+
+def test_rows_stand_for_themselves_and_have_no_address(group: Group) -> None:
+    backend = CountingBackend(group)
+    segment = Segment(0, 0, 1)
+    assert tuple(backend.row_table([segment])) == (segment,)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="no bytes to read"):
+        backend.address_range(0)

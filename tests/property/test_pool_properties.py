@@ -1,0 +1,186 @@
+"""Heap pool and prefix index against models of plain sets."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvcache.heap_pool import HeapPool
+from kvcache.prefix_index import PrefixIndex
+from kvcache.sparse_heap import BlockRef, BlockState
+from kvcache.token_chain import PrefixSalt, TokenChain
+from tests.kvcache.fakes import FakeBackend
+from tests.kvcache.managers import paged
+
+HEAPS = 4
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The model: for every block in use, how many sequences and how many buffers have it."""
+
+    @initialize(releases_blocks=st.booleans(), at_once=st.booleans())
+    def start(self, releases_blocks: bool, at_once: bool) -> None:
+        self.group = paged().group
+        self.backend = FakeBackend(self.group, releases_blocks=releases_blocks, at_once=at_once)
+        self.pool = HeapPool(self.group, self.backend, HEAPS * self.group.heap_bytes)
+        self.sequences: dict[BlockRef, int] = {}
+        self.buffers: dict[BlockRef, int] = {}
+        self.sealed: set[BlockRef] = set()
+        self.cached: set[BlockRef] = set()
+        self.last: BlockRef | None = None
+
+    @rule(count=st.integers(1, 6))
+    def allocate(self, count: int) -> None:
+        available = self.pool.available_blocks
+        blocks = self.pool.allocate(count, self.last)
+        assert (blocks is None) == (count > available)
+        for block in blocks or []:
+            assert block not in self.buffers, "handed out twice"
+            assert block not in self.cached
+            self.sequences[block] = self.buffers[block] = 1
+            self.last = block
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def seal(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.sequences)))
+        if block not in self.sealed:
+            self.pool.seal(block)
+            self.sealed.add(block)
+
+    @precondition(lambda self: self.sealed)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.sealed)))
+        self.pool.share(block)
+        self.cached.discard(block)
+        self.sequences[block] = self.sequences.get(block, 0) + 1
+        self.buffers[block] = self.buffers.get(block, 0) + 1
+
+    @precondition(lambda self: any(self.sequences.values()))
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        held = sorted(block for block, count in self.sequences.items() if count)
+        block = data.draw(st.sampled_from(held))
+        self.pool.let_go([block])
+        self.sequences[block] -= 1
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data(), keep=st.booleans())
+    def unmap(self, data: st.DataObject, keep: bool) -> None:
+        block = data.draw(st.sampled_from(self.waiting()))
+        self.buffers[block] -= 1
+        assert self.pool.unmapped(block) == (self.buffers[block] == 0)
+        if self.buffers[block]:
+            return
+        del self.buffers[block], self.sequences[block]
+        if keep and block in self.sealed:
+            self.pool.cache(block)
+            self.cached.add(block)
+        else:
+            self.pool.free(block)
+            self.sealed.discard(block)
+
+    def waiting(self) -> list[BlockRef]:
+        """Blocks that more buffers have than sequences."""
+        return sorted(b for b, count in self.buffers.items() if count > self.sequences[b])
+
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.cached)))
+        self.pool.free(block)
+        self.cached.remove(block)
+        self.sealed.remove(block)
+
+    @rule(slack_blocks=st.integers(0, 8))
+    def trim(self, slack_blocks: int) -> None:
+        self.pool.trim(slack_blocks * self.group.block_bytes, self.pool.available_blocks)
+        self.backend.complete()
+        self.pool.poll(self.backend.completed)
+        if self.backend.releases_blocks:
+            assert self.pool.free_committed_bytes <= slack_blocks * self.group.block_bytes
+
+    @invariant()
+    def the_pool_agrees_with_the_model(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check_invariants()
+        for block in self.pool.blocks():
+            assert self.pool.num_buffers(block) == self.buffers.get(block, 0)
+            assert self.pool.num_sequences(block) == self.sequences.get(block, 0)
+        assert self.pool.count(BlockState.CACHED) == len(self.cached)
+        taken = len(self.buffers) + len(self.cached) + self.pool.count(BlockState.RETURNING)
+        assert self.pool.available_blocks == self.pool.capacity_blocks - taken
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """The model: which pasts are kept, who uses them, and when they were used last."""
+
+    @initialize()
+    def start(self) -> None:
+        self.index = PrefixIndex()
+        self.kept: dict[tuple[int, ...], BlockRef] = {}
+        self.users: dict[tuple[int, ...], int] = {}
+        self.open: list[list[tuple[int, ...]]] = []
+        self.blocks = 0
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=2, max_size=8), system=st.integers(0, 3))
+    def keep(self, tokens: list[int], system: int) -> None:
+        """A sequence of two-token blocks takes what is there and adds the rest."""
+        chain = TokenChain(b"", PrefixSalt(), 2)
+        chain.extend(tokens, 0)
+        pasts = [tuple(tokens[: 2 * n + 2]) for n in range(len(chain.digests))]
+        for number, past in enumerate(pasts):
+            entry = self.index.find(chain, number)
+            assert (entry is not None) == (past in self.kept)
+            if entry is None:
+                self.blocks += 1
+                self.kept[past] = BlockRef(0, self.blocks)
+                self.index.insert(chain, number, self.kept[past], number < system)
+                self.users[past] = 0
+            else:
+                assert entry.block == self.kept[past]
+                self.index.use(entry, number < system)
+            self.users[past] += 1
+        matched = len(pasts)
+        left_at, reason = self.index.explain(chain, matched)
+        assert (left_at >= 2 * matched, reason) == (True, None)
+        self.open.append(pasts)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        pasts = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        self.index.tick()
+        for past in pasts:
+            if past in self.users:
+                self.users[past] -= 1
+                if not self.users[past]:
+                    entry = self.index.at(self.kept[past])
+                    assert entry is not None
+                    self.index.rest(entry)
+
+    @rule()
+    def evict(self) -> None:
+        idle = {past for past, users in self.users.items() if not users}
+        block = self.index.evict()
+        assert (block is None) == (not idle)
+        if block is not None:
+            (past,) = [p for p in idle if self.kept[p] == block]
+            assert not any(p[:-2] == past for p in self.kept), "not a leaf"
+            del self.kept[past], self.users[past]
+
+    @invariant()
+    def the_index_agrees_with_the_model(self) -> None:
+        if hasattr(self, "index"):
+            self.index.check_invariants()
+            assert len(self.index) == len(self.kept)
+            assert self.index.num_idle == sum(not users for users in self.users.values())
+
+
+for machine in (PoolMachine, IndexMachine):
+    machine.TestCase.settings = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+    )
+TestPool = PoolMachine.TestCase
+TestIndex = IndexMachine.TestCase

@@ -1,0 +1,106 @@
+from pathlib import Path
+
+import pytest
+
+from engine.machine import MachineMemory
+from server.assembly import ModelError, SettingError
+from server.plan import command
+from server.plan.command import PlanWishes, plan_model
+from tests.models import TINY, write_config, write_model
+
+GIB = 1024**3
+M4 = PlanWishes(device="M4 Pro", memory="24GiB", context=2048)
+
+
+def test_a_plan_needs_no_more_than_a_name(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "machine_memory", lambda: MachineMemory(3 * GIB, 2 * GIB))
+    text = plan_model(str(tiny_model), None, PlanWishes())
+    assert "substrate: " in text, "how it would lie in this machine's memory comes first"
+    assert "Capacity on cpu with 3.00 GiB" in text
+    assert "at 32768 tokens" in text
+    assert "--out FOLDER" in text
+
+
+def test_a_model_that_is_nowhere_is_refused() -> None:
+    with pytest.raises(ModelError, match="there is no such folder"):
+        plan_model("no-such-model", None, PlanWishes())
+
+
+def test_a_model_of_the_hub_is_planned_only_where_it_is_cached() -> None:
+    with pytest.raises(ModelError, match="it is not in the hub's cache"):
+        plan_model("someone/no-such-model", None, PlanWishes())
+
+
+def test_weights_are_not_needed(qwen3_4b: Path) -> None:
+    text = plan_model(str(qwen3_4b), None, M4)
+    assert text.startswith(f"This machine: {qwen3_4b} holds no weights")
+    assert "4022 million parameters" in text
+
+
+def test_broken_weights_are_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"model\.safetensors: the file has 0 bytes"):
+        plan_model(str(folder), None, M4)
+
+
+def test_a_machine_that_is_too_small_is_no_reason_not_to_plan_another(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("[cache]\nkv_budget = '900000GiB'\n")
+    text = plan_model(str(tiny_model), file, M4)
+    assert text.startswith("This machine cannot serve it: the KV budget of 900000.00 GiB")
+    assert "Capacity on M4 Pro" in text
+
+
+def test_the_context_is_what_the_model_knows_unless_told_otherwise(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, TINY, max_position_embeddings=700)
+    assert "at 700 tokens" in plan_model(str(folder), None, PlanWishes(device="M1"))
+
+
+def test_the_memory_is_the_devices_unless_told_otherwise(qwen3_4b: Path) -> None:
+    text = plan_model(str(qwen3_4b), None, PlanWishes(device="m1-pro", context=2048))
+    assert "Capacity on M1 Pro with 32.00 GiB" in text
+
+
+def test_pictures_go_where_they_are_wanted(qwen3_4b: Path, tmp_path: Path) -> None:
+    out = tmp_path / "some" / "where"
+    text = plan_model(
+        str(qwen3_4b), None, PlanWishes(device="M4", memory="24GiB", context=2048, out=out)
+    )
+    names = sorted(file.name for file in out.iterdir())
+    assert names == sorted(text.partition(f"Pictures: {out}\n")[2].split())
+
+
+@pytest.mark.parametrize(
+    ("wishes", "problem"),
+    [
+        (PlanWishes(device="M9"), r"--device 'M9' is not known; known are M1, M1 Pro"),
+        (PlanWishes(memory="lots"), r"--memory 'lots' is not a size such as 24GiB"),
+        (PlanWishes(context=1), r"--context is 1 tokens; it must be 2 at least"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_named(
+    qwen3_4b: Path, wishes: PlanWishes, problem: str
+) -> None:
+    with pytest.raises(SettingError, match=problem):
+        plan_model(str(qwen3_4b), None, wishes)
+
+
+def test_a_page_that_does_not_suit_the_device_is_refused(qwen3_4b: Path, tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("[cache]\npage_size = 4096\n")
+    with pytest.raises(SettingError, match="not a multiple of this system's 16384 bytes"):
+        plan_model(str(qwen3_4b), file, M4)
+
+
+def test_pictures_that_cannot_be_written_are_refused(qwen3_4b: Path, tmp_path: Path) -> None:
+    file = tmp_path / "taken"
+    file.write_text("")
+    with pytest.raises(SettingError, match=r"--out .*taken: File exists"):
+        plan_model(
+            str(qwen3_4b), None, PlanWishes(device="M4", memory="24GiB", context=2048, out=file)
+        )

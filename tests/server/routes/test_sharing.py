@@ -1,0 +1,365 @@
+"""What requests share: one prompt for several answers, and prefixes with whom they may."""
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI
+
+from engine.client import TokenStream
+from engine.types import MissReason, PrefixReport, Request, TokenEvent
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    Connection,
+    Engine,
+    chat,
+    events,
+    eventually,
+    http_client,
+    ids_of,
+    make_service,
+    prompt,
+    running,
+    start_engine,
+)
+
+BODIES = {CHAT: chat, COMPLETIONS: prompt}
+SECRET = "zebra-canary"
+MISS = PrefixReport(cached_tokens=4, left_at=5, miss=MissReason.EVICTED)
+
+
+@pytest.fixture(params=BODIES)
+def path(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def submitted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """What the engine is asked from now on."""
+    requests: list[Request] = []
+    submit = engine.client.submit_choices
+
+    def noted(*arguments: Any, **options: Any) -> Sequence[TokenStream]:
+        streams = submit(*arguments, **options)
+        requests.extend(stream.request for stream in streams)
+        return streams
+
+    monkeypatch.setattr(engine.client, "submit_choices", noted)
+    return requests
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> PrefixReport:
+    """What every request finds in the cache."""
+    deliver = TokenStream.deliver
+
+    def with_report(self: TokenStream, event: TokenEvent) -> None:
+        deliver(self, event._replace(prefix=MISS))
+
+    monkeypatch.setattr(TokenStream, "deliver", with_report)
+    return MISS
+
+
+@pytest.fixture
+def openai(http: httpx2.AsyncClient) -> AsyncOpenAI:
+    base_url = "http://localhost/v1"
+    return AsyncOpenAI(base_url=base_url, api_key="sk-1", max_retries=0, http_client=http)
+
+
+async def answer(http: httpx2.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
+    response = await http.post(path, json=BODIES[path](**fields))
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    found: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return found
+
+
+# --- choices ---------------------------------------------------------------------------------
+
+
+async def test_choices_have_their_numbers_and_the_first_is_that_of_a_request_for_one(
+    http: httpx2.AsyncClient, path: str
+) -> None:
+    how: dict[str, Any] = {"temperature": 1.5, "seed": -1, "max_tokens": 12}
+    found = await answer(http, path, n=3, **how)
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
+    assert [choice["finish_reason"] for choice in found["choices"]] == ["length"] * 3
+    assert len({text_of(choice) for choice in found["choices"]}) == 3
+    alone = await answer(http, path, **how)
+    assert found["choices"][0] == alone["choices"][0]
+    assert found["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    assert found["usage"]["completion_tokens"] == 3 * 12
+    assert found["usage"]["total_tokens"] == found["usage"]["prompt_tokens"] + 3 * 12
+
+
+async def test_greedy_choices_are_equal(http: httpx2.AsyncClient, path: str) -> None:
+    choices = (await answer(http, path, n=2, max_tokens=8))["choices"]
+    assert text_of(choices[0]) == text_of(choices[1])
+
+
+async def test_a_stream_carries_all_choices_and_ends_once(
+    http: httpx2.AsyncClient, path: str
+) -> None:
+    how: dict[str, Any] = {"n": 3, "temperature": 1.5, "seed": 5, "max_tokens": 12}
+    await answer(http, path, **how)
+    whole = await answer(http, path, **how)
+    body = BODIES[path](**how, stream=True, stream_options={"include_usage": True})
+    text = (await http.post(path, json=body)).text
+    assert text.count("[DONE]") == 1
+    *chunks, last = events(text)
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    found = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index, choice in enumerate(whole["choices"]):
+        own = [each for each in found if each["index"] == index]
+        assert "".join(_piece(each) for each in own) == text_of(choice)
+        assert [each["finish_reason"] for each in own if each["finish_reason"]] == ["length"]
+        assert own[-1]["finish_reason"] == "length"
+        if path == CHAT:
+            assert ["role" in each["delta"] for each in own] == [True] + [False] * (len(own) - 1)
+
+
+def _piece(choice: dict[str, Any]) -> str:
+    found: str = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+    return found
+
+
+async def test_choices_come_side_by_side(tokenizer: Tokenizer, path: str) -> None:
+    engine = start_engine()
+    engine.gate.closed = True
+    async with running(make_service(engine.client, tokenizer)) as app:
+        connection = Connection(app, path, BODIES[path](n=2, max_tokens=50, stream=True))
+
+        def said() -> list[int]:
+            """Which choices have said something, in order."""
+            blocks = connection.body.decode().split("\n\n")
+            chunks = [json.loads(b.removeprefix("data: ")) for b in blocks if b.startswith("data:")]
+            return [c["index"] for chunk in chunks for c in chunk["choices"] if _piece(c)]
+
+        await eventually(lambda: engine.client.in_flight == 2)
+        for _ in range(20):
+            await engine.step()
+        await eventually(lambda: min(said().count(0), said().count(1)) > 2)
+        assert b"[DONE]" not in connection.body
+        engine.gate.open()
+        await connection.end()
+    engine.stop()
+
+
+@pytest.mark.parametrize(("path", "logprobs"), [(CHAT, True), (COMPLETIONS, 1)])
+async def test_every_choice_has_its_own_log_probabilities(
+    http: httpx2.AsyncClient, path: str, logprobs: Any
+) -> None:
+    how: dict[str, Any] = {"temperature": 1.5, "max_tokens": 6, "logprobs": logprobs}
+    found = [
+        choice["logprobs"] for choice in (await answer(http, path, n=2, seed=5, **how))["choices"]
+    ]
+    alone = [(await answer(http, path, seed=seed, **how))["choices"][0] for seed in (5, 6)]
+    assert found == [choice["logprobs"] for choice in alone]
+    assert found[0] != found[1]
+
+
+async def test_a_stop_string_ends_the_choices_that_say_it(
+    http: httpx2.AsyncClient, path: str
+) -> None:
+    how: dict[str, Any] = {"n": 3, "temperature": 1.5, "seed": 7, "max_tokens": 12}
+    before = [text_of(choice) for choice in (await answer(http, path, **how))["choices"]]
+    stop = before[1][6:9]
+    assert [stop in text for text in before] == [False, True, False]
+    after = (await answer(http, path, **how, stop=stop))["choices"]
+    assert [choice["finish_reason"] for choice in after] == ["length", "stop", "length"]
+    assert [text_of(choice) for choice in after] == [
+        before[0],
+        before[1][: before[1].index(stop)],
+        before[2],
+    ]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_fault_of_one_choice_is_an_error_of_the_whole_answer(
+    http: httpx2.AsyncClient, tokenizer: Tokenizer, stream: bool
+) -> None:
+    how: dict[str, Any] = {"n": 2, "temperature": 1.5, "seed": 5, "max_tokens": 12}
+    choices = (await answer(http, COMPLETIONS, **how, logprobs=0))["choices"]
+    first, second = (choice["logprobs"]["tokens"] for choice in choices)
+    word = next(word for word in second[3:] if word.startswith("w") and word not in first)
+    engine = start_engine(non_finite=tokenizer.fast.token_to_id(word))
+    async with running(make_service(engine.client, tokenizer)) as app:
+        connection = Connection(app, COMPLETIONS, prompt(**how, stream=stream))
+        await connection.end()
+    engine.stop()
+    last = connection.body.decode().removesuffix("\n\n").rpartition("\n\n")[2]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert "not finite" in error["message"]
+    assert connection.status == (200 if stream else 500)
+    assert b"[DONE]" not in connection.body
+
+
+async def test_choices_need_a_place_each(tokenizer: Tokenizer) -> None:
+    engine = start_engine(max_num_seqs=1, max_queue=2)
+    engine.gate.closed = True
+    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+        held = Connection(app, CHAT, chat(max_tokens=2))
+        await eventually(lambda: engine.client.in_flight == 1)
+        assert (await http.post(CHAT, json=chat(n=3))).status_code == 429
+        assert (await http.post(CHAT, json=chat(n=4))).json()["error"]["param"] == "n"
+        assert engine.client.in_flight == 1
+        both = Connection(app, CHAT, chat(n=2, max_tokens=2))
+        await eventually(lambda: engine.client.in_flight == 3)
+        engine.gate.open()
+        for connection in (held, both):
+            await connection.end()
+            assert connection.status == 200
+    engine.stop()
+
+
+# --- with whom -------------------------------------------------------------------------------
+
+
+async def test_only_equal_keys_and_salts_share(
+    http: httpx2.AsyncClient, submitted: list[Request], path: str
+) -> None:
+    keys: list[dict[str, str]] = [
+        {},
+        {"authorization": "Bearer a"},
+        {"authorization": "bearer a"},
+        {"authorization": "Bearer b"},
+    ]
+    for headers in keys:
+        for fields in ({}, {"cache_salt": None}, {"cache_salt": "a"}, {"cache_salt": "b"}):
+            body = BODIES[path](max_tokens=1, n=2, **fields)
+            assert (await http.post(path, json=body, headers=headers)).status_code == 200
+    salts = [request.salt for request in submitted]
+    assert len(salts) == 4 * 4 * 2
+    assert len({salt.tenant for salt in salts}) == 3
+    assert len({salt.client for salt in salts}) == 3
+    assert len(set(salts)) == 9
+    assert salts[8:16] == salts[16:24]
+
+
+async def test_keys_and_salts_are_never_said(
+    http: httpx2.AsyncClient, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"authorization": f"Bearer {SECRET}"}
+    with caplog.at_level(logging.DEBUG):
+        for fields in (
+            {"cache_salt": SECRET},
+            {"cache_salt": SECRET, "stream": True},
+            {"cache_salt": SECRET, "n": 9},
+            {"cache_salt": SECRET * 99},
+            {"cache_salt": [SECRET]},
+        ):
+            body = BODIES[path](max_tokens=1, **fields)
+            response = await http.post(path, json=body, headers=headers)
+            assert SECRET not in response.text
+    assert SECRET not in (await http.get("/metrics")).text
+    assert SECRET not in caplog.text
+
+
+async def test_the_engine_hears_which_tokens_belong_to_the_system_message(
+    http: httpx2.AsyncClient, tokenizer: Tokenizer, submitted: list[Request]
+) -> None:
+    developer = {"role": "developer", "content": "Be kind."}
+    messages = [{"role": "system", "content": "Be brief."}, developer, *chat()["messages"]]
+    body = {"messages": messages, "max_tokens": 1, "n": 2}
+    assert (await http.post(CHAT, json=body)).status_code == 200
+    head = "<|im_start|>system\nBe brief.\n\nBe kind.<|im_end|>\n"
+    await answer(http, CHAT, max_tokens=1)
+    await answer(http, COMPLETIONS, max_tokens=1)
+    wanted = len(ids_of(tokenizer, head))
+    assert [request.system_tokens for request in submitted] == [wanted, wanted, 0, 0]
+
+
+# --- what came of it -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_usage_says_how_many_tokens_were_cached(
+    http: httpx2.AsyncClient, path: str, reported: PrefixReport, n: int
+) -> None:
+    found = await answer(http, path, max_tokens=2, n=n)
+    assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": reported.cached_tokens}
+    found = await answer(http, path, max_tokens=2, n=n, cache_report=True)
+    assert found["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": reported.cached_tokens,
+        "cache_miss": {"left_at": reported.left_at, "reason": "evicted"},
+    }
+
+
+async def test_what_no_report_came_for_was_not_cached(
+    http: httpx2.AsyncClient, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver = TokenStream.deliver
+    monkeypatch.setattr(
+        TokenStream, "deliver", lambda self, event: deliver(self, event._replace(prefix=None))
+    )
+    found = await answer(http, path, max_tokens=2, cache_report=True)
+    details = {"cached_tokens": 0, "cache_miss": None}
+    assert found["usage"]["prompt_tokens_details"] == details
+
+
+# --- OpenAI's client -------------------------------------------------------------------------
+
+
+async def test_openais_client_reads_choices_and_cached_tokens(
+    openai: AsyncOpenAI, reported: PrefixReport
+) -> None:
+    found = await openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello"}],
+        n=2,
+        seed=3,
+        max_tokens=8,
+        extra_body={"cache_salt": "mine", "cache_report": True},
+    )
+    assert [choice.index for choice in found.choices] == [0, 1]
+    assert all(choice.message.content for choice in found.choices)
+    assert found.usage is not None
+    assert found.usage.prompt_tokens_details is not None
+    assert found.usage.prompt_tokens_details.cached_tokens == reported.cached_tokens
+    assert found.usage.prompt_tokens_details.to_dict()["cache_miss"] == {
+        "left_at": reported.left_at,
+        "reason": "evicted",
+    }
+    stream = await openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello"}],
+        n=2,
+        seed=3,
+        max_tokens=8,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts, finishes, usage = ["", ""], 0, None
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            finishes += choice.finish_reason == "length"
+    assert texts == [choice.message.content for choice in found.choices]
+    assert finishes == 2
+    assert usage is not None
+    assert usage.completion_tokens == 16
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == reported.cached_tokens
+
+
+async def test_openais_client_reads_the_choices_of_a_completion(openai: AsyncOpenAI) -> None:
+    found = await openai.completions.create(
+        model=MODEL, prompt="Once upon", n=3, max_tokens=4, seed=3
+    )
+    assert [choice.index for choice in found.choices] == [0, 1, 2]
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 12
