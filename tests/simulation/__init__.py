@@ -1,0 +1,1 @@
+"""Thousands of small worlds around the production scheduler, cache and loop: see simulator.py."""

@@ -1,0 +1,79 @@
+"""Runs many seeds: ``python -m tests.simulation [--seeds N] [--first N] [--jobs N] [--seed N]``.
+
+A seed that fails is printed with what led to it, and kept in seeds.txt, which is always run.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import metal_ext
+from tests.simulation.seeds import (
+    SEEDS_FILE,
+    add_up,
+    keep,
+    kept_seeds,
+    run_seeds_in_processes,
+    silence,
+)
+from tests.simulation.simulator import Simulation
+from tests.simulation.trace import SeedFailedError
+
+MOST_SHOWN = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what was asked for; 1 when a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--seed", type=int, help="only this one, step by step")
+    parser.add_argument("--kept", type=Path, default=SEEDS_FILE, help="seeds that once failed")
+    asked = parser.parse_args(arguments)
+    if asked.seed is not None:
+        return _run_one(asked.seed)
+    seeds = [*kept_seeds(asked.kept), *range(asked.first, asked.first + asked.seeds)]
+    started = time.perf_counter()
+    counts: Counter[str] = Counter()
+    failures: list[SeedFailedError] = []
+    for more, failed in run_seeds_in_processes(seeds, asked.jobs):
+        counts = add_up(counts, more)
+        for error in failed:
+            failures.append(error)
+            if len(failures) <= MOST_SHOWN:
+                print(f"{error}\n", flush=True)
+    seconds = time.perf_counter() - started
+    keep(failures, asked.kept)
+    _print(counts)
+    print(f"{len(seeds)} seeds in {seconds:.1f} s: {len(seeds) / seconds:.1f} per second")
+    print(f"failed: {sorted(error.seed for error in failures) or 'none'}")
+    return 1 if failures else 0
+
+
+def _run_one(seed: int) -> int:
+    simulation = Simulation(seed, metal_ext.CpuWorkers(1), trace_lines=None)
+    print(simulation.world)
+    try:
+        with silence():
+            counts = simulation.run()
+    except SeedFailedError as error:
+        print(error)
+        traceback.print_exception(error.__cause__)
+        return 1
+    print(*simulation.trace, sep="\n")
+    _print(counts)
+    return 0
+
+
+def _print(counts: Counter[str]) -> None:
+    for name, count in sorted(counts.items()):
+        print(f"{count:12,}  {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

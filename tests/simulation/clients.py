@@ -1,0 +1,142 @@
+"""Those who asked: what they must get, and when they lose patience."""
+
+from dataclasses import dataclass, field
+
+from engine.client import TokenStream
+from engine.types import FinishReason, Request, TokenEvent
+from tests.simulation.blocks import SimulationError
+from tests.simulation.recall import Recall
+
+ENDS_WITH_TOKEN = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True)
+class Client:
+    """One request from both ends: what the engine says of it, and what its reader sees."""
+
+    request: Request
+    recall: Recall
+    stream: TokenStream
+    max_model_len: int
+    max_backlog: int
+    pace: int
+    """Reads at every so many rounds; 0 never."""
+    leaves_after: int | None
+    """Closes the stream when it has read so many tokens."""
+    answered: int = 0
+    """Tokens that the engine has emitted."""
+    finish: FinishReason | None = None
+    aborted: bool = False
+    """Whether the engine was told that nobody wants it any more."""
+    unread: int = 0
+    read: int = 0
+    """Tokens that the reader has."""
+    reader_end: FinishReason | None = None
+    left: bool = False
+    """Whether the reader closed the stream."""
+    messages: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what was answered."""
+        return self.recall.tokens(len(self.request.prompt_ids) + self.answered)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Whose turn it is; ids rise with arrival."""
+        return (self.request.priority, self.request.request_id)
+
+    def take(self, event: TokenEvent) -> None:
+        """An event leaves the engine: it must be the right one, and none may follow the last."""
+        if self.finish is not None:
+            raise SimulationError(f"{self._name} gets {event} after its end")
+        if event.token_id is not None:
+            self._check_token(self.answered, event.token_id)
+            self.answered += 1
+        due = self._due_end(event.token_id)
+        if event.finish in ENDS_WITH_TOKEN or due is not None:
+            if event.finish is not due:
+                raise SimulationError(f"{self._name} ends with {event.finish}, due was {due}")
+        elif event.finish is None and event.token_id is None:
+            raise SimulationError(f"{self._name} gets an event that says nothing")
+        elif event.finish is not None and event.token_id is not None:
+            raise SimulationError(f"{self._name} gets a token with {event.finish}")
+        if event.finish is FinishReason.ABORTED and not self.aborted:
+            raise SimulationError(f"{self._name} was aborted by nobody")
+        self.finish = event.finish
+
+    def deliver(self, event: TokenEvent) -> None:
+        """The event reaches the stream."""
+        self.unread += 1
+        self.stream.deliver(event)
+
+    def read_some(self, round_number: int) -> None:
+        """The reader reads, if it is its time and there is something."""
+        if not self.unread or self.left or not self.pace or round_number % self.pace:
+            return
+        self.unread = 0
+        batch = _next_batch(self.stream)
+        if len(batch) > self.max_backlog + 1:
+            raise SimulationError(f"{len(batch)} events wait for the reader of {self._name}")
+        for event in batch:
+            if self.reader_end is not None:
+                raise SimulationError(f"the reader of {self._name} gets {event} after the end")
+            if event.token_id is not None:
+                self._check_token(self.read, event.token_id)
+                self.read += 1
+            self.reader_end = event.finish
+            if event.message:
+                self.messages.append(event.message)
+        if self.leaves_after is not None and self.read >= self.leaves_after:
+            self.leave()
+
+    def leave(self) -> None:
+        """The reader goes."""
+        self.left = True
+        self.stream.close()
+
+    def check_end(self) -> None:
+        """Everything is over: engine and reader have each seen one end."""
+        if self.finish is None:
+            raise SimulationError(f"{self._name} never ended")
+        self.pace = 1
+        self.read_some(0)
+        if not self.left:
+            if self.reader_end is None or not self.stream.exhausted:
+                raise SimulationError(f"the reader of {self._name} waits for ever")
+            if self.reader_end is not self.finish and not self.aborted:
+                raise SimulationError(f"{self._name} ended differently for its reader")
+            if self.reader_end is self.finish and self.read != self.answered:
+                raise SimulationError(f"the reader of {self._name} misses tokens")
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return f"request {self.request.request_id}"
+
+    def _check_token(self, number: int, token: int) -> None:
+        want = self.recall.token(len(self.request.prompt_ids) + number)
+        if token != want:
+            raise SimulationError(f"{self._name}: token {number} is {token}, not {want}")
+
+    def _due_end(self, token: int | None) -> FinishReason | None:
+        """The end that comes with this token."""
+        params = self.request.params
+        if token is None:
+            return None
+        if token in params.stop_token_ids:
+            return FinishReason.STOP
+        full = len(self.request.prompt_ids) + self.answered >= self.max_model_len
+        return FinishReason.LENGTH if full or self.answered >= params.max_tokens else None
+
+
+def _next_batch(stream: TokenStream) -> list[TokenEvent]:
+    """What the stream holds, without an event loop: it need not wait."""
+    coroutine = stream.next_batch(0.0)
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        batch: list[TokenEvent] = stop.value
+        return batch
+    raise SimulationError("a stream with events makes its reader wait")

@@ -1,0 +1,105 @@
+"""An engine of production parts on a simulated machine."""
+
+from collections.abc import Callable
+from random import Random
+
+import metal_ext
+from engine.loop import Emit, EngineLoop, LoopOptions
+from engine.scheduler import Scheduler
+from engine.token_budget import TokenBudget
+from kvcache.manager import KVCacheManager
+from kvcache.memory_budget import CacheLimits
+from tests.simulation.blocks import SimulationError
+from tests.simulation.faults import DeviceFaults, MemoryFaults
+from tests.simulation.memory import SimulatedMemory
+from tests.simulation.recall import Recall
+from tests.simulation.runner import Clock, SimulatedRunner
+from tests.simulation.world import EngineTraits, MemoryTraits, World
+
+
+class Machine:
+    """Everything below the clients."""
+
+    def __init__(
+        self,
+        seed: int,
+        world: World,
+        workers: metal_ext.CpuWorkers,
+        emit: Emit,
+        recall: Callable[[int], Recall],
+    ) -> None:
+        """recall: the reference of a request."""
+        engine = world.engine
+        self.clock = Clock()
+        self.memory = _memory(seed, world.memory, engine)
+        limits = CacheLimits(
+            engine.budget_bytes,
+            engine.limits.max_num_seqs,
+            engine.free_slack_bytes,
+            engine.max_sharers,
+            engine.shares_prefixes,
+        )
+        self.kv = KVCacheManager(
+            engine.layout, self.memory, limits, identity=b"simulated", workers=workers
+        )
+        device = world.device
+        self.faults = DeviceFaults(
+            Random(f"{seed} device faults"),
+            self.clock,
+            device.fault_rate,
+            device.bad_row_rate,
+            world.traffic.fatal_faults,
+        )
+        self.runner = SimulatedRunner(
+            self.kv,
+            self.memory,
+            self.clock,
+            Random(f"{seed} device"),
+            device,
+            self.faults,
+            recall,
+        )
+        most = engine.max_num_batched_tokens
+        budget = TokenBudget(engine.step_target_s, engine.min_budget_tokens, most, most)
+        self.scheduler = Scheduler(self.kv, engine.limits, budget, most)
+        self.loop = EngineLoop(
+            self.scheduler,
+            self.kv,
+            self.runner,
+            LoopOptions(engine.idle_release_s, engine.prefix_keep_s, check_every_step=False),
+            emit=emit,
+            clock=self.clock,
+        )
+
+    def check_returned(self) -> None:
+        """Nobody is there and everything is done: nothing is mapped, waits or leaks."""
+        stats = self.kv.stats()
+        left = stats.live_bytes + stats.quarantined_bytes + stats.mapped_ahead_bytes
+        left += stats.cached_bytes
+        if left or stats.num_sequences or self.kv.recovering:
+            raise SimulationError(f"something is left behind: {stats}")
+        if self.memory.mappings:
+            raise SimulationError(f"still mapped: {sorted(self.memory.mappings)}")
+        if stats.committed_bytes > self.memory.group.heap_bytes:
+            raise SimulationError(f"{stats.committed_bytes} bytes never went back")
+
+
+def _memory(seed: int, traits: MemoryTraits, engine: EngineTraits) -> SimulatedMemory:
+    faults = MemoryFaults(
+        Random(f"{seed} memory faults"),
+        traits.fault_rate,
+        traits.longest_storm,
+        traits.stuck_rate,
+        traits.most_refusals,
+    )
+    return SimulatedMemory(
+        engine.layout.group,
+        Random(f"{seed} memory"),
+        faults,
+        slowness=traits.slowness,
+        releases_blocks=traits.releases_blocks,
+        mapping_limit=traits.mapping_limit,
+        shares_blocks=traits.shares_blocks,
+        heap_limit=traits.heap_limit,
+        max_sharers=engine.max_sharers,
+    )

@@ -1,0 +1,286 @@
+"""Deliberate bugs, to be planted one at a time: what the simulator is worth.
+
+Each is one replacement in a copy of engine/ and kvcache/. The simulator then runs in a process of
+its own that imports the copy, until a seed fails.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("engine", "kvcache")
+HUNT_LIMIT_S = 100.0
+# The installed project has a finder that would win against any path.
+PROGRAM = """
+import sys
+from importlib.machinery import PathFinder
+sys.meta_path.insert(0, PathFinder)
+from tests.simulation.mutants import hunt_here
+hunt_here(int(sys.argv[1]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A bug."""
+
+    what: str
+    file: str
+    right: str
+    """Stands in the file exactly once."""
+    wrong: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a hunt found."""
+
+    seeds: int
+    """How many were run."""
+    reason: str | None
+    """Why the last one failed; None when none did."""
+
+
+MUTANTS = (
+    Mutant(
+        "a buffer is unmapped while a step still reads it",
+        "kvcache/manager.py",
+        "closed.epoch <= self._completed_epoch and",
+        "closed.epoch <= self._issued_epoch and",
+    ),
+    Mutant(
+        "a buffer is used again before it is unmapped",
+        "kvcache/manager.py",
+        "(closed.ticket is None or closed.ticket > done)",
+        "closed.ticket is None",
+    ),
+    Mutant(
+        "a fork does not copy the partial block",
+        "kvcache/manager.py",
+        "            self._backend.copy_block(buffers[0], whole, buffers[1], whole, partial)\n",
+        "",
+    ),
+    Mutant(
+        "a fork copies one token too few",
+        "kvcache/manager.py",
+        "buffers[1], whole, partial)",
+        "buffers[1], whole, partial - 1)",
+    ),
+    Mutant(
+        "a block is sealed before the step that fills it has completed",
+        "kvcache/manager.py",
+        "self._prefixes.filled(self._issued_epoch,",
+        "self._prefixes.filled(self._completed_epoch,",
+    ),
+    Mutant(
+        "a block is sealed one token too early",
+        "kvcache/manager.py",
+        "full = end // self._tokens_per_block\n",
+        "full = (end + 1) // self._tokens_per_block\n",
+    ),
+    Mutant(
+        "the last block of a sequence is forgotten",
+        "kvcache/layout.py",
+        "return -(-tokens // self.tokens_per_block)",
+        "return tokens // self.tokens_per_block",
+    ),
+    Mutant(
+        "one who shares a block is not counted",
+        "kvcache/heap_pool.py",
+        "        heap.buffers[block.place] += 1\n        heap.sequences[block.place] += 1\n",
+        "        heap.sequences[block.place] += 1\n",
+    ),
+    Mutant(
+        "whoever leaves first takes shared blocks along",
+        "kvcache/heap_pool.py",
+        "            if not heap.sequences[block.place]:\n",
+        "            if self.state(block) != BlockState.QUARANTINED:\n",
+    ),
+    Mutant(
+        "memory that is on its way back is handed out",
+        "kvcache/heap_pool.py",
+        "if item.ticket > completed_ticket:",
+        "if item.ticket > completed_ticket + 1:",
+    ),
+    Mutant(
+        "promised blocks are given to others",
+        "kvcache/block_supply.py",
+        "if missing - sequence.outstanding > self.unpromised_blocks:",
+        "if missing > self._pool.available_blocks:",
+    ),
+    Mutant(
+        "shared blocks are mapped writable",
+        "kvcache/block_supply.py",
+        "self._buffers.map(sequence.buffer, blocks, writable=False)",
+        "self._buffers.map(sequence.buffer, blocks, writable=True)",
+    ),
+    Mutant(
+        "blocks that the system refused to map ahead count as mapped",
+        "kvcache/buffer_pool.py",
+        "if self._backend.refused(item.ticket):",
+        "if self._backend.refused(item.ticket) and place < 0:",
+    ),
+    Mutant(
+        "nobody waits for blocks that are being mapped ahead",
+        "kvcache/manager.py",
+        "return num_tokens <= sequence.mapped_tokens or",
+        "return num_tokens <= sequence.table_tokens or",
+    ),
+    Mutant(
+        "mappings are not counted when blocks are mapped ahead",
+        "kvcache/buffer_pool.py",
+        "        if not self._allows(added):\n            buffer.table.cut(first)\n",
+        "        if not self._allows(0):\n            buffer.table.cut(first)\n",
+    ),
+    Mutant(
+        "a block has one buffer more than it may",
+        "kvcache/prefix_cache.py",
+        "return self._pool.num_buffers(block) >= self._max_sharers",
+        "return self._pool.num_buffers(block) > self._max_sharers",
+    ),
+    Mutant(
+        "what a failed request wrote is shared",
+        "engine/scheduler.py",
+        "keep_prefix=reason is not FinishReason.ERROR)",
+        "keep_prefix=True)",
+    ),
+    Mutant(
+        "a block that sequences use is evicted",
+        "kvcache/prefix_index.py",
+        "return entry.idle and entry.system == system and entry.last_use == last_use",
+        "return entry.system == system and entry.last_use == last_use",
+    ),
+    Mutant(
+        "a prompt finds its very last token in the cache",
+        "kvcache/token_chain.py",
+        "return max(0, self.num_tokens - 1) // self.tokens_per_block",
+        "return self.num_tokens // self.tokens_per_block",
+    ),
+    Mutant(
+        "the tenant's salt is ignored",
+        "kvcache/token_chain.py",
+        "self._root = _root(identity, salt.tenant, salt.client)",
+        "self._root = _root(identity, b'', salt.client)",
+    ),
+    Mutant(
+        "a block is found by its own tokens, whatever came before",
+        "kvcache/token_chain.py",
+        "self.digests.append(sha256(self.parent(len(self.digests)) + tokens).digest())",
+        "self.digests.append(sha256(self._root + tokens).digest())",
+    ),
+    Mutant(
+        "a preempted sequence loses its last token",
+        "engine/scheduler.py",
+        "        sequence.preemptions += 1\n",
+        "        sequence.preemptions += 1\n"
+        "        del sequence.token_ids[max(sequence.num_prompt, sequence.num_tokens - 1) :]\n",
+    ),
+    Mutant(
+        "a preempted sequence believes that it still has its memory",
+        "engine/scheduler.py",
+        "        sequence.num_computed = 0\n        sequence.preemptions",
+        "        sequence.preemptions",
+    ),
+    Mutant(
+        "the first in order is preempted",
+        "engine/scheduler.py",
+        "sequence = self._running.pop()",
+        "sequence = self._running.pop(0)",
+    ),
+    Mutant(
+        "a prompt of one token is not told what it shares",
+        "engine/scheduler.py",
+        "decoding = tokens - computed == 1 and sequence.prefix is not None",
+        "decoding = tokens - computed == 1",
+    ),
+    Mutant(
+        "an answer has one token too many",
+        "engine/scheduler.py",
+        "if num_tokens >= sequence.most_tokens:",
+        "if num_tokens > sequence.most_tokens:",
+    ),
+    Mutant(
+        "sampled tokens go to the wrong requests",
+        "engine/scheduler.py",
+        "results = iter(sampled)",
+        "results = iter(sampled[::-1])",
+    ),
+    Mutant(
+        "one request of a failed step lives on",
+        "engine/scheduler.py",
+        "            for entry in plan.entries\n        ]",
+        "            for entry in plan.entries[1:]\n        ]",
+    ),
+    Mutant(
+        "nobody gives way when nothing can run",
+        "engine/scheduler.py",
+        "        if self.kv.recovering:\n            return []\n        if len",
+        "        if self.kv.recovering or self._running:\n            return []\n        if len",
+    ),
+    Mutant(
+        "the end of an aborted request is not said",
+        "engine/loop.py",
+        "events += self._scheduler.abort(message.request_id)",
+        "self._scheduler.abort(message.request_id)",
+    ),
+    Mutant(
+        "a slow reader is never cut",
+        "engine/client.py",
+        "if len(self._events) >= self._max_backlog:",
+        "if len(self._events) >= self._max_backlog + 20:",
+    ),
+)
+
+
+def plant(mutant: Mutant | None, directory: Path) -> None:
+    """Copies the packages, and puts the bug into the copy."""
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, directory / package, ignore=ignored)
+    if mutant is None:
+        return
+    path = directory / mutant.file
+    text = path.read_text()
+    if text.count(mutant.right) != 1:
+        raise ValueError(f"{mutant.file} holds {text.count(mutant.right)} times: {mutant.right!r}")
+    path.write_text(text.replace(mutant.right, mutant.wrong))
+
+
+def hunt(directory: Path, seeds: int) -> Verdict:
+    """Runs seeds over the packages in the directory until one fails, in a process of its own."""
+    paths = os.pathsep.join([str(directory), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(seeds)],
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HUNT_LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the hunt was broken off:\n{done.stderr}")
+    found = json.loads(done.stdout)
+    strangers = [path for path in found["modules"] if not path.startswith(str(directory))]
+    if strangers:
+        raise RuntimeError(f"not the copy was run: {strangers}")
+    return Verdict(found["seeds"], found["reason"])
+
+
+def hunt_here(seeds: int) -> None:
+    """The process's side: writes the verdict as JSON."""
+    from tests.simulation.seeds import run_seeds  # the copy must not be imported before it is there
+
+    reason, number = None, 0
+    while number < seeds and reason is None:
+        _, failures = run_seeds([number])
+        reason = failures[0].reason if failures else None
+        number += 1
+    packages = {name: module for name, module in sys.modules.items() if "." in name}
+    modules = [m.__file__ for name, m in packages.items() if name.split(".")[0] in PACKAGES]
+    json.dump({"seeds": number, "reason": reason, "modules": modules}, sys.stdout)

@@ -1,0 +1,75 @@
+"""Lists of seeds, and what comes of them."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+import metal_ext
+from tests.simulation.simulator import Simulation
+from tests.simulation.trace import SeedFailedError
+
+SEEDS_FILE = Path(__file__).parent / "seeds.txt"
+SEEDS_PER_TASK = 50
+
+Outcome = tuple[Counter[str], list[SeedFailedError]]
+
+
+def run_seeds(seeds: Iterable[int]) -> Outcome:
+    """Runs seeds one after the other: what happened, and what failed."""
+    workers = metal_ext.CpuWorkers(1)
+    counts: Counter[str] = Counter()
+    failures = []
+    with silence():
+        for seed in seeds:
+            try:
+                counts = add_up(counts, Simulation(seed, workers).run())
+            except SeedFailedError as error:
+                failures.append(error)
+    return counts, failures
+
+
+def run_seeds_in_processes(seeds: list[int], jobs: int) -> Iterator[Outcome]:
+    """The same, piece by piece, in order."""
+    tasks = [seeds[i : i + SEEDS_PER_TASK] for i in range(0, len(seeds), SEEDS_PER_TASK)]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_seeds, tasks)
+
+
+def add_up(counts: Counter[str], more: Counter[str]) -> Counter[str]:
+    """Sums, and the longest of what is longest."""
+    total = counts + more
+    for name in total:
+        if name.startswith("longest"):
+            total[name] = max(counts[name], more[name])
+    return total
+
+
+def kept_seeds(file: Path) -> list[int]:
+    """Seeds that once failed: the first word of each line."""
+    lines = file.read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+
+
+def keep(failures: Iterable[SeedFailedError], file: Path) -> None:
+    """They are run every time from now on: one for each reason, whatever its numbers."""
+    known = kept_seeds(file)
+    by_reason = {re.sub(r"\d+", "", error.reason): error for error in reversed(list(failures))}
+    with file.open("a") as text:
+        for error in by_reason.values():
+            if error.seed not in known:
+                text.write(f"{error.seed}  {error.reason.splitlines()[0]}\n")
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """The loop logs every injected fault."""
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

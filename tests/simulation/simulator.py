@@ -1,0 +1,310 @@
+"""One seed, one life of an engine: production scheduler, cache and loop on a simulated machine.
+
+Nothing here depends on threads, on the wall clock or on chance outside the seed. After every step
+the cache's books are checked; every token is compared with a reference that has no cache.
+"""
+
+import asyncio
+from collections import Counter, deque
+from heapq import heappop, heappush
+from random import Random
+
+import metal_ext
+from engine.client import TokenStream
+from engine.loop import IDLE_POLL_S, STALLED_POLL_S, Abort, EngineFailedError
+from engine.types import FinishReason, Request, TokenEvent
+from kvcache.backend import BackendFailedError
+from tests.simulation.blocks import SimulationError
+from tests.simulation.clients import Client
+from tests.simulation.machine import Machine
+from tests.simulation.recall import Recall
+from tests.simulation.trace import SeedFailedError, TraceLine
+from tests.simulation.world import VOCAB, Traffic, draw_world
+
+TRACE_LINES = 24
+DRAIN_ROUNDS = 12
+IDLE_ROUNDS = 3
+NO_MEMORY = "the system has no memory for it"
+FAILED_STEP = "a step of the engine failed"
+BAD_ROW = "the model's output was not finite"
+
+
+class Simulation:
+    """An engine, its machine and its clients."""
+
+    def __init__(
+        self, seed: int, workers: metal_ext.CpuWorkers, trace_lines: int | None = TRACE_LINES
+    ) -> None:
+        """trace_lines: of the newest steps; None keeps all."""
+        self.world = draw_world(Random(f"{seed} world"))
+        self.trace: deque[TraceLine] = deque(maxlen=trace_lines)
+        self.counts: Counter[str] = Counter(seeds=1)
+        self._seed = seed
+        self._limits = self.world.engine.limits
+        self._traits = self.world.traffic
+        self._rng = Random(f"{seed} clients")
+        self._traffic = Traffic(self._traits, Random(f"{seed} traffic"), self._limits.max_model_len)
+        self._clients: dict[int, Client] = {}
+        self._live: dict[int, Client] = {}
+        """Those whose end the engine has not said."""
+        self._reading: dict[int, Client] = {}
+        self._machine = Machine(
+            seed, self.world, workers, self._hear, lambda number: self._clients[number].recall
+        )
+        self._agenda: list[tuple[float, int, int | None]] = []
+        """(time, number, the request to abort): None is an arrival."""
+        self._agenda += [(time, number, None) for number, time in enumerate(self._traits.arrivals)]
+        self._told: set[int] = set()
+        """Requests whose abort the next step must see."""
+        self._said: list[TokenEvent] = []
+        """By the newest step."""
+        self._undelivered: list[TokenEvent] = []
+        self._round = 0
+        self._quiet = 0
+        """Steps since something was said."""
+
+    # --- a life ---------------------------------------------------------------------------------
+
+    def run(self) -> Counter[str]:
+        """Until all requests have ended and all memory has gone back: what happened, counted.
+        Raises SeedFailedError."""
+        try:
+            self._run()
+        except Exception as error:
+            trace = "\n".join(str(line) for line in self.trace)
+            raise SeedFailedError(self._seed, f"{type(error).__name__}: {error}", trace) from error
+        self._count()
+        return self.counts
+
+    def _run(self) -> None:
+        faults = self._machine.memory.faults
+        try:
+            while self._agenda or self._live:
+                self._turn()
+            self._drain()
+            self._check_end()
+        except EngineFailedError:
+            if not self._machine.faults.ends_engine:
+                raise
+            self.counts["engines ended by their device"] += 1
+        except BackendFailedError:
+            if not faults.stuck:
+                raise
+            self.counts["engines ended by their memory"] += 1
+
+    def _turn(self) -> None:
+        """What is due, a step, and what the readers make of it."""
+        self._round += 1
+        self._do_due()
+        self._deliver()
+        worked = self._step()
+        if self._rng.random() >= self._traits.late_delivery_rate:
+            self._deliver()
+        for request_id, client in list(self._reading.items()):
+            client.read_some(self._round)
+            if client.finish is not None and (client.left or client.stream.exhausted):
+                del self._reading[request_id]
+        if not worked:
+            self._pass_time()
+
+    def _pass_time(self) -> None:
+        """Nothing was run: waits for memory, or until somebody comes."""
+        clock = self._machine.clock
+        if self._live:
+            clock.now += STALLED_POLL_S
+            return
+        for _ in range(IDLE_ROUNDS):
+            clock.now += IDLE_POLL_S
+            self._step()
+        if self._agenda:
+            clock.now = max(clock.now, self._agenda[0][0])
+
+    def _step(self) -> bool:
+        """One step of the engine, and what must be true after it."""
+        machine = self._machine
+        refused = machine.memory.faults.refused
+        told, self._told = self._told, set()
+        first = min(self._live.values(), key=lambda c: c.order, default=None)
+        preempted = self._preemptions(first)
+        machine.runner.newest = machine.runner.failed = None
+        self._said = []
+        machine.runner.tick()
+        worked = machine.loop.step()
+        machine.kv.check_invariants()
+        self._check_aborted(told)
+        self._check_failed()
+        if self._preemptions(first) > preempted:
+            raise SimulationError("the first in order was preempted")
+        self._check_progress()
+        self._note(machine.memory.faults.refused - refused)
+        return worked
+
+    def _drain(self) -> None:
+        """Nobody is left: late operations end, prefixes are forgotten, and memory goes back."""
+        self._deliver()
+        self._machine.memory.slowness = 0.0
+        for _ in range(DRAIN_ROUNDS):
+            if self._step():
+                raise SimulationError("a step is run for nobody")
+            engine = self.world.engine
+            self._machine.clock.now += engine.idle_release_s + engine.prefix_keep_s
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def _do_due(self) -> None:
+        while self._agenda and self._agenda[0][0] <= self._machine.clock.now:
+            _, _, aborted = heappop(self._agenda)
+            if aborted is None:
+                past = [(c.request, c.tokens) for c in list(self._clients.values())[-8:]]
+                for request in self._traffic.draw(past):
+                    self._submit(request)
+            elif not self._clients[aborted].left:
+                self._clients[aborted].leave()
+
+    def _submit(self, request: Request) -> None:
+        rng, traits, number = self._rng, self._traits, request.request_id
+        slow = rng.random() < traits.slow_reader_rate
+        leaves = rng.random() < traits.abort_rate
+        leaves_after = rng.randint(1, request.params.max_tokens) if leaves else None
+        client = Client(
+            request,
+            Recall(request.prompt_ids, request.params.seed, VOCAB),
+            TokenStream(request, self._abort, traits.max_backlog, asyncio.Event()),
+            self._limits.max_model_len,
+            traits.max_backlog,
+            pace=rng.choice((0, 5, 20)) if slow else 1,
+            leaves_after=leaves_after if rng.random() < 0.3 else None,
+        )
+        self._clients[number] = self._live[number] = self._reading[number] = client
+        self._machine.loop.mailbox.put(request)
+        self.counts["requests"] += 1
+        self.counts["forks"] += request.fork_of is not None
+        if leaves and client.leaves_after is None:
+            delay = rng.choice((0.0, rng.expovariate(100), rng.expovariate(5)))
+            time = self._machine.clock.now + delay
+            heappush(self._agenda, (time, len(traits.arrivals) + number, number))
+
+    def _abort(self, request_id: int) -> None:
+        """A stream was closed before its end."""
+        self._clients[request_id].aborted = True
+        if request_id in self._live:
+            self._told.add(request_id)
+        self._machine.loop.mailbox.put(Abort(request_id))
+
+    def _hear(self, events: list[TokenEvent]) -> None:
+        """The engine speaks."""
+        for event in events:
+            client = self._clients[event.request_id]
+            client.take(event)
+            self._check_report(event, client)
+            self.counts["tokens"] += event.token_id is not None
+            if event.finish is not None:
+                self._check_error(event)
+                del self._live[event.request_id]
+        self._said += events
+        self._undelivered += events
+
+    def _deliver(self) -> None:
+        events, self._undelivered = self._undelivered, []
+        for event in events:
+            self._clients[event.request_id].deliver(event)
+
+    # --- what must be true ----------------------------------------------------------------------
+
+    def _preemptions(self, client: Client | None) -> int:
+        sequences = self._machine.scheduler._by_id
+        sequence = sequences.get(client.request.request_id) if client else None
+        return sequence.preemptions if sequence else 0
+
+    def _check_aborted(self, told: set[int]) -> None:
+        late = told & self._live.keys()
+        if late:
+            raise SimulationError(f"requests {sorted(late)} outlive the step after their abort")
+
+    def _check_failed(self) -> None:
+        """A failed step ends its requests, a row that is not finite its own."""
+        runner = self._machine.runner
+        spared = runner.bad_rows & self._live.keys()
+        if runner.failed is not None:
+            spared |= {entry.sequence.seq_id for entry in runner.failed.entries} & self._live.keys()
+            if self._machine.faults.ends_engine:
+                raise SimulationError("the second failed step in a minute did not end the engine")
+        if spared:
+            raise SimulationError(f"requests {sorted(spared)} outlive a fault of theirs")
+
+    def _check_error(self, event: TokenEvent) -> None:
+        """An error needs a reason."""
+        runner, number = self._machine.runner, event.request_id
+        if event.finish is not FinishReason.ERROR:
+            return
+        if event.message == FAILED_STEP:
+            entries = runner.failed.entries if runner.failed else []
+            is_right = any(entry.sequence.seq_id == number for entry in entries)
+        elif event.message == BAD_ROW:
+            is_right = number in runner.bad_rows
+        else:
+            is_right = event.message == NO_MEMORY and self._machine.memory.unfriendly
+        if not is_right:
+            raise SimulationError(f"request {number} fails without a fault: {event.message}")
+
+    def _check_report(self, event: TokenEvent, client: Client) -> None:
+        """What a request is told that it shared is what was not computed for it."""
+        number, report = event.request_id, event.prefix
+        computed_from = self._machine.runner.computed_from.get(number)
+        is_due = event.finish is not None or client.answered == 1
+        if report is None and is_due and computed_from is not None:
+            raise SimulationError(f"request {number} is told nothing of its prefix")
+        if report is not None and computed_from not in (None, report.cached_tokens):
+            raise SimulationError(f"{report}, and token {computed_from} was computed first")
+
+    def _check_progress(self) -> None:
+        """Something is said from time to time, as long as somebody waits for it."""
+        self._quiet = 0 if self._said or not self._live else self._quiet + 1
+        self.counts["longest quiet"] = max(self.counts["longest quiet"], self._quiet)
+        chunks = 1 + self._limits.max_model_len // self.world.engine.min_budget_tokens
+        if self._quiet > 200 + 60 * chunks + 4 * self._machine.memory.faults.refused:
+            raise SimulationError(f"{self._quiet} steps and no event")
+
+    def _check_end(self) -> None:
+        """All have left: each has had one end, and nothing of them remains."""
+        for client in self._clients.values():
+            client.check_end()
+        self._machine.check_returned()
+        counters, bad_rows = self._machine.scheduler.counters, len(self._machine.runner.bad_rows)
+        if counters.generated_tokens != self.counts["tokens"] or counters.failed_rows != bad_rows:
+            raise SimulationError(
+                f"{counters}: there were {self.counts['tokens']} tokens, {bad_rows} bad rows"
+            )
+
+    # --- what happened --------------------------------------------------------------------------
+
+    def _note(self, refused: int) -> None:
+        machine = self._machine
+        plan = machine.runner.newest
+        self.counts["steps"] += plan is not None
+        self.counts["stalls"] += plan is None and bool(self._live)
+        ends = [event for event in self._said if event.finish is not None]
+        self.trace.append(TraceLine(machine.clock.now, len(self._live), plan, refused, ends))
+        for event in ends:
+            assert event.finish is not None
+            self.counts[f"ends: {event.message or event.finish.value}"] += 1
+            if event.prefix is not None:
+                miss = event.prefix.miss
+                self.counts["prefix hits"] += event.prefix.cached_tokens > 0
+                self.counts[f"prefix misses: {miss.value if miss else 'none'}"] += 1
+
+    def _count(self) -> None:
+        machine, counters = self._machine, self._machine.scheduler.counters
+        cut = [c for c in self._clients.values() if "the reader is too slow" in c.messages]
+        self.counts.update(
+            {
+                "slow readers cut": len(cut),
+                "rows computed": machine.runner.computed,
+                "cached tokens": counters.cached_prompt_tokens,
+                "preemptions": counters.preemptions,
+                "blocks copied": machine.memory.copies,
+                "mapping waits": machine.kv.mapping_waits,
+                "failed steps": len(machine.faults.failed_at),
+                "refusals": machine.memory.faults.refused,
+            }
+        )

@@ -1,0 +1,198 @@
+"""Every mistake with memory is noticed, and named."""
+
+from array import array
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from kvcache.layout import Group
+from tests.simulation.blocks import POISON, SimulationError
+from tests.simulation.faults import MemoryFaults
+from tests.simulation.memory import SimulatedMemory
+from tests.simulation.world import REGIONS
+
+TOKENS = 4  # per block
+
+
+def memory(slowness: float = 1.0, **changes: object) -> SimulatedMemory:
+    """Two heaps of three blocks, three buffers of five. Nothing completes before it is waited for.
+    changes: fields."""
+    group = Group(REGIONS, 16, TOKENS, blocks_per_heap=3, blocks_per_buffer=5)
+    made = SimulatedMemory(group, Random(0), MemoryFaults(Random(0)), slowness=slowness)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    for _ in range(2):
+        assert made.add_heap()
+    for _ in range(3):
+        assert made.add_buffer()
+    return made
+
+
+def slots(count: int) -> "array[int]":
+    return array("Q", range(1, count + 1))
+
+
+def filled() -> SimulatedMemory:
+    """Buffer 0 has a full block and a half: block 0 and 1 of heap 0, written by step 1."""
+    made = memory(completed_epoch=1)
+    assert made.map(0, 0, 0, 0, 2, writable=True)
+    made.write(0, 0, slots(6), epoch=1, owner="a")
+    return made
+
+
+def test_what_was_written_is_read_through_the_page_map() -> None:
+    made = filled()
+    assert [(block.place, part) for block, part in made.read(0, 6)] == [
+        (0, slots(4).tobytes()),
+        (1, array("Q", [5, 6]).tobytes()),
+    ]
+    assert made.slot(0, 5) == 6
+
+
+def test_a_sealed_block_is_shared_and_a_partial_one_copied() -> None:
+    made = filled()
+    assert made.map(1, 0, 0, 0, 1, writable=False)
+    assert made.map(1, 1, 1, 0, 1, writable=True)
+    made.copy_block(0, 1, 1, 1, 2)
+    assert made.copied_bytes == 2 * made.group.bytes_per_token
+    made.write(1, 6, slots(1), epoch=2, owner="a")
+    assert [part for _, part in made.read(0, 6)] == [part for _, part in made.read(1, 6)]
+    assert made.slot(1, 6) == 1
+
+
+def test_blocks_come_and_go_with_their_tickets() -> None:
+    made = memory()
+    coming = made.map_ahead(0, 0, 0, 0, 1)
+    with pytest.raises(SimulationError, match="block 0 of buffer 0 is not mapped yet"):
+        made.read(0, 1)
+    assert made.wait(coming, 1.0)
+    assert not made.refused(coming)
+    made.write(0, 0, slots(1), 1, "a")
+    going = made.unmap(0, 0, 1)
+    with pytest.raises(SimulationError, match="block 0 of buffer 0 is being unmapped"):
+        made.read(0, 1)
+    assert made.completed_ticket() < going
+    made.slowness = 0.0
+    assert made.completed_ticket() == going
+    assert not made.mappings
+    assert made.committed_bytes() == made.group.block_bytes
+    made.release(0, 0, 3)
+    assert made.completed_ticket() == going + 1
+    assert made.committed_bytes() == 0
+
+
+def test_refusals_change_nothing() -> None:
+    made = memory()
+    made.faults = MemoryFaults(Random(0), rate=1.0, left=4)
+    assert not made.add_heap()
+    assert not made.add_buffer()
+    assert not made.map(0, 0, 0, 0, 1, writable=True)
+    ticket = made.map_ahead(0, 0, 0, 0, 1)
+    assert made.wait(ticket, 1.0)
+    assert made.refused(ticket)
+    assert not made.mappings
+    assert made.faults.refused == 4
+    assert made.add_heap(), "the system refuses no more"
+    made.faults = MemoryFaults(Random(0), stuck_rate=1.0)
+    assert not made.wait(made.map_ahead(0, 0, 0, 0, 1), 1.0)
+
+
+def test_a_block_that_was_refused_ahead_can_be_given_back_unasked() -> None:
+    made = memory()
+    made.faults = MemoryFaults(Random(0), rate=1.0, left=1)
+    made.map_ahead(0, 0, 0, 0, 1)
+    assert made.wait(made.unmap(0, 0, 1), 1.0)
+    assert not made.mappings
+
+
+def unmapping(made: SimulatedMemory) -> None:
+    made.unmap(0, 0, 2)
+
+
+def releasing(made: SimulatedMemory) -> None:
+    assert made.wait(made.unmap(0, 0, 2), 1.0)
+    made.release(0, 0, 3)
+
+
+def sharing(made: SimulatedMemory) -> None:
+    assert made.map(1, 0, 0, 0, 1, writable=False)
+
+
+def nothing(made: SimulatedMemory) -> None:
+    pass
+
+
+Action = Callable[[SimulatedMemory], object]
+
+
+@pytest.mark.parametrize(
+    ("before", "mistake", "message"),
+    [
+        (nothing, lambda m: m.map(0, 1, 1, 0, 1, True), "block 1 of buffer 0 is mapped and is map"),
+        (unmapping, lambda m: m.map(0, 0, 1, 0, 1, True), "is being unmapped and is mapped over"),
+        (nothing, lambda m: m.map(1, 0, 0, 1, 1, True), "becomes writable while it is mapped"),
+        (unmapping, lambda m: m.map_ahead(1, 0, 0, 1, 1), "becomes writable while it is mapped"),
+        (nothing, lambda m: m.map(1, 0, 0, 1, 1, False), "block 1 of heap 0 is shared and is not"),
+        (releasing, lambda m: m.map(1, 0, 0, 0, 1, True), "mapped while its memory goes back"),
+        (releasing, lambda m: m.release(0, 0, 3), "block 0 of heap 0 is released twice"),
+        (nothing, lambda m: m.release(0, 0, 3), "block 0 of heap 0 is released while it is mapped"),
+        (unmapping, lambda m: m.release(0, 0, 3), "is released while it is mapped"),
+        (unmapping, lambda m: m.unmap(0, 1, 1), "block 1 of buffer 0 is unmapped twice"),
+        (nothing, lambda m: m.unmap(0, 2, 1), "block 2 of buffer 0 is not mapped"),
+        (nothing, lambda m: m.read(0, 9), "block 2 of buffer 0 is not mapped"),
+        (nothing, lambda m: m.write(0, 5, slots(1), 2, "a"), "written twice from slot 1"),
+        (sharing, lambda m: m.write(1, 0, slots(1), 2, "a"), "block 0 of buffer 1 may only be re"),
+        (sharing, lambda m: m.write(0, 0, slots(1), 2, "a"), "written while others have it"),
+        (sharing, lambda m: m.copy_block(0, 1, 1, 0, 1), "block 0 of buffer 1 may only be read"),
+        (nothing, lambda m: m.copy_block(0, 1, 0, 0, 3), "copied beyond what it holds"),
+        (nothing, lambda m: m.copy_block(0, 0, 0, 1, 5), "copied beyond what it holds"),
+        (nothing, lambda m: m.copy_block(0, 0, 0, 1, 0), "copied beyond what it holds"),
+        (nothing, lambda m: m.map(0, 4, 1, 0, 2, True), "buffer 0 has no blocks 4 to 6"),
+        (nothing, lambda m: m.map(3, 0, 1, 0, 1, True), "there is no buffer 3"),
+        (nothing, lambda m: m.map(1, 0, 1, 2, 2, True), "heap 1 has no blocks 2 to 4"),
+        (nothing, lambda m: m.map(1, 0, 2, 0, 1, True), "there is no heap 2"),
+        (nothing, lambda m: m.wait(1, 1.0), "ticket 1 was never issued"),
+        (nothing, lambda m: m.refused(m.map_ahead(1, 0, 1, 0, 1)), "ticket 1 is not known yet"),
+        (unmapping, lambda m: m.wait(1, 1.0) and m.refused(1), "ticket 1 maps nothing"),
+        (nothing, lambda m: m.address_range(0), "by its addresses"),
+    ],
+)
+def test_a_mistake_is_noticed_and_named(before: Action, mistake: Action, message: str) -> None:
+    made = filled()
+    before(made)
+    with pytest.raises(SimulationError, match=message):
+        mistake(made)
+
+
+@pytest.mark.parametrize(
+    ("limit", "mistake", "message"),
+    [
+        ({"completed_epoch": 0}, sharing, "shared before step 1 has written it"),
+        ({"shares_blocks": False}, sharing, "is shared, and this memory cannot"),
+        ({"max_sharers": 1}, sharing, "more than 1 mappings"),
+        ({"releases_blocks": False}, lambda m: m.release(1, 0, 1), "are no whole heap"),
+        ({"heap_limit": 2}, lambda m: m.add_heap(), "heap 2 is beyond the limit of 2"),
+        ({"mapping_limit": 5}, lambda m: m.map(1, 0, 1, 0, 1, True), "4 runs are more than 5"),
+        ({"mapping_limit": 5}, lambda m: m.map_ahead(0, 2, 1, 0, 1), "3 runs are more than 5"),
+    ],
+)
+def test_a_limit_is_a_limit(limit: dict[str, object], mistake: Action, message: str) -> None:
+    made = filled()
+    for name, value in limit.items():
+        setattr(made, name, value)
+    with pytest.raises(SimulationError, match=message):
+        mistake(made)
+
+
+def test_a_block_that_continues_a_run_costs_no_mapping() -> None:
+    made = filled()
+    made.mapping_limit = 4
+    assert made.map(0, 2, 0, 2, 1, writable=True)
+
+
+def test_what_changes_hands_is_forgotten() -> None:
+    made = filled()
+    assert made.wait(made.unmap(0, 0, 2), 1.0)
+    assert made.map(1, 0, 0, 0, 1, writable=True)
+    assert made.slot(1, 0) == POISON

@@ -1,0 +1,246 @@
+"""What a seed stands for: the limits of an engine, the manners of its machine, and its traffic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
+from kvcache.layout import Group, KVLayout, KVShape, Region
+from tests.simulation.runner import DeviceTraits
+
+# One number of four bytes in K and one in V: a slot of eight bytes.
+SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=1, itemsize=4)
+REGIONS = tuple(Region(0, kind, SHAPE.row_bytes) for kind in ("keys", "values"))
+VOCAB = 997
+STOP_TOKENS = frozenset(range(0, VOCAB, 60))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """The limits of an engine."""
+
+    layout: KVLayout
+    budget_bytes: int
+    free_slack_bytes: int
+    limits: EngineLimits
+    max_sharers: int
+    shares_prefixes: bool
+    max_num_batched_tokens: int
+    min_budget_tokens: int
+    step_target_s: float
+    idle_release_s: float
+    prefix_keep_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTraits:
+    """The manners of the memory."""
+
+    slowness: float
+    fault_rate: float
+    longest_storm: int
+    most_refusals: int
+    stuck_rate: float
+    releases_blocks: bool
+    shares_blocks: bool
+    mapping_limit: int | None
+    heap_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficTraits:
+    """Who comes, and how they behave."""
+
+    arrivals: tuple[float, ...]
+    """When requests come, in seconds, rising."""
+    longest_prompt: int
+    longest_answer: int
+    system_prompts: tuple[tuple[int, ...], ...]
+    salts: tuple[PrefixSalt, ...]
+    abort_rate: float
+    slow_reader_rate: float
+    fork_rate: float
+    turn_rate: float
+    priority_rate: float
+    max_backlog: int
+    late_delivery_rate: float
+    fatal_faults: bool
+    """Whether a second step may fail within a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything but the draws that depend on what happens."""
+
+    engine: EngineTraits
+    memory: MemoryTraits
+    device: DeviceTraits
+    traffic: TrafficTraits
+
+
+def draw_world(rng: Random) -> World:
+    """A small engine on a more or less unfriendly machine."""
+    engine = _draw_engine(rng)
+    device = DeviceTraits(
+        vocab_size=VOCAB,
+        longest_lag=rng.choice((0, 1, 1, 2, 4)),
+        fault_rate=rng.choice((0.0, 0.0, 0.0, 0.01, 0.05)),
+        bad_row_rate=rng.choice((0.0, 0.0, 0.0, 0.02, 0.2)),
+        step_s=10 ** rng.uniform(-4, -2),
+        token_s=10 ** rng.uniform(-5, -3),
+    )
+    return World(engine, _draw_memory(rng, engine), device, _draw_traffic(rng, engine))
+
+
+def _draw_engine(rng: Random) -> EngineTraits:
+    tokens_per_block = rng.choice((1, 2, 3, 4, 4, 5, 8, 16))
+    max_model_len = rng.choice((rng.randint(2, 24), rng.randint(24, 64), rng.randint(64, 160)))
+    blocks_per_heap = rng.choice((1, 2, 3, 5, 8))
+    dense = rng.random() < 0.08
+    if dense:
+        tokens_per_block, blocks_per_heap = max_model_len, 1
+    group = Group(
+        REGIONS,
+        page_bytes=tokens_per_block * SHAPE.row_bytes,
+        tokens_per_block=tokens_per_block,
+        blocks_per_heap=blocks_per_heap,
+        blocks_per_buffer=-(-max_model_len // tokens_per_block),
+    )
+    max_num_seqs = rng.choice((1, 2, 3, 4, 4, 6, 8))
+    roominess = rng.choice((1.0, 1.0, 1.3, 1.6, 2.0, 3.0, float(max_num_seqs)))
+    heaps = -(-int(group.blocks_per_buffer * min(roominess, max_num_seqs)) // blocks_per_heap)
+    pool_tokens = heaps * blocks_per_heap * tokens_per_block
+    most = rng.choice((1, 3, 8, 16, 40, 64))
+    return EngineTraits(
+        layout=KVLayout(SHAPE, (group,)),
+        budget_bytes=heaps * group.heap_bytes + rng.randrange(group.heap_bytes),
+        free_slack_bytes=rng.randint(0, heaps) * group.heap_bytes,
+        limits=EngineLimits(min(max_model_len, pool_tokens), max_num_seqs, VOCAB),
+        max_sharers=rng.choice((2, 3, 1000, 1000)),
+        shares_prefixes=rng.random() < 0.9,
+        max_num_batched_tokens=most,
+        min_budget_tokens=rng.randint(1, most),
+        step_target_s=10 ** rng.uniform(-3, -1),
+        idle_release_s=rng.choice((0.0, 0.05, 1.0)),
+        prefix_keep_s=rng.choice((0.0, 0.2, 10.0, 1000.0)),
+    )
+
+
+def _draw_memory(rng: Random, engine: EngineTraits) -> MemoryTraits:
+    group = engine.layout.group
+    heaps = engine.budget_bytes // group.heap_bytes
+    refuses = rng.random() < 0.4
+    # A sequence of single blocks takes one mapping per region and block, and the gap behind them.
+    longest = len(group.regions) * (group.blocks_per_buffer + 1)
+    limit = round(longest * rng.uniform(0.7, 3.0)) if rng.random() < 0.2 else None
+    return MemoryTraits(
+        slowness=rng.choice((0.0, 0.3, 0.7, 0.9)),
+        fault_rate=rng.choice((0.01, 0.05, 0.2)) if refuses else 0.0,
+        longest_storm=rng.choice((1, 3, 12)),
+        most_refusals=rng.randint(1, 60),
+        stuck_rate=0.2 if rng.random() < 0.03 else 0.0,
+        releases_blocks=rng.random() < 0.7,
+        shares_blocks=group.blocks_per_buffer > 1,
+        mapping_limit=limit,
+        heap_limit=heaps if rng.random() < 0.1 else None,
+    )
+
+
+def _draw_traffic(rng: Random, engine: EngineTraits) -> TrafficTraits:
+    longest = engine.limits.max_model_len - 1
+    systems = []
+    for _ in range(rng.randint(1, 3)):
+        systems.append(_draw_tokens(rng, rng.randint(0, longest * 2 // 3)))
+    tenants = [bytes([i]) * rng.randint(0, 2) for i in range(rng.choice((1, 1, 2)))]
+    return TrafficTraits(
+        arrivals=_draw_arrivals(rng),
+        longest_prompt=max(1, round(longest * rng.choice((0.2, 0.4, 0.7, 1.0)))),
+        longest_answer=rng.choice((1, 6, 30, 60)),
+        system_prompts=tuple(systems),
+        salts=tuple(PrefixSalt(tenant, client) for tenant in tenants for client in (b"", b"own"))[
+            : rng.randint(1, 4)
+        ],
+        abort_rate=rng.choice((0.0, 0.1, 0.3)),
+        slow_reader_rate=rng.choice((0.0, 0.0, 0.2)),
+        fork_rate=rng.choice((0.0, 0.1, 0.3)),
+        turn_rate=rng.choice((0.0, 0.2, 0.5)),
+        priority_rate=rng.choice((0.0, 0.0, 0.2)),
+        max_backlog=rng.choice((1, 3, 8)),
+        late_delivery_rate=rng.choice((0.0, 0.5)),
+        fatal_faults=rng.random() < 0.05,
+    )
+
+
+def _draw_arrivals(rng: Random) -> tuple[float, ...]:
+    """A few bursts; between them the engine may fall idle, or a minute may pass."""
+    now = 0.0
+    arrivals = []
+    for _ in range(rng.randint(1, 3)):
+        spread = 10 ** rng.uniform(-4, -1.5)
+        for _ in range(rng.randint(2, 9)):
+            now += rng.expovariate(1 / spread)
+            arrivals.append(now)
+        now += rng.choice((0.01, 0.3, 5.0, 70.0))
+    return tuple(arrivals)
+
+
+def _draw_tokens(rng: Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCAB) for _ in range(count))
+
+
+class Traffic:
+    """Draws requests, which may take up what others began."""
+
+    def __init__(self, traits: TrafficTraits, rng: Random, max_model_len: int) -> None:
+        self._traits = traits
+        self._rng = rng
+        self._max_model_len = max_model_len
+        self._last_id = 0
+
+    def draw(self, past: Sequence[tuple[Request, list[int]]]) -> list[Request]:
+        """One request, or several that fork. past: earlier ones, with all tokens that they have by
+        now."""
+        rng, traits = self._rng, self._traits
+        if past and rng.random() < traits.turn_rate:
+            request = self._draw_turn(*rng.choice(past[-8:]))
+        elif past and rng.random() < traits.fork_rate / 4:
+            request = self._fork(rng.choice(past[-4:])[0])
+        else:
+            request = self._draw_fresh()
+        requests = [request]
+        if rng.random() < traits.fork_rate:
+            requests += [self._fork(request) for _ in range(rng.randint(1, 3))]
+        return requests
+
+    def _draw_fresh(self) -> Request:
+        system = self._rng.choice(self._traits.system_prompts)[: self._traits.longest_prompt]
+        if self._rng.random() < 0.2:
+            system = ()
+        rest = self._traits.longest_prompt - len(system)
+        tail = _draw_tokens(self._rng, self._rng.randint(0, rest))
+        prompt = system + tail or _draw_tokens(self._rng, 1)
+        return self._request(prompt, self._rng.choice(self._traits.salts), len(system))
+
+    def _draw_turn(self, before: Request, tokens: list[int]) -> Request:
+        """The conversation goes on; or the same prompt comes once more."""
+        prompt = before.prompt_ids
+        if self._rng.random() < 0.8:
+            prompt = (*tokens, *_draw_tokens(self._rng, self._rng.randint(0, 8)))
+        prompt = prompt[: self._max_model_len - 1]
+        return self._request(prompt, before.salt, min(before.system_tokens, len(prompt)))
+
+    def _fork(self, parent: Request) -> Request:
+        child = self._request(parent.prompt_ids, parent.salt, parent.system_tokens)
+        return replace(child, fork_of=parent.request_id, priority=parent.priority)
+
+    def _request(self, prompt: tuple[int, ...], salt: PrefixSalt, system_tokens: int) -> Request:
+        rng = self._rng
+        self._last_id += 1
+        urgent = rng.random() < self._traits.priority_rate
+        params = SamplingParams(
+            max_tokens=rng.randint(1, self._traits.longest_answer),
+            seed=rng.getrandbits(64),
+            stop_token_ids=STOP_TOKENS if rng.random() < 0.5 else frozenset(),
+        )
+        priority = rng.randint(-1, 1) if urgent else 0
+        return Request(self._last_id, prompt, params, priority, salt, system_tokens)
