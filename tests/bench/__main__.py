@@ -16,14 +16,17 @@ from pathlib import Path
 
 import metal_ext
 from engine.machine import machine_threads
+from tests.bench.agents import run_agents
 from tests.bench.attention import read_bandwidth, run_attention
 from tests.bench.interference import run_interference
+from tests.bench.overhead import run_overhead
 from tests.bench.peers import BrokenError
+from tests.bench.prefixes import run_prefixes
 from tests.bench.rounds import Part, Rounds
 from tests.bench.serving import run_serving
 from tests.bench.table import render, write_csv
 
-PARTS = ("attention", "serving", "interference")
+PARTS = ("attention", "overhead", "serving", "interference", "prefixes", "agents")
 READ_PASSES = 10
 
 
@@ -33,19 +36,40 @@ class Size:
 
     decode: Rounds
     chunk: Rounds
+    overhead: Rounds
     serving: Rounds
     requests_per_stream: int
     interference: Rounds
+    prefixes: Rounds
+    agents: Rounds
 
 
-QUICK = Size(Rounds(5, 10), Rounds(3, 8), Rounds(3, 25), 2, Rounds(2, 15))
-FULL = Size(Rounds(25, 60), Rounds(7, 60), Rounds(15, 240), 4, Rounds(7, 180))
+QUICK = Size(
+    decode=Rounds(5, 10),
+    chunk=Rounds(3, 8),
+    overhead=Rounds(1, 30),
+    serving=Rounds(3, 25),
+    requests_per_stream=2,
+    interference=Rounds(2, 15),
+    prefixes=Rounds(3, 10),
+    agents=Rounds(1, 15),
+)
+FULL = Size(
+    decode=Rounds(25, 60),
+    chunk=Rounds(7, 60),
+    overhead=Rounds(5, 200),
+    serving=Rounds(15, 240),
+    requests_per_stream=4,
+    interference=Rounds(7, 180),
+    prefixes=Rounds(15, 180),
+    agents=Rounds(5, 180),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what was asked for; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: below two minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: a few minutes")
     parser.add_argument("--only", choices=PARTS, help="one part of the table")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there too")
     parser.add_argument("--threads", type=int, default=machine_threads(), help="of all sides")
@@ -74,8 +98,11 @@ def _run(size: Size, only: str | None, threads: int) -> list[Part]:
         folder = Path(name)
         parts: dict[str, Callable[[], Part]] = {
             "attention": lambda: run_attention(size.decode, size.chunk, threads),
+            "overhead": lambda: run_overhead(size.overhead, threads, folder),
             "serving": lambda: run_serving(size.serving, size.requests_per_stream, threads, folder),
             "interference": lambda: run_interference(size.interference, threads, folder),
+            "prefixes": lambda: run_prefixes(size.prefixes, threads, folder),
+            "agents": lambda: run_agents(size.agents, threads, folder),
         }
         return [_timed(part, parts[part]) for part in PARTS if only in (None, part)]
 

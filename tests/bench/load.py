@@ -1,4 +1,4 @@
-"""A closed-loop load on any server that speaks OpenAI's chat completions.
+"""A closed-loop load on any server that speaks OpenAI's chat completions, and single requests.
 
 Each stream sends its next request when its last one has ended. Tokens are counted by the server's
 own ``usage``: a chunk may carry several.
@@ -39,22 +39,28 @@ class Target:
         return cls(url.hostname, url.port or 80, url.path.rstrip("/"), model)
 
     def request(self, prompt: str, max_tokens: int) -> bytes:
-        """A request of the likeliest answer. No seed: some servers do not batch requests with one.
+        """A chat request of the likeliest answer."""
+        messages = [{"role": "user", "content": prompt}]
+        return self._post("chat/completions", {"messages": messages, "max_tokens": max_tokens})
+
+    def completion(self, prompt: str | Sequence[int], max_tokens: int) -> bytes:
+        """A request to continue a text, or token ids, with the likeliest tokens."""
+        return self._post("completions", {"prompt": prompt, "max_tokens": max_tokens})
+
+    def _post(self, resource: str, fields: dict[str, object]) -> bytes:
+        """No seed: some servers do not batch requests with one.
 
         One request per connection, so that a server without keep-alive is no exception.
         """
-        body = json.dumps(
-            {
-                "model": self.model,
-                "messages": [{"role": "user", "content": prompt}],
-                "max_tokens": max_tokens,
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+        common = {
+            "model": self.model,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        body = json.dumps(common | fields).encode()
         head = (
-            f"POST {self.path}/chat/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"POST {self.path}/{resource} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             "Connection: close\r\n\r\n"
         )
@@ -72,6 +78,8 @@ class Answer:
     completion_tokens: int
     finish: str | None
     error: str | None
+    cached_tokens: int = 0
+    """Of the prompt, as the server counts them."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -139,12 +147,17 @@ class Exchange(asyncio.Protocol):
             parser.completion_tokens,
             parser.finish,
             error or parser.error(),
+            parser.cached_tokens,
         )
 
 
 async def start(target: Target, prompt: str, max_tokens: int) -> Exchange:
-    """Sends a request. Raises OSError when nobody listens."""
-    request = target.request(prompt, max_tokens)
+    """Sends a chat request. Raises OSError when nobody listens."""
+    return await send(target, target.request(prompt, max_tokens))
+
+
+async def send(target: Target, request: bytes) -> Exchange:
+    """Sends what the target has made. Raises OSError when nobody listens."""
     loop = asyncio.get_running_loop()
     started_s = time.perf_counter()
     async with asyncio.timeout(CONNECT_TIMEOUT_S):

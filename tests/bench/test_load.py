@@ -24,6 +24,7 @@ from tests.bench.load import (
     gaps,
     make_prompt,
     run_load,
+    send,
     start,
 )
 
@@ -185,6 +186,18 @@ async def test_a_request_is_what_openai_documents() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+async def test_a_text_or_ids_can_be_continued_and_cached_tokens_are_told() -> None:
+    usage = b'data: {"usage":{"completion_tokens":5,"prompt_tokens":9,"cached_tokens":8}}\n\n'
+    async with serving(says(HEAD + TEXT + FINISH + usage + DONE)) as (server, target):
+        for prompt in ("some text", [5, 6]):
+            exchange = await send(target, target.completion(prompt, 5))
+            answer = await exchange.answer(10.0)
+            assert (answer.error, answer.cached_tokens) == (None, 8)
+    assert server.heads[0].startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert [body["prompt"] for body in server.bodies] == ["some text", [5, 6]]
+    assert {body["max_tokens"] for body in server.bodies} == {5}
 
 
 async def test_streams_ask_side_by_side_and_each_one_thing_at_a_time() -> None:

@@ -93,6 +93,7 @@ def test_an_answer_is_understood_wherever_it_is_cut(wire: bytes) -> None:
         assert parser.error() is None
         assert (parser.status, parser.finish, parser.done) == (200, "length", True)
         assert (parser.prompt_tokens, parser.completion_tokens) == (12, 34)
+        assert parser.cached_tokens == 5
         assert 1 <= len(parser.text_times_s) <= 2
 
 

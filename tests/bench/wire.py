@@ -15,6 +15,7 @@ STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 FINISH = re.compile(rb'"finish_reason": ?"(\w+)"')
 PROMPT_TOKENS = re.compile(rb'"prompt_tokens": ?(\d+)')
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
+CACHED_TOKENS = re.compile(rb'"cached_tokens": ?(\d+)')
 # At the beginning of a line, where no text can stand: a text's line ends are escaped.
 ERROR = re.compile(rb'^data: ?\{"error"', re.MULTILINE)
 DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
@@ -57,6 +58,7 @@ class ReplyParser:
     finish: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     done: bool = False
     """Whether the answer ended as it should."""
     fault: str | None = None
@@ -117,6 +119,8 @@ class ReplyParser:
             self.completion_tokens = int(completion[1])
             if prompt := PROMPT_TOKENS.search(events):
                 self.prompt_tokens = int(prompt[1])
+            if cached := CACHED_TOKENS.search(events):
+                self.cached_tokens = int(cached[1])
         if ERROR.search(events):
             self.fault = events[-MAX_QUOTED_BYTES:].decode(errors="replace")
         if DONE.search(events):
