@@ -10,7 +10,7 @@ PORT ?= 8000
 NAME := $(if $(filter configs/demo/model,$(MODEL)),--served-model-name quire-demo)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name CMakeLists.txt)
 
-.PHONY: help setup serve test check lint types imports coverage bench soak native arm64 lock demo clean
+.PHONY: help setup serve test check lint types imports coverage bench soak simulate native arm64 lock demo clean
 
 help:
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ bench: $(VENV)/.dev  ## quire beside its peer, one table
 
 soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
 	$(BIN)/python -m tests.soak $(SOAK)
+
+simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine on a machine of faults
+	$(BIN)/python -m tests.simulation $(SIM)
 
 native:  ## C++ tests: plain, ASan+UBSan, TSan
 	$(MAKE) -C tests/native native
