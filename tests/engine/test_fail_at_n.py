@@ -63,7 +63,7 @@ def failing_loop(
         return made[-1]
 
     monkeypatch.setattr(engine.build, "posix_backend", make)
-    loop = recall_loop(answers, kv_budget_bytes=20 * BLOCK_BYTES, max_num_seqs=3, max_model_len=300)
+    loop = recall_loop(answers, kv_budget_bytes=16 * BLOCK_BYTES, max_num_seqs=3, max_model_len=200)
     return loop, made[0]
 
 
@@ -74,9 +74,9 @@ def requests() -> list[Request]:
     return [
         Request(1, (7,) * 40, params),
         Request(2, (7,) * 40, params, fork_of=1),
-        greedy(3, [*prefix, 1], 90),
-        greedy(4, [*prefix, 2], 90),
-        greedy(5, [9] * 100, 60),
+        greedy(3, [*prefix, 1], 60),
+        greedy(4, [*prefix, 2], 60),
+        greedy(5, [9] * 100, 40),
     ]
 
 

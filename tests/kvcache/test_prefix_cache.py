@@ -531,3 +531,14 @@ def test_the_heap_that_the_system_refuses_ahead_of_need_is_asked_for_again() -> 
     assert backend.heaps == 1
     grow(kv, 1, 64, 1)
     assert backend.heaps == 2
+
+
+def test_prefixes_are_dropped_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcache.manager.BLOCKS_DROPPED_AT_ONCE", 2)
+    kv, backend = small_manager()
+    write(kv, 1, IDS[:48])
+    kv.close(1)
+    settle(kv, backend)
+    for left in (1, 0):
+        kv.drop_prefixes()
+        assert kv.stats().cached_bytes == left * BLOCK
