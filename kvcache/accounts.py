@@ -41,7 +41,7 @@ def check(
     group: Group,
     pool: HeapPool,
     index: PrefixIndex,
-    open_sequences: Iterable[CachedSequence],
+    open_sequences: Collection[CachedSequence],
     closed_sequences: Iterable[CachedSequence],
 ) -> None:
     """Recounts who has which block. Raises AssertionError."""

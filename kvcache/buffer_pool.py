@@ -2,7 +2,7 @@
 
 from kvcache.backend import BackendFailedError, PageBackend
 from kvcache.layout import Group
-from kvcache.sparse_buffer import PageTable, Pending, SparseBuffer
+from kvcache.sparse_buffer import MappedRun, PageTable, Pending, SparseBuffer
 from kvcache.sparse_heap import BlockRef
 
 # A mapping operation that takes longer will not come back.
@@ -32,8 +32,7 @@ class BufferPool:
 
     def give_back(self, buffer: SparseBuffer) -> None:
         """Nothing is mapped behind it any more: its table is emptied."""
-        self._mappings -= buffer.mappings(self._regions)
-        buffer.table.cut(0)
+        self._cut(buffer, 0)
         self._idle.append(buffer)
 
     def has_room_for(self, new_blocks: int, shared: list[BlockRef]) -> bool:
@@ -50,33 +49,29 @@ class BufferPool:
     def map(self, buffer: SparseBuffer, blocks: list[BlockRef], *, writable: bool) -> bool:
         """Maps blocks behind the buffer's last one; False, with nothing changed, when refused."""
         assert not buffer.pending
-        first, before = len(buffer.table), buffer.mappings(self._regions)
-        pieces = buffer.table.append(blocks, writable)
-        added = buffer.mappings(self._regions) - before
+        first = len(buffer.table)
+        pieces = self._append(buffer, blocks, writable)
+        if pieces is None:
+            return False
         done = 0
-        for run in pieces if self._allows(added) else []:
+        for run in pieces:
             if not self._backend.map(
                 buffer.number, run.block, run.heap, run.heap_block, run.count, writable
             ):
                 break
             done += run.count
         if done == len(blocks):
-            self._mappings += added
             return True
         if done:
             self._wait(self._backend.unmap(buffer.number, first, done))
-        buffer.table.cut(first)
+        self._cut(buffer, first)
         return False
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[BlockRef]) -> bool:
         """Starts mapping blocks behind the buffer's last one; False when the limit forbids it."""
-        before, first = buffer.mappings(self._regions), len(buffer.table)
-        pieces = buffer.table.append(blocks, True)
-        added = buffer.mappings(self._regions) - before
-        if not self._allows(added):
-            buffer.table.cut(first)
+        pieces = self._append(buffer, blocks, writable=True)
+        if pieces is None:
             return False
-        self._mappings += added
         for run in pieces:
             ticket = self._backend.map_ahead(
                 buffer.number, run.block, run.heap, run.heap_block, run.count
@@ -102,19 +97,33 @@ class BufferPool:
                 self._wait(self._backend.unmap(buffer.number, place, item.count))
             place += item.count
         buffer.pending.clear()
-        before = buffer.mappings(self._regions)
-        refused = buffer.table.cut(kept)
-        self._mappings += buffer.mappings(self._regions) - before
-        return refused
+        return self._cut(buffer, kept)
 
     def unmap(self, buffer: SparseBuffer) -> int:
         """Starts taking everything from behind the buffer; returns the ticket."""
         assert not buffer.pending
         return self._backend.unmap(buffer.number, 0, len(buffer.table))
 
-    def _allows(self, mappings: int) -> bool:
+    def _append(
+        self, buffer: SparseBuffer, blocks: list[BlockRef], writable: bool
+    ) -> list[MappedRun] | None:
+        """Adds blocks to the table; returns what to map, or None, with nothing changed, when that
+        would be more mappings than the limit allows."""
+        first, before = len(buffer.table), buffer.mappings(self._regions)
+        pieces = buffer.table.append(blocks, writable)
+        self._mappings += buffer.mappings(self._regions) - before
         limit = self._backend.mapping_limit
-        return limit is None or self._mappings + mappings <= limit
+        if limit is not None and self._mappings > limit:
+            self._cut(buffer, first)
+            return None
+        return pieces
+
+    def _cut(self, buffer: SparseBuffer, length: int) -> list[BlockRef]:
+        """Removes and returns the blocks from ``length`` on, which are not mapped."""
+        before = buffer.mappings(self._regions)
+        gone = buffer.table.cut(length)
+        self._mappings += buffer.mappings(self._regions) - before
+        return gone
 
     def _wait(self, ticket: int) -> None:
         if not self._backend.wait(ticket, MAPPING_LIMIT_S):

@@ -93,8 +93,7 @@ class HeapPool:
         while len(taken) < count:
             block = self._next(after) or self._start(count - len(taken))
             if block is None:
-                for given_back in taken:
-                    self._leave(given_back)
+                self.give_up(taken)
                 return None
             self._move(block, BlockState.OWNED)
             heap = self._heaps[block.heap]
@@ -155,7 +154,9 @@ class HeapPool:
     def give_up(self, blocks: Iterable[BlockRef]) -> None:
         """Blocks that were allocated and never mapped."""
         for block in blocks:
-            self._leave(block)
+            heap = self._heaps[block.heap]
+            heap.buffers[block.place] = heap.sequences[block.place] = 0
+            self._move(block, BlockState.FREE, BlockState.OWNED)
 
     # --- giving memory back ---------------------------------------------------------------------
 
@@ -233,11 +234,6 @@ class HeapPool:
         place, room = next((place, room) for place, room in found if place >= 0)
         # Whoever has the block before may want to go on there.
         return BlockRef(number, place + (room - 1) // 2 if place else 0)
-
-    def _leave(self, block: BlockRef) -> None:
-        heap = self._heaps[block.heap]
-        heap.buffers[block.place] = heap.sequences[block.place] = 0
-        self._move(block, BlockState.FREE, BlockState.OWNED)
 
     def _move(self, block: BlockRef, new: BlockState, *old: BlockState) -> None:
         """To a new state, from one of the old ones; from FREE where none is named."""

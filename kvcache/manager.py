@@ -42,7 +42,6 @@ class KVCacheManager:
         """identity: of the model; what one model computed is never shared with another."""
         self._layout = layout
         self._group = layout.group
-        self._tokens_per_block = layout.group.tokens_per_block
         self._backend = backend
         self._limits = limits
         self._identity = identity + repr(layout).encode()
@@ -169,10 +168,9 @@ class KVCacheManager:
         assert end <= sequence.planned, "committed tokens were never planned"
         sequence.chain.extend(token_ids, start)
         sequence.computed = end
-        full = end // self._tokens_per_block
-        if full > start // self._tokens_per_block:
-            for number in range(start // self._tokens_per_block, full):
-                self._prefixes.filled(self._issued_epoch, sequence, number)
+        size = self._group.tokens_per_block
+        for number in range(start // size, end // size):
+            self._prefixes.filled(self._issued_epoch, sequence, number)
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
         """The sequence leaves; its blocks wait for the newest step that may touch them.

@@ -9,9 +9,9 @@ from random import Random
 from engine.loop import EngineLoop
 from engine.step_plan import StepPlan
 from engine.types import FinishReason, Request, Sampled, SamplingParams, TokenEvent
-from engine.types import Sequence as EngineSequence
 from tests.bench.models import SERVING
 from tests.bench.peers import BrokenError
+from tests.kvcache.managers import blocks_needed
 
 AGENTS = 50
 SYSTEM_TOKENS = 200
@@ -71,7 +71,7 @@ class Watch:
     def run(self, plan: StepPlan) -> list[Sampled]:
         """The runner's; the figures are those that hold while it runs."""
         for waiting in self._scheduler._waiting[:1]:
-            free, needed = self._kv._supply.unpromised_blocks, self._needed(waiting)
+            free, needed = self._kv._supply.unpromised_blocks, blocks_needed(self._kv, waiting)
             if free >= needed:
                 self.refused = f"{free} blocks are free, and one waits that needs {needed}"
         try:
@@ -89,15 +89,6 @@ class Watch:
             )
         )
         return result
-
-    def _needed(self, waiting: EngineSequence) -> int:
-        """Free blocks that its admission takes: those of its tokens and of one more, but for those
-        that others have mapped."""
-        chain = self._kv.chain(waiting.request.salt)
-        chain.extend(waiting.token_ids, 0)
-        found = self._kv._prefixes.match(chain, 0)
-        tokens = min(waiting.num_tokens + 1, waiting.most_tokens - 1)
-        return self._kv._group.blocks_for(tokens) - len(found.blocks) + found.num_cached
 
 
 @dataclass(frozen=True, slots=True)

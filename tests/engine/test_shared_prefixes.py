@@ -18,7 +18,7 @@ from engine.types import (
 )
 from kvcache.manager import KVCacheManager
 from tests.kvcache.fakes import FakeBackend
-from tests.kvcache.managers import HEAP_BLOCKS, TOKENS, small_manager
+from tests.kvcache.managers import HEAP_BLOCKS, TOKENS, blocks_needed, small_manager
 
 COMMON = list(range(1000, 1064))  # four blocks
 
@@ -61,11 +61,7 @@ class Engine:
 
     def check_that_the_next_does_not_fit(self) -> None:
         for sequence in self.scheduler._waiting[:1]:
-            needed = -(-(sequence.num_tokens + 1) // TOKENS)
-            if sequence.chain is not None:
-                found = self.kv._prefixes.match(sequence.chain, 0)
-                needed += found.num_cached - len(found.blocks)
-            assert self.kv._supply.unpromised_blocks < needed
+            assert self.kv._supply.unpromised_blocks < blocks_needed(self.kv, sequence)
 
     def run(self) -> None:
         while self.scheduler.num_running + self.scheduler.num_waiting:

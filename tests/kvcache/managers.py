@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import metal_ext
+from engine.types import Sequence as WaitingSequence
 from kvcache.backend import PageBackend
 from kvcache.layout import KVLayout, KVShape, paged_layout
 from kvcache.manager import KVCacheManager
@@ -96,6 +97,16 @@ def grow(
     kv.commit(seq_id, [seq_id] * count if ids is None else ids[start : start + count])
     kv.check_invariants()
     return epoch
+
+
+def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
+    """Free blocks that a sequence's admission takes: those of its tokens and of one more if there
+    will be one, but for those that others have mapped."""
+    chain = kv.chain(waiting.request.salt)
+    chain.extend(waiting.token_ids, 0)
+    found = kv._prefixes.match(chain, 0)
+    tokens = min(waiting.num_tokens + 1, waiting.most_tokens - 1)
+    return kv._group.blocks_for(tokens) - len(found.blocks) + found.num_cached
 
 
 def settle(kv: KVCacheManager, backend: FakeBackend) -> None:

@@ -80,8 +80,8 @@ MUTANTS = (
     Mutant(
         "a block is sealed one token too early",
         "kvcache/manager.py",
-        "full = end // self._tokens_per_block\n",
-        "full = (end + 1) // self._tokens_per_block\n",
+        "in range(start // size, end // size):",
+        "in range(start // size, (end + 1) // size):",
     ),
     Mutant(
         "the last block of a sequence is forgotten",
@@ -134,8 +134,8 @@ MUTANTS = (
     Mutant(
         "mappings are not counted when blocks are mapped ahead",
         "kvcache/buffer_pool.py",
-        "        if not self._allows(added):\n            buffer.table.cut(first)\n",
-        "        if not self._allows(0):\n            buffer.table.cut(first)\n",
+        "        if limit is not None and self._mappings > limit:\n",
+        "        if limit is not None and before > limit:\n",
     ),
     Mutant(
         "a block has one buffer more than it may",
