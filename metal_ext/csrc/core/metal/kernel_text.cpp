@@ -1,0 +1,157 @@
+#include "core/metal/kernel_text.h"
+
+#include <stdexcept>
+
+namespace quire::metal {
+namespace {
+
+constexpr Number kNumbers[] = {Number::float32, Number::float16, Number::bfloat16};
+constexpr int kHeadDims[] = {64, 128, 256};
+constexpr Kind kKinds[] = {Kind::sparse, Kind::dense, Kind::paged};
+
+std::string text_of(Number number) {
+  switch (number) {
+    case Number::float32:
+      return "float";
+    case Number::float16:
+      return "half";
+    case Number::bfloat16:
+      return "bfloat";
+  }
+  throw std::logic_error("a number type that no kernel has");
+}
+
+std::string text_of(Kind kind) {
+  switch (kind) {
+    case Kind::sparse:
+      return "sparse";
+    case Kind::dense:
+      return "dense";
+    case Kind::paged:
+      return "paged";
+  }
+  throw std::logic_error("a kind of rows that no kernel has");
+}
+
+std::string text_of(int head_dim) {
+  for (int known : kHeadDims) {
+    if (head_dim == known) {
+      return std::to_string(head_dim);
+    }
+  }
+  throw std::logic_error(
+      "no kernel has a head_dim of " + std::to_string(head_dim) + ": they have 64, 128 or 256");
+}
+
+// function<arguments...>, and its name function_arguments_... .
+template <class... Arguments>
+Kernel instance(const char* file, const std::string& function, Arguments... arguments) {
+  Kernel kernel{function, file, ""};
+  const auto add = [&](const auto& argument) {
+    const std::string text = text_of(argument);
+    const bool is_kind = std::is_same_v<std::decay_t<decltype(argument)>, Kind>;
+    kernel.name += "_" + text;
+    kernel.expression += kernel.expression.empty() ? function + "<" : ", ";
+    kernel.expression += (is_kind ? "Rows::" : "") + text;
+  };
+  (add(arguments), ...);
+  kernel.expression += kernel.expression.empty() ? "" : ">";
+  return kernel;
+}
+
+std::string without_indent(std::string_view line) {
+  const size_t first = line.find_first_not_of(" \t");
+  return std::string(first == line.npos ? std::string_view() : line.substr(first));
+}
+
+// Appends a file, after those that it includes by name in quotes, each once.
+void append_file(const std::string& file, std::vector<std::string>& seen, std::string& text) {
+  for (const std::string& name : seen) {
+    if (name == file) {
+      return;
+    }
+  }
+  seen.push_back(file);
+  std::string_view rest = embedded_text(file);
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    const std::string_view line = rest.substr(0, end);
+    rest = end == rest.npos ? std::string_view() : rest.substr(end + 1);
+    const std::string bare = without_indent(line);
+    constexpr std::string_view kInclude = "#include \"";
+    if (bare.starts_with(kInclude)) {
+      const size_t quote = bare.find('"', kInclude.size());
+      append_file(bare.substr(kInclude.size(), quote - kInclude.size()), seen, text);
+    } else if (!bare.starts_with("#pragma once")) {
+      text.append(line).append("\n");
+    }
+  }
+}
+
+}  // namespace
+
+Kernel append_kernel(Number activations, Number kv, Kind kind) {
+  return instance("append.metal", "append", activations, kv, kind);
+}
+
+Kernel decode_split_kernel(Number activations, Number kv, int head_dim, Kind kind) {
+  return instance("decode.metal", "decode_split", activations, kv, head_dim, kind);
+}
+
+Kernel decode_combine_kernel(Number activations, int head_dim) {
+  return instance("combine.metal", "decode_combine", activations, head_dim);
+}
+
+Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind) {
+  return instance("project.metal", "project_append", activations, kv, head_dim, kind);
+}
+
+Kernel gather_kernel(Number kv, Kind kind) {
+  return instance("gather.metal", "gather", kv, kind);
+}
+
+Kernel zero_blocks_kernel() { return instance("blocks.metal", "zero_blocks"); }
+
+Kernel copy_blocks_kernel() { return instance("blocks.metal", "copy_blocks"); }
+
+Kernel mark_step_kernel() { return instance("step.metal", "mark_step"); }
+
+std::vector<Kernel> all_kernels() {
+  std::vector<Kernel> all{zero_blocks_kernel(), copy_blocks_kernel(), mark_step_kernel()};
+  for (Number activations : kNumbers) {
+    for (int head_dim : kHeadDims) {
+      all.push_back(decode_combine_kernel(activations, head_dim));
+    }
+  }
+  for (Number kv : kNumbers) {
+    for (Kind kind : kKinds) {
+      all.push_back(gather_kernel(kv, kind));
+      for (Number activations : kNumbers) {
+        all.push_back(append_kernel(activations, kv, kind));
+        for (int head_dim : kHeadDims) {
+          all.push_back(decode_split_kernel(activations, kv, head_dim, kind));
+          all.push_back(project_append_kernel(activations, kv, head_dim, kind));
+        }
+      }
+    }
+  }
+  return all;
+}
+
+std::string library_text(const std::vector<Kernel>& kernels) {
+  std::vector<std::string> seen;
+  std::string text;
+  append_file(kernels.at(0).file, seen, text);
+  for (const Kernel& kernel : kernels) {
+    if (kernel.file != kernels[0].file) {
+      throw std::logic_error(kernel.name + " is not of " + kernels[0].file);
+    }
+    if (!kernel.expression.empty()) {
+      text += "template [[host_name(\"" + kernel.name + "\")]] [[kernel]] decltype(" +
+              kernel.expression + ") " + kernel.expression + ";\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace quire::metal

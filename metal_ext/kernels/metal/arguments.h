@@ -1,0 +1,94 @@
+// What the host passes to the kernels: one text for MSL and for C++. Members have fixed sizes and
+// natural alignment, without holes, so that both sides see the same bytes.
+#pragma once
+
+#ifdef __METAL_VERSION__
+#include <metal_stdlib>
+#else
+#include <cstdint>
+#endif
+
+namespace quire {
+namespace metal {
+
+enum : uint32_t {
+  kSplitTokens = 256,    // positions of a row that one threadgroup of decode_split reads
+  kTileHeads = 4,        // query heads of a KV head that share that reading
+  kDecodeThreads = 256,  // of a threadgroup of decode_split
+};
+
+// Where one row of the flat token array stands.
+struct RowEntry {
+  // sparse: GPU address of the sequence's buffer that holds the layer's regions. dense: bytes from
+  // the start of the arena. paged: not used.
+  uint64_t base;
+  uint32_t position;    // of the token in its sequence
+  uint32_t first_page;  // paged: index of the sequence's first entry in the page table
+};
+
+// The regions of one layer inside a sequence's buffer (sparse, dense), or inside an extent (paged).
+//
+//   sparse  address of token t = row.base + key_offset + t * row_bytes
+//   dense                      = arena + row.base + key_offset + t * row_bytes
+//   paged                      = pages[row.first_page + t / tokens_per_block] + key_offset
+//                                + (t % tokens_per_block) * row_bytes
+struct LayerPlace {
+  uint64_t key_offset;
+  uint64_t value_offset;
+  uint32_t row_bytes;
+  uint32_t tokens_per_block;
+};
+
+// Positions [split * kSplitTokens, + kSplitTokens) of a row, up to the row's own.
+struct DecodeTask {
+  uint32_t row;  // of the call
+  uint32_t split;
+};
+
+struct AttentionArguments {
+  LayerPlace place;
+  uint32_t query_heads;
+  uint32_t kv_heads;
+  uint32_t first_row;  // the call's row 0 in the row table
+  float scale;
+};
+
+struct AppendArguments {
+  LayerPlace place;
+  uint32_t row_elements;  // kv_heads * head_dim
+  uint32_t rows;
+};
+
+// q and k: RMS norm over head_dim, then RoPE (halves, not pairs), then the row is appended.
+struct ProjectArguments {
+  LayerPlace place;
+  uint32_t query_heads;
+  uint32_t kv_heads;
+  uint32_t rows;
+  float eps;            // of the norms
+  float log2_rope_base;
+  float rope_scale;     // position * rope_scale * base^(-2i / head_dim)
+};
+
+// Rows [0, tokens) of one sequence, into contiguous arrays [tokens][row_elements].
+struct GatherArguments {
+  LayerPlace place;
+  uint32_t row_elements;
+  uint32_t tokens;
+  uint32_t row;  // whose sequence it is, in the row table
+  uint32_t unused;
+};
+
+// The same bytes of `regions` regions that lie `source_stride` and `target_stride` apart.
+struct BlockArguments {
+  uint64_t source;  // GPU addresses
+  uint64_t target;
+  uint64_t source_stride;
+  uint64_t target_stride;
+  uint64_t bytes;  // of each region; a multiple of 16
+  uint32_t regions;
+  uint32_t unused;
+};
+
+}  // namespace metal
+}  // namespace quire

@@ -1,0 +1,78 @@
+// What lies between the projections and attention: q and k norms, RoPE, and the rows' append.
+#include "rows.h"
+
+// Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each. Those of KV
+// heads write K and V. queries, queries_out: [rows][query_heads][D]; keys, values:
+// [rows][kv_heads][D]; weights: [D].
+template <typename T, typename KV, int D, Rows kind>
+[[kernel, max_total_threads_per_threadgroup(32)]] void project_append(
+    const device T* queries [[buffer(0)]],
+    const device T* keys [[buffer(1)]],
+    const device T* values [[buffer(2)]],
+    const device T* query_weight [[buffer(3)]],
+    const device T* key_weight [[buffer(4)]],
+    const device RowEntry* rows [[buffer(5)]],
+    const device ulong* pages [[buffer(6)]],
+    device uchar* arena [[buffer(7)]],
+    device T* queries_out [[buffer(8)]],
+    constant ProjectArguments& arguments [[buffer(9)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  // RoPE turns dimension i together with i + D / 2; a lane has kPairs neighbours of each half.
+  constexpr uint kHalf = D / 2;
+  constexpr uint kPairs = kHalf / 32;
+  const bool is_query = group.x < arguments.query_heads;
+  const uint kv_head = group.x - arguments.query_heads;
+  const ulong query = (ulong(group.y) * arguments.query_heads + group.x) * D;
+  const ulong kv = (ulong(group.y) * arguments.kv_heads + kv_head) * D;
+  const device T* source = is_query ? queries + query : keys + kv;
+  const device T* weight = is_query ? query_weight : key_weight;
+  const uint first = lane * kPairs;
+
+  float low[kPairs];
+  float high[kPairs];
+  float squares = 0.0f;
+  QUIRE_UNROLL
+  for (uint i = 0; i < kPairs; ++i) {
+    low[i] = float(source[first + i]);
+    high[i] = float(source[kHalf + first + i]);
+    squares = fma(low[i], low[i], fma(high[i], high[i], squares));
+  }
+  const float norm = precise::rsqrt(simd_sum(squares) / float(D) + arguments.eps);
+
+  const RowEntry row = rows[group.y];
+  const float turn = float(row.position) * arguments.rope_scale;
+  QUIRE_UNROLL
+  for (uint i = 0; i < kPairs; ++i) {
+    const float part = float(first + i) / float(kHalf);
+    const float angle = turn * precise::exp2(-part * arguments.log2_rope_base);
+    const float cosine = precise::cos(angle);
+    const float sine = precise::sin(angle);
+    const float x = low[i] * norm * float(weight[first + i]);
+    const float y = high[i] * norm * float(weight[kHalf + first + i]);
+    low[i] = x * cosine - y * sine;
+    high[i] = x * sine + y * cosine;
+  }
+
+  if (is_query) {
+    QUIRE_UNROLL
+    for (uint i = 0; i < kPairs; ++i) {
+      queries_out[query + first + i] = static_cast<T>(low[i]);
+      queries_out[query + kHalf + first + i] = static_cast<T>(high[i]);
+    }
+    return;
+  }
+  const RowSpace space = {pages, arena};
+  constant LayerPlace& place = arguments.place;
+  device KV* key = kv_head_row<kind, KV, D>(
+      space, row, place, place.key_offset, row.position, kv_head);
+  device KV* value = kv_head_row<kind, KV, D>(
+      space, row, place, place.value_offset, row.position, kv_head);
+  QUIRE_UNROLL
+  for (uint i = 0; i < kPairs; ++i) {
+    key[first + i] = static_cast<KV>(low[i]);
+    key[kHalf + first + i] = static_cast<KV>(high[i]);
+    value[first + i] = static_cast<KV>(float(values[kv + first + i]));
+    value[kHalf + first + i] = static_cast<KV>(float(values[kv + kHalf + first + i]));
+  }
+}

@@ -1,0 +1,81 @@
+"""A library of compiled kernels, and the structs that they take (kernels/metal/arguments.h)."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROW_ENTRY = np.dtype([("base", "u8"), ("position", "u4"), ("first_page", "u4")])
+PLACE = [
+    *(("key_offset", "u8"), ("value_offset", "u8")),
+    *(("row_bytes", "u4"), ("tokens_per_block", "u4")),
+]
+DECODE_TASK = np.dtype([("row", "u4"), ("split", "u4")])
+ATTENTION = np.dtype(
+    [*PLACE, ("query_heads", "u4"), ("kv_heads", "u4"), ("first_row", "u4"), ("scale", "f4")]
+)
+APPEND = np.dtype([*PLACE, ("row_elements", "u4"), ("rows", "u4")])
+PROJECT = np.dtype(
+    [
+        *(*PLACE, ("query_heads", "u4"), ("kv_heads", "u4"), ("rows", "u4")),
+        *(("eps", "f4"), ("log2_rope_base", "f4"), ("rope_scale", "f4")),
+    ]
+)
+GATHER = np.dtype(
+    [*PLACE, ("row_elements", "u4"), ("tokens", "u4"), ("row", "u4"), ("unused", "u4")]
+)
+BLOCK = np.dtype(
+    [
+        *(("source", "u8"), ("target", "u8"), ("source_stride", "u8"), ("target_stride", "u8")),
+        *(("bytes", "u8"), ("regions", "u4"), ("unused", "u4")),
+    ]
+)
+SPLIT_TOKENS = 256
+TILE_HEADS = 4
+DECODE_THREADS = 256
+
+Buffer = NDArray[Any] | int
+Grid = Sequence[int]
+
+
+class Device:
+    """Launches kernels of one shared library (tests/metal/msl/launch.h)."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def threadgroups(self, name: str, buffers: Sequence[Buffer], grid: Grid, threads: Grid) -> None:
+        """Runs ``grid`` threadgroups. Buffers are arrays, written in place, or addresses."""
+        self._launch(f"launch_{name}", buffers, grid, threads)
+
+    def threads(self, name: str, buffers: Sequence[Buffer], grid: Grid, threads: Grid) -> None:
+        """Runs ``grid`` threads; threadgroups at its edges are cut."""
+        self._launch(f"launch_threads_{name}", buffers, grid, threads)
+
+    def set_order(self, seed: int) -> None:
+        """Of threadgroups and simdgroups; 0 is ascending."""
+        self._library.msl_set_order(ctypes.c_uint(seed))
+
+    def _launch(self, function: str, buffers: Sequence[Buffer], grid: Grid, threads: Grid) -> None:
+        addresses = [b if isinstance(b, int) else b.ctypes.data for b in buffers]
+        getattr(self._library, function)(
+            (ctypes.c_void_p * len(addresses))(*addresses), _sizes(grid), _sizes(threads)
+        )
+
+
+def _sizes(sizes: Grid) -> Any:
+    return (ctypes.c_uint * 3)(*sizes, *[1] * (3 - len(sizes)))
+
+
+def struct(dtype: np.dtype[Any], *values: Any) -> NDArray[Any]:
+    """One struct with these members, in order."""
+    return np.array([values], dtype=dtype)
+
+
+def library_path() -> Path:
+    """What the Makefile has built and names in MSL_LIBRARY."""
+    return Path(os.environ["MSL_LIBRARY"])

@@ -1,0 +1,40 @@
+"""What the kernels compute, in float64."""
+
+import numpy as np
+
+from tests.metal.kernels.formats import Floats
+
+
+def attention(queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
+    """Of one row. queries, result: [heads][D]; keys, values: [positions][kv_heads][D]."""
+    group = queries.shape[0] // keys.shape[1]
+    scores = np.einsum("hd,nhd->hn", queries, keys.repeat(group, axis=1)) * scale
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    mixed: Floats = np.einsum("hn,nhd->hd", weights, values.repeat(group, axis=1))
+    return mixed
+
+
+def normalised(rows: Floats, weight: Floats, eps: float) -> Floats:
+    """RMS norm over the last axis."""
+    scaled: Floats = rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + eps) * weight
+    return scaled
+
+
+def angles(positions: Floats, head_dim: int, base: float, scale: float) -> Floats:
+    """RoPE's angles as float32 gives them, [positions][head_dim / 2].
+
+    Every implementation computes them so; at large positions float64 would give others.
+    """
+    part = np.arange(head_dim // 2, dtype=np.float32) / np.float32(head_dim // 2)
+    frequencies = np.exp2(-part * np.float32(np.log2(base)))
+    turns = positions.astype(np.float32) * np.float32(scale)
+    turned: Floats = (turns[:, None] * frequencies).astype(np.float64)
+    return turned
+
+
+def rotated(rows: Floats, turned: Floats) -> Floats:
+    """rows: [rows][heads][D]; dimension i turns together with i + D / 2, by turned[row][i]."""
+    low, high = np.split(rows, 2, axis=-1)
+    cosine, sine = np.cos(turned)[:, None], np.sin(turned)[:, None]
+    return np.concatenate([low * cosine - high * sine, low * sine + high * cosine], axis=-1)

@@ -1,0 +1,120 @@
+"""Kernels that Metal's compiler would refuse, as changes of the true texts."""
+
+from dataclasses import dataclass
+
+DECODE = "decode_split_bfloat_half_128_paged"
+APPEND = "append_half_bfloat_dense"
+BLOCKS = "copy_blocks"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """``old`` stands exactly once in the kernel's text; ``new`` takes its place."""
+
+    what: str
+    kernel: str
+    old: str
+    new: str
+
+
+VARIANTS = (
+    Variant(
+        "an array indexed by what is not constant",
+        DECODE,
+        "    if (simdgroup != 0 || h >= split.heads) {",
+        "    h += lane / 32;\n    if (simdgroup != 0 || h >= split.heads) {",
+    ),
+    Variant(
+        "a loop over an array that is not unrolled",
+        DECODE,
+        "  QUIRE_UNROLL\n  for (uint i = 0; i < 8; ++i) {",
+        "  for (uint i = 0; i < 8; ++i) {",
+    ),
+    Variant(
+        "device memory read as threadgroup memory",
+        DECODE,
+        "const device KV* value = ",
+        "const threadgroup KV* value = ",
+    ),
+    Variant(
+        "threadgroup memory read as device memory",
+        DECODE,
+        "const float4 weight = weights[token];",
+        "const device float4* w = weights; const float4 weight = w[token];",
+    ),
+    Variant(
+        "a pointer without address space",
+        DECODE,
+        "thread float4* sum) {\n  con",
+        "float4* sum) {\n  con",
+    ),
+    Variant(
+        "a local pointer without address space",
+        APPEND,
+        "  const ulong source = ",
+        "  const T* unused_keys = nullptr;\n  (void)unused_keys;\n  const ulong source = ",
+    ),
+    Variant(
+        "a reference without address space",
+        APPEND,
+        "const ulong source = ulong(at.y)",
+        "const uint& up = element;\n  (void)up;\n  const ulong source = ulong(at.y)",
+    ),
+    Variant(
+        "a write through const threadgroup",
+        DECODE,
+        "const float4 weight = weights[token];",
+        "const float4 weight = weights[token]; weights[token] = weight;",
+    ),
+    Variant(
+        "a write to constant arguments",
+        APPEND,
+        "const uint element = at.x * 4;",
+        "const uint element = at.x * 4; arguments.rows = 1;",
+    ),
+    Variant("const cast away", BLOCKS, "*target = *source;", "*source = *target;"),
+    Variant("a function of std", DECODE, "highest[h] = simd_max(", "highest[h] = std::abs("),
+    Variant(
+        "a function that Metal does not have",
+        DECODE,
+        "simd_max(highest[h])",
+        "simd_maximum(highest[h])",
+    ),
+    Variant(
+        "a variable without constant at the top",
+        BLOCKS,
+        "enum class Rows",
+        "uint calls;\nenum class Rows",
+    ),
+    Variant(
+        "a static variable",
+        DECODE,
+        "  Softened result;",
+        "  static uint n = 0;\n  Softened result;",
+    ),
+    Variant(
+        "double",
+        DECODE,
+        "float4 total = float4(0.0f);",
+        "double zero = 0; float4 total = float4(zero);",
+    ),
+    Variant("an exception", DECODE, "  Softened result;", "  throw 1;\n  Softened result;"),
+    Variant(
+        "new", DECODE, "  Softened result;", "  thread uint* n = new uint;\n  Softened result;"
+    ),
+    Variant(
+        "a virtual function", DECODE, "struct Softened {", "struct Softened {\n  virtual void f();"
+    ),
+    Variant(
+        "a number narrowed to bfloat without a cast",
+        APPEND,
+        "static_cast<KV>(x.w)",
+        "x.w",
+    ),
+    Variant(
+        "a statement newer than C++14",
+        APPEND,
+        "if (kind == Rows::paged)",
+        "if constexpr (kind == Rows::paged)",
+    ),
+)

@@ -1,0 +1,1 @@
+"""The Metal kernels' texts as C++ for the CPU."""
