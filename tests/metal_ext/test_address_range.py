@@ -271,7 +271,7 @@ EXHAUST = """
     mapper = Mapper()
 
     def refused_ahead(range_, block):
-        ticket = mapper.map(range_, heap, 4095 - block, block, 1)
+        ticket = mapper.map(range_, heap, 4095 - block, block, 1, writable=True)
         assert mapper.wait(ticket, 30.0)
         assert mapper.failure == "", mapper.failure
         return mapper.refused(ticket)

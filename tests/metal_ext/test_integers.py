@@ -109,13 +109,13 @@ ARGUMENTS = {
     "map block": Argument("range blocks", 0, BLOCKS - 1, lambda s, n: s.map(block=n)),
     "map count": Argument("range blocks", 1, BLOCKS - 4, lambda s, n: s.map(count=n)),
     "map ahead heap_block": Argument(
-        "heap blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.map(s.range, s.heap, n, 4, 1)
+        "heap blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.map(s.range, s.heap, n, 4, 1, True)
     ),
     "map ahead block": Argument(
-        "range blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.map(s.range, s.heap, 0, n, 1)
+        "range blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.map(s.range, s.heap, 0, n, 1, True)
     ),
     "map ahead count": Argument(
-        "range blocks", 1, BLOCKS - 4, lambda s, n: s.mapper.map(s.range, s.heap, 0, 4, n)
+        "range blocks", 1, BLOCKS - 4, lambda s, n: s.mapper.map(s.range, s.heap, 0, 4, n, True)
     ),
     "refused ticket": Argument("ticket", 1, 2**63 - 2, lambda s, n: s.mapper.refused(n)),
     "unmap block": Argument(

@@ -3,11 +3,12 @@ import sys
 import threading
 import time
 
+import mlx.core as mx
 import pytest
 
-from metal_ext import AddressRange, Heap, Mapper, RowTable
+from metal_ext import AddressRange, CpuWorkers, Heap, Layer, Mapper, RowTable, append
 from tests.metal_ext.programs import output_of
-from tests.metal_ext.shapes import WAIT_S, Shape, eventually, unmapped
+from tests.metal_ext.shapes import PAGE, WAIT_S, Shape, eventually, unmapped
 
 SHAPE = Shape()
 NEVER_GIVEN = 10**9
@@ -72,8 +73,8 @@ def test_what_is_mapped_ahead_can_be_used_when_its_ticket_is_done() -> None:
     mapper = Mapper()
     heap = Heap.shared(SHAPE.geometry())
     range_ = SHAPE.mapped(1, heap)
-    first = mapper.map(range_, heap, 4, 1, 2)
-    second = mapper.map(range_, heap, 1, 3, 1)
+    first = mapper.map(range_, heap, 4, 1, 2, writable=True)
+    second = mapper.map(range_, heap, 1, 3, 1, writable=True)
     assert mapper.wait(second, WAIT_S)
     assert (mapper.refused(first), mapper.refused(second), mapper.failure) == (False, False, "")
     assert range_.mapped_tokens == 64
@@ -86,6 +87,19 @@ def test_what_is_mapped_ahead_can_be_used_when_its_ticket_is_done() -> None:
     assert len(RowTable([(range_, 63, 1)])) == 1
 
 
+def test_a_block_can_be_mapped_read_only_by_the_thread() -> None:
+    mapper = Mapper()
+    heap = Heap.shared(SHAPE.geometry())
+    owner, sharer = AddressRange.sparse(SHAPE.geometry()), AddressRange.sparse(SHAPE.geometry())
+    mapper.map(owner, heap, 2, 0, 1, writable=True)
+    mapper.wait(mapper.map(sharer, heap, 2, 0, 1, writable=False), WAIT_S)
+    SHAPE.block(owner, 0, 0)[:] = 9
+    assert (SHAPE.block(sharer, 0, 0) == 9).all()
+    rows, keys = RowTable([(sharer, 3, 1)]), mx.zeros((1, PAGE // 16 // 4 // 32, 32))
+    with pytest.raises(IndexError, match="block 0 is read-only"):
+        append(mx.zeros((1,)), keys, keys, rows, Layer(0, 2, mx.float32), CpuWorkers(1))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux commits memory ahead")
 def test_the_first_write_to_what_was_mapped_ahead_takes_no_page_fault() -> None:
     shape = Shape(tokens_per_block=512)  # 128 pages a block
@@ -95,7 +109,7 @@ def test_the_first_write_to_what_was_mapped_ahead_takes_no_page_fault() -> None:
     faults = {}
     for block, ahead in enumerate([False, True]):
         if ahead:
-            assert mapper.wait(mapper.map(range_, heap, block, block, 1), WAIT_S)
+            assert mapper.wait(mapper.map(range_, heap, block, block, 1, writable=True), WAIT_S)
             assert heap.committed_bytes == 2 * shape.geometry().block_bytes
         else:
             range_.map(heap, block, block, 1, writable=True)
@@ -112,7 +126,7 @@ def test_what_cannot_be_mapped_by_anyone_is_a_failure_and_no_refusal() -> None:
     heap = Heap.shared(SHAPE.geometry())
     range_ = SHAPE.mapped(1, heap)
     mapper = Mapper()
-    ticket = mapper.map(range_, heap, 1, 0, 1)
+    ticket = mapper.map(range_, heap, 1, 0, 1, writable=True)
     assert mapper.wait(ticket, WAIT_S)
     assert mapper.refused(ticket) is False
     assert mapper.failure == "block 0 is mapped already"
@@ -122,7 +136,7 @@ def test_a_heap_of_another_geometry_is_refused_before_it_is_queued() -> None:
     mapper = Mapper()
     other = Heap.shared(SHAPE.geometry(blocks_per_heap=9))
     with pytest.raises(ValueError, match="the heap and the range have different geometries"):
-        mapper.map(AddressRange.sparse(SHAPE.geometry()), other, 0, 0, 1)
+        mapper.map(AddressRange.sparse(SHAPE.geometry()), other, 0, 0, 1, writable=True)
     assert mapper.unmap(SHAPE.mapped(1), 0, 1) == 1, "nothing was queued before"
 
 
@@ -138,7 +152,7 @@ def test_nobody_knows_what_is_refused_before_it_is_done() -> None:
 def test_a_dense_range_is_mapped_ahead_whole() -> None:
     whole = SHAPE.geometry(blocks_per_heap=1, blocks_per_range=1)
     heap, range_, mapper = Heap.dense(whole), AddressRange.dense(whole), Mapper()
-    ticket = mapper.map(range_, heap, 0, 0, 1)
+    ticket = mapper.map(range_, heap, 0, 0, 1, writable=True)
     assert mapper.wait(ticket, WAIT_S)
     assert not mapper.refused(ticket)
     assert (range_.mapped_tokens, heap.committed_bytes) == (16, whole.heap_bytes)
@@ -156,7 +170,7 @@ def test_a_dense_heap_that_gets_no_memory_ahead_is_refused() -> None:
         limit = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (2**25, limit[1]))
         for _ in range(2):
-            ticket = mapper.map(range_, heap, 0, 0, 1)
+            ticket = mapper.map(range_, heap, 0, 0, 1, writable=True)
             mapper.wait(ticket, 30.0)
             resource.setrlimit(resource.RLIMIT_DATA, limit)
             print(mapper.refused(ticket), mapper.refused(ticket), range_.mapped_tokens)

@@ -108,7 +108,7 @@ std::optional<size_t> AddressRange::first_read_only(size_t start, size_t count) 
 }
 
 SparseRange::SparseRange(const Geometry& geometry)
-    : AddressRange(geometry), base_(reserve_addresses(geometry.range_bytes())) {}
+    : HostRange(geometry), base_(reserve_addresses(geometry.range_bytes())) {}
 
 SparseRange::~SparseRange() {
   release_addresses(base_, geometry().range_bytes());
@@ -173,7 +173,7 @@ void SparseRange::clear(std::byte* first, size_t bytes) {
   }
 }
 
-DenseRange::DenseRange(const Geometry& geometry) : AddressRange(geometry) {
+DenseRange::DenseRange(const Geometry& geometry) : HostRange(geometry) {
   if (geometry.blocks_per_range() != 1 || geometry.blocks_per_heap() != 1) {
     throw std::invalid_argument("a dense range is one block, and so is its heap");
   }

@@ -12,12 +12,9 @@
 
 namespace quire {
 
-// One sequence's contiguous addresses. Kernels take base() plus a region's offset and never look at
-// blocks; which blocks have memory behind them is kept here only so that a row without memory is
-// refused before a kernel touches it.
-//
-// One readable page lies below base(): MLX's CPU allocator keeps a buffer's size in the eight bytes
-// before it, and views made of this range must look like its buffers.
+// One sequence's contiguous addresses. Kernels take a region's address and never look at blocks;
+// which blocks have memory behind them is kept here only so that a row without memory is refused
+// before a kernel touches it.
 class AddressRange {
  public:
   explicit AddressRange(const Geometry& geometry)
@@ -27,9 +24,9 @@ class AddressRange {
   AddressRange& operator=(const AddressRange&) = delete;
 
   const Geometry& geometry() const { return geometry_; }
-  // Null only for a dense range to which no heap is attached.
-  virtual std::byte* base() const = 0;
-  std::byte* region(size_t index) const { return base() + geometry_.range_region_offset(index); }
+  // Where a region begins, as the processor that runs the kernels addresses it. Null where nothing
+  // is attached to a range whose memory is its heap's.
+  virtual std::byte* region(size_t index) const = 0;
 
   // Puts blocks [heap_block, + count) of the heap behind blocks [block, + count) of this range.
   // Where they are not writable, a write is SIGSEGV. Throws std::system_error when the system has
@@ -77,8 +74,23 @@ class AddressRange {
   size_t mapped_prefix_ = 0;
 };
 
+// A range in this process's own addresses, one region after the other from base() on.
+//
+// One readable page lies below base(): MLX's CPU allocator keeps a buffer's size in the eight bytes
+// before it, and views made of this range must look like its buffers.
+class HostRange : public AddressRange {
+ public:
+  using AddressRange::AddressRange;
+  // Null only for a dense range to which no heap is attached.
+  virtual std::byte* base() const = 0;
+  std::byte* region(size_t index) const override {
+    std::byte* const first = base();
+    return first == nullptr ? nullptr : first + geometry().range_region_offset(index);
+  }
+};
+
 // Addresses are reserved once; blocks of any heap are mapped behind them.
-class SparseRange final : public AddressRange {
+class SparseRange final : public HostRange {
  public:
   explicit SparseRange(const Geometry& geometry);
   ~SparseRange() override;
@@ -101,7 +113,7 @@ class SparseRange final : public AddressRange {
 };
 
 // One block that is the whole context: the heap's own memory is the range.
-class DenseRange final : public AddressRange {
+class DenseRange final : public HostRange {
  public:
   explicit DenseRange(const Geometry& geometry);
   std::byte* base() const override;

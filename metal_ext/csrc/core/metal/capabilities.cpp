@@ -1,0 +1,212 @@
+#include "core/metal/capabilities.h"
+
+#include <iterator>
+#include <stdexcept>
+
+namespace quire::metal {
+namespace {
+
+// metal-cpp keeps what it asks objects with to its own classes.
+struct Ask : NS::Object {
+  static bool answers(const void* object, const char* selector) {
+    return respondsToSelector(object, sel_registerName(selector));
+  }
+  static bool yes(const void* object, const char* selector) {
+    return sendMessage<bool>(object, sel_registerName(selector));
+  }
+};
+
+struct Family {
+  MTL::GPUFamily value;
+  const char* name;
+};
+constexpr Family kFamilies[] = {
+    {MTL::GPUFamilyApple5, "apple5"},   {MTL::GPUFamilyApple6, "apple6"},
+    {MTL::GPUFamilyApple7, "apple7"},   {MTL::GPUFamilyApple8, "apple8"},
+    {MTL::GPUFamilyApple9, "apple9"},   {MTL::GPUFamilyApple10, "apple10"},
+    {MTL::GPUFamilyMac2, "mac2"},       {MTL::GPUFamilyMetal3, "metal3"},
+    {MTL::GPUFamilyMetal4, "metal4"},
+};
+
+constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
+
+// Every message that the substrates send, and who sends it. What makes an object stands before what
+// the object is asked.
+constexpr const char* kDeviceAll[] = {
+    "newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"};
+constexpr const char* kDeviceSparse[] = {
+    "newBufferWithLength:options:placementSparsePageSize:", "newHeapWithDescriptor:",
+    "newMTL4CommandQueue", "newCommandQueue", "newResidencySetWithDescriptor:error:",
+    "newLibraryWithSource:options:error:", "newComputePipelineStateWithFunction:error:"};
+constexpr const char* kHeapDescriptor[] = {
+    "setType:", "setStorageMode:", "setHazardTrackingMode:", "setSize:",
+    "setMaxCompatiblePlacementSparsePageSize:"};
+constexpr const char* kMappingQueue[] = {
+    "updateBufferMappings:heap:operations:count:", "signalEvent:value:", "addResidencySet:",
+    "removeResidencySet:"};
+constexpr const char* kEvent[] = {"signaledValue", "waitUntilSignaledValue:timeoutMS:"};
+constexpr const char* kResidencySet[] = {
+    "addAllocation:", "removeAllocation:", "removeAllAllocations", "commit", "requestResidency",
+    "endResidency"};
+constexpr const char* kQueue[] = {"commandBuffer"};
+constexpr const char* kQueueResidency[] = {"addResidencySet:", "removeResidencySet:"};
+constexpr const char* kBufferAll[] = {"contents", "length"};
+constexpr const char* kBufferAddress[] = {"gpuAddress"};
+
+class Probe {
+ public:
+  explicit Probe(MTL::Device* device) : device_(device) {}
+
+  Capabilities run() {
+    const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+    describe();
+    for (const Kind kind : kAll) {
+      demand(kind, device_, "the device", kDeviceAll);
+    }
+    demand(Kind::sparse, device_, "the device", kDeviceSparse);
+    buffers_and_events();
+    residency();
+    queues();
+    const auto descriptor = NS::TransferPtr(MTL::HeapDescriptor::alloc()->init());
+    demand(Kind::sparse, descriptor.get(), "a heap descriptor", kHeapDescriptor);
+    if (found_.placement_sparse == false) {
+      lacks(Kind::sparse, "the device says that it has no placement sparse resources");
+    }
+    return found_;
+  }
+
+ private:
+  void lacks(Kind kind, const std::string& what) { found_.missing.push_back({kind, what}); }
+
+  template <size_t count>
+  void demand(
+      Kind kind, const void* object, const char* whose, const char* const (&selectors)[count]) {
+    for (const char* selector : selectors) {
+      if (object != nullptr && !Ask::answers(object, selector)) {
+        lacks(kind, std::string(whose) + " does not answer " + selector);
+      }
+    }
+  }
+
+  // Whether the device can be asked for an object; that it cannot has been noted already.
+  bool makes(const char* selector) const { return Ask::answers(device_, selector); }
+
+  void describe() {
+    if (const NS::String* name = device_->name()) {
+      found_.name = name->utf8String();
+    }
+    for (const Family& family : kFamilies) {
+      if (device_->supportsFamily(family.value)) {
+        found_.families.push_back(family.name);
+      }
+    }
+    if (makes("maxBufferLength")) {
+      found_.max_buffer_bytes = device_->maxBufferLength();
+    }
+    if (makes("recommendedMaxWorkingSetSize")) {
+      found_.recommended_working_set_bytes = device_->recommendedMaxWorkingSetSize();
+    }
+    found_.unified_memory = makes("hasUnifiedMemory") && device_->hasUnifiedMemory();
+    if (makes("supportsPlacementSparse")) {
+      found_.placement_sparse = Ask::yes(device_, "supportsPlacementSparse");
+    }
+    if (!found_.unified_memory) {
+      lacks(Kind::paged, "the device's memory is not the processor's");
+      lacks(Kind::dense, "the device's memory is not the processor's");
+    }
+  }
+
+  void buffers_and_events() {
+    if (makes("newBufferWithLength:options:")) {
+      const auto buffer =
+          NS::TransferPtr(device_->newBuffer(16, MTL::ResourceStorageModeShared));
+      for (const Kind kind : kAll) {
+        demand(kind, buffer.get(), "a buffer", kBufferAll);
+      }
+      demand(Kind::sparse, buffer.get(), "a buffer", kBufferAddress);
+      demand(Kind::paged, buffer.get(), "a buffer", kBufferAddress);
+    }
+    if (makes("newSharedEvent")) {
+      const auto event = NS::TransferPtr(device_->newSharedEvent());
+      for (const Kind kind : kAll) {
+        demand(kind, event.get(), "a shared event", kEvent);
+      }
+    }
+  }
+
+  void residency() {
+    if (!makes("newResidencySetWithDescriptor:error:")) {
+      return;
+    }
+    const auto descriptor = NS::TransferPtr(MTL::ResidencySetDescriptor::alloc()->init());
+    NS::Error* error = nullptr;
+    const auto set = NS::TransferPtr(device_->newResidencySet(descriptor.get(), &error));
+    if (!set) {
+      lacks(Kind::sparse, "the device makes no residency set");
+      return;
+    }
+    const size_t before = found_.missing.size();
+    demand(Kind::sparse, set.get(), "a residency set", kResidencySet);
+    found_.residency_sets = found_.missing.size() == before;
+  }
+
+  void queues() {
+    if (makes("newCommandQueue")) {
+      const auto queue = NS::TransferPtr(device_->newCommandQueue());
+      demand(Kind::sparse, queue.get(), "a command queue", kQueue);
+      const size_t before = found_.missing.size();
+      demand(Kind::sparse, queue.get(), "a command queue", kQueueResidency);
+      found_.residency_sets &= queue && found_.missing.size() == before;
+    }
+    if (makes("newMTL4CommandQueue")) {
+      const auto queue = NS::TransferPtr(device_->newMTL4CommandQueue());
+      if (!queue) {
+        lacks(Kind::sparse, "the device makes no Metal 4 command queue");
+      }
+      demand(Kind::sparse, queue.get(), "a Metal 4 command queue", kMappingQueue);
+    }
+  }
+
+  MTL::Device* const device_;
+  Capabilities found_;
+};
+
+}  // namespace
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::sparse:
+      return "sparse";
+    case Kind::paged:
+      return "paged";
+    case Kind::dense:
+      return "dense";
+  }
+  throw std::logic_error("no such kind of substrate");
+}
+
+Kind kind_named(const std::string& name) {
+  for (const Kind kind : kAll) {
+    if (name == name_of(kind)) {
+      return kind;
+    }
+  }
+  throw std::invalid_argument(
+      "the kind of a substrate is \"" + name + "\"; it must be sparse, paged or dense");
+}
+
+Capabilities Capabilities::probe(MTL::Device* device) {
+  return Probe(device).run();
+}
+
+std::vector<std::string> Capabilities::missing_for(Kind kind) const {
+  std::vector<std::string> words;
+  for (const Missing& one : missing) {
+    if (one.needed_by == kind) {
+      words.push_back(one.what);
+    }
+  }
+  return words;
+}
+
+}  // namespace quire::metal

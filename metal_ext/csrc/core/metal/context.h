@@ -1,0 +1,44 @@
+#pragma once
+
+#include <Metal/Metal.hpp>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+
+#include "core/geometry.h"
+#include "core/metal/block_work.h"
+#include "core/metal/capabilities.h"
+#include "core/metal/epochs.h"
+#include "core/metal/health.h"
+#include "core/metal/mapping_queue.h"
+#include "core/metal/residency.h"
+
+namespace quire::metal {
+
+// What all heaps and ranges of one substrate share. It outlives them.
+struct Context {
+  // Throws std::runtime_error that names everything that the device lacks for that kind.
+  Context(
+      NS::SharedPtr<MTL::Device> device, Kind kind, const Geometry& geometry,
+      std::chrono::nanoseconds timeout);
+
+  const NS::SharedPtr<MTL::Device> device;
+  const Capabilities capabilities;
+  const Kind kind;
+  const Geometry geometry;
+  Health health;
+  Epochs epochs;
+  Residency residency;
+  // Guards every heap's ledger, and every range's record of what is mapped and when it was used.
+  std::mutex books;
+  bool ended = false;  // guarded by books: nothing new begins
+  // Sparse only.
+  std::unique_ptr<MappingQueue> mapping;
+  std::unique_ptr<BlockWork> work;
+
+  // Throws std::logic_error where the substrate has ended. Under books.
+  void require_running() const;
+};
+
+}  // namespace quire::metal

@@ -1,0 +1,153 @@
+#include "core/metal/device_range.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace quire::metal {
+
+void DeviceRange::wait_for(uint64_t epoch, const char* what) const {
+  if (!context_->epochs.wait(epoch, context_->health.timeout())) {
+    context_->health.time_out("epoch " + std::to_string(epoch) + ", before " + what);
+  }
+}
+
+void DeviceRange::enter(
+    const std::shared_ptr<DeviceHeap>& heap, size_t heap_block, size_t block, size_t count,
+    bool writable) {
+  const std::lock_guard books(context_->books);
+  context_->require_running();
+  if (writable) {
+    heap->ledger().map_writable(heap_block, count, this);
+  } else {
+    heap->ledger().map_read_only(heap_block, count, context_->epochs.completed());
+  }
+  for (size_t i = 0; i < count; ++i) {
+    places_[block + i] = {heap, heap_block + i};
+  }
+}
+
+void DeviceRange::leave(size_t block, size_t count) {
+  const std::lock_guard books(context_->books);
+  for (size_t b = block; b < block + count; ++b) {
+    places_[b].heap->ledger().unmap(places_[b].block, this);
+    places_[b] = {};
+  }
+}
+
+void DeviceRange::withdraw(size_t block, size_t count) {
+  const std::lock_guard books(context_->books);
+  places_[block].heap->ledger().withdraw(places_[block].block, count);
+  std::fill_n(places_.begin() + static_cast<ptrdiff_t>(block), count, Place{});
+}
+
+void DeviceRange::map_memory(
+    const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
+    bool writable) {
+  const auto device_heap = std::dynamic_pointer_cast<DeviceHeap>(heap);
+  if (device_heap == nullptr || device_heap->context() != context_) {
+    throw std::invalid_argument("the heap and the range are not of one substrate");
+  }
+  check_writable(writable);
+  context_->health.require();
+  enter(device_heap, heap_block, block, count, writable);
+  try {
+    device_heap->commit();
+  } catch (const std::system_error&) {
+    withdraw(block, count);
+    throw;
+  }
+  // Rule: a page is touched only by what is encoded after its mapping was observed. It has been
+  // when attach() returns, and only then does the block count as mapped.
+  attach(*device_heap, heap_block, block, count);
+  if (writable) {
+    // Rule: what a new owner can see was zeroed first: pages come with what was last in them.
+    zero(block, count);
+  }
+}
+
+void DeviceRange::unmap_memory(size_t block, size_t count) {
+  context_->health.require();
+  uint64_t last_used;
+  {
+    // The blocks count as unmapped already, so that use() has either been noted or will refuse.
+    const std::lock_guard books(context_->books);
+    last_used = last_used_;
+  }
+  // Rule: a block is unmapped only when every step that may touch it has completed.
+  wait_for(last_used, "blocks are unmapped");
+  detach(block, count);
+  leave(block, count);
+}
+
+void DeviceRange::use(uint64_t epoch, size_t start, size_t count) {
+  const size_t tokens = geometry().tokens_per_block();
+  const size_t first = start / tokens;
+  const size_t end = count == 0 ? first : (start + count - 1) / tokens + 1;
+  context_->health.require();
+  const std::lock_guard books(context_->books);
+  context_->require_running();
+  if (epoch > context_->epochs.newest() || epoch <= context_->epochs.completed()) {
+    throw std::logic_error("epoch " + std::to_string(epoch) + " is not in flight");
+  }
+  // Rule: rows are used only where the mapping was observed.
+  if (start + count > mapped_tokens()) {
+    throw std::logic_error(
+        "a step cannot use tokens up to " + std::to_string(start + count) + ": " +
+        std::to_string(mapped_tokens()) + " are mapped");
+  }
+  for (size_t b = first; b < end; ++b) {
+    places_[b].heap->ledger().require_writable(places_[b].block, this);
+  }
+  for (size_t b = first; b < end; ++b) {
+    places_[b].heap->ledger().write(places_[b].block, this, epoch);
+  }
+  last_used_ = std::max(last_used_, epoch);
+}
+
+void DeviceRange::copy_from(
+    DeviceRange& source, size_t source_block, size_t block, size_t tokens) {
+  context_->health.require();
+  uint64_t last_used;
+  {
+    const std::lock_guard books(context_->books);
+    context_->require_running();
+    const Place& from = source.places_.at(source_block);
+    const Place& to = places_.at(block);
+    if (from.heap == nullptr || to.heap == nullptr) {
+      throw std::logic_error("a block without memory cannot be copied");
+    }
+    if (tokens < 1 || tokens > geometry().tokens_per_block()) {
+      throw std::logic_error(std::to_string(tokens) + " tokens of a block cannot be copied");
+    }
+    to.heap->ledger().require_writable(to.block, this);
+    last_used = std::max(from.heap->ledger().written_epoch(from.block), last_used_);
+  }
+  wait_for(last_used, "a block is copied");
+  copy(source, source_block, block, tokens);
+}
+
+void DeviceRange::unmap_all() {
+  size_t block = 0;
+  while (block < places_.size()) {
+    size_t end = block;
+    while (end < places_.size() && places_[end].heap != nullptr) {
+      ++end;
+    }
+    if (end > block) {
+      unmap(static_cast<int64_t>(block), static_cast<int64_t>(end - block));
+    }
+    block = end + 1;
+  }
+}
+
+BufferPlace DeviceRange::view(size_t) const {
+  throw std::logic_error("a region of this kind of substrate is not contiguous");
+}
+
+std::vector<uint64_t> DeviceRange::page_addresses(size_t) const {
+  throw std::logic_error("only the paged substrate has a page table");
+}
+
+}  // namespace quire::metal

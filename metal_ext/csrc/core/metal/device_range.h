@@ -1,0 +1,84 @@
+#pragma once
+
+#include <Metal/Metal.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/address_range.h"
+#include "core/metal/context.h"
+#include "core/metal/device_heap.h"
+
+namespace quire::metal {
+
+// A buffer that MLX may view, and where in it something begins.
+struct BufferPlace {
+  MTL::Buffer* buffer;
+  uint64_t offset;
+};
+
+// One sequence's addresses on the device, with the rules that hold for every kind. The kinds say
+// how blocks get behind addresses, and where rows are found.
+class DeviceRange : public AddressRange {
+ public:
+  explicit DeviceRange(std::shared_ptr<Context> context)
+      : AddressRange(context->geometry),
+        context_(std::move(context)),
+        places_(geometry().blocks_per_range()) {}
+
+  const std::shared_ptr<Context>& context() const { return context_; }
+
+  // A step that started as `epoch` reads tokens [0, start + count) and writes the last `count`.
+  void use(uint64_t epoch, size_t start, size_t count);
+  // The first `tokens` rows of a block of the source, in every region. Mapper's thread.
+  void copy_from(DeviceRange& source, size_t source_block, size_t block, size_t tokens);
+  // All that is mapped, in order. For the substrate's end.
+  void unmap_all();
+  // Lets go of device objects, for good. For the substrate's end, when nothing is mapped.
+  virtual void drop() {}
+
+  // --- where rows are found: what does not apply to a kind throws std::logic_error ---------------
+  virtual uint64_t row_base(size_t buffer) const = 0;
+  virtual BufferPlace view(size_t region) const;
+  virtual std::vector<uint64_t> page_addresses(size_t blocks) const;
+
+ protected:
+  // Which block of which heap stands behind a block of the range; no heap where none does.
+  struct Place {
+    std::shared_ptr<DeviceHeap> heap;
+    size_t block = 0;
+  };
+
+  // attach: changes mappings on the device, and is done when it returns. zero: fills newly attached
+  // blocks with zeros, likewise. copy: rows between attached blocks, likewise.
+  virtual void attach(DeviceHeap& heap, size_t heap_block, size_t block, size_t count) = 0;
+  virtual void detach(size_t block, size_t count) = 0;
+  virtual void zero(size_t block, size_t count) = 0;
+  virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;
+  virtual void check_writable(bool) const {}
+
+  void map_memory(
+      const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
+      bool writable) final;
+  // Memory is there and filled when map() returns.
+  void commit_memory(size_t, size_t) final {}
+  void unmap_memory(size_t block, size_t count) final;
+
+  // Written under Context::books; read under it, or on the thread that maps.
+  const Place& place(size_t block) const { return places_[block]; }
+
+ private:
+  void wait_for(uint64_t epoch, const char* what) const;
+  void enter(const std::shared_ptr<DeviceHeap>& heap, size_t heap_block, size_t block,
+             size_t count, bool writable);
+  void leave(size_t block, size_t count);
+  void withdraw(size_t block, size_t count);  // what enter() did, where memory was refused
+
+  const std::shared_ptr<Context> context_;
+  std::vector<Place> places_;
+  uint64_t last_used_ = 0;  // the newest epoch that may touch the range
+};
+
+}  // namespace quire::metal

@@ -1,0 +1,85 @@
+#include "core/metal/epochs.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "core/metal/shared_event.h"
+
+namespace quire::metal {
+namespace {
+
+// The event does not tell that an epoch was abandoned: waits look again this often.
+constexpr std::chrono::milliseconds kLookAgain{20};
+
+}  // namespace
+
+Epochs::Epochs(MTL::Device* device) : event_(make_shared_event(device)) {}
+
+uint64_t Epochs::start() {
+  const std::lock_guard lock(mutex_);
+  return ++started_;
+}
+
+uint64_t Epochs::newest() const {
+  const std::lock_guard lock(mutex_);
+  return started_;
+}
+
+uint64_t Epochs::completed() const {
+  const std::lock_guard lock(mutex_);
+  return completed_locked();
+}
+
+uint64_t Epochs::completed_locked() const {
+  const uint64_t signalled = event_->signaledValue();
+  if (signalled > started_) {
+    throw std::logic_error(
+        "epoch " + std::to_string(signalled) + " was signalled, but the newest is " +
+        std::to_string(started_));
+  }
+  completed_ = std::max(completed_, signalled);
+  while (abandoned_.erase(completed_ + 1) > 0) {
+    ++completed_;
+  }
+  abandoned_.erase(abandoned_.begin(), abandoned_.upper_bound(completed_));
+  return completed_;
+}
+
+bool Epochs::wait(uint64_t epoch, std::chrono::nanoseconds timeout) const {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (completed() < epoch) {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= left.zero()) {
+      return false;
+    }
+    wait_for_value(event_.get(), epoch, std::min<std::chrono::nanoseconds>(left, kLookAgain));
+  }
+  return true;
+}
+
+void Epochs::abandon(uint64_t epoch) {
+  const std::lock_guard lock(mutex_);
+  if (epoch == 0 || epoch > started_) {
+    throw std::logic_error("epoch " + std::to_string(epoch) + " was never started");
+  }
+  // Kept here rather than set on the event: a value covers all below it, and earlier steps may run.
+  if (epoch > completed_locked()) {
+    abandoned_.insert(epoch);
+  }
+}
+
+bool Epochs::while_idle(
+    std::chrono::nanoseconds timeout, const std::function<void()>& body) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (wait(newest(), deadline - std::chrono::steady_clock::now())) {
+    const std::lock_guard lock(mutex_);
+    if (completed_locked() == started_) {
+      body();
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace quire::metal

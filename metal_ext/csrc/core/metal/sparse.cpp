@@ -1,0 +1,135 @@
+#include "core/metal/sparse.h"
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace quire::metal {
+
+void PlacementHeap::make() {
+  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+  const auto descriptor = NS::TransferPtr(MTL::HeapDescriptor::alloc()->init());
+  descriptor->setType(MTL::HeapTypePlacement);
+  descriptor->setStorageMode(MTL::StorageModePrivate);
+  descriptor->setHazardTrackingMode(MTL::HazardTrackingModeUntracked);
+  descriptor->setSize(geometry().heap_bytes());
+  descriptor->setMaxCompatiblePlacementSparsePageSize(
+      sparse_page_size(geometry().page_bytes()));
+  heap_ = NS::TransferPtr(context()->device->newHeap(descriptor.get()));
+  if (!heap_) {
+    throw std::system_error(
+        ENOMEM, std::generic_category(),
+        "a GPU heap of " + std::to_string(geometry().heap_bytes()) + " bytes");
+  }
+  context()->residency.add(heap_.get());
+}
+
+void PlacementHeap::unmake() {
+  context()->residency.remove(heap_.get());
+  heap_.reset();
+}
+
+SparseBufferRange::SparseBufferRange(
+    std::shared_ptr<Context> context, std::shared_ptr<const BufferPlan> plan)
+    : DeviceRange(std::move(context)), plan_(std::move(plan)) {
+  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+  for (const size_t bytes : plan_->bytes) {
+    // Untracked, as MLX's own buffers are: rows are reached by address, which nothing tracks.
+    auto buffer = NS::TransferPtr(this->context()->device->newBuffer(
+        bytes, MTL::ResourceStorageModePrivate | MTL::ResourceHazardTrackingModeUntracked,
+        sparse_page_size(geometry().page_bytes())));
+    if (!buffer) {
+      throw std::system_error(
+          ENOMEM, std::generic_category(),
+          "a sparse buffer of " + std::to_string(bytes) + " bytes");
+    }
+    addresses_.push_back(buffer->gpuAddress());
+    buffers_.push_back(std::move(buffer));
+  }
+  for (const auto& buffer : buffers_) {
+    this->context()->residency.add(buffer.get());
+  }
+}
+
+std::byte* SparseBufferRange::region(size_t index) const {
+  const RegionPlace& at = plan_->places.at(index);
+  return reinterpret_cast<std::byte*>(addresses_[at.buffer] + at.offset);
+}
+
+BufferPlace SparseBufferRange::view(size_t region) const {
+  const RegionPlace& at = plan_->places.at(region);
+  return {buffers_.at(at.buffer).get(), at.offset};
+}
+
+void SparseBufferRange::drop() {
+  for (const auto& buffer : buffers_) {
+    context()->residency.remove(buffer.get());
+  }
+  buffers_.clear();
+}
+
+void SparseBufferRange::update(
+    MTL::SparseTextureMappingMode mode, MTL::Heap* heap, size_t heap_block, size_t block,
+    size_t count) {
+  const Geometry& shape = geometry();
+  const size_t page = shape.page_bytes();
+  std::vector<std::vector<MappingOperation>> operations(buffers_.size());
+  for (size_t region = 0; region < shape.regions(); ++region) {
+    const RegionPlace& at = plan_->places[region];
+    const size_t bytes = shape.region_block_bytes(region);
+    const size_t from = shape.heap_region_offset(region) + heap_block * bytes;
+    operations[at.buffer].push_back({
+        .mode = mode,
+        .bufferRange = NS::Range((at.offset + block * bytes) / page, count * bytes / page),
+        .heapOffset = heap == nullptr ? 0 : from / page,
+    });
+  }
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    context()->mapping->update(buffers_[b].get(), heap, operations[b]);
+  }
+}
+
+void SparseBufferRange::attach(
+    DeviceHeap& heap, size_t heap_block, size_t block, size_t count) {
+  update(MTL::SparseTextureMappingModeMap, static_cast<PlacementHeap&>(heap).heap(), heap_block,
+         block, count);
+}
+
+void SparseBufferRange::detach(size_t block, size_t count) {
+  update(MTL::SparseTextureMappingModeUnmap, nullptr, 0, block, count);
+}
+
+void SparseBufferRange::zero(size_t block, size_t count) {
+  std::vector<BlockArguments> work;
+  for (const BufferPlan::Run& run : plan_->runs) {
+    const size_t bytes = geometry().region_block_bytes(run.first_region);
+    BlockArguments arguments{};
+    arguments.target = reinterpret_cast<uint64_t>(region(run.first_region)) + block * bytes;
+    arguments.target_stride = run.stride;
+    arguments.bytes = count * bytes;
+    arguments.regions = static_cast<uint32_t>(run.regions);
+    work.push_back(arguments);
+  }
+  context()->work->zero(work);
+}
+
+void SparseBufferRange::copy(
+    DeviceRange& source, size_t source_block, size_t block, size_t tokens) {
+  std::vector<BlockArguments> work;
+  for (const BufferPlan::Run& run : plan_->runs) {
+    const size_t bytes = geometry().region_block_bytes(run.first_region);
+    BlockArguments arguments{};
+    arguments.source =
+        reinterpret_cast<uint64_t>(source.region(run.first_region)) + source_block * bytes;
+    arguments.target = reinterpret_cast<uint64_t>(region(run.first_region)) + block * bytes;
+    arguments.source_stride = run.stride;
+    arguments.target_stride = run.stride;
+    arguments.bytes = tokens * geometry().row_bytes(run.first_region);
+    arguments.regions = static_cast<uint32_t>(run.regions);
+    work.push_back(arguments);
+  }
+  context()->work->copy(work);
+}
+
+}  // namespace quire::metal

@@ -1,0 +1,233 @@
+#include "core/metal/substrate.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+
+#include "core/metal/paged.h"
+#include "core/metal/sparse.h"
+
+namespace quire::metal {
+namespace {
+
+// Throws std::invalid_argument where the range is of no or another substrate.
+template <class Range>
+auto& own(Range& range, const std::shared_ptr<Context>& context) {
+  using Device = std::conditional_t<std::is_const_v<Range>, const DeviceRange, DeviceRange>;
+  auto* const device_range = dynamic_cast<Device*>(&range);
+  if (device_range == nullptr || device_range->context() != context) {
+    throw std::invalid_argument("the range is not of this substrate");
+  }
+  return *device_range;
+}
+
+// What outlives a substrate that could not end.
+struct Kept {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<Arena> arena;
+  std::vector<std::shared_ptr<DeviceHeap>> heaps;
+  std::vector<std::shared_ptr<DeviceRange>> ranges;
+};
+
+}  // namespace
+
+std::shared_ptr<Substrate> Substrate::make(
+    NS::SharedPtr<MTL::Device> device, const Options& options) {
+  return std::shared_ptr<Substrate>(new Substrate(std::move(device), options));
+}
+
+Substrate::Substrate(NS::SharedPtr<MTL::Device> device, const Options& options) {
+  switch (options.kind) {  // what no device could do comes first
+    case Kind::sparse:
+      sparse_page_size(options.geometry.page_bytes());
+      break;
+    case Kind::paged:
+      require_equal_rows(options.geometry);
+      break;
+    case Kind::dense:
+      require_one_block(options.geometry);
+      break;
+  }
+  context_ = std::make_shared<Context>(
+      std::move(device), options.kind, options.geometry, options.timeout);
+  size_t most = context_->capabilities.max_buffer_bytes;
+  if (options.max_buffer_bytes > 0) {
+    most = std::min(most, options.max_buffer_bytes);
+  }
+  switch (options.kind) {
+    case Kind::sparse:
+      plan_ = std::make_shared<const BufferPlan>(options.geometry, most);
+      break;
+    case Kind::paged:
+      if (options.geometry.heap_bytes() > most) {
+        throw std::runtime_error(
+            "a heap has " + std::to_string(options.geometry.heap_bytes()) +
+            " bytes, but a buffer has " + std::to_string(most) + " at most");
+      }
+      break;
+    case Kind::dense:
+      arena_ = std::make_shared<Arena>(*context_, options.max_ranges, most);
+      break;
+  }
+}
+
+std::shared_ptr<Heap> Substrate::new_heap() {
+  const std::lock_guard lock(mutex_);
+  require_running();
+  std::shared_ptr<DeviceHeap> heap;
+  switch (kind()) {
+    case Kind::sparse:
+      heap = std::make_shared<PlacementHeap>(context_);
+      break;
+    case Kind::paged:
+      heap = std::make_shared<ExtentHeap>(context_);
+      break;
+    case Kind::dense:
+      if (heaps_.size() == arena_->slices()) {
+        throw std::system_error(
+            ENOMEM, std::generic_category(),
+            "the dense backend has no more than " + std::to_string(arena_->slices()) + " slices");
+      }
+      heap = std::make_shared<ArenaHeap>(context_, arena_, heaps_.size());
+      break;
+  }
+  heap->commit();
+  heaps_.push_back(heap);
+  return heap;
+}
+
+std::shared_ptr<AddressRange> Substrate::new_range() {
+  const std::lock_guard lock(mutex_);
+  require_running();
+  std::shared_ptr<DeviceRange> range;
+  switch (kind()) {
+    case Kind::sparse:
+      range = std::make_shared<SparseBufferRange>(context_, plan_);
+      break;
+    case Kind::paged:
+      range = std::make_shared<PagedRange>(context_);
+      break;
+    case Kind::dense:
+      range = std::make_shared<ArenaRange>(context_, arena_);
+      break;
+  }
+  ranges_.push_back(range);
+  return range;
+}
+
+void Substrate::require_running() const {
+  context_->health.require();
+  const std::lock_guard books(context_->books);
+  context_->require_running();
+}
+
+size_t Substrate::buffers_per_range() const {
+  return plan_ == nullptr ? 1 : plan_->bytes.size();
+}
+
+RegionPlace Substrate::place(size_t region) const {
+  if (region >= geometry().regions()) {
+    throw std::out_of_range(
+        "region " + std::to_string(region) + " of " + std::to_string(geometry().regions()));
+  }
+  switch (kind()) {
+    case Kind::sparse:
+      return plan_->places[region];
+    case Kind::paged:
+      return {0, geometry().heap_region_offset(region)};
+    case Kind::dense:
+      return {0, geometry().range_region_offset(region)};
+  }
+  throw std::logic_error("no such kind of substrate");
+}
+
+uint64_t Substrate::row_base(const AddressRange& range, size_t buffer) const {
+  return own(range, context_).row_base(buffer);
+}
+
+std::vector<uint64_t> Substrate::page_addresses(const AddressRange& range, size_t blocks) const {
+  return own(range, context_).page_addresses(blocks);
+}
+
+MTL::Buffer* Substrate::arena() const {
+  return arena_ == nullptr ? nullptr : arena_->buffer();
+}
+
+BufferPlace Substrate::view(const AddressRange& range, size_t region) const {
+  return own(range, context_).view(region);
+}
+
+void Substrate::use(AddressRange& range, uint64_t epoch, size_t start, size_t count) {
+  own(range, context_).use(epoch, start, count);
+}
+
+void Substrate::copy_block(
+    AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
+    size_t tokens) {
+  own(target, context_).copy_from(own(source, context_), source_block, target_block, tokens);
+}
+
+// Rule: the end has an order. Steps, then mappings, then residency, then buffers, then heaps; and
+// where the device does not answer, nothing is released at all.
+bool Substrate::shutdown() {
+  const std::lock_guard lock(mutex_);
+  if (released_) {
+    return true;
+  }
+  {
+    const std::lock_guard books(context_->books);
+    context_->ended = true;
+  }
+  if (!quiesce()) {
+    return false;
+  }
+  context_->residency.end();
+  for (const auto& range : ranges_) {
+    range->drop();
+  }
+  if (arena_ != nullptr) {
+    arena_->drop();
+  }
+  for (const auto& heap : heaps_) {
+    heap->drop();
+  }
+  context_->work.reset();
+  context_->mapping.reset();
+  released_ = true;
+  return true;
+}
+
+bool Substrate::quiesce() {
+  try {
+    context_->health.require();
+    const uint64_t newest = context_->epochs.newest();
+    if (!context_->epochs.wait(newest, context_->health.timeout())) {
+      context_->health.time_out("epoch " + std::to_string(newest) + ", before shutting down");
+    }
+    for (const auto& range : ranges_) {
+      range->unmap_all();
+    }
+    return true;
+  } catch (const std::runtime_error&) {
+    return false;  // failure() says what
+  }
+}
+
+Substrate::~Substrate() {
+  bool ended = false;
+  try {
+    ended = shutdown();
+  } catch (const std::exception&) {  // a bug in what is mapped: nothing is released then either
+  }
+  if (!ended) {
+    // Commands may still run, on memory that must not go: what they use stays for good.
+    new Kept{context_, arena_, std::move(heaps_), std::move(ranges_)};
+  }
+}
+
+}  // namespace quire::metal

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <Metal/Metal.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/address_range.h"
+#include "core/heap.h"
+#include "core/metal/buffer_plan.h"
+#include "core/metal/capabilities.h"
+#include "core/metal/dense.h"
+#include "core/metal/device_range.h"
+#include "core/metal/epochs.h"
+
+// Device memory on Metal, through metal-cpp alone: no MLX, no Python.
+namespace quire::metal {
+
+// Heaps and ranges of one kind and geometry on one device, with everything that they need: queues,
+// events, residency. Threads: mapping happens on the thread of a core/mapper.h Mapper, everything
+// else on the engine's.
+//
+// Rule: it owns all device objects that command buffers use, because MLX's do not retain them, and
+// lets go of them in shutdown() alone. Heaps and ranges that Python drops stay until then.
+class Substrate {
+ public:
+  struct Options {
+    Kind kind;
+    Geometry geometry;
+    size_t max_ranges;            // dense: slices of the arena
+    size_t max_buffer_bytes = 0;  // 0: the device's; smaller values force more buffers per range
+    std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // of anything the device is asked
+  };
+  // Throws std::runtime_error that names everything that the device lacks for that kind, or the
+  // figure that does not fit; std::invalid_argument for a geometry that the kind cannot have;
+  // std::system_error(ENOMEM) where the device refuses.
+  static std::shared_ptr<Substrate> make(
+      NS::SharedPtr<MTL::Device> device, const Options& options);
+  // As shutdown(). Where that fails, device objects are left as they are for good.
+  ~Substrate();
+
+  // std::system_error(ENOMEM) where the device refuses, or the arena has no slice left.
+  std::shared_ptr<Heap> new_heap();
+  std::shared_ptr<AddressRange> new_range();
+
+  // --- for whoever encodes kernels over the rows ------------------------------------------------
+  MTL::Device* device() const { return context_->device.get(); }
+  Kind kind() const { return context_->kind; }
+  const Geometry& geometry() const { return context_->geometry; }
+  const Capabilities& capabilities() const { return context_->capabilities; }
+  // Buffers per range: a row table has one RowEntry per row and buffer, [buffer][row].
+  size_t buffers_per_range() const;
+  RegionPlace place(size_t region) const;
+  // RowEntry::base of a range's rows.
+  uint64_t row_base(const AddressRange& range, size_t buffer) const;
+  // Paged: GPU addresses of the range's leading mapped blocks, each as LayerPlace wants it.
+  std::vector<uint64_t> page_addresses(const AddressRange& range, size_t blocks) const;
+  // Dense: the one buffer that kernels bind. Null on sparse and paged.
+  MTL::Buffer* arena() const;
+  // Sparse and dense: where a region lies, for arrays that view it.
+  BufferPlace view(const AddressRange& range, size_t region) const;
+
+  Epochs& epochs() { return context_->epochs; }
+  // A step that started as `epoch` reads tokens [0, start + count) of the range and writes the last
+  // `count`. Throws std::logic_error where that would write a sealed block, or use tokens whose
+  // mapping was not observed, std::runtime_error after a failure().
+  void use(AddressRange& range, uint64_t epoch, size_t start, size_t count);
+  // Makes everything resident for a queue on which kernels run; once per queue, then free.
+  void attach(MTL::CommandQueue* queue) { context_->residency.attach(queue); }
+  // Without residency sets (macOS 14): what a compute encoder must be told to use.
+  std::vector<MTL::Resource*> unattached() const { return context_->residency.unattached(); }
+
+  // --- for the mapper's thread ------------------------------------------------------------------
+  // The first `tokens` rows of a block, in every region; done when it returns. Waits for the epoch
+  // that last wrote the source, which must have been handed to the device. Throws std::logic_error
+  // where the target's block is not its own to write.
+  void copy_block(
+      AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
+      size_t tokens);
+
+  // Ordered end: waits for the last epoch, unmaps everything (paced), takes the residency set off
+  // its queues, releases buffers, then heaps. The mapper must have nothing left to do. False where
+  // the device did not answer in time: then nothing is released, and the process must end without
+  // releasing.
+  bool shutdown();
+  // Empty while the device has answered everything in time.
+  std::string failure() const { return context_->health.failure(); }
+
+ private:
+  Substrate(NS::SharedPtr<MTL::Device> device, const Options& options);
+
+  void require_running() const;
+  bool quiesce();  // nothing runs and nothing is mapped any more; false where that failed
+
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<const BufferPlan> plan_;  // sparse
+  std::shared_ptr<Arena> arena_;            // dense
+  mutable std::mutex mutex_;                // guards the lists
+  std::vector<std::shared_ptr<DeviceHeap>> heaps_;
+  std::vector<std::shared_ptr<DeviceRange>> ranges_;
+  bool released_ = false;
+};
+
+}  // namespace quire::metal

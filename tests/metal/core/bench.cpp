@@ -1,0 +1,126 @@
+#include "bench.h"
+
+#include <exception>
+
+#include "check.h"
+#include "metal/arguments.h"
+
+namespace quire::metal {
+namespace {
+
+// What the core's two kernels touch, by their arguments.
+std::vector<fake::Access> zeroed(void* const* buffers) {
+  const auto& arguments = *static_cast<const BlockArguments*>(buffers[0]);
+  std::vector<fake::Access> accesses;
+  for (uint32_t region = 0; region < arguments.regions; ++region) {
+    accesses.push_back(
+        {arguments.target + region * arguments.target_stride, arguments.bytes, true});
+  }
+  return accesses;
+}
+
+std::vector<fake::Access> copied(void* const* buffers) {
+  const auto& arguments = *static_cast<const BlockArguments*>(buffers[0]);
+  std::vector<fake::Access> accesses = zeroed(buffers);
+  for (uint32_t region = 0; region < arguments.regions; ++region) {
+    accesses.push_back(
+        {arguments.source + region * arguments.source_stride, arguments.bytes, false});
+  }
+  return accesses;
+}
+
+}  // namespace
+
+Geometry small_geometry(Kind kind, std::vector<int64_t> row_bytes) {
+  constexpr int64_t kPage = 16384;
+  return kind == Kind::dense ? Geometry(kPage, 96, 1, 1, row_bytes)
+                             : Geometry(kPage, 16, 4, 6, row_bytes);
+}
+
+Substrate::Options Bench::default_shape() {
+  return {.kind = Kind::sparse,
+          .geometry = small_geometry(Kind::sparse),
+          .max_ranges = 0,  // the kind's own
+          .timeout = std::chrono::seconds(20)};
+}
+
+Bench::Bench(Kind kind, fake::Options options, Substrate::Options shape)
+    : machine(std::move(options)), device(fake::new_device()) {
+  if (shape.max_ranges == 0) {
+    shape.kind = kind;
+    shape.geometry = small_geometry(kind);
+    shape.max_ranges = 8;
+  }
+  machine.describe_kernel("zero_blocks", &zeroed);
+  machine.describe_kernel("copy_blocks", &copied);
+  substrate = Substrate::make(device, shape);
+  queue = NS::TransferPtr(device->newCommandQueue());
+}
+
+Bench::~Bench() noexcept(false) {
+  machine.while_waiting(nullptr);
+  if (given_up_ || std::uncaught_exceptions() > 0) {
+    return;
+  }
+  end();
+}
+
+Bench::Step Bench::step(const std::vector<Segment>& segments) {
+  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+  const uint64_t epoch = substrate->epochs().start();
+  try {
+    for (const Segment& segment : segments) {
+      substrate->use(*segment.range, epoch, segment.start, segment.stamps.size());
+    }
+  } catch (const std::exception&) {
+    substrate->epochs().abandon(epoch);
+    throw;
+  }
+  substrate->attach(queue.get());
+  std::vector<MTL::Resource*> used = substrate->unattached();
+  if (substrate->arena() != nullptr) {
+    used.push_back(substrate->arena());
+  }
+  auto commands = NS::RetainPtr(queue->commandBufferWithUnretainedReferences());
+  for (const Segment& segment : segments) {
+    const size_t end = segment.start + segment.stamps.size();
+    const RowPlaces places(*substrate, *segment.range, end);
+    fake::encode(
+        commands.get(), "a step", accesses_of(*substrate, segment),
+        [mistakes = mistakes_, places, segment, geometry = substrate->geometry()] {
+          run_segment(places, geometry, segment, *mistakes);
+        },
+        used);
+  }
+  commands->encodeSignalEvent(substrate->epochs().event(), epoch);
+  commands->commit();
+  return {epoch, commands};
+}
+
+std::vector<std::string> Bench::take_mistakes() {
+  std::vector<std::string> all = machine.take_errors();
+  const std::lock_guard lock(machine.mutex);
+  all.insert(all.end(), mistakes_->begin(), mistakes_->end());
+  mistakes_->clear();
+  return all;
+}
+
+void Bench::require_no_mistakes() {
+  const std::vector<std::string> mistakes = take_mistakes();
+  CHECK_CASE(mistakes.empty(), mistakes.empty() ? "" : mistakes.front());
+}
+
+void Bench::end() {
+  given_up_ = true;  // what follows may fail the test
+  CHECK_CASE(substrate->shutdown(), substrate->failure());
+  substrate.reset();
+  queue.reset();
+  device.reset();
+  machine.run();
+  require_no_mistakes();
+  for (const auto& [name, count] : machine.alive()) {
+    CHECK_CASE(count == 0, std::to_string(count) + " " + name + " are left");
+  }
+}
+
+}  // namespace quire::metal

@@ -1,0 +1,450 @@
+"""Mistakes planted into the Metal core, one at a time, and what finds each of them.
+
+A mistake is a text of a source file that is replaced by another: it must be there exactly once. The
+mistaken file is compiled and linked with the rest of the plain build, and the tests are run. A
+mistake that no test finds fails the run.
+
+    python -m tests.metal.core.faults [MAC_WHEEL=...]      arguments are make's, for the build
+"""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[2] / "metal_ext/csrc/core/metal"
+BUILD = HERE.parents[2] / "build/metal/core"
+TIMEOUT_S = 120
+LIVES_PERCENT = 5
+
+
+@dataclass(frozen=True)
+class Fault:
+    """rule: what it breaks. lives: found by random lives, not by the tests of single rules."""
+
+    rule: str
+    name: str
+    file: str
+    text: str
+    becomes: str
+    lives: bool = False
+
+
+FAULTS = (
+    Fault(
+        "mapping observed",
+        "a mapping is not waited for",
+        "mapping_queue.cpp",
+        "if (!wait_for_value(event_.get(), signalled_, health_.timeout()))",
+        "if (false)",
+    ),
+    Fault(
+        "mapping observed",
+        "rows without memory may be used",
+        "device_range.cpp",
+        "if (start + count > mapped_tokens())",
+        "if (false)",
+    ),
+    Fault(
+        "mapping observed",
+        "blocks count as mapped that are not",
+        "device_range.cpp",
+        "  attach(*device_heap, heap_block, block, count);\n",
+        "  attach(*device_heap, heap_block, block, 1);\n",
+        lives=True,
+    ),
+    Fault(
+        "step over before unmap",
+        "an unmap waits for no step",
+        "device_range.cpp",
+        '  wait_for(last_used, "blocks are unmapped");\n',
+        "  (void)last_used;\n",
+    ),
+    Fault(
+        "step over before unmap",
+        "the same, in random lives",
+        "device_range.cpp",
+        '  wait_for(last_used, "blocks are unmapped");\n',
+        "  (void)last_used;\n",
+        lives=True,
+    ),
+    Fault(
+        "step over before unmap",
+        "the last step is not noted",
+        "device_range.cpp",
+        "  last_used_ = std::max(last_used_, epoch);\n",
+        "",
+        lives=True,
+    ),
+    Fault(
+        "step over before unmap",
+        "only the first step is noted",
+        "device_range.cpp",
+        "  last_used_ = std::max(last_used_, epoch);\n",
+        "  last_used_ = last_used_ > 0 ? last_used_ : epoch;\n",
+    ),
+    Fault(
+        "step over before unmap",
+        "a mapped block gets a second writer",
+        "block_ledger.cpp",
+        "if (blocks_[b].mappings > 0)",
+        "if (false)",
+    ),
+    Fault(
+        "only sealed is shared",
+        "a block is shared under its writer",
+        "block_ledger.cpp",
+        "if (blocks_[b].written_epoch > completed_epoch)",
+        "if (false)",
+    ),
+    Fault(
+        "only sealed is shared",
+        "writes are not noted",
+        "device_range.cpp",
+        "places_[b].heap->ledger().write(places_[b].block, this, epoch);",
+        "",
+    ),
+    Fault(
+        "only sealed is shared",
+        "sharing seals nothing",
+        "block_ledger.cpp",
+        "    blocks_[b].sealed = true;\n",
+        "",
+    ),
+    Fault(
+        "only sealed is shared",
+        "sealed blocks are written",
+        "block_ledger.cpp",
+        "if (blocks_[block].sealed)",
+        "if (false)",
+    ),
+    Fault(
+        "only sealed is shared",
+        "a sharer may write, too",
+        "block_ledger.cpp",
+        "if (blocks_[block].writer != writer)",
+        "if (false)",
+    ),
+    Fault(
+        "only sealed is shared",
+        "blank blocks are shared",
+        "block_ledger.cpp",
+        "if (blocks_[b].blank)",
+        "if (false)",
+    ),
+    Fault(
+        "zero at first",
+        "nothing is filled",
+        "device_range.cpp",
+        "    zero(block, count);\n",
+        "",
+    ),
+    Fault(
+        "zero at first",
+        "of a run only the first block is filled",
+        "sparse.cpp",
+        "arguments.bytes = count * bytes;",
+        "arguments.bytes = bytes;",
+        lives=True,
+    ),
+    Fault(
+        "zero at first",
+        "of several regions one is filled",
+        "sparse.cpp",
+        "    arguments.bytes = count * bytes;\n"
+        "    arguments.regions = static_cast<uint32_t>(run.regions);\n",
+        "    arguments.bytes = count * bytes;\n    arguments.regions = 1;\n",
+    ),
+    Fault(
+        "zero at first",
+        "the filling is not waited for",
+        "block_work.cpp",
+        "  wait(commands, name);\n",
+        "",
+        lives=True,
+    ),
+    Fault(
+        "zero at first",
+        "of an extent one region is filled",
+        "paged.cpp",
+        "std::memset(contents(region, block), 0, count * geometry().region_block_bytes(region));",
+        "std::memset(contents(0, block), 0, count * geometry().region_block_bytes(0));",
+    ),
+    Fault(
+        "heap idle and unmapped",
+        "a mapped heap is released",
+        "block_ledger.cpp",
+        "  if (mappings_ > 0) {\n    throw",
+        "  if (false) {\n    throw",
+    ),
+    Fault(
+        "heap idle and unmapped",
+        "a heap is released under steps",
+        "device_heap.cpp",
+        "if (!context_->epochs.wait(newest, context_->health.timeout()))",
+        "if (unmake(), committed_ = 0; true) { return; } else",
+    ),
+    Fault(
+        "heap idle and unmapped",
+        "steps that began meanwhile are forgotten",
+        "epochs.cpp",
+        "if (completed_locked() == started_)",
+        "if (true)",
+        lives=True,
+    ),
+    Fault(
+        "heap idle and unmapped",
+        "a released heap stays in the residency set",
+        "sparse.cpp",
+        "  context()->residency.remove(heap_.get());\n",
+        "",
+    ),
+    Fault(
+        "objects are kept",
+        "ranges are not kept",
+        "substrate.cpp",
+        "  ranges_.push_back(range);\n",
+        "",
+    ),
+    Fault(
+        "objects are kept",
+        "heaps are not kept",
+        "substrate.cpp",
+        "  heaps_.push_back(heap);\n",
+        "",
+    ),
+    Fault(
+        "objects are kept",
+        "released although the device is silent",
+        "substrate.cpp",
+        "  if (!ended) {\n",
+        "  if (false) {\n",
+    ),
+    Fault(
+        "the end in order",
+        "the end does not wait for the last step",
+        "substrate.cpp",
+        "if (!context_->epochs.wait(newest, context_->health.timeout()))",
+        "if (false)",
+    ),
+    Fault(
+        "the end in order",
+        "the end unmaps nothing",
+        "substrate.cpp",
+        "      range->unmap_all();\n",
+        "",
+    ),
+    Fault(
+        "the end in order",
+        "the end goes on although the device is silent",
+        "substrate.cpp",
+        "  if (!quiesce()) {\n    return false;\n  }\n",
+        "  quiesce();\n",
+    ),
+    Fault(
+        "the end in order",
+        "after the end things begin",
+        "context.cpp",
+        "  if (ended) {\n",
+        "  if (false) {\n",
+    ),
+    Fault(
+        "one signal per batch",
+        "a signal behind the last batch alone",
+        "mapping_queue.cpp",
+        "    queue_->signalEvent(event_.get(), ++signalled_);\n",
+        "    if (operations.size() == batch.size()) {\n"
+        "      queue_->signalEvent(event_.get(), ++signalled_);\n    }\n",
+    ),
+    Fault(
+        "one signal per batch",
+        "a batch of any length",
+        "mapping_queue.cpp",
+        "operations.first(std::min(operations.size(), kMaxOperations))",
+        "operations.first(operations.size())",
+    ),
+    Fault(
+        "one signal per batch",
+        "unmaps are not waited for",
+        "mapping_queue.cpp",
+        "if (!wait_for_value(event_.get(), signalled_, health_.timeout()))",
+        "if (heap != nullptr &&\n"
+        "        !wait_for_value(event_.get(), signalled_, health_.timeout()))",
+        lives=True,
+    ),
+    Fault(
+        "residency",
+        "what is added is not committed",
+        "residency.cpp",
+        "  set_->addAllocation(allocation);\n  set_->commit();\n",
+        "  set_->addAllocation(allocation);\n",
+    ),
+    Fault(
+        "residency",
+        "residency is not requested",
+        "residency.cpp",
+        "  set_->requestResidency();\n",
+        "",
+    ),
+    Fault(
+        "residency",
+        "queues do not get the set",
+        "residency.cpp",
+        "    queue->addResidencySet(set_.get());\n    attached",
+        "    attached",
+    ),
+    Fault(
+        "residency",
+        "sparse buffers are not in the set",
+        "sparse.cpp",
+        "    this->context()->residency.add(buffer.get());\n",
+        "    (void)buffer;\n",
+    ),
+    Fault(
+        "residency",
+        "without sets nothing is named",
+        "residency.cpp",
+        "    unattached_.push_back(buffer);\n",
+        "",
+        lives=True,
+    ),
+    Fault(
+        "pages, not bytes",
+        "the buffer's range is in bytes",
+        "sparse.cpp",
+        "NS::Range((at.offset + block * bytes) / page, count * bytes / page)",
+        "NS::Range(at.offset + block * bytes, count * bytes)",
+    ),
+    Fault(
+        "pages, not bytes",
+        "the heap's blocks lie as the range's do",
+        "sparse.cpp",
+        "shape.heap_region_offset(region) + heap_block * bytes",
+        "shape.heap_region_offset(region) + block * bytes",
+        lives=True,
+    ),
+    Fault(
+        "epochs",
+        "an abandoned step completes earlier ones",
+        "epochs.cpp",
+        "  while (abandoned_.erase(completed_ + 1) > 0) {\n    ++completed_;\n  }\n",
+        "  if (!abandoned_.empty()) {\n"
+        "    completed_ = std::max(completed_, *abandoned_.rbegin());\n  }\n",
+    ),
+    Fault(
+        "copies",
+        "a copy does not wait for the source's writer",
+        "device_range.cpp",
+        '  wait_for(last_used, "a block is copied");\n',
+        "  (void)last_used;\n",
+    ),
+    Fault(
+        "copies",
+        "a copy takes the whole block",
+        "sparse.cpp",
+        "arguments.bytes = tokens * geometry().row_bytes(run.first_region);",
+        "arguments.bytes = bytes;",
+    ),
+    Fault(
+        "refusals change nothing",
+        "a refused mapping stays in the books",
+        "device_range.cpp",
+        "    withdraw(block, count);\n",
+        "",
+    ),
+    Fault(
+        "failures are for good",
+        "a failure is forgotten",
+        "health.cpp",
+        "  if (!failure_.empty()) {\n    throw",
+        "  if (false) {\n    throw",
+    ),
+    Fault(
+        "failures are for good",
+        "a failed command is taken for a slow one",
+        "block_work.cpp",
+        "if (commands->status() == MTL::CommandBufferStatusError)",
+        "if (false)",
+    ),
+    Fault(
+        "asked, not assumed",
+        "the device's own word is not heard",
+        "capabilities.cpp",
+        "if (found_.placement_sparse == false)",
+        "if (false)",
+    ),
+)
+
+
+def plant(fault: Fault, number: int) -> Path:
+    """Writes the mistaken file into a folder of its own; the folder."""
+    text = (SOURCES / fault.file).read_text()
+    if text.count(fault.text) != 1:
+        raise SystemExit(
+            f"{fault.file} has {text.count(fault.text)} times, not once, the text of the mistake "
+            f"{fault.name!r}: tests/metal/core/faults.py must follow the source"
+        )
+    folder = BUILD / f"faults/{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    mistaken = text.replace(fault.text, fault.becomes)
+    path = folder / fault.file
+    if not path.exists() or path.read_text() != mistaken:
+        path.write_text(mistaken)
+    return folder
+
+
+def run(folder: Path, fault: Fault) -> str:
+    """Runs the tests on a mistake; what found it, or nothing."""
+    lives = LIVES_PERCENT if fault.lives else 0
+    try:
+        done = subprocess.run(
+            [folder / "tests", *(["engines live"] if fault.lives else [])],
+            env={**os.environ, "SEEDS": str(lives)},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "never ends"
+    failed = [line[17:] for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    if failed:
+        return failed[0]
+    words = done.stderr.splitlines() or [f"the process ends with {done.returncode}"]
+    return "" if done.returncode == 0 else words[-1]
+
+
+def find(numbered: tuple[int, Fault]) -> str:
+    number, fault = numbered
+    folder = plant(fault, number)
+    # One make for each, beside the one that may have started this.
+    environment = {key: value for key, value in os.environ.items() if "MAKE" not in key}
+    subprocess.run(
+        ["make", *sys.argv[1:], "faulty", f"FOLDER={folder}", f"FILE={fault.file}"],
+        cwd=HERE,
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return run(folder, fault)
+
+
+def main() -> int:
+    missed = 0
+    print(f"{'rule':24} {'mistake':45} found by")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for fault, by in zip(FAULTS, pool.map(find, enumerate(FAULTS)), strict=True):
+            print(f"{fault.rule:24} {fault.name:45} {by or 'NOBODY'}", flush=True)
+            missed += not by
+    rules = len({fault.rule for fault in FAULTS})
+    summary = f"{len(FAULTS)} mistakes in {rules} rules planted, {missed} not found"
+    (BUILD / "faults.log").write_text(summary + "\n")
+    print(summary)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

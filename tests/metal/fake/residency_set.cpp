@@ -1,0 +1,119 @@
+#include "residency_set.h"
+
+#include <algorithm>
+
+#include "commands.h"
+
+namespace quire::fake {
+namespace {
+
+class ResidencySetDescriptor final : public Object {
+ public:
+  ResidencySetDescriptor() : Object("MTLResidencySetDescriptor") {}
+};
+
+const auto defined = [] {
+  define("MTLResidencySetDescriptor").makes<ResidencySetDescriptor>();
+  define("MTLResidencySet")
+      .method<&ResidencySet::add>("addAllocation:")
+      .method<&ResidencySet::remove>("removeAllocation:")
+      .method<&ResidencySet::remove_all>("removeAllAllocations")
+      .method<&ResidencySet::commit>("commit")
+      .method<&ResidencySet::request>("requestResidency")
+      .method<&ResidencySet::end>("endResidency")
+      .method<&ResidencySet::contains>("containsAllocation:");
+  return true;
+}();
+
+}  // namespace
+
+void ResidencySet::add(Allocation* allocation) {
+  const std::lock_guard lock(Machine::current().mutex);
+  added_.insert(allocation);
+}
+
+void ResidencySet::remove(Allocation* allocation) {
+  const std::lock_guard lock(Machine::current().mutex);
+  if (added_.erase(allocation) == 0) {
+    report("an allocation that a residency set does not hold was removed from it");
+  }
+}
+
+void ResidencySet::remove_all() {
+  const std::lock_guard lock(Machine::current().mutex);
+  added_.clear();
+}
+
+void ResidencySet::commit() {
+  const std::lock_guard lock(Machine::current().mutex);
+  for (Allocation* allocation : added_) {
+    if (!committed_.contains(allocation)) {
+      ++allocation->in_residency_sets;
+    }
+  }
+  for (Allocation* allocation : committed_) {
+    if (!added_.contains(allocation)) {
+      --allocation->in_residency_sets;
+      resident_.erase(allocation);
+      for (const CommandBuffer* commands : Machine::current().in_flight) {
+        if (commands->uses(allocation)) {
+          report("an allocation left a residency set while a command in flight uses it");
+        }
+      }
+    }
+  }
+  committed_ = added_;
+}
+
+void ResidencySet::request() {
+  const std::lock_guard lock(Machine::current().mutex);
+  resident_ = committed_;
+}
+
+void ResidencySet::end() {
+  const std::lock_guard lock(Machine::current().mutex);
+  resident_.clear();
+}
+
+void ResidencySet::dealloc() {
+  const std::lock_guard lock(Machine::current().mutex);
+  if (queues > 0) {
+    report("a residency set was released while a queue has it");
+  }
+  for (Allocation* allocation : committed_) {
+    --allocation->in_residency_sets;
+  }
+}
+
+void QueueResidency::add(ResidencySet* set) {
+  const std::lock_guard lock(Machine::current().mutex);
+  if (sets_.insert(set).second) {
+    ++set->queues;
+  } else {
+    report("a residency set was added to a queue that has it");
+  }
+}
+
+void QueueResidency::remove(ResidencySet* set) {
+  const std::lock_guard lock(Machine::current().mutex);
+  if (sets_.erase(set) > 0) {
+    --set->queues;
+  } else {
+    report("a residency set was removed from a queue that does not have it");
+  }
+}
+
+bool QueueResidency::holds(const Allocation* allocation) const {
+  return std::any_of(sets_.begin(), sets_.end(), [allocation](const ResidencySet* set) {
+    return set->holds(allocation);
+  });
+}
+
+void QueueResidency::release_all() {
+  for (ResidencySet* set : sets_) {
+    --set->queues;
+  }
+  sets_.clear();
+}
+
+}  // namespace quire::fake
