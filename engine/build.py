@@ -7,7 +7,7 @@ import mlx.core as mx
 import metal_ext
 from engine.checkpoint import Checkpoint
 from engine.loop import Emit, EngineLoop, LoopOptions
-from engine.machine import MachineMemory, machine_threads
+from engine.machine import MachineMemory, headroom_bytes, machine_threads
 from engine.planning.shape import ModelShape
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
@@ -20,10 +20,13 @@ from engine.weights import (
     choose_arithmetic,
     load_qwen3,
 )
-from kvcache.backend import dense_backend, posix_backend, raise_descriptor_limit
-from kvcache.layout import KVShape
+from kvcache.choice import SubstrateChoice
+from kvcache.layout import KVShape, LayoutError
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits, CacheRequest, MemoryDemand, MemoryPlan, fit
+from kvcache.native_backends import raise_descriptor_limit
+from kvcache.new_backend import new_backend
+from kvcache.substrates import Substrate
 
 FLOAT32_BYTES = 4
 # Copies of the hidden state and of the logits that live at once during a step: a bound, not a
@@ -33,6 +36,12 @@ LOGIT_COPIES = 5
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
+# What the kernels are compiled for.
+GPU_HEAD_DIMS = (64, 128, 256)
+# Positions of a row that the GPU's decode kernel sums at a time, as in kernels/metal/arguments.h.
+SPLIT_TOKENS = 256
+# Layers whose K and V may lie gathered at once, where they lie in no one array: a bound.
+GATHERED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +49,12 @@ class EngineConfig:
     """Every choice that the engine leaves to its user; None means: choose."""
 
     substrate: str
-    """"auto", "posix" or "dense"."""
+    """"auto", or what a Substrate is called."""
+    release_heaps: bool
+    """Whether a GPU may release heaps before the process ends."""
     arithmetic: Arithmetic | None
     kv_dtype: str | None
-    """"bfloat16" or "float32"."""
+    """"bfloat16", "float32", or on a GPU "float16"."""
     page_bytes: int | None
     heap_bytes: int
     kv_budget_bytes: int | None
@@ -68,30 +79,43 @@ class EnginePlan:
 
     checkpoint: Checkpoint
     arithmetic: ArithmeticChoice
-    substrate: str
+    substrate: SubstrateChoice
     memory: MemoryPlan
     threads: int
 
 
-def plan_engine(config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory) -> EnginePlan:
+def plan_engine(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    machine: MachineMemory,
+    choice: SubstrateChoice,
+) -> EnginePlan:
     """Fits the model and its cache into the machine.
 
+    machine: what the processor that computes may use. choice: what stands under K and V.
     Raises BudgetError or LayoutError with the figure that does not fit.
     """
-    headroom = headroom_bytes(config, machine.total_bytes)
+    substrate = choice.substrate
+    if substrate.on_gpu and checkpoint.head_dim not in GPU_HEAD_DIMS:
+        raise LayoutError(
+            f"the model's head_dim is {checkpoint.head_dim}, and the GPU's kernels know "
+            f"{', '.join(map(str, GPU_HEAD_DIMS))}: serve it with --kv-backend posix"
+        )
+    shape = kv_shape(config, checkpoint, substrate)
+    headroom = headroom_bytes(config.headroom_bytes, machine.total_bytes)
     usable = min(machine.total_bytes - headroom, machine.available_bytes)
     arithmetic = choose_arithmetic(
-        checkpoint, on_gpu=False, memory_bytes=usable // 2, asked=config.arithmetic
+        checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, asked=config.arithmetic
     )
     demand = MemoryDemand(
         machine_bytes=machine.total_bytes,
         available_bytes=machine.available_bytes,
         headroom_bytes=headroom,
         weights_bytes=arithmetic.weights_bytes,
-        activation_bytes=activation_bytes(checkpoint, config),
+        activation_bytes=activation_bytes(checkpoint, config)
+        + gpu_scratch_bytes(checkpoint, config, shape, substrate),
         mlx_cache_bytes=config.mlx_cache_bytes,
     )
-    substrate = "posix" if config.substrate == "auto" else config.substrate
     request = CacheRequest(
         substrate=substrate,
         heap_bytes=config.heap_bytes,
@@ -99,31 +123,34 @@ def plan_engine(config: EngineConfig, checkpoint: Checkpoint, machine: MachineMe
         page_bytes=config.page_bytes,
         kv_budget_bytes=config.kv_budget_bytes,
         max_model_len=config.max_model_len,
+        max_buffer_bytes=machine.max_buffer_bytes,
     )
     memory = fit(
         demand,
         request,
-        kv_shape(config, checkpoint),
+        shape,
         model_max_len=checkpoint.max_position_embeddings,
         system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
     )
     threads = config.threads or machine_threads()
-    return EnginePlan(checkpoint, arithmetic, substrate, memory, threads)
+    return EnginePlan(checkpoint, arithmetic, choice, memory, threads)
 
 
-def headroom_bytes(config: EngineConfig, total_bytes: int) -> int:
-    """What is left to other programs: as configured, or a fifth of the memory."""
-    return total_bytes // 5 if config.headroom_bytes is None else config.headroom_bytes
-
-
-def kv_shape(config: EngineConfig, checkpoint: Checkpoint) -> KVShape:
-    """K and V as wide as the checkpoint: float32 for a float32 one, bfloat16 for 16 bits."""
-    dtype = config.kv_dtype or ("float32" if checkpoint.dtype == "F32" else "bfloat16")
+def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
+    """K and V as wide as the checkpoint: float32 for a float32 one, bfloat16 for 16 bits; on a GPU
+    of the very kind that it computes with. Raises LayoutError for what a CPU does not know."""
+    dtype = config.kv_dtype
+    if dtype is None:
+        stored = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
+        dtype = stored.get(checkpoint.dtype, "bfloat16")
+    if dtype == "float16" and not substrate.on_gpu:
+        raise LayoutError("a CPU keeps K and V as bfloat16 or float32, and cache.dtype is float16")
     return KVShape(
         num_layers=checkpoint.num_layers,
         kv_heads=checkpoint.kv_heads,
         head_dim=checkpoint.head_dim,
         itemsize=4 if dtype == "float32" else 2,
+        float16=dtype == "float16",
     )
 
 
@@ -138,11 +165,26 @@ def activation_bytes(model: Checkpoint | ModelShape, config: EngineConfig) -> in
     return floats * FLOAT32_BYTES
 
 
+def gpu_scratch_bytes(
+    checkpoint: Checkpoint, config: EngineConfig, shape: KVShape, substrate: Substrate
+) -> int:
+    """An upper bound of what attention on a GPU computes with: a partial sum for every split of
+    every sequence that decodes; and where pages are no one array, a copy of a prompt's past."""
+    if not substrate.on_gpu:
+        return 0
+    longest = config.max_model_len or checkpoint.max_position_embeddings
+    splits = config.max_num_seqs * -(-longest // SPLIT_TOKENS)
+    # A sum, and the two numbers that it is combined with others by.
+    partial = checkpoint.query_heads * (checkpoint.head_dim + 2) * FLOAT32_BYTES
+    gathered = GATHERED_LAYERS * 2 * longest * shape.row_bytes
+    return splits * partial + (gathered if substrate is Substrate.PAGED else 0)
+
+
 def build_engine(
     plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit
 ) -> EngineLoop:
     """Makes everything, on the calling thread, which owns MLX from then on."""
-    mx.set_default_device(mx.Device(mx.cpu))
+    mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
     model = load_qwen3(plan.checkpoint, plan.arithmetic.arithmetic, progress)
     identity = repr((plan.checkpoint, plan.arithmetic.arithmetic)).encode()
@@ -151,11 +193,16 @@ def build_engine(
         config,
         model,
         plan.checkpoint.vocab_size,
-        plan.substrate,
+        plan.substrate.substrate,
         plan.threads,
         identity,
         emit,
     )
+
+
+def compute_device(substrate: Substrate) -> mx.Device:
+    """The processor whose memory K and V are."""
+    return mx.Device(mx.gpu if substrate.on_gpu else mx.cpu)
 
 
 def assemble(
@@ -163,20 +210,24 @@ def assemble(
     config: EngineConfig,
     model: Model,
     vocab_size: int,
-    substrate: str,
+    substrate: Substrate,
     threads: int,
     identity: bytes,
     emit: Emit,
 ) -> EngineLoop:
     """The engine around any model; runs a first request through it.
 
-    identity: of the model, whose K and V no other model shares.
+    identity: of the model, whose K and V no other model shares. Raises RuntimeError where the
+    substrate cannot be made or the model cannot decode; then nothing is left behind.
     """
     raise_descriptor_limit()
-    workers = metal_ext.CpuWorkers(threads)
-    if metal_ext.fast_blas is not None:
-        metal_ext.fast_blas.use(workers)
-    make_backend = dense_backend if substrate == "dense" else posix_backend
+    backend = new_backend(
+        substrate,
+        memory.layout.group,
+        max_sequences=memory.max_num_seqs,
+        release_heaps=config.release_heaps,
+        workers=None if substrate.on_gpu else cpu_workers(threads),
+    )
     cache_limits = CacheLimits(
         budget_bytes=memory.kv_budget_bytes,
         max_sequences=memory.max_num_seqs,
@@ -184,8 +235,7 @@ def assemble(
         max_sharers=config.max_sharers,
         shares_prefixes=config.prefix_cache,
     )
-    backend = make_backend(memory.layout.group)
-    kv = KVCacheManager(memory.layout, backend, cache_limits, identity=identity, workers=workers)
+    kv = KVCacheManager(memory.layout, backend, cache_limits, identity=identity)
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
         max_num_seqs=memory.max_num_seqs,
@@ -205,5 +255,17 @@ def assemble(
         LoopOptions(config.idle_release_s, config.prefix_keep_s, config.check_every_step),
         emit=emit,
     )
-    loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))
+    try:
+        loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))
+    except BaseException:
+        loop.close()
+        raise
     return loop
+
+
+def cpu_workers(threads: int) -> metal_ext.CpuWorkers:
+    """The threads of attention and of matrix products."""
+    workers = metal_ext.CpuWorkers(threads)
+    if metal_ext.fast_blas is not None:
+        metal_ext.fast_blas.use(workers)
+    return workers

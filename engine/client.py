@@ -274,6 +274,7 @@ class EngineClient:
             log.exception("the engine has failed")
             self._failure = error
         self._call_soon(self._fail_all)
+        self._loop.close()
 
     def _emit(self, events: list[TokenEvent]) -> None:
         self._call_soon(self._deliver, events)

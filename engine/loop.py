@@ -128,6 +128,12 @@ class EngineLoop:
             if not self.step() and not self._stopping:
                 self._wait()
 
+    def close(self) -> None:
+        """The ordered end of the device's memory, on the thread that ran the loop. Nothing may be
+        called afterwards."""
+        if not self._kv.shut_down():
+            log.error("the device did not answer at the end: its memory is left to the system")
+
     def warm_up(self, prompt_tokens: int) -> None:
         """Runs a request of our own, so that the first real one finds everything in place.
 
@@ -137,7 +143,8 @@ class EngineLoop:
         self.mailbox.put(Request(WARM_UP_ID, (0,) * prompt_tokens, params))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
-        while self.step():
+        # Until its memory is back as well: what comes back later would be kept as a prefix.
+        while self.step() or self._kv.recovering:
             pass
         self._emit = emit
         self._kv.drop_prefixes()

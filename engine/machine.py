@@ -6,6 +6,8 @@ from pathlib import Path
 
 import psutil
 
+from kvcache.metal_device import MetalDevice
+
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
 MAX_THREADS = 256
@@ -17,6 +19,8 @@ class MachineMemory:
 
     total_bytes: int
     available_bytes: int
+    max_buffer_bytes: int | None = None
+    """The largest allocation of the GPU; None on a CPU."""
 
 
 def machine_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> MachineMemory:
@@ -33,6 +37,18 @@ def machine_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> Mach
             total = min(total, limit)
             available = min(available, max(0, limit - used))
     return MachineMemory(total, available)
+
+
+def gpu_memory(machine: MachineMemory, device: MetalDevice) -> MachineMemory:
+    """What a GPU may use of the machine's memory: the working set that its driver recommends."""
+    total = min(machine.total_bytes, device.working_set_bytes)
+    available = min(machine.available_bytes, device.working_set_bytes)
+    return MachineMemory(total, available, device.max_buffer_bytes)
+
+
+def headroom_bytes(asked: int | None, total_bytes: int) -> int:
+    """What is left to other programs: as configured, or a fifth of the memory."""
+    return total_bytes // 5 if asked is None else asked
 
 
 def machine_threads() -> int:

@@ -49,13 +49,16 @@ class ModelRunner:
             if entry.samples:
                 rows.append(len(tokens) - 1)
         try:
-            return self._evaluate(plan, views, tokens, positions, rows)
+            samples = self._evaluate(plan, views, tokens, positions, rows)
         except Exception:
-            mx.synchronize()  # what was queued before the fault may still run
+            # What was queued before the fault may still run. Where even waiting for it fails, the
+            # device is lost, and the step is never said to be complete.
+            mx.synchronize()
             views.give_up()
-            raise
-        finally:
             self.completed_epoch = views.epoch
+            raise
+        self.completed_epoch = views.epoch
+        return samples
 
     def _evaluate(
         self,
@@ -69,8 +72,8 @@ class ModelRunner:
             mx.array(tokens), mx.array(positions), views, mx.array(rows) if rows else None
         )
         if logits is None:
-            mx.eval(views.cache_tokens)
+            mx.eval(views.step_end([]))
             return []
         samples = sample(logits, [entry.sequence for entry in plan.entries if entry.samples])
-        mx.eval(samples.arrays, views.cache_tokens)
+        mx.eval(views.step_end(samples.arrays))
         return samples.read()

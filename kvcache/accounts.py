@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from kvcache.backend import PageBackend
+from kvcache.backend import PageBackend, Releases
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
 from kvcache.prefix_index import PrefixIndex
@@ -33,6 +33,7 @@ def stats(
         free_slack_bytes=pool.free_committed_bytes,
         committed_bytes=backend.committed_bytes(),
         num_heaps=pool.num_heaps,
+        kept_heaps=pool.num_heaps if backend.releases is Releases.NOTHING else 0,
         num_sequences=len(sequences),
     )
 

@@ -4,21 +4,18 @@ A backend knows heaps, buffers and blocks by number and moves memory behind addr
 it knows which one runs.
 """
 
-import resource
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from enum import Enum
 from typing import Protocol
+
+import mlx.core as mx
 
 import metal_ext
 from kvcache.layout import Group
 
-# Of the mappings that the system allows a process, those left to everything else in it.
-SPARE_MAPPINGS = 4096
-MAX_MAP_COUNT_FILE = Path("/proc/sys/vm/max_map_count")
-# Every heap is an open file, and so is every client: heaps may be one file of two.
-FILES_PER_HEAP = 2
+# A mapping operation that takes longer will not come back.
+MAPPING_LIMIT_S = 30.0
 
 
 @dataclass(slots=True)
@@ -30,8 +27,99 @@ class Segment:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayerRegions:
+    """Where the keys and values of a layer lie, and the shape of their rows."""
+
+    keys: int
+    values: int
+    kv_heads: int
+    head_dim: int
+    dtype: mx.Dtype
+    native: metal_ext.Layer
+
+
+@dataclass(frozen=True, slots=True)
+class NormAndRope:
+    """What a layer does to its queries and keys before they meet: RMS norm over head_dim, then
+    RoPE over the halves of a head. The angle of dimension i is
+    ``position * rope_scale * rope_base ** (-2 * i / head_dim)``."""
+
+    query_weight: mx.array
+    """``[head_dim]``, as is ``key_weight``."""
+    key_weight: mx.array
+    eps: float
+    rope_base: float
+    rope_scale: float
+
+
+class Releases(Enum):
+    """What memory goes back to the system before the process ends."""
+
+    BLOCKS = "any blocks, at any time"
+    HEAPS = "whole heaps, at any time"
+    IDLE = "whole heaps, when nothing runs"
+    NOTHING = "none: heaps are kept"
+
+
+class Charge(Enum):
+    """From when on the system charges the process for memory of heaps."""
+
+    BLOCKS = "each block from its first mapping"
+    HEAPS = "each heap, in full, from when it is made, or mapped again after a release"
+    ALL = "all heaps, in full, from the start"
+
+
 class BackendFailedError(RuntimeError):
-    """A mapping operation failed on its thread: what is mapped is in doubt, serving must end."""
+    """A mapping operation failed on its thread, or the device did: what is mapped is in doubt,
+    serving must end."""
+
+
+class StepRows(Protocol):
+    """The rows of one step, and the kernels of the substrate over them. ``token`` is always the
+    layer's newest cache token: an array of one element that orders reads after writes."""
+
+    fuses_projection: bool
+    """Whether ``project`` is there."""
+
+    def append(
+        self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
+    ) -> mx.array:
+        """Writes ``[T, kv_heads, head_dim]`` keys and values; returns the next token."""
+
+    def project(
+        self,
+        token: mx.array,
+        layer: LayerRegions,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        how: NormAndRope,
+    ) -> tuple[mx.array, mx.array]:
+        """``append`` of keys after norm and RoPE, and the queries after theirs: the next token, and
+        ``[T, query_heads, head_dim]``."""
+
+    def decode_attention(
+        self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
+    ) -> mx.array:
+        """Attention of the step's first R rows, each over its sequence up to itself.
+        queries: ``[R, query_heads, head_dim]``."""
+
+    def chunk_attention(
+        self, token: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+    ) -> mx.array:
+        """The same for all rows of one segment: ``[count, query_heads, head_dim]``."""
+
+    def region(self, token: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
+        """ "keys" or "values" of a segment's whole past, itself included: ``[start + count,
+        kv_heads, head_dim]``, valid until the sequence closes."""
+
+    def end(self, arrays: list[mx.array]) -> list[mx.array]:
+        """What to evaluate so that the arrays are there and the device knows that the step is done.
+        arrays: the step's results, and the newest cache token of every layer."""
+
+    def abandon(self) -> None:
+        """The step failed, and nothing of it runs any more."""
 
 
 class PageBackend(Protocol):
@@ -44,8 +132,10 @@ class PageBackend(Protocol):
     """
 
     name: str
-    releases_blocks: bool
-    """Whether less than a whole heap can be given back to the system."""
+    releases: Releases
+    charge: Charge
+    zeroes_blocks: bool
+    """Whether a block that is mapped writable holds zeros, whatever it held before."""
     mapping_limit: int | None
     """How many mappings the process may have for its buffers; None where nobody counts."""
     heap_limit: int | None
@@ -99,11 +189,13 @@ class PageBackend(Protocol):
     def committed_bytes(self) -> int:
         """What the system charges for all heaps. Any thread."""
 
-    def row_table(self, segments: Sequence[Segment]) -> metal_ext.RowTable:
-        """The rows of a step, in order."""
+    def rows(self, segments: Sequence[Segment]) -> StepRows:
+        """The rows of a step, in order. A step that is begun is ended, or abandoned."""
 
-    def address_range(self, buffer: int) -> metal_ext.AddressRange:
-        """The addresses of a buffer, for views that read it directly."""
+    def shut_down(self) -> bool:
+        """The ordered end: waits for the device and takes everything from behind the buffers. False
+        where the device did not answer: then the process must end without releasing anything.
+        Nothing may be called afterwards."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:
@@ -115,149 +207,3 @@ def native_geometry(group: Group) -> metal_ext.Geometry:
         blocks_per_range=group.blocks_per_buffer,
         region_row_bytes=[region.row_bytes for region in group.regions],
     )
-
-
-class NativeBackend:
-    """The substrates of this build: they differ in how a heap and a range are made, and no more."""
-
-    def __init__(
-        self,
-        name: str,
-        group: Group,
-        new_heap: Callable[[metal_ext.Geometry], metal_ext.Heap],
-        new_range: Callable[[metal_ext.Geometry], metal_ext.AddressRange],
-        *,
-        releases_blocks: bool,
-        shares_blocks: bool,
-        mapping_limit: int | None,
-        heap_limit: int | None,
-    ) -> None:
-        self.name = name
-        self.releases_blocks = releases_blocks
-        self.shares_blocks = shares_blocks
-        self.mapping_limit = mapping_limit
-        self.heap_limit = heap_limit
-        self._geometry = native_geometry(group)
-        self._new_heap = new_heap
-        self._new_range = new_range
-        self._heaps: list[metal_ext.Heap] = []
-        self._ranges: list[metal_ext.AddressRange] = []
-        self._mapper = metal_ext.Mapper()
-        self._copies = metal_ext.CopyCounter()
-
-    @property
-    def copied_bytes(self) -> int:
-        return self._copies.bytes
-
-    def add_heap(self) -> bool:
-        try:
-            self._heaps.append(self._new_heap(self._geometry))
-        except OSError:
-            return False
-        return True
-
-    def add_buffer(self) -> bool:
-        try:
-            self._ranges.append(self._new_range(self._geometry))
-        except OSError:
-            return False
-        return True
-
-    def map(
-        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
-    ) -> bool:
-        try:
-            self._ranges[buffer].map(self._heaps[heap], heap_block, block, count, writable)
-        except OSError:
-            return False
-        return True
-
-    def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        return self._mapper.map(self._ranges[buffer], self._heaps[heap], heap_block, block, count)
-
-    def refused(self, ticket: int) -> bool:
-        return self._mapper.refused(ticket)
-
-    def unmap(self, buffer: int, block: int, count: int) -> int:
-        return self._mapper.unmap(self._ranges[buffer], block, count)
-
-    def release(self, heap: int, block: int, count: int) -> int:
-        return self._mapper.release(self._heaps[heap], block, count)
-
-    def copy_block(
-        self, source: int, source_block: int, target: int, target_block: int, tokens: int
-    ) -> None:
-        import mlx.core as mx  # comes after metal_ext, which loads the BLAS
-
-        # MLX's stream runs in order what was started: no step's cache token is needed.
-        from_, to = self._ranges[source], self._ranges[target]
-        token = mx.zeros((1,))
-        mx.eval(
-            metal_ext.block_copy(token, from_, source_block, to, target_block, tokens, self._copies)
-        )
-
-    def completed_ticket(self) -> int:
-        if self._mapper.failure:
-            raise BackendFailedError(f"the mapper thread failed: {self._mapper.failure}")
-        return self._mapper.completed
-
-    def wait(self, ticket: int, timeout_s: float) -> bool:
-        return self._mapper.wait(ticket, timeout_s)
-
-    def committed_bytes(self) -> int:
-        return sum(heap.committed_bytes for heap in tuple(self._heaps))
-
-    def row_table(self, segments: Sequence[Segment]) -> metal_ext.RowTable:
-        ranges = self._ranges
-        return metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
-
-    def address_range(self, buffer: int) -> metal_ext.AddressRange:
-        return self._ranges[buffer]
-
-
-def posix_backend(group: Group) -> PageBackend:
-    """Shared-memory heaps mapped behind reserved addresses: Linux, and a Mac's CPU."""
-    return NativeBackend(
-        "posix",
-        group,
-        metal_ext.Heap.shared,
-        metal_ext.AddressRange.sparse,
-        releases_blocks=sys.platform == "linux",
-        shares_blocks=True,
-        mapping_limit=system_mapping_limit(),
-        heap_limit=system_heap_limit(),
-    )
-
-
-def dense_backend(group: Group) -> PageBackend:
-    """One full-context allocation per buffer: anything that can allocate."""
-    return NativeBackend(
-        "dense",
-        group,
-        metal_ext.Heap.dense,
-        metal_ext.AddressRange.dense,
-        releases_blocks=True,
-        shares_blocks=False,
-        mapping_limit=None,
-        heap_limit=None,
-    )
-
-
-def system_mapping_limit() -> int | None:
-    """Mappings that buffers may use: ``vm.max_map_count`` less a reserve; None on a Mac."""
-    try:
-        return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
-    except OSError:
-        return None
-
-
-def system_heap_limit() -> int | None:
-    """Heaps that may be open files: half of the hard limit; None where there is none."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if hard == resource.RLIM_INFINITY else hard // FILES_PER_HEAP
-
-
-def raise_descriptor_limit() -> None:
-    """Raises the soft limit of open files to the hard one: every heap and every client is one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,12 +1,9 @@
 """All sparse buffers, and how many mappings they take."""
 
-from kvcache.backend import BackendFailedError, PageBackend
+from kvcache.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
 from kvcache.layout import Group
 from kvcache.sparse_buffer import MappedRun, PageTable, Pending, SparseBuffer
 from kvcache.sparse_heap import BlockRef
-
-# A mapping operation that takes longer will not come back.
-MAPPING_LIMIT_S = 30.0
 
 
 class BufferPool:

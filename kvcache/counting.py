@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-import metal_ext
-from kvcache.backend import Segment
+from kvcache.backend import Charge, Releases, Segment, StepRows
 from kvcache.layout import Group
 
 
@@ -18,7 +17,9 @@ class CountingBackend:
 
     group: Group
     name: str = "counting"
-    releases_blocks: bool = True
+    releases: Releases = Releases.BLOCKS
+    charge: Charge = Charge.BLOCKS
+    zeroes_blocks: bool = False
     shares_blocks: bool = True
     mapping_limit: int | None = None
     heap_limit: int | None = None
@@ -84,13 +85,13 @@ class CountingBackend:
         """Of all blocks that hold memory."""
         return len(self._committed) * self.group.block_bytes
 
-    def row_table(self, segments: Sequence[Segment]) -> metal_ext.RowTable:
+    def rows(self, segments: Sequence[Segment]) -> StepRows:
         """The segments stand for their rows: nobody follows them to memory."""
-        return cast(metal_ext.RowTable, tuple(segments))
+        return cast(StepRows, tuple(segments))
 
-    def address_range(self, buffer: int) -> metal_ext.AddressRange:
-        """There are no addresses: asking for them is a bug."""
-        raise AssertionError("a counting backend has no bytes to read")
+    def shut_down(self) -> bool:
+        """There is nothing to end."""
+        return True
 
     def _next_ticket(self) -> int:
         self._ticket += 1

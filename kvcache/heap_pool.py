@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvcache.backend import PageBackend
+from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.layout import Group
 from kvcache.sparse_heap import BlockRef, BlockState, SparseHeap, runs_of
 
@@ -50,6 +50,9 @@ class HeapPool:
             self._max_heaps = min(self._max_heaps, backend.heap_limit)
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
+        if backend.charge is Charge.ALL:
+            while self._make_heap():
+                self._commit(BlockRef(len(self._heaps) - 1, 0))
 
     # --- counts ---------------------------------------------------------------------------------
 
@@ -84,8 +87,8 @@ class HeapPool:
         """Takes ``count`` free blocks, or none: None when there are not as many.
 
         Prefers the block that follows ``after`` in its heap, because consecutive blocks share
-        mappings. Where a run must begin anew, it begins where it can grow if the system takes
-        single blocks back, and otherwise in the fullest heap, so that others can empty.
+        mappings. Where a run must begin anew, it begins where it can grow; but where the system
+        takes back whole heaps only, in the fullest heap, so that others can empty.
         """
         if count > self.available_blocks:
             return None
@@ -163,12 +166,14 @@ class HeapPool:
     def trim(self, slack_bytes: int, most_blocks: int) -> None:
         """Starts giving memory of free blocks back, until no more than the slack is kept.
 
-        Whole heaps first, the emptiest before others; single blocks where the backend can. No more
-        than ``most_blocks``: until their memory is gone they cannot be handed out.
+        Whole heaps first, the emptiest before others; single blocks where the backend can; nothing
+        where it keeps what it has. No more than ``most_blocks``: until their memory is gone they
+        cannot be handed out.
         """
-        if self.free_committed_bytes <= slack_bytes:
+        releases = self._backend.releases
+        if releases is Releases.NOTHING or self.free_committed_bytes <= slack_bytes:
             return
-        for whole in (True, False) if self._backend.releases_blocks else (True,):
+        for whole in (True, False) if releases is Releases.BLOCKS else (True,):
             for number in sorted(range(len(self._heaps)), key=lambda n: -self._heaps[n].free):
                 if self.free_committed_bytes <= slack_bytes:
                     return
@@ -191,9 +196,7 @@ class HeapPool:
     def _return_memory(self, number: int, slack_bytes: int, most_blocks: int, whole: bool) -> int:
         """Returns how many blocks are on their way."""
         heap = self._heaps[number]
-        both = zip(heap.states, heap.dirty, strict=True)
-        free_dirty = [i for i, (state, dirty) in enumerate(both) if dirty and not state]
-        runs = [(0, self._group.blocks_per_heap)] if whole else runs_of(free_dirty)
+        runs = [(0, self._group.blocks_per_heap)] if whole else runs_of(heap.free_and_dirty())
         returned = 0
         for first, count in runs:
             if self.free_committed_bytes <= slack_bytes or returned + count > most_blocks:
@@ -218,13 +221,9 @@ class HeapPool:
     def _start(self, count: int) -> BlockRef | None:
         """Where a run of ``count`` blocks begins; makes a heap when all are full; None at the end
         of the budget or when the system refuses."""
-        if not self._by_free:
-            if len(self._heaps) == self._max_heaps or not self._backend.add_heap():
-                return None
-            self._heaps.append(SparseHeap.of(self._group.blocks_per_heap))
-            self._counts[BlockState.FREE] += self._group.blocks_per_heap
-            self._by_free[self._group.blocks_per_heap][len(self._heaps) - 1] = None
-        if not self._backend.releases_blocks:
+        if not self._by_free and not self._make_heap():
+            return None
+        if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
             number = next(iter(self._by_free[min(self._by_free)]))
             return BlockRef(number, self._heaps[number].states.find(BlockState.FREE))
         number = next(iter(self._by_free[max(self._by_free)]))
@@ -234,6 +233,16 @@ class HeapPool:
         place, room = next((place, room) for place, room in found if place >= 0)
         # Whoever has the block before may want to go on there.
         return BlockRef(number, place + (room - 1) // 2 if place else 0)
+
+    def _make_heap(self) -> bool:
+        """False at the end of the budget, or when the system refuses."""
+        if len(self._heaps) == self._max_heaps or not self._backend.add_heap():
+            return False
+        blocks = self._group.blocks_per_heap
+        self._by_free[blocks][len(self._heaps)] = None
+        self._heaps.append(SparseHeap.of(blocks))
+        self._counts[BlockState.FREE] += blocks
+        return True
 
     def _move(self, block: BlockRef, new: BlockState, *old: BlockState) -> None:
         """To a new state, from one of the old ones; from FREE where none is named."""
@@ -247,10 +256,16 @@ class HeapPool:
             self._count_free(block.heap, -1)
             self._dirty_free -= heap.dirty[block.place]
         if new == BlockState.OWNED:
-            heap.dirty[block.place] = True
+            self._commit(block)
         if new == BlockState.FREE:
             self._count_free(block.heap, 1)
             self._dirty_free += heap.dirty[block.place]
+
+    def _commit(self, block: BlockRef) -> None:
+        """It, or its whole heap, takes memory of the system from now on."""
+        whole = self._backend.charge is not Charge.BLOCKS
+        places = range(self._group.blocks_per_heap) if whole else (block.place,)
+        self._dirty_free += self._heaps[block.heap].commit(places)
 
     def _count_free(self, number: int, change: int) -> None:
         heap = self._heaps[number]
@@ -279,8 +294,7 @@ class HeapPool:
         for number, heap in enumerate(self._heaps):
             assert heap.free == heap.states.count(BlockState.FREE)
             assert heap.free == 0 or number in self._by_free[heap.free]
-            both = zip(heap.states, heap.dirty, strict=True)
-            dirty_free += sum(dirty for state, dirty in both if state == BlockState.FREE)
+            dirty_free += len(heap.free_and_dirty())
         assert dirty_free == self._dirty_free
         returning = sum(len(item.blocks) for item in self._returns)
         assert returning == self._counts[BlockState.RETURNING]

@@ -13,6 +13,8 @@ KIB = 1024
 # The default wherever it gives 16 to 64 tokens. Elsewhere the smallest that does: small rows would
 # otherwise make blocks of so many tokens that short prefixes could not be shared.
 PREFERRED_PAGES = (64 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 128 * KIB, 256 * KIB)
+# The pages of a Metal device's placement sparse buffers, likewise.
+METAL_PAGES = (64 * KIB, 16 * KIB, 256 * KIB)
 MIN_TOKENS_PER_BLOCK = 16
 MAX_TOKENS_PER_BLOCK = 64
 
@@ -29,7 +31,9 @@ class KVShape:
     kv_heads: int
     head_dim: int
     itemsize: int
-    """Bytes of one number: 2 for bfloat16, 4 for float32."""
+    """Bytes of one number: 2 for bfloat16 and float16, 4 for float32."""
+    float16: bool = False
+    """Which of the two: on a GPU alone float16."""
 
     @property
     def row_bytes(self) -> int:
@@ -113,14 +117,21 @@ def paged_layout(
     heap_bytes: int,
     system_page_bytes: int,
     page_bytes: int | None = None,
+    device_pages: tuple[int, ...] | None = None,
 ) -> KVLayout:
     """The layout of a substrate with pages.
 
     heap_bytes: the size that a heap should not exceed; a heap holds one block at least.
-    page_bytes: one region's part of a block; None chooses it.
+    page_bytes: one region's part of a block; None chooses it. device_pages: those that the device
+    can map, the preferred one first; None: all multiples of the system's.
     Raises LayoutError where a row does not divide the page or the page does not fit the system.
     """
-    page = choose_page(shape, system_page_bytes) if page_bytes is None else page_bytes
+    page = page_bytes
+    if page is None:
+        page = choose_page(shape, system_page_bytes, device_pages or PREFERRED_PAGES)
+    if device_pages is not None and page not in device_pages:
+        sizes = ", ".join(str(size) for size in sorted(device_pages))
+        raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
     if page <= 0 or page % system_page_bytes:
         raise LayoutError(
             f"a page of {page} bytes is not a multiple of this system's {system_page_bytes} bytes"
@@ -154,22 +165,22 @@ def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> 
     )
 
 
-def choose_page(shape: KVShape, system_page_bytes: int) -> int:
+def choose_page(
+    shape: KVShape, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
+) -> int:
     """The preferred page that a row divides and that makes a block of 16 to 64 tokens; otherwise
     the one that comes nearest to that.
 
     Raises LayoutError where a row divides none.
     """
     pages = [
-        page
-        for page in PREFERRED_PAGES
-        if page % system_page_bytes == 0 and page % shape.row_bytes == 0
+        page for page in preferred if page % system_page_bytes == 0 and page % shape.row_bytes == 0
     ]
     if not pages:
         raise LayoutError(
             f"a token's {shape.row_bytes} bytes in one region ({shape.kv_heads} KV heads x "
             f"{shape.head_dim} x {shape.itemsize} bytes) divide no page from "
-            f"{system_page_bytes} bytes to {max(PREFERRED_PAGES)} bytes"
+            f"{system_page_bytes} bytes to {max(preferred)} bytes"
         )
 
     def distance(page: int) -> int:

@@ -7,9 +7,8 @@ knows, and what a block is for, the heap pool.
 
 from collections.abc import Sequence
 
-import metal_ext
 from kvcache import accounts
-from kvcache.backend import PageBackend, Segment
+from kvcache.backend import Charge, PageBackend, Releases, Segment
 from kvcache.block_supply import MAP_AHEAD_TOKENS, BlockSupply
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
@@ -21,7 +20,7 @@ from kvcache.sequences import CachedSequence, ClosedSequence
 from kvcache.sparse_heap import BlockState
 from kvcache.stats import KVStats
 from kvcache.token_chain import PrefixSalt, TokenChain
-from kvcache.views import CacheTokens, KVViews
+from kvcache.views import CacheTokens, KVViews, layer_regions
 
 # 30 ms of a Python thread.
 BLOCKS_DROPPED_AT_ONCE = 4096
@@ -37,10 +36,8 @@ class KVCacheManager:
         limits: CacheLimits,
         *,
         identity: bytes,
-        workers: metal_ext.CpuWorkers,
     ) -> None:
         """identity: of the model; what one model computed is never shared with another."""
-        self._layout = layout
         self._group = layout.group
         self._backend = backend
         self._limits = limits
@@ -55,8 +52,8 @@ class KVCacheManager:
             enabled=limits.shares_prefixes and backend.shares_blocks,
         )
         self._supply = BlockSupply(self._group, self._pool, self._buffers, self._prefixes)
-        self._workers = workers
-        self._tokens = CacheTokens(layout.shape.num_layers)
+        self._layers = layer_regions(layout)
+        self._tokens = CacheTokens(len(self._layers))
         self._open: dict[int, CachedSequence] = {}
         self._closed: list[ClosedSequence] = []
         self._issued_epoch = 0
@@ -202,7 +199,7 @@ class KVCacheManager:
                 growing.append((sequence, end, count))
         self._supply.next_step()
         epoch = self._issued_epoch + 1
-        views = KVViews(self._layout, self._tokens, self._backend, segments, self._workers, epoch)
+        views = KVViews(self._layers, self._tokens, self._backend, segments, epoch)
         self._issued_epoch = epoch
         for sequence, end, count in growing:
             self._supply.map_ahead(sequence, end, count)
@@ -216,7 +213,8 @@ class KVCacheManager:
         self._advance()
         # Blocks that were only tried are not given back: while the system refuses to map them, the
         # cache would seem to recover for ever.
-        if (self._completed_epoch, len(self._closed)) != before:
+        changed = (self._completed_epoch, len(self._closed)) != before
+        if changed and self._backend.releases is not Releases.IDLE:
             self._supply.trim(self._limits.free_slack_bytes)
 
     def idle(self) -> None:
@@ -230,6 +228,11 @@ class KVCacheManager:
             if not self._prefixes.evict():
                 break
         self._supply.trim(self._limits.free_slack_bytes)
+
+    def shut_down(self) -> bool:
+        """The ordered end: nothing may be called afterwards. False where the device did not answer:
+        then the process must end without releasing anything."""
+        return self._backend.shut_down()
 
     # --- figures --------------------------------------------------------------------------------
 
@@ -262,6 +265,8 @@ class KVCacheManager:
         self._supply.check_invariants(sequences)
         stats = self.stats()
         charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
+        if self._backend.charge is not Charge.BLOCKS:
+            charged = stats.num_heaps * self._group.heap_bytes
         assert stats.committed_bytes <= charged, f"{stats.committed_bytes} committed, not {charged}"
 
     # --- inside ---------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ The sum is exact and made once, at start::
 from dataclasses import dataclass
 
 from kvcache.layout import (
+    METAL_PAGES,
     KVLayout,
     KVShape,
     dense_layout,
     paged_layout,
     tokens_of_whole_pages,
 )
+from kvcache.substrates import Substrate
 
 GIB = 1024**3
 MIB = 1024**2
@@ -55,13 +57,19 @@ class MemoryDemand:
 class CacheRequest:
     """What the user asked of the cache; None where he left it to us."""
 
-    substrate: str
-    """"posix" or "dense"."""
+    substrate: Substrate
     heap_bytes: int
     max_num_seqs: int
     page_bytes: int | None
     kv_budget_bytes: int | None
     max_model_len: int | None
+    max_buffer_bytes: int | None = None
+    """The largest allocation of the device; None where there is no such limit."""
+
+    @property
+    def largest_arena(self) -> int | None:
+        """Bytes that all sequences can have together, where they are slices of one allocation."""
+        return self.max_buffer_bytes if self.substrate is Substrate.METAL_DENSE else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,8 @@ class MemoryPlan:
     """Whole heaps."""
     max_model_len: int
     max_num_seqs: int
+    note: str | None = None
+    """What else limits them, as a sentence."""
 
     def lines(self) -> list[str]:
         """The sum as a person reads it."""
@@ -89,11 +99,13 @@ class MemoryPlan:
             ("K and V, at most", self.kv_budget_bytes),
         ]
         tokens = self.kv_budget_bytes // group.bytes_per_token
+        notes = [] if self.note is None else [self.note]
         return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [
             f"K and V: {tokens} tokens of {group.bytes_per_token} bytes in blocks of "
             f"{group.tokens_per_block} tokens ({gib(group.block_bytes)}), "
             f"{self.kv_budget_bytes // group.heap_bytes} heaps of {gib(group.heap_bytes)}",
             f"limits: {self.max_model_len} tokens per sequence, {self.max_num_seqs} sequences",
+            *notes,
         ]
 
 
@@ -130,6 +142,11 @@ def fit(
             f"max_model_len is {asked} tokens, but the model knows only {model_max_len} positions"
         )
     budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len)
+    arena = request.largest_arena
+    clamped = arena is not None and budget > arena
+    budget = min(budget, budget if arena is None else arena)
+    if request.substrate.on_gpu:
+        system_page_bytes = min(METAL_PAGES)
     tokens = budget // shape.bytes_per_token
     # A dense buffer is rounded up to whole pages of every region.
     unit = tokens_of_whole_pages(shape, system_page_bytes)
@@ -146,10 +163,18 @@ def fit(
         raise BudgetError(
             f"one sequence of {max_len} tokens needs {gib(needed)} of K and V, but the KV budget "
             f"of {gib(budget)} holds {capacity} tokens in whole heaps of {gib(group.heap_bytes)}: "
-            "raise --kv-budget or lower --max-model-len"
+            + ("the device allocates no more at once: " if clamped else "raise --kv-budget or ")
+            + "lower --max-model-len"
         )
     sequences = min(request.max_num_seqs, heaps * group.blocks_per_heap)
-    return MemoryPlan(demand, layout, heaps * group.heap_bytes, max_len, sequences)
+    heaps = heaps if arena is None else sequences  # the arena has a slice for each, and no more
+    note = None
+    if clamped and (max_len, sequences) != (asked or model_max_len, request.max_num_seqs):
+        note = (
+            f"K and V of all sequences are one allocation, and the device's largest is "
+            f"{gib(budget)}: that shortens the context or leaves fewer sequences"
+        )
+    return MemoryPlan(demand, layout, heaps * group.heap_bytes, max_len, sequences, note)
 
 
 def _kv_budget(
@@ -182,7 +207,7 @@ def _kv_budget(
 def _context_that_fits(
     request: CacheRequest, budget_tokens: int, model_max_len: int, unit: int
 ) -> int:
-    if request.substrate != "dense":
+    if not request.substrate.is_dense:
         return max(1, min(model_max_len, budget_tokens))
     shared = budget_tokens // request.max_num_seqs // unit * unit
     shared = max(shared, DENSE_MIN_CONTEXT_TOKENS)
@@ -192,7 +217,7 @@ def _context_that_fits(
 def _layout(
     request: CacheRequest, shape: KVShape, max_len: int, budget: int, system_page_bytes: int
 ) -> KVLayout:
-    if request.substrate == "dense":
+    if request.substrate.is_dense:
         return dense_layout(shape, max_tokens=max_len, system_page_bytes=system_page_bytes)
     return paged_layout(
         shape,
@@ -200,6 +225,7 @@ def _layout(
         heap_bytes=min(request.heap_bytes, budget),
         system_page_bytes=system_page_bytes,
         page_bytes=request.page_bytes,
+        device_pages=METAL_PAGES if request.substrate.on_gpu else None,
     )
 
 

@@ -1,6 +1,7 @@
 """One heap's blocks: what each is for, and who has it."""
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -41,6 +42,18 @@ class SparseHeap:
         """A heap whose blocks are all free and hold no memory."""
         nobody = array("H", bytes(2 * blocks))
         return cls(bytearray(blocks), bytearray(blocks), nobody, nobody[:], blocks)
+
+    def commit(self, places: Iterable[int]) -> int:
+        """Blocks take memory of the system; how many of those that had none are free."""
+        clean = [place for place in places if not self.dirty[place]]
+        for place in clean:
+            self.dirty[place] = True
+        return sum(self.states[place] == BlockState.FREE for place in clean)
+
+    def free_and_dirty(self) -> list[int]:
+        """Places of blocks that are free and may hold memory."""
+        both = zip(self.states, self.dirty, strict=True)
+        return [i for i, (state, dirty) in enumerate(both) if dirty and state == BlockState.FREE]
 
 
 def runs_of(indices: list[int]) -> list[tuple[int, int]]:

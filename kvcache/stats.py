@@ -24,4 +24,6 @@ class KVStats:
     """Free blocks that may still hold memory of the system."""
     committed_bytes: int
     num_heaps: int
+    kept_heaps: int
+    """Those whose memory stays with the process until it ends: all of them, or none."""
     num_sequences: int

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import PageBackend, Segment
+from kvcache.backend import LayerRegions, NormAndRope, PageBackend, Segment
 from kvcache.layout import KVLayout, KVShape
 
 
@@ -28,99 +28,106 @@ class KVViews:
 
     def __init__(
         self,
-        layout: KVLayout,
+        layers: Sequence[LayerRegions],
         tokens: CacheTokens,
         backend: PageBackend,
         segments: Sequence[Segment],
-        workers: metal_ext.CpuWorkers,
         epoch: int,
     ) -> None:
         """epoch: the number that this step's completion will have."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
-        self._layout = layout
-        self._shape = layout.shape
-        self._layers = native_layers(layout)
+        self._layers = layers
         self._tokens = tokens
-        self._backend = backend
-        self._rows = backend.row_table(segments)
-        self._workers = workers
+        self._rows = backend.rows(self.segments)
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
         self._chunks = list(counts[self._decode_rows :])
 
+    # --- the layers -----------------------------------------------------------------------------
+
     @property
-    def cache_tokens(self) -> list[mx.array]:
-        """One array per layer: evaluating them runs every append of the step."""
-        return self._tokens.newest
+    def fuses_projection(self) -> bool:
+        """Whether ``project`` is there."""
+        return self._rows.fuses_projection
+
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        """Writes this step's keys and values, ``[T, kv_heads, head_dim]`` each."""
+        self._tokens.newest[layer] = self._rows.append(
+            self._tokens.newest[layer], self._layers[layer], keys, values
+        )
+
+    def project(
+        self,
+        layer: int,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        how: NormAndRope,
+    ) -> mx.array:
+        """Norm and RoPE of queries and keys, and ``append``, in one kernel; returns the queries.
+
+        queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``; all of
+        one dtype, as they come from their linear layers.
+        """
+        self._tokens.newest[layer], queries = self._rows.project(
+            self._tokens.newest[layer], self._layers[layer], queries, keys, values, how
+        )
+        return queries
+
+    def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
+        """Attention of ``[T, query_heads, head_dim]``, each row over its sequence up to itself."""
+        token, regions = self._tokens.newest[layer], self._layers[layer]
+        split = self._decode_rows
+        parts: list[mx.array] = []
+        if split:
+            decoding = queries[:split] if self._chunks else queries
+            parts.append(self._rows.decode_attention(token, regions, decoding, scale))
+        start = split
+        for number, count in enumerate(self._chunks, split):
+            chunk = queries[start : start + count] if len(queries) != count else queries
+            parts.append(self._rows.chunk_attention(token, regions, chunk, number, scale))
+            start += count
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def region(self, layer: int, kind: str, number: int) -> mx.array:
+        """Keys or values of a segment's whole past, itself included: ``[start + count, kv_heads,
+        head_dim]``, valid until the sequence closes; the flat array that they are, without a copy,
+        where they lie in one."""
+        return self._rows.region(self._tokens.newest[layer], self._layers[layer], kind, number)
+
+    # --- the end of the step --------------------------------------------------------------------
+
+    def step_end(self, results: list[mx.array]) -> list[mx.array]:
+        """What to evaluate so that the results are there and every append of the step has run."""
+        return self._rows.end(results + self._tokens.newest)
 
     def give_up(self) -> None:
         """The step failed, and nothing of it runs any more: appends that were queued and have not
         run must not run with a later step, when their memory is gone."""
         self._tokens.newest = [mx.zeros((1,)) for _ in self._tokens.newest]
-
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        """Writes this step's keys and values, ``[T, kv_heads, head_dim]`` each."""
-        self._tokens.newest[layer] = metal_ext.append(
-            self._tokens.newest[layer], keys, values, self._rows, self._layers[layer], self._workers
-        )
-
-    def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Attention of ``[T, query_heads, head_dim]``, each row over its sequence up to itself."""
-        token, view = self._tokens.newest[layer], self._layers[layer]
-        split = self._decode_rows
-        parts: list[mx.array] = []
-        if split:
-            decoding = queries[:split] if self._chunks else queries
-            parts.append(
-                metal_ext.decode_attention(
-                    token, decoding, self._rows, 0, view, self._shape.kv_heads, scale, self._workers
-                )
-            )
-        start = split
-        for number, count in enumerate(self._chunks, split):
-            chunk = queries[start : start + count] if len(queries) != count else queries
-            parts.append(
-                metal_ext.chunk_attention(
-                    token,
-                    chunk,
-                    self._rows,
-                    number,
-                    view,
-                    self._shape.kv_heads,
-                    scale,
-                    self._workers,
-                )
-            )
-            start += count
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
-
-    def region(self, layer: int, kind: str, number: int) -> mx.array:
-        """Keys or values of a segment's whole past, itself included: the flat array that they are,
-        ``[start + count, kv_heads, head_dim]``, not copied, valid until the sequence closes."""
-        segment, shape = self.segments[number], self._shape
-        group = self._layout.group
-        return metal_ext.region_view(
-            self._tokens.newest[layer],
-            self._backend.address_range(segment.buffer),
-            group.key_region(layer) + (kind == "values"),
-            segment.start + segment.count,
-            shape.kv_heads,
-            shape.head_dim,
-            kv_dtype(shape),
-        )
+        self._rows.abandon()
 
 
-def native_layers(layout: KVLayout) -> list[metal_ext.Layer]:
-    """The regions of each layer, as the primitives want them."""
-    dtype = kv_dtype(layout.shape)
-    group = layout.group
+def layer_regions(layout: KVLayout) -> list[LayerRegions]:
+    """Every layer's regions, as the kernels want them."""
+    shape, group = layout.shape, layout.group
+    dtype = kv_dtype(shape)
     return [
-        metal_ext.Layer(group.key_region(layer), group.key_region(layer) + 1, dtype)
-        for layer in range(layout.shape.num_layers)
+        LayerRegions(
+            keys=group.key_region(layer),
+            values=group.key_region(layer) + 1,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+            native=metal_ext.Layer(group.key_region(layer), group.key_region(layer) + 1, dtype),
+        )
+        for layer in range(shape.num_layers)
     ]
 
 
 def kv_dtype(shape: KVShape) -> mx.Dtype:
     """What K and V are kept as."""
-    return mx.bfloat16 if shape.itemsize == 2 else mx.float32
+    if shape.itemsize == 4:
+        return mx.float32
+    return mx.float16 if shape.float16 else mx.bfloat16

@@ -5,7 +5,9 @@ together. It must be imported before MLX.
 """
 
 from . import blas as blas
+from .environment import prepare
 
+prepare()
 fast_blas: blas.FastBLAS | None = blas.load()
 
 from .self_test import require_matching_versions  # noqa: E402  MLX must come after the BLAS
@@ -13,6 +15,7 @@ from .self_test import require_matching_versions  # noqa: E402  MLX must come af
 require_matching_versions()
 
 from ._ext import (  # noqa: E402
+    HAS_METAL,
     SYSTEM_PAGE_BYTES,
     AddressRange,
     CopyCounter,
@@ -32,6 +35,7 @@ from ._ext import (  # noqa: E402
 )
 
 __all__ = [
+    "HAS_METAL",
     "SYSTEM_PAGE_BYTES",
     "AddressRange",
     "CopyCounter",
@@ -50,3 +54,22 @@ __all__ = [
     "read_seconds",
     "region_view",
 ]
+
+if HAS_METAL:
+    from ._ext import (
+        MetalRows,
+        MetalSubstrate,
+        gather,
+        metal_capabilities,
+        project_append,
+        step_end,
+    )
+
+    __all__ += [
+        "MetalRows",
+        "MetalSubstrate",
+        "gather",
+        "metal_capabilities",
+        "project_append",
+        "step_end",
+    ]

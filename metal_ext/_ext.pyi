@@ -1,4 +1,4 @@
-"""The native surface: memory of the POSIX substrate, and MLX primitives over it.
+"""The native surface: memory of the POSIX and Metal substrates, and MLX primitives over it.
 
 Ownership. Python objects here are handles: primitives, row tables and queued operations keep what
 they use alive, so that a handle may be dropped at any time. Address ranges and heaps give their
@@ -13,11 +13,19 @@ combination that cannot work a ``ValueError``, a refused system call an ``OSErro
 all are raised when the object or operation is made, before any memory is touched, and name the
 figure. A block that is mapped twice, or unmapped without memory, is a ``RuntimeError``: a bug.
 
-On a GPU stream every operation raises ``RuntimeError`` when it is evaluated: there is no Metal
-kernel in this build.
+An operation runs where its rows are. Rows of the POSIX substrate need a CPU stream, rows of a
+``MetalSubstrate`` a GPU stream: on any other it is a ``RuntimeError`` when it is evaluated.
+
+Metal. ``HAS_METAL`` says whether this build has what is declared here below "Metal"; without it
+those names do not exist at run time.
 """
 
+from typing import overload
+
 import mlx.core as mx
+
+HAS_METAL: bool
+"""Whether this build has the Metal substrates; whether the machine has: ``metal_capabilities``."""
 
 MLX_VERSION: str
 """The MLX that the extension was compiled against."""
@@ -105,26 +113,37 @@ class AddressRange:
         """Puts heap blocks ``[heap_block, + count)`` behind range blocks ``[block, + count)``.
 
         A block of a shared heap may stand at any number of places. Dense ranges are writable:
-        anything else is a ValueError. Releases the interpreter lock. OSError(ENOMEM) where the
-        system has no mapping left; then nothing is changed.
+        anything else is a ValueError, and so is a range of a ``MetalSubstrate``, which ``Mapper``
+        maps. Releases the interpreter lock. OSError(ENOMEM) where the system has no mapping left;
+        then nothing is changed.
         """
     @property
     def mapped_tokens(self) -> int:
         """Tokens of the leading blocks that have memory, read-only ones included."""
     @property
     def base_address(self) -> int:
-        """Address of region 0; 0 for a dense range without a heap."""
+        """Address of region 0 for whoever runs the kernels; 0 where it has none: a dense range
+        without a heap, and a paged one."""
 
 class Mapper:
     """Changes mappings on its own thread, in order. Tickets rise by one and complete in order."""
 
     def __init__(self) -> None: ...
-    def map(self, range: AddressRange, heap: Heap, heap_block: int, block: int, count: int) -> int:
-        """Queues a writable ``AddressRange.map`` that also commits the memory; returns its ticket.
+    def map(
+        self,
+        range: AddressRange,
+        heap: Heap,
+        heap_block: int,
+        block: int,
+        count: int,
+        writable: bool,
+    ) -> int:
+        """Queues an ``AddressRange.map``; returns its ticket.
 
-        A write after its completion takes no page fault, where the system can commit ahead (Linux
-        5.14) and has the memory. ``refused`` says whether the mapping itself came about; a block
-        that is mapped already, or a heap of another kind, is the mapper's failure.
+        Where it is writable the memory is committed too: a write after its completion takes no page
+        fault, where the system can commit ahead (Linux 5.14) and has the memory. ``refused`` says
+        whether the mapping itself came about; a block that is mapped already, or a heap of another
+        kind, is the mapper's failure.
         """
     def refused(self, ticket: int) -> bool:
         """Whether the system refused that ``map``, which has then changed nothing.
@@ -175,7 +194,8 @@ class RowTable:
     def __len__(self) -> int: ...
 
 class Layer:
-    """The regions of one layer and the dtype of their numbers: bfloat16 or float32."""
+    """The regions of one layer and the dtype of their numbers: bfloat16 or float32, and float16 on
+    Metal."""
 
     def __init__(self, key_region: int, value_region: int, dtype: mx.Dtype) -> None: ...
 
@@ -185,6 +205,16 @@ class Layer:
 # row's result has the same bits in any batch, in a decode or a chunk call, on any number of
 # threads of one instruction set.
 
+@overload
+def append(
+    token: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    rows: MetalRows,
+    layer: Layer,
+    workers: MetalSubstrate,
+) -> mx.array: ...
+@overload
 def append(
     token: mx.array,
     keys: mx.array,
@@ -195,11 +225,23 @@ def append(
 ) -> mx.array:
     """Writes row i of keys and values at the place of row i of the table; returns the new token.
 
-    keys, values: ``[len(rows), kv_heads, head_dim]`` float32 or bfloat16, any strides; rounded to
-    nearest even where the layer keeps bfloat16. IndexError where a row of the table lies in a
-    read-only block.
+    keys, values: ``[len(rows), kv_heads, head_dim]`` float32 or bfloat16 (on Metal float16 too),
+    any strides; rounded to nearest even where the layer keeps fewer bits. IndexError where a row of
+    the table lies in a read-only block.
     """
 
+@overload
+def decode_attention(
+    token: mx.array,
+    queries: mx.array,
+    rows: MetalRows,
+    first_row: int,
+    layer: Layer,
+    kv_heads: int,
+    scale: float,
+    workers: MetalSubstrate,
+) -> mx.array: ...
+@overload
 def decode_attention(
     token: mx.array,
     queries: mx.array,
@@ -212,9 +254,10 @@ def decode_attention(
 ) -> mx.array:
     """Softmax attention of R rows, each over positions 0 up to its own.
 
-    queries: ``[R, query_heads, head_dim]`` float32 or bfloat16 for rows ``[first_row, + R)`` of the
-    table. ``query_heads`` is a multiple of ``kv_heads``; head_dim is 32, 64, 128 or 256. Returns
-    the same shape and dtype. Made for one row per sequence, correct for any.
+    queries: ``[R, query_heads, head_dim]`` float32 or bfloat16 (on Metal float16 too) for rows
+    ``[first_row, + R)`` of the table. ``query_heads`` is a multiple of ``kv_heads``; head_dim is
+    32, 64, 128 or 256, on Metal not 32. Returns the same shape and dtype. Made for one row per
+    sequence, correct for any.
     """
 
 def chunk_attention(
@@ -240,11 +283,13 @@ def region_view(
     kv_heads: int,
     head_dim: int,
     dtype: mx.Dtype,
+    substrate: MetalSubstrate | None = None,
 ) -> mx.array:
     """The first ``tokens`` rows of a region as ``[tokens, kv_heads, head_dim]``, without a copy.
 
     The view keeps the addresses alive, not the mapping: it must not be read once the rows are
-    unmapped.
+    unmapped. substrate: whose range it is, where it is one of Metal's; ValueError where that is
+    paged, whose rows lie in no one array (see ``gather``).
     """
 
 def block_copy(
@@ -259,4 +304,119 @@ def block_copy(
     """Copies the first ``tokens`` rows of a block in every region; returns the new token.
 
     Adds the bytes to the counter when it has run. Both blocks must be mapped, the target writable.
+    """
+
+# --- Metal: where HAS_METAL is true ----------------------------------------------------------------
+
+def metal_capabilities() -> dict[str, bool | int | str | list[str]]:
+    """What the default device says of itself; {} where there is no device."""
+
+class MetalSubstrate:
+    """Heaps and ranges of one kind and geometry on the default Metal device.
+
+    Its heaps and ranges are mapped and unmapped through a ``Mapper`` alone, so that no call waits
+    for the device. Everything here is for the engine's thread, except ``copy_block``'s work, which
+    runs on the mapper's.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        geometry: Geometry,
+        max_ranges: int,
+        timeout_s: float = 30.0,
+        max_buffer_bytes: int = 0,
+    ) -> None:
+        """kind: "sparse", "paged" or "dense". max_ranges: how many ranges there may be at once.
+        timeout_s: how long the device may take for anything (0 to 3600); after that the substrate
+        has failed for good. max_buffer_bytes: 0 for the device's own limit; less of it makes a
+        sparse range of more buffers. RuntimeError that names everything that the device lacks for
+        that kind.
+        """
+    def new_heap(self) -> Heap:
+        """Memory for ``blocks_per_heap`` blocks; OSError(ENOMEM) where the device refuses."""
+    def new_range(self) -> AddressRange:
+        """Addresses for one sequence; OSError(ENOMEM) where the device refuses."""
+    def rows(self, segments: list[tuple[AddressRange, int, int]]) -> MetalRows:
+        """The rows of the next step, as ``RowTable`` says them. Opens its epoch: ``step_end`` or
+        ``abandon`` must close it, before those of later steps. RuntimeError where a row would be
+        written in a block that others share."""
+    def copy_block(
+        self,
+        mapper: Mapper,
+        source: AddressRange,
+        source_block: int,
+        target: AddressRange,
+        target_block: int,
+        tokens: int,
+        counter: CopyCounter,
+    ) -> int:
+        """Queues a copy of the first ``tokens`` rows of a block in every region; returns its
+        ticket. The steps that wrote them must have completed. Both blocks must be mapped, the
+        target writable.
+        """
+    def abandon(self, rows: MetalRows) -> None:
+        """The step failed and nothing of it runs any more: its epoch counts as complete."""
+    @property
+    def completed_epoch(self) -> int:
+        """All steps up to this one have completed; 0 at first."""
+    @property
+    def buffers_per_range(self) -> int: ...
+    @property
+    def failure(self) -> str:
+        """What the device did not answer in time, or "". After that nothing may be trusted."""
+    def shutdown(self) -> bool:
+        """Ordered end: waits for the steps, unmaps, releases. False where the device did not
+        answer in time: the process must then end without releasing anything. Releases the
+        interpreter lock."""
+
+class MetalRows:
+    """What the rows of one step's flat token array are, and the step's epoch."""
+
+    def __len__(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+
+def project_append(
+    token: mx.array,
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    q_weight: mx.array,
+    k_weight: mx.array,
+    eps: float,
+    rope_base: float,
+    rope_scale: float,
+    rows: MetalRows,
+    layer: Layer,
+    substrate: MetalSubstrate,
+) -> tuple[mx.array, mx.array]:
+    """RMS norm over head_dim and RoPE (halves) of queries and keys, and ``append`` of keys and
+    values: (new token, queries ``[len(rows), query_heads, head_dim]``).
+
+    queries: ``[len(rows), query_heads, head_dim]``; keys, values: ``[len(rows), kv_heads,
+    head_dim]``; q_weight, k_weight: ``[head_dim]``; all of one dtype. The angle of dimension i is
+    ``position * rope_scale * rope_base ** (-2 * i / head_dim)``.
+    """
+
+def gather(
+    token: mx.array,
+    rows: MetalRows,
+    segment: int,
+    tokens: int,
+    layer: Layer,
+    kv_heads: int,
+    head_dim: int,
+    substrate: MetalSubstrate,
+) -> tuple[mx.array, mx.array]:
+    """Keys and values of the first ``tokens`` rows of a segment's range, copied out of any kind of
+    substrate: ``[tokens, kv_heads, head_dim]`` each, of the layer's dtype."""
+
+def step_end(arrays: list[mx.array], rows: MetalRows, substrate: MetalSubstrate) -> mx.array:
+    """The end of a step: ``[1]`` uint64, its epoch.
+
+    Its evaluation signals the epoch when the device has done all that the arrays need: the results
+    of the step, and the newest cache token of every layer. What else is made of the rows must not
+    be evaluated later: that is a RuntimeError. So is a second end, an operation made behind it, and
+    an end before that of an older step.
     """

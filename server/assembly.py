@@ -14,19 +14,19 @@ import metal_ext  # before anything that imports MLX: it loads the BLAS
 
 import structlog
 import uvicorn
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from tqdm import tqdm
 
-from engine.build import EngineConfig, EnginePlan, build_engine, plan_engine
+from engine.build import EngineConfig, EnginePlan, build_engine
 from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.client import EngineClient
-from engine.machine import machine_memory
+from engine.substrate import plan_for_this_machine
 from engine.weights import Arithmetic
+from kvcache.choice import SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
 from server.app import create_app
-from server.config import Config, Tables, load, read_file
+from server.config import Config, Tables
+from server.faults import EngineError, ModelError, SettingError
 from server.hub import (
     ModelNotFoundError,
     SamplingDefaultsError,
@@ -37,27 +37,12 @@ from server.hub import (
 from server.log import configure_log
 from server.metrics import Metrics
 from server.service import ServedModel, Service
+from server.settings import read_settings
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 STOP_TIMEOUT_S = 30.0
 
 log = structlog.get_logger("quire")
-
-
-class StartError(Exception):
-    """The server cannot start, or cannot go on; one sentence."""
-
-
-class SettingError(StartError):
-    """Settings that cannot work."""
-
-
-class ModelError(StartError):
-    """A model that cannot be served."""
-
-
-class EngineError(StartError):
-    """The engine failed."""
 
 
 def serve_model(name: str, file: Path | None, flags: Tables) -> None:
@@ -84,34 +69,11 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
     finally:
-        client.stop(STOP_TIMEOUT_S)
+        if not client.stop(STOP_TIMEOUT_S):
+            log.error("the engine did not end in time: its memory is left to the system")
 
 
-# --- settings and plan -----------------------------------------------------------------------
-
-
-def read_settings(file: Path | None, flags: Tables) -> Config:
-    """The settings in force. Raises SettingError that names the field, and the file if it is at
-    fault."""
-    try:
-        from_file = {} if file is None else read_file(file)
-    except ValidationError as error:
-        raise SettingError(f"{file}: {_first_problem(error)}") from error
-    except OSError as error:
-        raise SettingError(f"{file}: {error.strerror}") from error
-    except ValueError as error:
-        raise SettingError(f"{file}: {error}") from error
-    try:
-        return load(from_file, flags)
-    except ValidationError as error:
-        raise SettingError(f"setting {_first_problem(error)}") from error
-    except SettingsError as error:
-        raise SettingError(f"environment: {error}") from error
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+# --- the plan ----------------------------------------------------------------------------------
 
 
 def engine_config(settings: Config) -> EngineConfig:
@@ -119,6 +81,7 @@ def engine_config(settings: Config) -> EngineConfig:
     engine, cache = settings.engine, settings.cache
     return EngineConfig(
         substrate=cache.substrate,
+        release_heaps=cache.release_heaps,
         arithmetic=None if engine.arithmetic == "auto" else Arithmetic(engine.arithmetic),
         kv_dtype=None if cache.dtype == "auto" else cache.dtype,
         page_bytes=cache.page_size,
@@ -143,19 +106,24 @@ def engine_config(settings: Config) -> EngineConfig:
 def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:
     """Fits model and cache into this machine. Raises SettingError with the figure that does not."""
     try:
-        return plan_engine(engine_config(settings), checkpoint, machine_memory())
-    except (BudgetError, LayoutError) as error:
+        return plan_for_this_machine(engine_config(settings), checkpoint)
+    except (BudgetError, LayoutError, SubstrateError) as error:
         raise SettingError(str(error)) from error
 
 
 def describe(engine_plan: EnginePlan) -> str:
     """The plan, for people."""
     blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
+    choice = engine_plan.substrate
+    if choice.substrate.on_gpu:
+        blas, kernels = "MLX's own", "Metal"
+    else:
+        kernels = f"{metal_ext.instruction_sets()[0]}, {engine_plan.threads} threads"
     lines = [
         f"arithmetic: {engine_plan.arithmetic.arithmetic.value} "
         f"({engine_plan.arithmetic.reason}); matrix products: {blas}",
-        f"substrate: {engine_plan.substrate}; kernels: {metal_ext.instruction_sets()[0]}, "
-        f"{engine_plan.threads} threads",
+        f"substrate: {choice.substrate}; kernels: {kernels}",
+        *(f"  {reason}" for reason in choice.reasons),
     ]
     return "\n".join(engine_plan.memory.lines() + lines)
 

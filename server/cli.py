@@ -1,7 +1,7 @@
 """The command line.
 
-Exit codes: 0 after a clean end, 1 when the engine failed, 2 for settings that cannot work, 3 for a
-model that cannot be served.
+Exit codes: 0 after a clean end, 1 when the engine failed or nothing can serve, 2 for settings that
+cannot work, 3 for a model that cannot be served.
 """
 
 import os
@@ -13,15 +13,8 @@ from typing import Annotated
 
 import typer
 
-from server.assembly import (
-    EngineError,
-    ModelError,
-    SettingError,
-    StartError,
-    serve_model,
-)
 from server.config import Tables
-from server.plan.command import PlanWishes, plan_model
+from server.faults import EngineError, ModelError, SettingError, StartError
 
 EXIT_CODES = {EngineError: 1, SettingError: 2, ModelError: 3}
 HEAD_OF_LINE = "quire"
@@ -46,7 +39,10 @@ File = Annotated[Path | None, typer.Option("--config", help="A TOML file: see co
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 Name = Annotated[str | None, typer.Option(help="What clients call the model.")]
-Substrate = Annotated[str | None, typer.Option(help="auto, posix or dense.")]
+Substrate = Annotated[
+    str | None,
+    typer.Option("--kv-backend", "--substrate", help="auto, sparse, paged, dense or posix."),
+]
 Size = Annotated[str | None, typer.Option(help="A size such as 4GiB.")]
 Count = Annotated[int | None, typer.Option()]
 
@@ -58,13 +54,18 @@ def serve(
     host: Host = None,
     port: Port = None,
     served_model_name: Name = None,
-    substrate: Substrate = None,
+    kv_backend: Substrate = None,
+    release_heaps: Annotated[
+        bool | None, typer.Option(help="Give the GPU's heaps back: see quire doctor.")
+    ] = None,
     kv_budget: Size = None,
     headroom: Size = None,
     page_size: Size = None,
     heap_size: Size = None,
     free_slack: Size = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="auto, bfloat16 or float32.")] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="auto, bfloat16, float16 or float32.")
+    ] = None,
     max_model_len: Count = None,
     max_num_seqs: Count = None,
     max_num_batched_tokens: Count = None,
@@ -91,7 +92,8 @@ def serve(
             "check_every_step": check_every_step,
         },
         "cache": {
-            "substrate": substrate,
+            "substrate": kv_backend,
+            "release_heaps": release_heaps,
             "kv_budget": kv_budget,
             "headroom": headroom,
             "page_size": page_size,
@@ -101,6 +103,9 @@ def serve(
         },
         "log": {"level": log_level},
     }
+    # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
+    from server.assembly import serve_model
+
     with _one_sentence():
         serve_model(model, config, flags)
 
@@ -117,8 +122,44 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="A folder for pictures (SVG).")] = None,
 ) -> None:
     """Print what a model needs, what quantisation buys and how many sequences fit; load nothing."""
+    from server.plan.command import PlanWishes, plan_model
+
     with _one_sentence():
         typer.echo(plan_model(model, config, PlanWishes(context, memory, device, out)))
+
+
+@app.command()
+def doctor(
+    config: File = None,
+    kv_backend: Substrate = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    release_test: Annotated[
+        bool,
+        typer.Option(
+            help="Also try to give memory of the GPU back. On some Macs this has brought the whole "
+            "system down: save your work first."
+        ),
+    ] = False,
+) -> None:
+    """Try everything that serving needs on this machine, and say what works and what would serve.
+
+    Ends with 0 if something can serve. Loads no model; writes nothing but that the release test has
+    passed.
+    """
+    from server.doctor.command import DoctorWishes, examine_machine
+
+    def told(what: str) -> None:
+        print(f"{HEAD_OF_LINE}: trying {what}", file=sys.stderr)
+
+    with _one_sentence():
+        text, serves = examine_machine(
+            config,
+            {"cache": {"substrate": kv_backend}},
+            DoctorWishes(as_json, release_test),
+            told,
+        )
+    typer.echo(text)
+    raise typer.Exit(0 if serves else 1)
 
 
 @contextmanager

@@ -71,7 +71,8 @@ class EngineSection(Section):
 class CacheSection(Section):
     """How K and V lie in memory."""
 
-    substrate: Literal["auto", "posix", "dense"] = "auto"
+    substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
+    release_heaps: bool = False
     kv_budget: ByteSize | None = None
     headroom: ByteSize | None = None
     page_size: ByteSize | None = None
@@ -81,7 +82,7 @@ class CacheSection(Section):
     prefix_cache: bool = True
     prefix_keep_s: float = Field(default=1800.0, ge=0)
     max_sharers: int = Field(default=1024, ge=1, le=2000)
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
 
 
 class LogSection(Section):

@@ -134,6 +134,8 @@ def _pool(kv: KVStats) -> Iterator[Metric]:
     for name, help_text in POOL_GAUGES.items():
         yield _gauge(f"quire_kv_{name}_bytes", help_text, getattr(kv, f"{name}_bytes"))
     yield _gauge("quire_kv_heaps", "Heaps that have been made", kv.num_heaps)
+    kept = "Heaps whose memory stays with the process until it ends"
+    yield _gauge("quire_kv_heaps_kept", kept, kv.kept_heaps)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:

@@ -9,8 +9,10 @@ from engine.client import EngineClient
 from engine.loop import Emit, EngineLoop
 from engine.machine import MachineMemory
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
+from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVShape
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
+from kvcache.substrates import Substrate
 from tests.recall import RecallModel
 
 MIB = 1024**2
@@ -21,6 +23,7 @@ BLOCK_BYTES = 2 * SHAPE.num_layers * PAGE_BYTES
 
 CONFIG = EngineConfig(
     substrate="posix",
+    release_heaps=False,
     arithmetic=None,
     kv_dtype=None,
     page_bytes=PAGE_BYTES,
@@ -41,6 +44,10 @@ CONFIG = EngineConfig(
     check_every_step=True,
 )
 MACHINE = MachineMemory(1024 * MIB, 1024 * MIB)
+ON_CPU = {
+    substrate.setting: SubstrateChoice(substrate, ("as the test wants it",))
+    for substrate in (Substrate.POSIX, Substrate.DENSE)
+}
 
 
 def recall_loop(
@@ -52,8 +59,9 @@ def recall_loop(
 ) -> EngineLoop:
     """An engine of the calling thread. changes: fields of EngineConfig."""
     config = replace(CONFIG, **changes)
+    substrate = ON_CPU[config.substrate].substrate
     request = CacheRequest(
-        substrate=config.substrate,
+        substrate=substrate,
         heap_bytes=config.heap_bytes,
         max_num_seqs=config.max_num_seqs,
         page_bytes=config.page_bytes,
@@ -62,9 +70,7 @@ def recall_loop(
     )
     demand = MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0)
     memory = fit(demand, request, shape, model_max_len=4096, system_page_bytes=4096)
-    return assemble(
-        memory, config, model(shape, VOCAB), VOCAB, config.substrate, 1, b"recall", emit
-    )
+    return assemble(memory, config, model(shape, VOCAB), VOCAB, substrate, 1, b"recall", emit)
 
 
 def recall_client(**changes: Any) -> EngineClient:

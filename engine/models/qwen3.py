@@ -8,10 +8,22 @@ quantised layers are mlx-lm's modules, walked here in our order; mlx-lm's forwar
 from typing import Any, Protocol
 
 import mlx.core as mx
+from mlx import nn
+
+from kvcache.backend import NormAndRope
 
 
 class LayerViews(Protocol):
     """What the forward needs of the cache; ``kvcache.views.KVViews`` is one."""
+
+    @property
+    def fuses_projection(self) -> bool:
+        """Whether ``project`` is there."""
+
+    def project(
+        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, how: NormAndRope
+    ) -> mx.array:
+        """Norm and RoPE of the step's queries and keys, and ``append``; returns the queries."""
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
         """Writes the step's keys and values of a layer."""
@@ -33,6 +45,7 @@ class Qwen3:
         self._query_heads: int = args.num_attention_heads
         self._kv_heads: int = args.num_key_value_heads
         self._head_dim: int = args.head_dim
+        self._norms = [norm_and_rope(layer.self_attn) for layer in model.model.layers]
 
     def __call__(
         self, token_ids: mx.array, positions: mx.array, views: LayerViews, rows: mx.array | None
@@ -63,14 +76,32 @@ class Qwen3:
         """Appends this layer's keys and values; returns its queries ``[T, heads, head_dim]``."""
         tokens = x.shape[0]
         queries: mx.array = attention.q_proj(x)
-        queries = queries.reshape(tokens, self._query_heads, 1, self._head_dim)
-        keys = attention.k_proj(x).reshape(tokens, self._kv_heads, 1, self._head_dim)
+        queries = queries.reshape(tokens, self._query_heads, self._head_dim)
+        keys = attention.k_proj(x).reshape(tokens, self._kv_heads, self._head_dim)
         values = attention.v_proj(x).reshape(tokens, self._kv_heads, self._head_dim)
+        how = self._norms[number] if views.fuses_projection else None
+        if how is not None and how.query_weight.dtype == how.key_weight.dtype == queries.dtype:
+            return views.project(number, queries, keys, values, how)
         # A token is a batch entry here, because RoPE takes one offset per entry.
-        queries = attention.rope(attention.q_norm(queries), offset=positions)
-        keys = attention.rope(attention.k_norm(keys), offset=positions)
+        queries = attention.rope(attention.q_norm(queries[:, :, None]), offset=positions)
+        keys = attention.rope(attention.k_norm(keys[:, :, None]), offset=positions)
         views.append(number, keys.squeeze(2), values)
         return queries.squeeze(2)
+
+
+def norm_and_rope(attention: Any) -> NormAndRope | None:
+    """A layer's norms and RoPE as one kernel wants them; None where the RoPE is one of its own."""
+    rope = attention.rope
+    plain = type(rope) is nn.RoPE and not rope.traditional
+    if not plain or rope.dims != attention.q_norm.weight.size:
+        return None
+    return NormAndRope(
+        query_weight=attention.q_norm.weight,
+        key_weight=attention.k_norm.weight,
+        eps=attention.q_norm.eps,
+        rope_base=rope.base,
+        rope_scale=rope.scale,
+    )
 
 
 def _mlp(mlp: Any, x: mx.array) -> mx.array:

@@ -4,7 +4,8 @@ memory size and a context."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.build import EngineConfig, activation_bytes, headroom_bytes
+from engine.build import EngineConfig, activation_bytes
+from engine.machine import headroom_bytes
 from engine.planning.accountant import BlockAccount, account
 from engine.planning.arithmetic import (
     BF16,
@@ -126,7 +127,7 @@ def plan_capacity(
     demand = MemoryDemand(
         machine_bytes=memory_bytes,
         available_bytes=memory_bytes,
-        headroom_bytes=headroom_bytes(config, memory_bytes),
+        headroom_bytes=headroom_bytes(config.headroom_bytes, memory_bytes),
         weights_bytes=0,
         activation_bytes=activation_bytes(shape, config),
         mlx_cache_bytes=config.mlx_cache_bytes,

@@ -10,7 +10,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from random import Random
 
-import metal_ext
 from engine.build import FIRST_BUDGET_TOKENS, MIN_BUDGET_TOKENS
 from engine.loop import EngineLoop, LoopOptions
 from engine.planning.cost import CostModel
@@ -197,7 +196,6 @@ class Simulation:
                 shares_prefixes=True,
             ),
             identity=b"simulated",
-            workers=metal_ext.CpuWorkers(1),
         )
         most = limits.max_num_batched_tokens
         self.scheduler = Scheduler(

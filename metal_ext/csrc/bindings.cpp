@@ -1,49 +1,20 @@
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
+#include "bindings.h"
 
 #include <chrono>
-#include <memory>
-#include <string>
 #include <system_error>
-#include <tuple>
-#include <vector>
 
-#include "core/address_range.h"
 #include "core/checked.h"
-#include "core/heap.h"
-#include "core/mapper.h"
 #include "core/posix_memory.h"
 #include "cpu/dispatch.h"
 #include "mlx/version.h"
-#include "ops/ops.h"
+#include "ops/kv_rows.h"
 #include "ops/probe.h"
 #include "ops/products.h"
-#include "python_int.h"
 
-namespace nb = nanobind;
-namespace mx = mlx::core;
 using namespace nb::literals;
 
 namespace quire {
 namespace {
-
-// Python holds native objects through these. nanobind could hand out shared_ptrs of its own, but
-// they end in Python, and primitives let go of theirs on MLX's threads, without the interpreter's
-// lock.
-template <class T>
-struct Handle {
-  std::shared_ptr<T> object;
-};
-using HeapHandle = Handle<Heap>;
-using RangeHandle = Handle<AddressRange>;
-using MapperHandle = Handle<Mapper>;
-using RowsHandle = Handle<const RowTable>;
-using WorkersHandle = Handle<ops::CpuWorkers>;
-using CounterHandle = Handle<CopyCounter>;
-using SegmentTuple = std::tuple<RangeHandle, PythonInt, PythonInt>;
 
 constexpr int64_t kMaxTicket = INT64_MAX - 1;
 constexpr double kMaxWaitSeconds = 3600.0;
@@ -89,23 +60,29 @@ void bind_memory(nb::module_& m) {
         return RangeHandle{std::make_shared<DenseRange>(g)}; }, "geometry"_a)
       .def("map", [](const RangeHandle& r, const HeapHandle& heap, PythonInt heap_block,
                      PythonInt block, PythonInt count, bool writable) {
+        ops::check_on_host(*r.object);
         const nb::gil_scoped_release unlocked;
         r.object->map(heap.object, heap_block, block, count, writable);
       }, "heap"_a, "heap_block"_a, "block"_a, "count"_a, "writable"_a)
       .def_prop_ro("mapped_tokens", [](const RangeHandle& r) { return r.object->mapped_tokens(); })
       .def_prop_ro("base_address", [](const RangeHandle& r) {
-        return reinterpret_cast<uintptr_t>(r.object->base()); });
+        return reinterpret_cast<uintptr_t>(r.object->region(0)); });
 
   nb::class_<MapperHandle>(m, "Mapper")
       .def("__init__", [](MapperHandle* self) {
         new (self) MapperHandle{std::make_shared<Mapper>()}; })
       .def("map", [](const MapperHandle& m, const RangeHandle& range, const HeapHandle& heap,
-                     PythonInt heap_block, PythonInt block, PythonInt count) {
+                     PythonInt heap_block, PythonInt block, PythonInt count, bool writable) {
         range.object->check_map(*heap.object, heap_block, block, count);
         return m.object->attempt([object = range.object, heap = heap.object, heap_block, block,
-                                  count] {
-          object->map_committed(heap, heap_block, block, count); });
-      }, "range"_a, "heap"_a, "heap_block"_a, "block"_a, "count"_a)
+                                  count, writable] {
+          if (writable) {
+            object->map_committed(heap, heap_block, block, count);
+          } else {
+            object->map(heap, heap_block, block, count, false);
+          }
+        });
+      }, "range"_a, "heap"_a, "heap_block"_a, "block"_a, "count"_a, "writable"_a)
       .def("unmap", [](const MapperHandle& m, const RangeHandle& range, PythonInt block,
                        PythonInt count) {
         checked_run("range blocks", block, count, range.object->geometry().blocks_per_range());
@@ -151,9 +128,9 @@ void bind_operations(nb::module_& m) {
 
   nb::class_<RowsHandle>(m, "RowTable")
       .def("__init__", [](RowsHandle* self, const std::vector<SegmentTuple>& segments) {
-        std::vector<Segment> native;
-        for (const auto& [range, start, count] : segments) {
-          native.push_back({range.object, start, count});
+        std::vector<Segment> native = native_segments(segments);
+        for (const Segment& segment : native) {
+          ops::check_on_host(*segment.range);
         }
         new (self) RowsHandle{std::make_shared<const RowTable>(std::move(native))};
       }, "segments"_a)
@@ -186,9 +163,13 @@ void bind_operations(nb::module_& m) {
      "workers"_a);
   m.def("region_view", [](const mx::array& token, const RangeHandle& range, PythonInt region,
                           PythonInt tokens, PythonInt kv_heads, PythonInt head_dim,
-                          mx::Dtype dtype) {
+                          mx::Dtype dtype, nb::handle substrate) {
+    if (!substrate.is_none()) {
+      throw nb::next_overload();
+    }
     return ops::region_view(token, range.object, region, tokens, kv_heads, head_dim, dtype);
-  }, "token"_a, "range"_a, "region"_a, "tokens"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a);
+  }, "token"_a, "range"_a, "region"_a, "tokens"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a,
+     "substrate"_a.none() = nb::none());
   m.def("block_copy", [](const mx::array& token, const RangeHandle& source, PythonInt source_block,
                          const RangeHandle& target, PythonInt target_block, PythonInt tokens,
                          const CounterHandle& counter) {
@@ -208,6 +189,7 @@ NB_MODULE(_ext, m) {
                           std::to_string(MLX_VERSION_MINOR) + "." +
                           std::to_string(MLX_VERSION_PATCH);
   m.attr("SYSTEM_PAGE_BYTES") = quire::system_page_bytes();
+  m.attr("HAS_METAL") = false;
   m.def("instruction_sets", &quire::cpu::available);
   m.def("read_seconds", [](quire::PythonInt bytes, quire::PythonInt passes,
                            const quire::WorkersHandle& workers) {
@@ -218,4 +200,9 @@ NB_MODULE(_ext, m) {
     quire::ops::multiply_on(*workers.object); }, "workers"_a);
   quire::bind_memory(m);
   quire::bind_operations(m);
+#ifdef QUIRE_METAL
+  quire::bind_metal(m);
+#else
+  m.attr("HAS_METAL") = false;
+#endif
 }

@@ -3,6 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.assembly import (  # before anything that imports MLX: it loads the BLAS
+    describe,
+    engine_config,
+    faults_of_the_model,
+    make_plan,
+)
+
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from engine.checkpoint import read_checkpoint
@@ -11,17 +18,11 @@ from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
 from engine.planning.shape import read_shape
 from kvcache.layout import LayoutError
-from server.assembly import (
-    SettingError,
-    describe,
-    engine_config,
-    faults_of_the_model,
-    make_plan,
-    read_settings,
-)
 from server.config import Config
+from server.faults import SettingError
 from server.hub import find_model
 from server.plan.text import report_lines
+from server.settings import read_settings
 
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2

@@ -18,7 +18,7 @@ from tests.bench.peers import BrokenError
 from tests.bench.rounds import Part, Rounds
 from tests.bench.table import Goal, Row
 from tests.bench.workload import AGENTS, Run, fifty_agents, run_engine
-from tests.engines import CONFIG
+from tests.engines import CONFIG, ON_CPU
 
 MIB = 1024**2
 GIB = 1024**3
@@ -48,7 +48,8 @@ def make_engine(model: Path, threads: int, substrate: str, model_len: int) -> En
         threads=threads,
         check_every_step=False,
     )
-    plan = plan_engine(config, checkpoint, replace(machine_memory(), available_bytes=GIB))
+    machine = replace(machine_memory(), available_bytes=GIB)
+    plan = plan_engine(config, checkpoint, machine, ON_CPU[substrate])
     if plan.memory.kv_budget_bytes != budget_bytes:
         raise BrokenError(f"{plan.memory.kv_budget_bytes} bytes are not {budget_bytes}")
     return build_engine(plan, config, lambda *_: None, lambda _: None)

@@ -17,7 +17,7 @@ from engine.types import PrefixSalt, Request, SamplingParams
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.rounds import Part, Rounds
 from tests.bench.table import Goal, Row
-from tests.engines import CONFIG
+from tests.engines import CONFIG, ON_CPU
 
 GIB = 1024**3
 SEQUENCES = (8, 64, 256)
@@ -139,7 +139,8 @@ def _engine(model: Path, threads: int, sequences: int) -> EngineLoop:
         threads=threads,
         check_every_step=False,
     )
-    plan = plan_engine(config, checkpoint, replace(machine_memory(), available_bytes=8 * GIB))
+    machine = replace(machine_memory(), available_bytes=8 * GIB)
+    plan = plan_engine(config, checkpoint, machine, ON_CPU["posix"])
     return build_engine(plan, config, lambda *_: None, lambda _: None)
 
 

@@ -3,16 +3,28 @@ from pathlib import Path
 
 import pytest
 
-from engine.build import activation_bytes, build_engine, kv_shape, plan_engine
+from engine.build import (
+    SPLIT_TOKENS,
+    activation_bytes,
+    build_engine,
+    gpu_scratch_bytes,
+    kv_shape,
+    plan_engine,
+)
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
 from engine.weights import Arithmetic
+from kvcache.choice import SubstrateChoice
+from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
-from tests.engines import CONFIG
+from kvcache.substrates import Substrate
+from tests.engines import CONFIG, ON_CPU
 from tests.models import write_model
 
 MIB = 1024**2
+ROOT = Path(__file__).parents[2]
 MACHINE = MachineMemory(1024 * MIB, 900 * MIB)
+POSIX = ON_CPU["posix"]
 
 
 @pytest.fixture
@@ -22,8 +34,8 @@ def checkpoint(tiny_model: Path) -> Checkpoint:
 
 def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Checkpoint) -> None:
     config = replace(CONFIG, substrate="auto", threads=None, page_bytes=None)
-    plan = plan_engine(config, checkpoint, MACHINE)
-    assert plan.substrate == "posix"
+    plan = plan_engine(config, checkpoint, MACHINE, POSIX)
+    assert plan.substrate is POSIX
     assert plan.threads >= 1
     assert plan.arithmetic.arithmetic is Arithmetic.FLOAT32
     assert plan.memory.demand.weights_bytes == 4 * checkpoint.num_weights
@@ -33,32 +45,69 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
 def test_a_fifth_of_the_machine_is_left_to_others_unless_told_otherwise(
     checkpoint: Checkpoint,
 ) -> None:
-    plan = plan_engine(replace(CONFIG, headroom_bytes=None), checkpoint, MACHINE)
+    plan = plan_engine(replace(CONFIG, headroom_bytes=None), checkpoint, MACHINE, POSIX)
     assert plan.memory.demand.headroom_bytes == MACHINE.total_bytes // 5
-    assert plan_engine(CONFIG, checkpoint, MACHINE).memory.demand.headroom_bytes == 0
+    assert plan_engine(CONFIG, checkpoint, MACHINE, POSIX).memory.demand.headroom_bytes == 0
 
 
 def test_a_model_that_does_not_fit_is_refused(checkpoint: Checkpoint) -> None:
     huge = replace(checkpoint, num_weights=10**9)
     with pytest.raises(BudgetError, match="weights"):
-        plan_engine(replace(CONFIG, kv_budget_bytes=None), huge, MACHINE)
+        plan_engine(replace(CONFIG, kv_budget_bytes=None), huge, MACHINE, POSIX)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "asked", "itemsize"),
+    ("dtype", "asked", "on_cpu", "on_gpu"),
     [
-        ("F32", None, 4),
-        ("BF16", None, 2),
-        ("F16", None, 2),
-        ("F32", "bfloat16", 2),
-        ("BF16", "float32", 4),
+        ("F32", None, "float32", "float32"),
+        ("BF16", None, "bfloat16", "bfloat16"),
+        ("F16", None, "bfloat16", "float16"),
+        ("F32", "bfloat16", "bfloat16", "bfloat16"),
+        ("BF16", "float32", "float32", "float32"),
     ],
 )
 def test_k_and_v_are_as_wide_as_the_checkpoint_unless_told_otherwise(
-    checkpoint: Checkpoint, dtype: str, asked: str | None, itemsize: int
+    checkpoint: Checkpoint, dtype: str, asked: str | None, on_cpu: str, on_gpu: str
 ) -> None:
-    shape = kv_shape(replace(CONFIG, kv_dtype=asked), replace(checkpoint, dtype=dtype))
-    assert shape.itemsize == itemsize
+    config, stored = replace(CONFIG, kv_dtype=asked), replace(checkpoint, dtype=dtype)
+    for substrate, kept in ((Substrate.POSIX, on_cpu), (Substrate.SPARSE, on_gpu)):
+        shape = kv_shape(config, stored, substrate)
+        assert (shape.itemsize, shape.float16) == (4 if kept == "float32" else 2, kept == "float16")
+
+
+def test_float16_is_for_a_gpu(checkpoint: Checkpoint) -> None:
+    config = replace(CONFIG, kv_dtype="float16")
+    assert kv_shape(config, checkpoint, Substrate.SPARSE).float16
+    with pytest.raises(LayoutError, match=r"a CPU keeps .* cache\.dtype is float16"):
+        kv_shape(config, checkpoint, Substrate.POSIX)
+
+
+def test_attention_on_a_gpu_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
+    config = replace(CONFIG, max_num_seqs=32, max_model_len=None, page_bytes=None)
+    wide = replace(
+        checkpoint, query_heads=32, kv_heads=8, head_dim=128, max_position_embeddings=40960
+    )
+
+    def scratch(substrate: Substrate, **changes: int) -> int:
+        shape = kv_shape(config, wide, substrate)
+        return gpu_scratch_bytes(wide, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
+
+    partials = 32 * 160 * 32 * (128 + 2) * 4
+    assert scratch(Substrate.POSIX) == scratch(Substrate.DENSE) == 0
+    assert scratch(Substrate.SPARSE) == scratch(Substrate.METAL_DENSE) == partials
+    gathered = 2 * 2 * 40960 * 8 * 128 * 4
+    assert scratch(Substrate.PAGED) == partials + gathered
+    assert scratch(Substrate.SPARSE, max_model_len=1025) == 32 * 5 * 32 * 130 * 4
+    config = replace(config, kv_budget_bytes=None)
+    machine = MachineMemory(1 << 36, 1 << 36, 1 << 33)
+    plan = plan_engine(config, wide, machine, SubstrateChoice(Substrate.SPARSE, ()))
+    config_bound = activation_bytes(wide, config)
+    assert plan.memory.demand.activation_bytes == config_bound + partials
+
+
+def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> None:
+    text = (ROOT / "metal_ext/kernels/metal/arguments.h").read_text()
+    assert f"kSplitTokens = {SPLIT_TOKENS}," in text
 
 
 def test_an_engine_is_built_without_another_blas(
@@ -66,14 +115,14 @@ def test_an_engine_is_built_without_another_blas(
 ) -> None:
     monkeypatch.setattr("metal_ext.fast_blas", None)
     config = replace(CONFIG, page_bytes=None)
-    plan = plan_engine(config, read_checkpoint(tiny_model), MACHINE)
+    plan = plan_engine(config, read_checkpoint(tiny_model), MACHINE, POSIX)
     assert build_engine(plan, config, lambda *_: None, lambda _: None).limits.vocab_size == 1024
 
 
 def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(write_model(tmp_path, dtype="bfloat16", bits=8))
     config = replace(CONFIG, kv_budget_bytes=4 * MIB, page_bytes=None)
-    plan = plan_engine(config, checkpoint, MACHINE)
+    plan = plan_engine(config, checkpoint, MACHINE, POSIX)
     progress: list[tuple[int, int]] = []
     loop = build_engine(plan, config, lambda *at: progress.append(at), lambda _: None)
     assert progress[-1][0] == progress[-1][1]

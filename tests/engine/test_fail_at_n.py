@@ -12,8 +12,10 @@ import pytest
 import engine.build
 from engine.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
-from kvcache.backend import PageBackend, posix_backend
+from kvcache.backend import PageBackend
 from kvcache.layout import Group
+from kvcache.new_backend import new_backend
+from kvcache.substrates import Substrate
 from tests.engine.test_recall_engine import assert_empty, run_dry
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.recall import recall_many
@@ -58,11 +60,11 @@ def failing_loop(
 ) -> tuple[EngineLoop, FailingBackend]:
     made: list[FailingBackend] = []
 
-    def make(group: Group) -> Any:
-        made.append(FailingBackend(posix_backend(group)))
+    def make(substrate: Substrate, group: Group, **how: Any) -> Any:
+        made.append(FailingBackend(new_backend(substrate, group, **how)))
         return made[-1]
 
-    monkeypatch.setattr(engine.build, "posix_backend", make)
+    monkeypatch.setattr(engine.build, "new_backend", make)
     loop = recall_loop(answers, kv_budget_bytes=16 * BLOCK_BYTES, max_num_seqs=3, max_model_len=200)
     return loop, made[0]
 

@@ -14,7 +14,7 @@ from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.types import Request, SamplingParams
 from engine.weights import Arithmetic, load_reference
-from tests.engines import CONFIG, Answers
+from tests.engines import CONFIG, ON_CPU, Answers
 from tests.models import ModelSpec, write_model
 
 SPEC = ModelSpec(
@@ -75,7 +75,8 @@ async def test_greedy_answers_equal_mlx_lms_together_and_alone(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], substrate: str
 ) -> None:
     config = replace(ENGINE, substrate=substrate, prefix_keep_s=1000.0)
-    plan = plan_engine(config, read_checkpoint(folder), MachineMemory(8 << 30, 4 << 30))
+    machine = MachineMemory(8 << 30, 4 << 30)
+    plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU[substrate])
     client = EngineClient(
         lambda emit: build_engine(plan, config, lambda *_: None, emit),
         max_queue=16,
@@ -119,7 +120,8 @@ def test_answers_go_on_exactly_after_preemption(folder: Path, penalty: float) ->
             max_model_len=250,
             step_time_target_ms=1e6,
         )
-        plan = plan_engine(config, read_checkpoint(folder), MachineMemory(8 << 30, 4 << 30))
+        machine = MachineMemory(8 << 30, 4 << 30)
+        plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
         answers = Answers.empty()
         loop = build_engine(plan, config, lambda *_: None, answers)
         for number in range(1, 7):

@@ -14,7 +14,7 @@ from engine.machine import MachineMemory
 from engine.scheduler import Scheduler
 from engine.step_plan import StepPlan
 from engine.types import FinishReason, Request, SamplingParams
-from tests.engines import BLOCK_BYTES, CONFIG, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.engines import BLOCK_BYTES, CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.recall import RecallModel, recall_many
 
 FAULTY = frozenset({900})
@@ -59,7 +59,8 @@ def test_a_step_that_fails_after_its_appends_writes_nothing_later(
 ) -> None:
     answers = Answers.empty()
     config = replace(CONFIG, page_bytes=None, kv_budget_bytes=None)
-    plan = plan_engine(config, read_checkpoint(tiny_model), MachineMemory(2**30, 2**30))
+    machine = MachineMemory(2**30, 2**30)
+    plan = plan_engine(config, read_checkpoint(tiny_model), machine, ON_CPU["posix"])
     loop = build_engine(plan, config, lambda *_: None, answers)
 
     def broken(*_: object) -> None:
@@ -158,8 +159,10 @@ def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
     loop.mailbox.put(greedy(1, list(range(100)), 1))
     while loop.step():
         pass
-    cached = loop._kv.stats().cached_bytes
-    assert cached > 0
+    deadline = time.monotonic() + 10.0
+    while not (cached := loop._kv.stats().cached_bytes):
+        assert time.monotonic() < deadline, "its buffer was never unmapped"
+        loop._kv.step_completed(loop._kv.epochs[1])
     monkeypatch.setattr(Scheduler, "schedule", lambda self: StepPlan([]))
     loop.mailbox.put(greedy(2, list(range(100)), 1))
     for _ in range(3):

@@ -4,7 +4,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.machine import MAX_THREADS, machine_memory, machine_threads
+from engine.machine import (
+    MAX_THREADS,
+    MachineMemory,
+    gpu_memory,
+    headroom_bytes,
+    machine_memory,
+    machine_threads,
+)
+from kvcache.metal_device import MetalDevice
 
 GIB = 1024**3
 
@@ -50,3 +58,16 @@ def test_threads_are_the_processors_that_may_be_used(monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert machine_threads() == 7
+
+
+@pytest.mark.parametrize(("available", "usable"), [(20 * GIB, 12 * GIB), (5 * GIB, 5 * GIB)])
+def test_a_gpu_may_use_what_its_driver_recommends(available: int, usable: int) -> None:
+    device = MetalDevice("M3", working_set_bytes=12 * GIB, max_buffer_bytes=9 * GIB)
+    memory = gpu_memory(MachineMemory(18 * GIB, available), device)
+    assert memory == MachineMemory(12 * GIB, usable, 9 * GIB)
+
+
+def test_a_fifth_is_left_to_others_unless_told_otherwise() -> None:
+    assert headroom_bytes(None, 10 * GIB) == 2 * GIB
+    assert headroom_bytes(GIB, 10 * GIB) == GIB
+    assert headroom_bytes(0, 10 * GIB) == 0

@@ -1,5 +1,6 @@
 """Our flat-token forward against mlx-lm's own, and against itself in other company."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import pytest
 
 import metal_ext
 from engine.checkpoint import Checkpoint, read_checkpoint
-from engine.models.qwen3 import Qwen3
+from engine.models.qwen3 import Qwen3, norm_and_rope
 from engine.weights import Arithmetic, load_reference
-from kvcache.backend import posix_backend
 from kvcache.layout import KVShape, paged_layout
 from kvcache.manager import KVCacheManager
+from kvcache.native_backends import posix_backend
 from tests.kvcache.managers import join, manager
 from tests.models import ModelSpec, write_model
 
@@ -38,10 +39,9 @@ def cache_for(checkpoint: Checkpoint, itemsize: int) -> KVCacheManager:
     layout = paged_layout(shape, max_tokens=512, heap_bytes=1 << 20, system_page_bytes=4096)
     return manager(
         layout,
-        posix_backend(layout.group),
+        posix_backend(layout.group, metal_ext.CpuWorkers(2)),
         budget_bytes=1 << 28,
         max_sequences=8,
-        workers=metal_ext.CpuWorkers(2),
     )
 
 
@@ -106,6 +106,33 @@ def test_logits_equal_mlx_lms(
     assert spread(mx.concatenate(got), forward(ids)) < tolerance
 
 
+@pytest.mark.parametrize(
+    ("scaling", "scale"),
+    [
+        (None, 1.0),
+        ({"type": "linear", "factor": 4.0}, 0.25),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, None),
+    ],
+)
+def test_a_plain_rope_can_be_part_of_one_kernel_and_any_other_cannot(
+    tmp_path: Path, scaling: dict[str, Any] | None, scale: float | None
+) -> None:
+    folder = write_model(tmp_path, SPEC)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
+    reference = load_reference(read_checkpoint(folder), Arithmetic.STORED, lambda *_: None)
+    attention = reference.model.layers[0].self_attn
+    how = norm_and_rope(attention)
+    assert (how is None) == (scale is None)
+    if how is not None:
+        assert how.rope_scale == scale
+        assert how.rope_base == attention.rope.base
+        assert how.eps == attention.q_norm.eps
+        assert how.query_weight.shape == how.key_weight.shape == (SPEC.head_dim,)
+    attention.rope.traditional = True
+    assert norm_and_rope(attention) is None
+
+
 def test_an_untied_head_is_used(tmp_path: Path) -> None:
     spec = ModelSpec(tie_word_embeddings=False)
     checkpoint = read_checkpoint(write_model(tmp_path, spec))
@@ -136,7 +163,7 @@ def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path) -> None:
     assert kv.reserve(1, 49)
     views = kv.views([(1, 0, 49)])
     assert ours(mx.array(ids[:49]), mx.arange(49), views, None) is None
-    mx.eval(views.cache_tokens)
+    mx.eval(views.step_end([]))
     kv.commit(1, ids[:49])
     got = step(ours, kv, [(1, 49, ids[49:])], [0])
     assert spread(got, forward(ids)[-1:]) < TOLERANCE["float32"]

@@ -10,8 +10,9 @@ import pytest
 import metal_ext
 from engine.loop import Abort, EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
-from kvcache.backend import posix_backend
+from kvcache.backend import Segment
 from kvcache.layout import KVShape, dense_layout, paged_layout
+from kvcache.native_backends import posix_backend
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.kvcache.managers import join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
@@ -141,7 +142,7 @@ def test_the_counter_that_says_so_counts() -> None:
     layout = paged_layout(
         SHAPE, max_tokens=64, heap_bytes=8 * BLOCK_BYTES, system_page_bytes=4096, page_bytes=4096
     )
-    backend = posix_backend(layout.group)
+    backend = posix_backend(layout.group, metal_ext.CpuWorkers(1))
     kv = manager(layout, backend, budget_bytes=8 * BLOCK_BYTES)
     for seq in (1, 2):
         assert join(kv, seq, 16)
@@ -174,12 +175,9 @@ def test_recall_notices_a_slot_that_was_overwritten() -> None:
     loop.step()
     kv = loop._kv
     buffer = kv._open[1].buffer.number
-    address_range = kv._backend.address_range(buffer)
-    table = metal_ext.RowTable([(address_range, 3, 1)])
-    group = kv._group
-    layer = metal_ext.Layer(group.key_region(1), group.key_region(1) + 1, mx.float32)
-    rows = mx.full((1, SHAPE.kv_heads, SHAPE.head_dim), 99.0)
-    mx.eval(metal_ext.append(mx.zeros((1,)), rows, rows, table, layer, metal_ext.CpuWorkers(1)))
+    wrong = mx.full((1, SHAPE.kv_heads, SHAPE.head_dim), 99.0)
+    rows = kv._backend.rows([Segment(buffer, 3, 1)])
+    mx.eval(rows.append(mx.zeros((1,)), kv._layers[1], wrong, wrong))
     with pytest.raises(WrongSlotError, match="layer 1 keys slot 3"):
         loop.step()
 

@@ -2,10 +2,34 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from kvcache.backend import Segment
+from kvcache.backend import Charge, Releases, Segment
 from kvcache.layout import Group
+
+
+class Manners(Enum):
+    """How a system takes memory back: fields of a backend."""
+
+    BLOCKS = (Releases.BLOCKS, Charge.BLOCKS)
+    HEAPS = (Releases.HEAPS, Charge.HEAPS)
+    IDLE = (Releases.IDLE, Charge.HEAPS)
+    NOTHING = (Releases.NOTHING, Charge.HEAPS)
+    ARENA = (Releases.NOTHING, Charge.ALL)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return dict(zip(("releases", "charge"), self.value, strict=True))
+
+    @classmethod
+    def drawn(cls, number: float) -> "Manners":
+        """number: from 0 to 1."""
+        if number < 0.7:
+            return cls.BLOCKS
+        return (cls.HEAPS, cls.HEAPS, cls.IDLE, cls.NOTHING, cls.NOTHING, cls.ARENA)[
+            min(5, int((number - 0.7) * 20))
+        ]
 
 
 @dataclass
@@ -19,7 +43,9 @@ class FakeBackend:
 
     group: Group
     name: str = "fake"
-    releases_blocks: bool = True
+    releases: Releases = Releases.BLOCKS
+    charge: Charge = Charge.BLOCKS
+    zeroes_blocks: bool = False
     shares_blocks: bool = True
     mapping_limit: int | None = None
     heap_limit: int | None = None
@@ -115,7 +141,9 @@ class FakeBackend:
         return self._ticket(operation)
 
     def release(self, heap: int, block: int, count: int) -> int:
-        assert self.releases_blocks or count == self.group.blocks_per_heap
+        assert self.releases is not Releases.NOTHING, "memory is kept"
+        whole = count == self.group.blocks_per_heap
+        assert whole or self.releases is Releases.BLOCKS, "a part of a heap"
         self.released.append((heap, block, count))
 
         def operation() -> None:
@@ -143,9 +171,13 @@ class FakeBackend:
         return True
 
     def committed_bytes(self) -> int:
+        if self.charge is Charge.HEAPS:
+            return len({heap for heap, _ in self.touched}) * self.group.heap_bytes
+        if self.charge is Charge.ALL:
+            return self.heaps * self.group.heap_bytes
         return len(self.touched) * self.group.block_bytes
 
-    def row_table(self, segments: Sequence[Segment]) -> Any:
+    def rows(self, segments: Sequence[Segment]) -> Any:
         tokens = self.group.tokens_per_block
         for segment in segments:
             end = self.group.blocks_for(segment.start + segment.count)
@@ -155,8 +187,8 @@ class FakeBackend:
                 self._check_writable(segment.buffer, block)
         return list(segments)
 
-    def address_range(self, buffer: int) -> Any:
-        return buffer
+    def shut_down(self) -> bool:
+        return not self.stuck
 
     # --- mistakes -------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import metal_ext
 from engine.types import Sequence as WaitingSequence
 from kvcache.backend import PageBackend
 from kvcache.layout import KVLayout, KVShape, paged_layout
@@ -38,14 +37,12 @@ def manager(
     free_slack_bytes: int = 0,
     max_sharers: int = 1000,
     shares_prefixes: bool = True,
-    workers: metal_ext.CpuWorkers | None = None,
 ) -> KVCacheManager:
     """A cache around any backend."""
     limits = CacheLimits(
         budget_bytes, max_sequences, free_slack_bytes, max_sharers, shares_prefixes
     )
-    workers = workers or metal_ext.CpuWorkers(1)
-    return KVCacheManager(layout, backend, limits, identity=b"test", workers=workers)
+    return KVCacheManager(layout, backend, limits, identity=b"test")
 
 
 def small_manager(

@@ -50,9 +50,11 @@ def test_copied_bytes_are_counted(group: Group) -> None:
     assert backend.copied_bytes == 5 * SHAPE.bytes_per_token
 
 
-def test_rows_stand_for_themselves_and_have_no_address(group: Group) -> None:
+def test_rows_stand_for_themselves(group: Group) -> None:
     backend = CountingBackend(group)
     segment = Segment(0, 0, 1)
-    assert tuple(backend.row_table([segment])) == (segment,)  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="no bytes to read"):
-        backend.address_range(0)
+    assert tuple(backend.rows([segment])) == (segment,)  # type: ignore[arg-type]
+
+
+def test_there_is_nothing_to_shut_down(group: Group) -> None:
+    assert CountingBackend(group).shut_down()

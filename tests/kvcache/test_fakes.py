@@ -71,9 +71,9 @@ MISTAKES: dict[str, tuple[Callable[[FakeBackend], None], Callable[[FakeBackend],
         lambda b: b.map_ahead(1, 0, 0, 1, 1),
         "writable at two places",
     ),
-    "rows of read-only blocks": (shared, lambda b: b.row_table([Segment(1, 0, 1)]), "read-only"),
-    "rows of shared blocks": (shared, lambda b: b.row_table([Segment(0, 3, 1)]), "is shared"),
-    "rows without memory": (mapped, lambda b: b.row_table([Segment(0, 31, 2)]), "without memory"),
+    "rows of read-only blocks": (shared, lambda b: b.rows([Segment(1, 0, 1)]), "read-only"),
+    "rows of shared blocks": (shared, lambda b: b.rows([Segment(0, 3, 1)]), "is shared"),
+    "rows without memory": (mapped, lambda b: b.rows([Segment(0, 31, 2)]), "without memory"),
     "a copy onto a read-only block": (shared, lambda b: b.copy_block(0, 1, 1, 0, 1), "read-only"),
     "a copy onto a shared block": (shared, lambda b: b.copy_block(0, 1, 0, 0, 1), "is shared"),
     "a copy from nothing": (mapped, lambda b: b.copy_block(2, 0, 0, 0, 1), "without memory"),
@@ -124,16 +124,16 @@ def test_a_block_that_is_mapped_ahead_is_there_when_its_ticket_has_completed() -
     first, second = (backend.map_ahead(0, block, 0, block, 1) for block in range(2))
     rows = [Segment(0, 0, 1)]
     with pytest.raises(AssertionError, match="without memory"):
-        backend.row_table(rows)
+        backend.rows(rows)
     assert backend.committed_bytes() == 0
     assert backend.wait(first, 0.0)
     assert not backend.refused(first)
-    assert backend.row_table(rows) == rows
+    assert backend.rows(rows) == rows
     with pytest.raises(AssertionError, match="without memory"):
-        backend.row_table([Segment(0, TOKENS, 1)])
+        backend.rows([Segment(0, TOKENS, 1)])
     backend.complete()
     assert backend.completed_ticket() == second
-    assert backend.row_table([Segment(0, TOKENS, 1)])
+    assert backend.rows([Segment(0, TOKENS, 1)])
 
 
 def test_operations_take_effect_in_order() -> None:

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvcache.backend import Charge, Releases
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group, KVShape, paged_layout
 from kvcache.sparse_heap import BlockRef, BlockState, runs_of
@@ -85,14 +86,14 @@ def test_consecutive_blocks_are_preferred() -> None:
 
 
 def test_a_taken_successor_is_passed_over() -> None:
-    pool, _ = small_pool(releases_blocks=False)
+    pool, _ = small_pool(releases=Releases.HEAPS)
     first = take(pool, 1)
     take(pool, 1)  # (0, 1)
     assert take(pool, 1, after=first[0]) == [BlockRef(0, 2)]
 
 
 def test_the_fullest_heap_is_filled_first_so_that_others_can_empty() -> None:
-    pool, _ = small_pool(releases_blocks=False)
+    pool, _ = small_pool(releases=Releases.HEAPS)
     blocks = take(pool, 12)
     give_back(pool, blocks[0:3] + blocks[4:5])  # heap 0 has three free, heap 1 one
     assert take(pool, 1) == [BlockRef(1, 0)]
@@ -215,7 +216,7 @@ def test_no_more_single_blocks_are_given_back_than_the_slack_asks_for() -> None:
 
 
 def test_single_blocks_are_kept_where_the_system_gives_back_whole_heaps_only() -> None:
-    pool, backend = small_pool(releases_blocks=False)
+    pool, backend = small_pool(releases=Releases.HEAPS)
     blocks = take(pool, 8)
     give_back(pool, blocks[:5])
     pool.trim(0, EVERYTHING)
@@ -227,7 +228,7 @@ def test_single_blocks_are_kept_where_the_system_gives_back_whole_heaps_only() -
 def test_no_more_is_given_back_than_can_be_spared(
     most: int, released: list[tuple[int, int, int]]
 ) -> None:
-    pool, backend = small_pool(releases_blocks=False)
+    pool, backend = small_pool(releases=Releases.HEAPS)
     give_back(pool, take(pool, 8))
     pool.trim(0, most)
     assert backend.released == released
@@ -322,3 +323,50 @@ def test_blocks_that_were_never_mapped_are_given_up_at_once() -> None:
     pool.give_up(take(pool, 4))
     pool.check_invariants()
     assert len(take(pool, 4)) == 4
+
+
+# --- what the system charges for ----------------------------------------------------------------
+
+
+def test_a_heap_that_is_charged_whole_is_slack_as_a_whole() -> None:
+    pool, _ = small_pool(charge=Charge.HEAPS)
+    block = small_group().block_bytes
+    (taken,) = take(pool, 1)
+    assert pool.free_committed_bytes == (HEAP_BLOCKS - 1) * block
+    give_back(pool, [taken])
+    assert pool.free_committed_bytes == HEAP_BLOCKS * block
+
+
+def test_a_heap_that_was_released_is_charged_again_as_a_whole() -> None:
+    pool, backend = small_pool(charge=Charge.HEAPS, releases=Releases.HEAPS)
+    give_back(pool, take(pool, 2))
+    pool.trim(0, EVERYTHING)
+    pool.poll(backend.completed)
+    assert pool.free_committed_bytes == 0
+    take(pool, 1)
+    assert pool.free_committed_bytes == (HEAP_BLOCKS - 1) * small_group().block_bytes
+
+
+def test_an_arena_is_made_and_charged_before_anybody_asks() -> None:
+    pool, backend = small_pool(heaps=3, charge=Charge.ALL, releases=Releases.NOTHING)
+    pool.check_invariants()
+    assert backend.heaps == pool.num_heaps == 3
+    assert pool.free_committed_bytes == 12 * small_group().block_bytes
+    assert len(take(pool, 12)) == 12
+    assert pool.free_committed_bytes == 0
+
+
+def test_an_arena_whose_slices_are_refused_has_those_that_were_not() -> None:
+    pool, _ = small_pool(heaps=3, charge=Charge.ALL, fail_at=3)
+    assert pool.num_heaps == 2
+    assert len(take(pool, 8)) == 8
+
+
+def test_heaps_that_are_kept_are_never_released_and_runs_begin_where_they_can_grow() -> None:
+    pool, backend = small_pool(releases=Releases.NOTHING, charge=Charge.HEAPS)
+    blocks = take(pool, 7)
+    give_back(pool, blocks[:3])
+    pool.trim(0, EVERYTHING)
+    assert backend.released == []
+    (begun,) = take(pool, 1)
+    assert begun.heap == 0, "three blocks in a row are free there"

@@ -2,6 +2,7 @@ import pytest
 
 from kvcache.layout import (
     KIB,
+    METAL_PAGES,
     KVShape,
     LayoutError,
     choose_page,
@@ -83,6 +84,27 @@ def test_a_page_that_does_not_suit_is_refused(page: int, message: str) -> None:
     shape = KVShape(num_layers=1, kv_heads=3, head_dim=64, itemsize=2)
     with pytest.raises(LayoutError, match=message):
         paged_layout(shape, max_tokens=10, heap_bytes=MIB, system_page_bytes=4096, page_bytes=page)
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "page"),
+    [
+        (2048, 64 * KIB),  # 32 tokens
+        (256, 16 * KIB),  # 64 tokens
+        (8192, 256 * KIB),  # 32 tokens
+        (128, 16 * KIB),  # 128 tokens: nearest to 64
+    ],
+)
+def test_a_device_has_pages_of_its_own(row_bytes: int, page: int) -> None:
+    shape = KVShape(num_layers=1, kv_heads=1, head_dim=row_bytes // 2, itemsize=2)
+    layout = paged_layout(
+        shape,
+        max_tokens=100,
+        heap_bytes=MIB,
+        system_page_bytes=16 * KIB,
+        device_pages=METAL_PAGES,
+    )
+    assert layout.group.page_bytes == page
 
 
 def test_a_heap_holds_one_block_at_least() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from kvcache.backend import BackendFailedError
+from kvcache.backend import BackendFailedError, Charge, Releases
 from kvcache.layout import dense_layout
 from tests.kvcache.managers import (
     BLOCK,
@@ -202,8 +202,43 @@ def test_memory_beyond_the_slack_goes_back_and_idleness_leaves_one_heap() -> Non
     kv.check_invariants()
 
 
+def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
+    kv, backend = small_manager(
+        heaps=4, shares_prefixes=False, releases=Releases.IDLE, charge=Charge.HEAPS
+    )
+    for seq in (1, 2, 3):
+        assert join(kv, seq, 64)
+        grow(kv, seq, 0, 64)
+    for seq in (1, 2):
+        kv.close(seq)
+    settle(kv, backend)
+    assert backend.released == [], "a sequence is still there"
+    kv.close(3)
+    settle(kv, backend)
+    assert kv.stats().committed_bytes == 3 * HEAP_BLOCKS * BLOCK
+    for _ in range(3):
+        kv.idle()
+        backend.complete()
+    assert kv.stats().committed_bytes == HEAP_BLOCKS * BLOCK
+    kv.check_invariants()
+
+
+def test_heaps_that_are_kept_are_said_to_be() -> None:
+    kv, backend = small_manager(heaps=4, releases=Releases.NOTHING, charge=Charge.HEAPS)
+    assert join(kv, 1, 100)
+    grow(kv, 1, 0, 100)
+    kv.close(1)
+    settle(kv, backend)
+    kv.drop_prefixes()
+    kv.idle()
+    stats = kv.stats()
+    assert (stats.kept_heaps, stats.num_heaps) == (2, 2)
+    assert stats.free_slack_bytes == stats.committed_bytes == 2 * HEAP_BLOCKS * BLOCK
+    assert kv.shut_down()
+
+
 def test_memory_that_was_promised_is_not_given_back() -> None:
-    kv, backend = small_manager(heaps=2, shares_prefixes=False, releases_blocks=False)
+    kv, backend = small_manager(heaps=2, shares_prefixes=False, releases=Releases.HEAPS)
     for seq, tokens in ((1, 64), (2, 32), (3, 32)):
         assert join(kv, seq, tokens)
         grow(kv, seq, 0, tokens)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvcache.layout import KVShape
+from kvcache.layout import KVShape, LayoutError
 from kvcache.memory_budget import (
     GIB,
     MIB,
@@ -13,6 +13,7 @@ from kvcache.memory_budget import (
     fit,
     gib,
 )
+from kvcache.substrates import Substrate
 
 SHAPE = KVShape(num_layers=28, kv_heads=8, head_dim=128, itemsize=2)  # 112 KiB per token
 DEMAND = MemoryDemand(
@@ -24,7 +25,7 @@ DEMAND = MemoryDemand(
     mlx_cache_bytes=256 * MIB,
 )
 REQUEST = CacheRequest(
-    substrate="posix",
+    substrate=Substrate.POSIX,
     heap_bytes=64 * MIB,
     max_num_seqs=32,
     page_bytes=None,
@@ -96,16 +97,65 @@ def test_what_cannot_work_is_refused_with_the_figure_that_does_not_fit(
 
 
 def test_a_dense_context_is_shortened_so_that_every_sequence_gets_a_buffer() -> None:
-    found = plan(request=replace(REQUEST, substrate="dense", max_num_seqs=8))
+    found = plan(request=replace(REQUEST, substrate=Substrate.DENSE, max_num_seqs=8))
     assert 4096 <= found.max_model_len < 40960
     assert found.max_num_seqs == 8
     assert found.layout.group.blocks_per_buffer == 1
 
 
 def test_a_dense_context_is_not_shortened_below_a_usable_one() -> None:
-    found = plan(request=replace(REQUEST, substrate="dense", max_num_seqs=64))
+    found = plan(request=replace(REQUEST, substrate=Substrate.DENSE, max_num_seqs=64))
     assert found.max_model_len == 4096
     assert found.max_num_seqs < 64
+
+
+ARENA = replace(REQUEST, substrate=Substrate.METAL_DENSE, max_num_seqs=8)
+
+
+def test_an_arena_gives_every_sequence_a_slice_and_makes_no_other() -> None:
+    found = plan(request=replace(ARENA, max_buffer_bytes=64 * GIB), model_max_len=4096)
+    assert (found.max_model_len, found.max_num_seqs) == (4096, 8)
+    assert found.kv_budget_bytes == 8 * found.layout.group.heap_bytes
+    assert found.note is None
+    assert found.layout.group.page_bytes == 16384
+
+
+def test_an_arena_that_the_device_cannot_allocate_shortens_the_context_and_says_so() -> None:
+    found = plan(request=replace(ARENA, max_buffer_bytes=5 * GIB))
+    assert found.kv_budget_bytes <= 5 * GIB
+    tokens = 5 * GIB // 8 // SHAPE.bytes_per_token
+    assert (found.max_model_len, found.max_num_seqs) == (tokens // 8 * 8, 8), "whole pages"
+    assert "device's largest is 5.00 GiB" in found.lines()[-1]
+
+
+def test_a_small_arena_leaves_fewer_sequences_and_says_so() -> None:
+    found = plan(request=replace(ARENA, max_buffer_bytes=2 * GIB))
+    assert (found.max_model_len, found.max_num_seqs) == (4096, 4)
+    assert "leaves fewer sequences" in found.lines()[-1]
+
+
+def test_a_limit_of_the_device_that_changes_nothing_is_not_spoken_of() -> None:
+    request = replace(ARENA, max_buffer_bytes=GIB, max_model_len=1000, max_num_seqs=8)
+    found = plan(request=request)
+    assert (found.max_model_len, found.max_num_seqs, found.note) == (1000, 8, None)
+    wide = plan(request=replace(request, max_buffer_bytes=9 * 128 * MIB, heap_bytes=GIB))
+    assert wide.note is None
+
+
+def test_a_context_that_no_allocation_of_the_device_can_hold_is_refused() -> None:
+    request = replace(ARENA, max_buffer_bytes=GIB, max_model_len=20000)
+    with pytest.raises(BudgetError, match=r"allocates no more at once: lower --max-model-len"):
+        plan(request=request)
+
+
+@pytest.mark.parametrize("substrate", [Substrate.SPARSE, Substrate.PAGED])
+def test_metal_pages_are_of_the_sizes_that_the_device_maps(substrate: Substrate) -> None:
+    request = replace(REQUEST, substrate=substrate, max_buffer_bytes=MIB)
+    found = plan(request=request)
+    assert found.layout.group.page_bytes == 65536
+    assert found.kv_budget_bytes > GIB, "only an arena must be one allocation"
+    with pytest.raises(LayoutError, match="a page of 32768 bytes is none that the device maps"):
+        plan(request=replace(request, page_bytes=32768))
 
 
 def test_the_sum_is_printed_line_by_line() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from kvcache.backend import Releases
 from kvcache.manager import KVCacheManager
 from kvcache.prefix_index import MissReason
 from kvcache.token_chain import PrefixSalt
@@ -505,7 +506,7 @@ def test_a_refusal_ahead_of_need_costs_nothing_but_the_wait() -> None:
 
 def test_nothing_is_mapped_ahead_where_the_mappings_are_spent() -> None:
     regions = 2
-    kv, backend = small_manager(mapping_limit=2 * regions, releases_blocks=False)
+    kv, backend = small_manager(mapping_limit=2 * regions, releases=Releases.HEAPS)
     assert join(kv, 1, 16, final=200)
     grow(kv, 1, 0, 16)
     assert len(backend.mapped) == 2, "consecutive blocks need no further mapping"

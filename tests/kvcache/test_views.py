@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import metal_ext
-from kvcache.backend import dense_backend, posix_backend
 from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
+from kvcache.native_backends import dense_backend, posix_backend
+from kvcache.views import kv_dtype
 from tests.kvcache import managers
 from tests.kvcache.managers import join
 
@@ -18,20 +19,16 @@ SCALE = 0.25
 
 def manager(substrate: str, shape: KVShape = SHAPE) -> KVCacheManager:
     layout: KVLayout
+    workers = metal_ext.CpuWorkers(2)
     if substrate == "dense":
         layout = dense_layout(shape, max_tokens=256, system_page_bytes=4096)
-        backend = dense_backend(layout.group)
+        backend = dense_backend(layout.group, workers)
     else:
         layout = paged_layout(
             shape, max_tokens=256, heap_bytes=3 * 16384, system_page_bytes=4096, page_bytes=4096
         )
-        backend = posix_backend(layout.group)
-    return managers.manager(
-        layout,
-        backend,
-        budget_bytes=64 * layout.group.heap_bytes,
-        workers=metal_ext.CpuWorkers(2),
-    )
+        backend = posix_backend(layout.group, workers)
+    return managers.manager(layout, backend, budget_bytes=64 * layout.group.heap_bytes)
 
 
 class Reference:
@@ -131,13 +128,24 @@ def test_bfloat16_is_what_two_bytes_are() -> None:
     assert views.region(0, "keys", 0).dtype == mx.bfloat16
 
 
-def test_evaluating_the_cache_tokens_runs_every_append() -> None:
+@pytest.mark.parametrize(
+    ("itemsize", "float16", "kind"),
+    [(2, False, mx.bfloat16), (2, True, mx.float16), (4, False, mx.float32)],
+)
+def test_k_and_v_are_kept_as_their_shape_says(itemsize: int, float16: bool, kind: mx.Dtype) -> None:
+    assert kv_dtype(KVShape(2, 2, 32, itemsize, float16)) == kind
+
+
+def test_evaluating_the_end_of_a_step_runs_every_append() -> None:
     kv = manager("posix")
     assert join(kv, 1, 4)
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
     for layer in range(2):
         views.append(layer, mx.full((4, 2, 32), 7.0), mx.full((4, 2, 32), 8.0))
-    mx.eval(views.cache_tokens)
-    for layer in range(2):
-        assert mx.all(views.region(layer, "values", 0) == 8.0).item()
+    mx.eval(views.step_end([]))
+    rows = kv._backend.rows(views.segments)
+    for regions in kv._layers:
+        # By a token that has seen nothing of the step.
+        values = rows.region(mx.zeros((1,)), regions, "values", 0)
+        assert mx.all(values == 8.0).item()

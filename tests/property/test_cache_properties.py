@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvcache.backend import Releases
 from kvcache.sparse_heap import BlockState
 from kvcache.token_chain import PrefixSalt
-from tests.kvcache.fakes import FakeBackend
+from tests.kvcache.fakes import FakeBackend, Manners
 from tests.kvcache.managers import SHAPE, TOKENS, manager, paged
 
 HEAP_BLOCKS = 4
@@ -50,7 +51,7 @@ class CacheMachine(RuleBasedStateMachine):
         heaps=st.integers(1, 5),
         sequences=st.integers(1, 5),
         slack_blocks=st.integers(0, 6),
-        releases_blocks=st.booleans(),
+        manners=st.sampled_from(Manners),
         mapping_limit=st.one_of(st.none(), st.integers(4, 60)),
         max_sharers=st.integers(1, 6),
         shares_prefixes=st.sampled_from([True, True, False]),
@@ -60,7 +61,7 @@ class CacheMachine(RuleBasedStateMachine):
         heaps: int,
         sequences: int,
         slack_blocks: int,
-        releases_blocks: bool,
+        manners: Manners,
         mapping_limit: int | None,
         max_sharers: int,
         shares_prefixes: bool,
@@ -69,7 +70,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.backend = Memory(
             layout.group,
             at_once=False,
-            releases_blocks=releases_blocks,
+            **manners.fields,
             mapping_limit=mapping_limit,
         )
         self.kv = manager(
@@ -215,7 +216,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.backend.mapped == {}
         assert stats.free_bytes == stats.capacity_bytes
         assert self.kv._pool.count(BlockState.RETURNING) == 0
-        if self.backend.releases_blocks:
+        if self.backend.releases is not Releases.NOTHING:
             assert stats.committed_bytes <= self.group.heap_bytes
 
 

@@ -4,11 +4,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvcache.backend import Releases
 from kvcache.heap_pool import HeapPool
 from kvcache.prefix_index import PrefixIndex
 from kvcache.sparse_heap import BlockRef, BlockState
 from kvcache.token_chain import PrefixSalt, TokenChain
-from tests.kvcache.fakes import FakeBackend
+from tests.kvcache.fakes import FakeBackend, Manners
 from tests.kvcache.managers import paged
 
 HEAPS = 4
@@ -17,10 +18,10 @@ HEAPS = 4
 class PoolMachine(RuleBasedStateMachine):
     """The model: for every block in use, how many sequences and how many buffers have it."""
 
-    @initialize(releases_blocks=st.booleans(), at_once=st.booleans())
-    def start(self, releases_blocks: bool, at_once: bool) -> None:
+    @initialize(manners=st.sampled_from(Manners), at_once=st.booleans())
+    def start(self, manners: Manners, at_once: bool) -> None:
         self.group = paged().group
-        self.backend = FakeBackend(self.group, releases_blocks=releases_blocks, at_once=at_once)
+        self.backend = FakeBackend(self.group, at_once=at_once, **manners.fields)
         self.pool = HeapPool(self.group, self.backend, HEAPS * self.group.heap_bytes)
         self.sequences: dict[BlockRef, int] = {}
         self.buffers: dict[BlockRef, int] = {}
@@ -97,7 +98,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.trim(slack_blocks * self.group.block_bytes, self.pool.available_blocks)
         self.backend.complete()
         self.pool.poll(self.backend.completed)
-        if self.backend.releases_blocks:
+        if self.backend.releases is Releases.BLOCKS:
             assert self.pool.free_committed_bytes <= slack_blocks * self.group.block_bytes
 
     @invariant()

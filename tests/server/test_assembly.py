@@ -15,23 +15,23 @@ import pytest
 from engine.build import EnginePlan
 from engine.checkpoint import read_checkpoint
 from engine.weights import Arithmetic
+from kvcache.choice import SubstrateChoice
+from kvcache.substrates import Substrate
 from server import assembly
 from server.assembly import (
-    EngineError,
-    ModelError,
-    SettingError,
     bind,
     check_vocabulary,
     describe,
     engine_config,
     listen,
     make_plan,
-    read_settings,
     serve_model,
     start_engine,
 )
 from server.config import MIB, Config, ServerSection, Tables
+from server.faults import EngineError, ModelError, SettingError
 from server.service import Service
+from server.settings import read_settings
 from server.text.tokenizer import Tokenizer
 from tests.models import TINY, write_model, write_tokenizer
 from tests.server.harness import (
@@ -55,63 +55,7 @@ def plan(tiny_model: Path) -> EnginePlan:
     return make_plan(read_settings(None, SMALL), read_checkpoint(tiny_model))
 
 
-# --- settings --------------------------------------------------------------------------------
-
-
-def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
-    file = tmp_path / "quire.toml"
-    file.write_text("[server]\nport = 1\n[cache]\nkv_budget = '1GiB'\n")
-    settings = read_settings(file, {"server": {"port": 2, "host": None}})
-    assert (settings.server.port, settings.server.host) == (2, "127.0.0.1")
-    assert settings.cache.kv_budget == 1024 * MIB
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("[server]\nport = 'x'\n", "server.port: "),
-        ("[server]\nprot = 1\n", "server.prot: "),
-        ("[sever]\nport = 1\n", "sever: "),
-        ("port = 1\n", "port: "),
-        ("server = 1\n", "server: "),
-        ("[server", ""),
-        (None, "No such file or directory"),
-    ],
-)
-def test_a_wrong_file_is_named_with_its_field(
-    tmp_path: Path, text: str | None, problem: str
-) -> None:
-    file = tmp_path / "quire.toml"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(SettingError) as caught:
-        read_settings(file, {})
-    assert str(caught.value).startswith(f"{file}: {problem}")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "problem"),
-    [
-        ("QUIRE_SERVER__PORT", "x", "setting server.port: "),
-        ("QUIRE_SERVER__PORT", "-1", "setting server.port: "),
-        ("QUIRE_CACHE__KV_BUDGET", "3 parsecs", "setting cache.kv_budget: "),
-        ("QUIRE_SERVER", "port 7", "environment: "),
-    ],
-)
-def test_a_wrong_variable_is_named(
-    variable: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(SettingError) as caught:
-        read_settings(None, {})
-    assert str(caught.value).startswith(problem)
-    assert "server" in str(caught.value) or "kv_budget" in str(caught.value)
-
-
-def test_a_wrong_flag_is_named() -> None:
-    with pytest.raises(SettingError, match=r"setting cache\.substrate: "):
-        read_settings(None, {"cache": {"substrate": "papyrus"}})
+# --- the engine's settings ----------------------------------------------------------------------
 
 
 def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
@@ -140,6 +84,25 @@ def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
     text = describe(plan)
     for word in ("arithmetic: float32", "substrate: posix", "kernels: ", "matrix products: "):
         assert word in text
+
+
+def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EnginePlan) -> None:
+    reasons = ("not sparse on Metal: it hung", "paged on Metal: it passed its canary")
+    text = describe(replace(plan, substrate=SubstrateChoice(Substrate.PAGED, reasons)))
+    assert "substrate: paged on Metal; kernels: Metal\n" in text
+    assert "matrix products: MLX's own" in text
+    for reason in reasons:
+        assert f"  {reason}" in text
+
+
+def test_an_engine_that_does_not_end_in_time_is_told_of(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stuck = SimpleNamespace(alive=True, stop=lambda _: False)
+    monkeypatch.setattr(assembly, "start_engine", lambda *_: stuck)
+    monkeypatch.setattr(assembly, "listen", lambda *_: None)
+    serve_model(str(tiny_model), None, SMALL)
+    assert "did not end in time: its memory is left to the system" in capsys.readouterr().err
 
 
 def test_a_budget_that_does_not_fit_says_which_figure(tiny_model: Path) -> None:

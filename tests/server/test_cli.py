@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from server import assembly
-from server.assembly import EngineError
 from server.cli import app, main
+from server.faults import EngineError
 from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
 
@@ -185,6 +185,66 @@ def test_a_plan_takes_its_flags(quire: Callable[..., Result], tmp_path: Path) ->
     assert (tmp_path / "out" / "fit.svg").is_file()
     line = one_sentence(quire("plan", folder, "--memory", "lots"), SETTINGS)
     assert line == "quire: --memory 'lots' is not a size such as 24GiB"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
+@pytest.mark.parametrize("flag", ["--kv-backend", "--substrate"])
+def test_a_substrate_that_this_machine_lacks_is_refused_with_what_is_missing(
+    quire: Callable[..., Result], tiny_model: Path, flag: str
+) -> None:
+    line = one_sentence(quire("serve", tiny_model, flag, "sparse"), SETTINGS)
+    assert line == "quire: sparse is memory of a GPU: this build of quire has no Metal"
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What a doctor was told who says that nothing serves."""
+    from server.doctor import command
+
+    seen: list[tuple[Any, ...]] = []
+
+    def examine(file: Any, flags: Any, wishes: Any, told: Callable[[str], None]) -> Any:
+        told("everything")
+        seen.append((file, flags, wishes))
+        return "the report", not wishes.release_test
+
+    monkeypatch.setattr(command, "examine_machine", examine)
+    return seen
+
+
+def test_the_doctor_ends_with_0_if_something_can_serve(
+    quire: Callable[..., Result], examined: list[tuple[Any, ...]]
+) -> None:
+    result = quire("doctor", "--kv-backend", "posix", "--json")
+    assert (result.exit_code, result.stdout) == (0, "the report\n")
+    assert result.stderr == "quire: trying everything\n"
+    result = quire("doctor", "--release-test")
+    assert (result.exit_code, result.stdout) == (1, "the report\n")
+    (_, flags, first), (_, _, second) = examined
+    assert flags == {"cache": {"substrate": "posix"}}
+    assert (first.as_json, first.release_test) == (True, False)
+    assert (second.as_json, second.release_test) == (False, True)
+
+
+def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Callable[..., Result]) -> None:
+    line = one_sentence(quire("doctor", "--kv-backend", "papyrus"), SETTINGS)
+    assert line.startswith("quire: setting cache.substrate: ")
+
+
+def test_the_doctor_starts_where_the_extension_cannot_be_loaded() -> None:
+    ended = subprocess.run(
+        [QUIRE, "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=os.environ | {"QUIRE_BLAS": "papyrus"},
+    )
+    assert ended.returncode == 1
+    report = json.loads(ended.stdout)
+    assert not report["serves"]
+    assert "QUIRE_BLAS is 'papyrus'" in report["extension"]["fault"]
+    assert "Traceback" not in ended.stderr
 
 
 def test_serving_does_not_import_what_only_pictures_need() -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -103,6 +104,7 @@ async def test_memory_is_charged_while_it_is_used(http: httpx2.AsyncClient) -> N
     samples = await scrape(http)
     assert 0 < pool(samples, "committed") <= 2 * pool(samples, "capacity")
     assert value(samples, "quire_kv_heaps") >= 1
+    assert value(samples, "quire_kv_heaps_kept") == 0
 
 
 async def test_counters_rise_with_the_work(http: httpx2.AsyncClient) -> None:
@@ -251,6 +253,14 @@ async def test_a_bug_after_the_answer_has_begun_is_counted_once(
     text = service.metrics.render().decode()
     assert 'quire_requests_total{endpoint="none",status="200"} 1.0' in text
     assert 'status="500"' not in text
+
+
+async def test_heaps_that_are_kept_show(engine: Engine, tokenizer: Tokenizer) -> None:
+    kv = engine.client.stats.kv
+    assert kv is not None
+    client = SimpleNamespace(stats=EngineStats(kv=replace(kv, kept_heaps=7)), alive=True)
+    text = Metrics(cast(EngineClient, client)).render().decode()
+    assert "quire_kv_heaps_kept 7.0" in text
 
 
 async def test_an_engine_that_was_never_started_has_no_pool_yet(tokenizer: Tokenizer) -> None:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import metal_ext
 from tests.simulation.seeds import (
     SEEDS_FILE,
     add_up,
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_one(seed: int) -> int:
-    simulation = Simulation(seed, metal_ext.CpuWorkers(1), trace_lines=None)
+    simulation = Simulation(seed, trace_lines=None)
     print(simulation.world)
     try:
         with silence():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from kvcache.backend import Segment
+from kvcache.backend import Charge, Releases, Segment
 from kvcache.layout import Group
 from tests.simulation.blocks import (
     POISON,
@@ -34,7 +34,9 @@ class SimulatedMemory:
     faults: MemoryFaults
     slowness: float = 0.0
     """0 to 1: how often a poll finds that nothing more is done. At 0 everything is."""
-    releases_blocks: bool = True
+    releases: Releases = Releases.BLOCKS
+    charge: Charge = Charge.BLOCKS
+    zeroes_blocks: bool = False
     mapping_limit: int | None = None
     shares_blocks: bool = True
     heap_limit: int | None = None
@@ -139,7 +141,10 @@ class SimulatedMemory:
         return self._later(done)
 
     def release(self, heap: int, block: int, count: int) -> int:
-        if not self.releases_blocks and count != self.group.blocks_per_heap:
+        if self.releases is Releases.NOTHING:
+            raise SimulationError(f"heap {heap} gives back memory that is kept")
+        whole = count == self.group.blocks_per_heap
+        if not whole and self.releases is not Releases.BLOCKS:
             raise SimulationError(f"{count} blocks of heap {heap} are no whole heap")
         blocks = self._blocks(heap, block, count)
         for physical in blocks:
@@ -186,14 +191,18 @@ class SimulatedMemory:
         self.copied_bytes += tokens * self.group.bytes_per_token
 
     def committed_bytes(self) -> int:
-        touched = sum(block.touched for heap in self._heaps for block in heap)
-        return touched * self.group.block_bytes
+        per_heap = [sum(block.touched for block in heap) for heap in self._heaps]
+        if self.charge is Charge.ALL:
+            return len(self._heaps) * self.group.heap_bytes
+        if self.charge is Charge.HEAPS:
+            per_heap = [bool(touched) * self.group.blocks_per_heap for touched in per_heap]
+        return sum(per_heap) * self.group.block_bytes
 
-    def row_table(self, segments: Sequence[Segment]) -> Any:
+    def rows(self, segments: Sequence[Segment]) -> Any:
         return None
 
-    def address_range(self, buffer: int) -> Any:
-        raise SimulationError("nobody reads a simulated buffer by its addresses")
+    def shut_down(self) -> bool:
+        return True
 
     @property
     def unfriendly(self) -> bool:

@@ -108,6 +108,12 @@ MUTANTS = (
         "if item.ticket > completed_ticket + 1:",
     ),
     Mutant(
+        "heaps that must be kept are released",
+        "kvcache/heap_pool.py",
+        "if releases is Releases.NOTHING or self.free",
+        "if self.free",
+    ),
+    Mutant(
         "promised blocks are given to others",
         "kvcache/block_supply.py",
         "if missing - sequence.outstanding > self.unpromised_blocks:",

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
-import metal_ext
 from tests.simulation.simulator import Simulation
 from tests.simulation.trace import SeedFailedError
 
@@ -21,13 +20,12 @@ Outcome = tuple[Counter[str], list[SeedFailedError]]
 
 def run_seeds(seeds: Iterable[int]) -> Outcome:
     """Runs seeds one after the other: what happened, and what failed."""
-    workers = metal_ext.CpuWorkers(1)
     counts: Counter[str] = Counter()
     failures = []
     with silence():
         for seed in seeds:
             try:
-                counts = add_up(counts, Simulation(seed, workers).run())
+                counts = add_up(counts, Simulation(seed).run())
             except SeedFailedError as error:
                 failures.append(error)
     return counts, failures

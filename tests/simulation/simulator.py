@@ -9,7 +9,6 @@ from collections import Counter, deque
 from heapq import heappop, heappush
 from random import Random
 
-import metal_ext
 from engine.client import TokenStream
 from engine.loop import IDLE_POLL_S, STALLED_POLL_S, Abort, EngineFailedError
 from engine.types import FinishReason, Request, TokenEvent
@@ -32,9 +31,7 @@ BAD_ROW = "the model's output was not finite"
 class Simulation:
     """An engine, its machine and its clients."""
 
-    def __init__(
-        self, seed: int, workers: metal_ext.CpuWorkers, trace_lines: int | None = TRACE_LINES
-    ) -> None:
+    def __init__(self, seed: int, trace_lines: int | None = TRACE_LINES) -> None:
         """trace_lines: of the newest steps; None keeps all."""
         self.world = draw_world(Random(f"{seed} world"))
         self.trace: deque[TraceLine] = deque(maxlen=trace_lines)
@@ -49,7 +46,7 @@ class Simulation:
         """Those whose end the engine has not said."""
         self._reading: dict[int, Client] = {}
         self._machine = Machine(
-            seed, self.world, workers, self._hear, lambda number: self._clients[number].recall
+            seed, self.world, self._hear, lambda number: self._clients[number].recall
         )
         self._agenda: list[tuple[float, int, int | None]] = []
         """(time, number, the request to abort): None is an arrival."""

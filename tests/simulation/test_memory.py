@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from kvcache.backend import Releases
 from kvcache.layout import Group
 from tests.simulation.blocks import POISON, SimulationError
 from tests.simulation.faults import MemoryFaults
@@ -155,7 +156,6 @@ Action = Callable[[SimulatedMemory], object]
         (nothing, lambda m: m.wait(1, 1.0), "ticket 1 was never issued"),
         (nothing, lambda m: m.refused(m.map_ahead(1, 0, 1, 0, 1)), "ticket 1 is not known yet"),
         (unmapping, lambda m: m.wait(1, 1.0) and m.refused(1), "ticket 1 maps nothing"),
-        (nothing, lambda m: m.address_range(0), "by its addresses"),
     ],
 )
 def test_a_mistake_is_noticed_and_named(before: Action, mistake: Action, message: str) -> None:
@@ -171,7 +171,8 @@ def test_a_mistake_is_noticed_and_named(before: Action, mistake: Action, message
         ({"completed_epoch": 0}, sharing, "shared before step 1 has written it"),
         ({"shares_blocks": False}, sharing, "is shared, and this memory cannot"),
         ({"max_sharers": 1}, sharing, "more than 1 mappings"),
-        ({"releases_blocks": False}, lambda m: m.release(1, 0, 1), "are no whole heap"),
+        ({"releases": Releases.NOTHING}, lambda m: m.release(1, 0, 4), "memory that is kept"),
+        ({"releases": Releases.HEAPS}, lambda m: m.release(1, 0, 1), "are no whole heap"),
         ({"heap_limit": 2}, lambda m: m.add_heap(), "heap 2 is beyond the limit of 2"),
         ({"mapping_limit": 5}, lambda m: m.map(1, 0, 1, 0, 1, True), "4 runs are more than 5"),
         ({"mapping_limit": 5}, lambda m: m.map_ahead(0, 2, 1, 0, 1), "3 runs are more than 5"),

@@ -6,6 +6,7 @@ from random import Random
 
 from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
 from kvcache.layout import Group, KVLayout, KVShape, Region
+from tests.kvcache.fakes import Manners
 from tests.simulation.runner import DeviceTraits
 
 # One number of four bytes in K and one in V: a slot of eight bytes.
@@ -41,7 +42,7 @@ class MemoryTraits:
     longest_storm: int
     most_refusals: int
     stuck_rate: float
-    releases_blocks: bool
+    manners: Manners
     shares_blocks: bool
     mapping_limit: int | None
     heap_limit: int | None
@@ -139,7 +140,7 @@ def _draw_memory(rng: Random, engine: EngineTraits) -> MemoryTraits:
         longest_storm=rng.choice((1, 3, 12)),
         most_refusals=rng.randint(1, 60),
         stuck_rate=0.2 if rng.random() < 0.03 else 0.0,
-        releases_blocks=rng.random() < 0.7,
+        manners=Manners.drawn(rng.random()),
         shares_blocks=group.blocks_per_buffer > 1,
         mapping_limit=limit,
         heap_limit=heaps if rng.random() < 0.1 else None,

@@ -66,14 +66,8 @@ mx::array append(
     const Layer& layer, const Workers& workers) {
   check_rows_array("keys", keys);
   check_rows_array("values", values);
-  if (keys.shape() != values.shape()) {
-    throw std::invalid_argument("keys and values have different shapes");
-  }
-  if (static_cast<size_t>(keys.shape(0)) != rows->rows().size()) {
-    throw std::invalid_argument(
-        "keys has " + std::to_string(keys.shape(0)) + " rows; the row table has " +
-        std::to_string(rows->rows().size()));
-  }
+  check_same_shape(keys, values);
+  check_row_count("keys", keys, *rows);
   rows->require_writable();
   const cpu::HeadShape shape =
       check_layer(rows->geometry(), layer, keys.shape(1), keys.shape(1), keys.shape(2));

@@ -1,8 +1,7 @@
-#include "core/checked.h"
-#include "ops/ops.h"
-#include "ops/primitive.h"
-
 #include <cstring>
+
+#include "ops/kv_rows.h"
+#include "ops/primitive.h"
 
 namespace quire::ops {
 namespace {
@@ -45,29 +44,18 @@ class BlockCopy final : public CachePrimitive {
   std::shared_ptr<CopyCounter> counter_;
 };
 
-BlockRows checked_block(
-    const char* name, const std::shared_ptr<AddressRange>& range, int64_t block) {
-  checked_run(name, block, 1, range->mapped_tokens() / range->geometry().tokens_per_block());
-  return {range, static_cast<size_t>(block)};
-}
-
 }  // namespace
 
 mx::array block_copy(
     const mx::array& token, const std::shared_ptr<AddressRange>& source, int64_t source_block,
     const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
     const std::shared_ptr<CopyCounter>& counter) {
-  if (!(source->geometry() == target->geometry())) {
-    throw std::invalid_argument("the source and the target have different geometries");
-  }
-  const auto most = static_cast<int64_t>(source->geometry().tokens_per_block());
-  const size_t count = checked_between("tokens", tokens, 1, most);
-  const BlockRows from = checked_block("mapped source blocks", source, source_block);
-  const BlockRows to = checked_block("mapped target blocks", target, target_block);
-  if (target->first_read_only(to.block * source->geometry().tokens_per_block(), count)) {
-    throw std::out_of_range("target block " + std::to_string(to.block) + " is read-only");
-  }
-  auto primitive = std::make_shared<BlockCopy>(from, to, count, counter);
+  check_on_host(*source);
+  check_on_host(*target);
+  check_block_copy(*source, source_block, *target, target_block, tokens);
+  auto primitive = std::make_shared<BlockCopy>(
+      BlockRows{source, static_cast<size_t>(source_block)},
+      BlockRows{target, static_cast<size_t>(target_block)}, static_cast<size_t>(tokens), counter);
   return mx::array(token.shape(), token.dtype(), std::move(primitive), {token});
 }
 

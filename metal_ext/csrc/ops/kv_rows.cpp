@@ -15,29 +15,23 @@ cpu::KVType kv_type_of(mx::Dtype type) {
 }
 
 void check_rows_array(const char* name, const mx::array& x) {
-  if (x.ndim() != 3) {
-    throw std::invalid_argument(
-        std::string(name) + " has " + std::to_string(x.ndim()) +
-        " dimensions; it must be [rows, heads, head_dim]");
-  }
+  check_rows_shape(name, x);
   if (x.dtype() != mx::float32 && x.dtype() != mx::bfloat16) {
     throw std::invalid_argument(std::string(name) + " must be float32 or bfloat16 on the CPU");
+  }
+}
+
+void check_on_host(const AddressRange& range) {
+  if (dynamic_cast<const HostRange*>(&range) == nullptr) {
+    throw std::invalid_argument(
+        "the range's memory is a device's: rows of it are made by its MetalSubstrate");
   }
 }
 
 cpu::HeadShape check_layer(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads,
     int64_t head_dim) {
-  const auto last = static_cast<int64_t>(geometry.regions()) - 1;
-  checked_between("key_region", layer.key_region, 0, last);
-  checked_between("value_region", layer.value_region, 0, last);
-  checked_between("query_heads", query_heads, 1, cpu::kMaxQueryHeads);
-  checked_between("kv_heads", kv_heads, 1, query_heads);
-  if (query_heads % kv_heads != 0) {
-    throw std::invalid_argument(
-        std::to_string(query_heads) + " query heads cannot share " + std::to_string(kv_heads) +
-        " KV heads evenly");
-  }
+  check_heads(geometry, layer, query_heads, kv_heads);
   if (head_dim < 1 || !cpu::supports_head_dim(static_cast<size_t>(head_dim))) {
     throw std::invalid_argument(
         "head_dim is " + std::to_string(head_dim) +
@@ -46,14 +40,7 @@ cpu::HeadShape check_layer(
   const cpu::HeadShape shape{
       static_cast<size_t>(query_heads), static_cast<size_t>(kv_heads),
       static_cast<size_t>(head_dim), kv_type_of(layer.type)};
-  for (int64_t region : {layer.key_region, layer.value_region}) {
-    const size_t row = geometry.row_bytes(static_cast<size_t>(region));
-    if (row != shape.row_bytes()) {
-      throw std::invalid_argument(
-          "region " + std::to_string(region) + " has rows of " + std::to_string(row) +
-          " bytes; these heads need " + std::to_string(shape.row_bytes()));
-    }
-  }
+  check_row_bytes(geometry, layer, shape.row_bytes());
   return shape;
 }
 

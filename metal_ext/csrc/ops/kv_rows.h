@@ -3,18 +3,19 @@
 #include <cstring>
 #include <string>
 
-#include "core/checked.h"
-#include "core/geometry.h"
 #include "cpu/kernels.h"
 #include "mlx/array.h"
-#include "ops/ops.h"
+#include "ops/checks.h"
 
 // How arrays [T, heads, head_dim] and rows of a region are read and written on the CPU.
 namespace quire::ops {
 
+// Throws std::invalid_argument where the range's memory is a device's.
+void check_on_host(const AddressRange& range);
+
 cpu::KVType kv_type_of(mx::Dtype type);
 
-// Throws std::invalid_argument unless x is [*, *, head_dim] of float32 or bfloat16.
+// Throws std::invalid_argument unless x is [rows, heads, head_dim] of float32 or bfloat16.
 void check_rows_array(const char* name, const mx::array& x);
 
 // Checks that both regions of the layer exist and hold rows of that shape.

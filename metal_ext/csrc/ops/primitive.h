@@ -14,7 +14,7 @@ namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// What the primitives share: one output, a name, and no Metal kernel yet.
+// What the operations on the CPU share: one output and a name.
 class CachePrimitive : public mx::Primitive {
  public:
   CachePrimitive(const char* name)
@@ -25,7 +25,7 @@ class CachePrimitive : public mx::Primitive {
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error(
         std::string(name_) +
-        " has no Metal kernel in this build: run the model on the CPU "
+        " has rows on the CPU, but a GPU stream: run the model on the CPU "
         "(mlx.core.set_default_device(mlx.core.cpu))");
   }
 

@@ -1,4 +1,3 @@
-#include "core/checked.h"
 #include "ops/kv_rows.h"
 #include "ops/primitive.h"
 
@@ -8,7 +7,6 @@ namespace {
 // MLX's CPU allocator hands out addresses eight bytes above its own size field; the range keeps
 // its size there (address_range.h), so that its start can pass for such a buffer.
 constexpr size_t kSizeField = sizeof(size_t);
-constexpr int64_t kMaxTokens = INT32_MAX;  // what a dimension of an MLX array can hold
 
 class RegionView final : public CachePrimitive {
  public:
@@ -22,7 +20,7 @@ class RegionView final : public CachePrimitive {
         .contiguous = true, .row_contiguous = true, .col_contiguous = view.size() <= 1};
     view.set_data(
         mx::allocator::Data(
-            mx::allocator::Buffer(range_->base() - kSizeField),
+            mx::allocator::Buffer(range_->region(0) - kSizeField),
             [keep = range_](mx::allocator::Buffer) {}),
         view.size(), std::move(strides), flags,
         static_cast<int64_t>(range_->geometry().range_region_offset(region_)));
@@ -38,18 +36,8 @@ class RegionView final : public CachePrimitive {
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type) {
-  const Geometry& geometry = range->geometry();
-  checked_between("region", region, 0, static_cast<int64_t>(geometry.regions()) - 1);
-  checked_between("tokens", tokens, 1, kMaxTokens);
-  checked_run("mapped tokens", 0, tokens, range->mapped_tokens());
-  const auto row = static_cast<int64_t>(geometry.row_bytes(static_cast<size_t>(region)));
-  checked_between("kv_heads", kv_heads, 1, row);
-  checked_between("head_dim", head_dim, 1, row);
-  if (kv_heads * head_dim * static_cast<int64_t>(mx::size_of(type)) != row) {
-    throw std::invalid_argument(
-        "region " + std::to_string(region) + " has rows of " + std::to_string(row) +
-        " bytes; that shape and type do not fill them");
-  }
+  check_on_host(*range);
+  check_view(*range, region, tokens, kv_heads, head_dim, type);
   const mx::Shape shape{
       static_cast<int>(tokens), static_cast<int>(kv_heads), static_cast<int>(head_dim)};
   return mx::array(

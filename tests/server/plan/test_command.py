@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from engine.machine import MachineMemory
-from server.assembly import ModelError, SettingError
+from server.faults import ModelError, SettingError
 from server.plan import command
 from server.plan.command import PlanWishes, plan_model
 from tests.models import TINY, write_config, write_model

@@ -1,5 +1,6 @@
 """The native backends, through the protocol alone."""
 
+import itertools
 import resource
 import sys
 from collections.abc import Callable
@@ -10,38 +11,35 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import kvcache.backend
+import kvcache.native_backends
 import metal_ext
-from kvcache.backend import (
-    BackendFailedError,
+from kvcache.backend import BackendFailedError, Charge, NormAndRope, PageBackend, Releases, Segment
+from kvcache.layout import Group, KVShape, dense_layout, paged_layout
+from kvcache.native_backends import (
     NativeBackend,
-    PageBackend,
-    Segment,
     dense_backend,
     posix_backend,
     raise_descriptor_limit,
     system_heap_limit,
     system_mapping_limit,
 )
-from kvcache.layout import Group, KVShape, dense_layout, paged_layout
+from kvcache.views import layer_regions
 from tests.metal_ext.programs import output_of
 
 SHAPE = KVShape(num_layers=2, kv_heads=1, head_dim=64, itemsize=4)
 WAIT_S = 10.0
 
 
-def paged_group() -> Group:
-    return paged_layout(
-        SHAPE, max_tokens=128, heap_bytes=4 * 4 * 16384, system_page_bytes=16384, page_bytes=16384
-    ).group
+PAGED = paged_layout(
+    SHAPE, max_tokens=128, heap_bytes=4 * 4 * 16384, system_page_bytes=16384, page_bytes=16384
+)
+DENSE = dense_layout(SHAPE, max_tokens=128, system_page_bytes=16384)
+LAYERS = layer_regions(PAGED)
+Make = Callable[[Group, metal_ext.CpuWorkers], PageBackend]
 
 
-def dense_group() -> Group:
-    return dense_layout(SHAPE, max_tokens=128, system_page_bytes=16384).group
-
-
-def ready(make: Callable[[Group], PageBackend], group: Group) -> PageBackend:
-    backend = make(group)
+def ready(make: Make, group: Group) -> PageBackend:
+    backend = make(group, metal_ext.CpuWorkers(1))
     assert backend.add_heap()
     assert backend.add_buffer()
     return backend
@@ -49,47 +47,36 @@ def ready(make: Callable[[Group], PageBackend], group: Group) -> PageBackend:
 
 def write(backend: PageBackend, buffer: int, number: float) -> None:
     """Puts that number into the first three rows of a buffer, in all regions."""
-    rows = backend.row_table([Segment(buffer, 0, 3)])
+    rows = backend.rows([Segment(buffer, 0, 3)])
     values = mx.full((3, SHAPE.kv_heads, SHAPE.head_dim), number)
-    for layer in range(SHAPE.num_layers):
-        regions = metal_ext.Layer(2 * layer, 2 * layer + 1, mx.float32)
-        token = mx.zeros((1,))
-        mx.eval(metal_ext.append(token, values, values, rows, regions, metal_ext.CpuWorkers(1)))
+    tokens = [rows.append(mx.zeros((1,)), layer, values, values) for layer in LAYERS]
+    mx.eval(rows.end(tokens))
 
 
 def first_rows(
-    backend: PageBackend, buffer: int, tokens: int = 3, region: int = 0
+    backend: PageBackend, buffer: int, tokens: int = 3, layer: int = 0, kind: str = "keys"
 ) -> NDArray[np.float32]:
     """The first rows of a buffer's region."""
-    return np.array(
-        metal_ext.region_view(
-            mx.zeros((1,)),
-            backend.address_range(buffer),
-            region,
-            tokens,
-            SHAPE.kv_heads,
-            SHAPE.head_dim,
-            mx.float32,
-        )
-    )
+    rows = backend.rows([Segment(buffer, tokens - 1, 1)])
+    return np.array(rows.region(mx.zeros((1,)), LAYERS[layer], kind, 0))
 
 
 def test_a_mapped_buffer_can_be_planned() -> None:
-    backend = ready(posix_backend, paged_group())
+    backend = ready(posix_backend, PAGED.group)
     assert backend.map(0, 0, 0, 2, 2, writable=True)
-    assert len(backend.row_table([Segment(0, 0, 5), Segment(0, 100, 1)])) == 6
-    assert backend.address_range(0).mapped_tokens == 128
+    backend.rows([Segment(0, 0, 5), Segment(0, 100, 1)])
+    assert first_rows(backend, 0, 128).shape == (128, SHAPE.kv_heads, SHAPE.head_dim)
 
 
 def test_a_row_without_memory_cannot_be_planned() -> None:
-    backend = ready(posix_backend, paged_group())
+    backend = ready(posix_backend, PAGED.group)
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     with pytest.raises(IndexError, match="segment of mapped tokens"):
-        backend.row_table([Segment(0, 64, 1)])
+        backend.rows([Segment(0, 64, 1)])
 
 
 def test_tickets_rise_and_complete() -> None:
-    backend = ready(posix_backend, paged_group())
+    backend = ready(posix_backend, PAGED.group)
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     first = backend.unmap(0, 0, 2)
     second = backend.release(0, 0, 4)
@@ -99,12 +86,12 @@ def test_tickets_rise_and_complete() -> None:
 
 
 def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
-    backend = ready(posix_backend, paged_group())
+    backend = ready(posix_backend, PAGED.group)
     assert backend.shares_blocks
     assert backend.add_buffer()
     assert backend.map(0, 0, 0, 3, 1, writable=True)
     assert backend.map(1, 0, 0, 3, 1, writable=False)
-    assert len(backend.row_table([Segment(0, 0, 64), Segment(1, 0, 64)])) == 128
+    backend.rows([Segment(0, 0, 64), Segment(1, 0, 64)])
     write(backend, 0, 5.0)
     assert (first_rows(backend, 1) == 5.0).all()
     with pytest.raises(IndexError, match="block 0 is read-only"):
@@ -112,29 +99,27 @@ def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
 
 
 def test_a_dense_backend_shares_nothing() -> None:
-    backend = ready(dense_backend, dense_group())
+    backend = ready(dense_backend, DENSE.group)
     assert not backend.shares_blocks
     with pytest.raises(ValueError, match="a dense range shares nothing"):
         backend.map(0, 0, 0, 0, 1, writable=False)
 
 
 @pytest.mark.parametrize(
-    ("make", "group"), [(posix_backend, paged_group()), (dense_backend, dense_group())]
+    ("make", "group"), [(posix_backend, PAGED.group), (dense_backend, DENSE.group)]
 )
-def test_blocks_are_mapped_ahead_with_their_memory(
-    make: Callable[[Group], PageBackend], group: Group
-) -> None:
+def test_blocks_are_mapped_ahead_with_their_memory(make: Make, group: Group) -> None:
     backend = ready(make, group)
     ticket = backend.map_ahead(0, 0, 0, 0, 1)
     assert backend.wait(ticket, WAIT_S)
     assert not backend.refused(ticket)
     assert backend.completed_ticket() == ticket
-    assert len(backend.row_table([Segment(0, 0, group.tokens_per_block)])) > 0
+    backend.rows([Segment(0, 0, group.tokens_per_block)])
     assert backend.committed_bytes() == group.block_bytes
 
 
 def test_a_copied_block_holds_the_same_rows_in_every_region_and_is_counted() -> None:
-    backend = ready(posix_backend, paged_group())
+    backend = ready(posix_backend, PAGED.group)
     assert backend.add_buffer()
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.map(1, 0, 0, 0, 1, writable=False)
@@ -142,24 +127,51 @@ def test_a_copied_block_holds_the_same_rows_in_every_region_and_is_counted() -> 
     write(backend, 0, 7.0)
     assert backend.copied_bytes == 0
     backend.copy_block(0, 0, 1, 1, tokens=3)
-    for region in range(4):
-        rows = first_rows(backend, 1, 64 + 4, region)[64:]
-        assert (rows[:3] == 7.0).all(), region
-        assert (rows[3:] == 0.0).all(), region
+    for layer, kind in itertools.product(range(2), ("keys", "values")):
+        rows = first_rows(backend, 1, 64 + 4, layer, kind)[64:]
+        assert (rows[:3] == 7.0).all(), (layer, kind)
+        assert (rows[3:] == 0.0).all(), (layer, kind)
     assert backend.copied_bytes == 3 * SHAPE.bytes_per_token
     with pytest.raises(IndexError, match="target block 0 is read-only"):
         backend.copy_block(0, 1, 1, 0, tokens=3)
     assert backend.copied_bytes == 3 * SHAPE.bytes_per_token
 
 
+def test_norm_and_rope_are_no_part_of_a_cpus_append() -> None:
+    backend = ready(posix_backend, PAGED.group)
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    rows, token = backend.rows([Segment(0, 0, 1)]), mx.zeros((1,))
+    assert not rows.fuses_projection
+    how = NormAndRope(token, token, eps=1e-6, rope_base=1e4, rope_scale=1.0)
+    with pytest.raises(AssertionError, match="operations of their own"):
+        rows.project(token, LAYERS[0], token, token, token, how)
+
+
+def test_a_cpus_memory_needs_no_order_at_its_end() -> None:
+    backend = ready(posix_backend, PAGED.group)
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    backend.rows([Segment(0, 0, 1)]).abandon()
+    assert backend.shut_down()
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_mac_charges_shared_memory_by_the_object(
+    monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    backend = posix_backend(PAGED.group, metal_ext.CpuWorkers(1))
+    assert backend.charge is (Charge.BLOCKS if platform == "linux" else Charge.HEAPS)
+    assert backend.releases is (Releases.BLOCKS if platform == "linux" else Releases.HEAPS)
+
+
 def test_posix_heaps_cost_nothing_until_they_are_written() -> None:
-    backend = ready(posix_backend, paged_group())
+    backend = ready(posix_backend, PAGED.group)
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.committed_bytes() == 0
 
 
 def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
-    group = dense_group()
+    group = DENSE.group
     backend = ready(dense_backend, group)
     assert backend.committed_bytes() == 0
     assert backend.map(0, 0, 0, 0, 1, writable=True)
@@ -171,7 +183,7 @@ def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
 
 
 def test_a_failed_memory_operation_ends_the_engine() -> None:
-    backend = ready(posix_backend, paged_group())
+    backend = ready(posix_backend, PAGED.group)
     ticket = backend.unmap(0, 0, 1)  # nothing is mapped there: a bug, reported by its thread
     assert backend.wait(ticket, WAIT_S)
     with pytest.raises(BackendFailedError, match="block 0 is not mapped"):
@@ -184,10 +196,12 @@ def test_a_refused_system_call_is_weather() -> None:
 
     backend = NativeBackend(
         "refusing",
-        paged_group(),
+        PAGED.group,
+        metal_ext.CpuWorkers(1),
         refuse,  # type: ignore[arg-type]
         refuse,  # type: ignore[arg-type]
-        releases_blocks=True,
+        charge=Charge.BLOCKS,
+        releases=Releases.BLOCKS,
         shares_blocks=True,
         mapping_limit=None,
         heap_limit=None,
@@ -201,7 +215,7 @@ def test_a_refused_mapping_is_weather(monkeypatch: pytest.MonkeyPatch) -> None:
         def map(self, *_: object) -> None:
             raise OSError(12, "no memory")
 
-    backend = ready(posix_backend, paged_group())
+    backend = ready(posix_backend, PAGED.group)
     monkeypatch.setattr(backend, "_ranges", [Refusing()])
     assert not backend.map(0, 0, 0, 0, 1, writable=True)
 
@@ -211,10 +225,10 @@ def test_a_refused_mapping_ahead_is_weather_and_serving_goes_on() -> None:
         output_of("""
         import resource
         import metal_ext
-        from kvcache.backend import dense_backend
+        from kvcache.native_backends import dense_backend
         from kvcache.layout import KVShape, dense_layout
         group = dense_layout(KVShape(2, 1, 64, 4), max_tokens=2**16, system_page_bytes=4096).group
-        backend = dense_backend(group)
+        backend = dense_backend(group, metal_ext.CpuWorkers(1))
         assert backend.add_heap() and backend.add_buffer()
         assert backend.wait(backend.release(0, 0, 1), 30.0)  # the mapper's thread runs
         limit = resource.getrlimit(resource.RLIMIT_DATA)
@@ -233,20 +247,20 @@ def test_a_refused_mapping_ahead_is_weather_and_serving_goes_on() -> None:
 def test_linux_names_its_limit_of_mappings_less_a_reserve() -> None:
     limit = system_mapping_limit()
     assert limit is not None
-    assert limit + kvcache.backend.SPARE_MAPPINGS == int(
+    assert limit + kvcache.native_backends.SPARE_MAPPINGS == int(
         Path("/proc/sys/vm/max_map_count").read_text()
     )
 
 
 def test_elsewhere_nobody_counts_mappings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kvcache.backend, "MAX_MAP_COUNT_FILE", tmp_path / "missing")
+    monkeypatch.setattr(kvcache.native_backends, "MAX_MAP_COUNT_FILE", tmp_path / "missing")
     assert system_mapping_limit() is None
 
 
 def test_heaps_leave_half_of_all_open_files_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
-    assert posix_backend(paged_group()).heap_limit == 2048
-    assert dense_backend(dense_group()).heap_limit is None
+    assert posix_backend(PAGED.group, metal_ext.CpuWorkers(1)).heap_limit == 2048
+    assert dense_backend(DENSE.group, metal_ext.CpuWorkers(1)).heap_limit is None
 
 
 def test_heaps_are_not_counted_where_open_files_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,126 @@
+"""Examines this machine: everything that may fail is tried in a process of its own."""
+
+import json
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from engine.doctor.report import DoctorReport, Examination, Extension
+from engine.machine import gpu_memory, headroom_bytes, machine_memory
+from kvcache.canary import stamp
+from kvcache.canary.machine import installed_mlx, this_machine
+from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, run_child, run_trial
+from kvcache.choice import NO_DEVICE, NO_METAL, ON_CPU, ON_METAL, SubstrateError, choose_substrate
+from kvcache.metal_device import MetalDevice
+from kvcache.substrates import Substrate
+
+FACTS_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the doctor is asked for."""
+
+    substrate: str
+    """"auto", or the one that should serve."""
+    page_bytes: int | None
+    headroom_bytes: int | None
+    release_test: bool
+
+
+def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
+    """told: what is being done now, because it takes a while. Loads no model, and writes nothing
+    but the stamp of a passed release test that was asked for."""
+    told("the extension")
+    extension = read_extension()
+    device = MetalDevice.of(extension.said["metal"]) if extension.said.get("metal") else None
+    no_metal = extension.fault or _no_metal(extension, device)
+    found: dict[Substrate, Examination] = {}
+    for substrate in (*ON_METAL, *ON_CPU):
+        missing = extension.fault
+        if substrate.on_gpu:
+            missing = no_metal if device is None else "; ".join(device.missing[substrate.setting])
+        found[substrate] = _examine_one(substrate, missing, wishes, told)
+    chosen: Substrate | None = None
+    try:
+        choice = choose_substrate(
+            wishes.substrate, no_metal=no_metal, trial=lambda substrate: found[substrate].refusal
+        )
+        chosen, reasons = choice.substrate, choice.reasons
+    except SubstrateError as error:
+        reasons = (str(error),)
+    memory = machine_memory()
+    if chosen is not None and chosen.on_gpu and device is not None:
+        memory = gpu_memory(memory, device)
+    return DoctorReport(
+        machine=this_machine(),
+        python=platform.python_version(),
+        extension=extension,
+        device=device,
+        memory=memory,
+        headroom_bytes=headroom_bytes(wishes.headroom_bytes, memory.total_bytes),
+        examinations=tuple(found.values()),
+        chosen=chosen,
+        reasons=reasons,
+    )
+
+
+def read_extension() -> Extension:
+    """The extension's own words, or why it has none."""
+    installed = installed_mlx()
+    outcome = run_child([sys.executable, "-m", "engine.doctor.facts"], FACTS_LIMIT_S)
+    if outcome.fault:
+        return Extension(installed, outcome.fault, {})
+    try:
+        return Extension(installed, "", dict(json.loads(outcome.last_line)))
+    except ValueError:
+        return Extension(installed, f"it said what cannot be read: {outcome.last_line[:200]!r}", {})
+
+
+def _no_metal(extension: Extension, device: MetalDevice | None) -> str:
+    if not extension.said["has_metal"]:
+        return NO_METAL
+    return NO_DEVICE if device is None else ""
+
+
+def _examine_one(
+    substrate: Substrate, missing: str, wishes: Wishes, told: Callable[[str], None]
+) -> Examination:
+    examination = Examination(substrate, missing, releases_heaps=_may_release(substrate))
+    if missing:
+        return examination
+    told(f"{substrate}: canary")
+    pages = None if substrate.is_dense else wishes.page_bytes
+    examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages))
+    if examination.fault:
+        return examination
+    if substrate is not Substrate.DENSE:  # its kernels are those of posix
+        told(f"{substrate}: kernels")
+        examination = replace(examination, kernels=run_trial(KERNELS, substrate))
+    if wishes.release_test and substrate is not Substrate.METAL_DENSE and not examination.fault:
+        told(f"{substrate}: release of heaps")
+        examination = _test_release(examination, pages)
+    return examination
+
+
+def _test_release(examination: Examination, page_bytes: int | None) -> Examination:
+    """On a GPU a passed test is written down: it is what allows serving to release heaps."""
+    substrate = examination.substrate
+    report = run_trial(RELEASE, substrate, page_bytes)
+    remembered = ""
+    if report.passed and substrate.on_gpu:
+        try:
+            remembered = str(stamp.write(substrate))
+        except OSError as error:
+            remembered = f"it could not be written down: {error}"
+    return replace(
+        examination,
+        release=report,
+        releases_heaps=_may_release(substrate),
+        remembered=remembered,
+    )
+
+
+def _may_release(substrate: Substrate) -> bool:
+    return not substrate.on_gpu or stamp.is_there(substrate)

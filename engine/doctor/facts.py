@@ -1,0 +1,26 @@
+"""What the extension says of itself: a process of its own, because it may not even load."""
+
+import json
+import sys
+from importlib.metadata import version
+from typing import Any
+
+
+def facts() -> dict[str, Any]:
+    """Of JSON's own types. Raises ImportError with what does not match."""
+    import metal_ext
+    from metal_ext import _ext
+
+    return {
+        "mlx_built_for": _ext.MLX_VERSION,
+        "has_metal": metal_ext.HAS_METAL,
+        "metal": metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {},
+        "instruction_sets": metal_ext.instruction_sets(),
+        "system_page_bytes": metal_ext.SYSTEM_PAGE_BYTES,
+        "matrix_products": metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own",
+        "quire": version("quire"),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(facts()) + "\n")

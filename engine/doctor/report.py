@@ -1,0 +1,138 @@
+"""What the doctor found, as it is printed and as JSON."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.machine import MachineMemory
+from kvcache.canary.machine import Machine
+from kvcache.canary.report import TrialReport
+from kvcache.metal_device import MetalDevice
+from kvcache.substrates import Substrate
+
+# Rises when a field changes its meaning or goes.
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """The native extension, and the MLX that it must fit."""
+
+    mlx_installed: str
+    fault: str
+    """Why it cannot be loaded; "" where it can."""
+    said: dict[str, Any]
+    """Its facts; empty where it cannot be loaded."""
+
+    @property
+    def matches(self) -> bool:
+        """Whether it was built for the MLX that is installed."""
+        return self.said.get("mlx_built_for") == self.mlx_installed
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """One substrate. A trial is None where it was not made."""
+
+    substrate: Substrate
+    missing: str
+    """Why it could not be tried; "" where it was."""
+    canary: TrialReport | None = None
+    kernels: TrialReport | None = None
+    release: TrialReport | None = None
+    releases_heaps: bool = True
+    """Whether heaps may be given back: on a GPU where the release test has passed once."""
+    remembered: str = ""
+    """Where a passed release test was written down, or why it could not be."""
+
+    @property
+    def refusal(self) -> str:
+        """Why it would not be chosen; "" where it could be. What serving asks, and no more."""
+        return self.missing or (self.canary.fault if self.canary is not None else "")
+
+    @property
+    def fault(self) -> str:
+        """What speaks against it, its arithmetic included; "" when nothing does."""
+        wrong = self.kernels.fault if self.kernels is not None else ""
+        return self.refusal or wrong
+
+    def as_json(self) -> dict[str, Any]:
+        """The same, of JSON's own types."""
+        return {
+            "name": self.substrate.setting,
+            "on_gpu": self.substrate.on_gpu,
+            "works": not self.fault,
+            "fault": self.fault,
+            "missing": self.missing,
+            **{
+                name: None if trial is None else trial.as_json()
+                for name, trial in (
+                    ("canary", self.canary),
+                    ("kernels", self.kernels),
+                    ("release_test", self.release),
+                )
+            },
+            "releases_heaps": self.releases_heaps,
+            "remembered": self.remembered,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """All of it."""
+
+    machine: Machine
+    python: str
+    extension: Extension
+    device: MetalDevice | None
+    memory: MachineMemory
+    """Of the processor that would compute."""
+    headroom_bytes: int
+    examinations: tuple[Examination, ...]
+    chosen: Substrate | None
+    """What would serve; None where nothing could, or not what was asked for."""
+    reasons: tuple[str, ...]
+
+    @property
+    def serves(self) -> bool:
+        """Whether something can serve."""
+        return self.chosen is not None and not self.of(self.chosen).fault
+
+    def of(self, substrate: Substrate) -> Examination:
+        """What was found out about one."""
+        return next(its for its in self.examinations if its.substrate is substrate)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What weights, activations and K and V may have together."""
+        left = self.memory.total_bytes - self.headroom_bytes
+        return max(0, min(left, self.memory.available_bytes))
+
+    def as_json(self) -> dict[str, Any]:
+        """One object; ``SCHEMA`` says what its fields mean."""
+        device = self.device
+        return {
+            "schema": SCHEMA,
+            "serves": self.serves,
+            "machine": self.machine.as_json(),
+            "python": self.python,
+            "extension": {
+                "mlx_installed": self.extension.mlx_installed,
+                "matches": self.extension.matches,
+                "fault": self.extension.fault,
+                **{name: said for name, said in self.extension.said.items() if name != "metal"},
+            },
+            "metal": None if device is None else device.said,
+            "substrates": [its.as_json() for its in self.examinations],
+            "memory": {
+                "total_bytes": self.memory.total_bytes,
+                "available_bytes": self.memory.available_bytes,
+                "max_buffer_bytes": self.memory.max_buffer_bytes,
+                "headroom_bytes": self.headroom_bytes,
+                "usable_bytes": self.usable_bytes,
+            },
+            "choice": {
+                "name": None if self.chosen is None else self.chosen.setting,
+                "on_gpu": None if self.chosen is None else self.chosen.on_gpu,
+                "reasons": list(self.reasons),
+            },
+        }

@@ -1,0 +1,84 @@
+"""What stands under K and V on this machine: asked for, or found out by trying."""
+
+from collections.abc import Callable
+
+import metal_ext
+from engine.build import EngineConfig, EnginePlan, kv_shape, plan_engine
+from engine.checkpoint import Checkpoint
+from engine.machine import MachineMemory, gpu_memory, machine_memory
+from kvcache.canary import stamp
+from kvcache.canary.run import SUBSTRATE, run_trial
+from kvcache.choice import (
+    NO_DEVICE,
+    NO_METAL,
+    SubstrateChoice,
+    SubstrateError,
+    choose_substrate,
+)
+from kvcache.layout import METAL_PAGES, choose_page
+from kvcache.metal_device import MetalDevice
+from kvcache.substrates import Substrate
+
+
+def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> EnginePlan:
+    """Chooses the substrate, and fits model and cache into what it may use.
+
+    Raises SubstrateError that names what a substrate that was asked for lacks; BudgetError or
+    LayoutError with the figure that does not fit.
+    """
+
+    def page_of(substrate: Substrate) -> int:
+        shape = kv_shape(config, checkpoint, substrate)
+        return config.page_bytes or choose_page(shape, min(METAL_PAGES), METAL_PAGES)
+
+    choice = machine_substrate(config.substrate, page_of, release_heaps=config.release_heaps)
+    return plan_engine(config, checkpoint, memory_for(choice.substrate), choice)
+
+
+def machine_substrate(
+    asked: str, page_of: Callable[[Substrate], int], *, release_heaps: bool
+) -> SubstrateChoice:
+    """Tries substrates of the GPU with the pages that the model's cache will have.
+
+    asked: "auto", or what a substrate is called. page_of: bytes of a page of that cache.
+    release_heaps: whether a GPU is to release heaps. Raises SubstrateError that names what the one
+    that was asked for lacks, or where the release test has not passed.
+    """
+    device = metal_device()
+
+    def trial(substrate: Substrate) -> str:
+        assert device is not None
+        missing = device.missing[substrate.setting]
+        return "; ".join(missing) or run_trial(SUBSTRATE, substrate, page_of(substrate)).fault
+
+    choice = choose_substrate(asked, no_metal=why_no_metal(device), trial=trial)
+    if release_heaps and choice.substrate.on_gpu and not stamp.is_there(choice.substrate):
+        raise SubstrateError(
+            f"cache.release_heaps is set, but the release test of {choice.substrate} has not "
+            "passed on this machine with this system: run `quire doctor --release-test`, or leave "
+            "it false"
+        )
+    return choice
+
+
+def metal_device() -> MetalDevice | None:
+    """None where this build has no Metal, or the machine no device."""
+    said = metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {}
+    return MetalDevice.of(said) if said else None
+
+
+def why_no_metal(device: MetalDevice | None) -> str:
+    """Why nothing can be done on a GPU here, or ""."""
+    if not metal_ext.HAS_METAL:
+        return NO_METAL
+    return NO_DEVICE if device is None else ""
+
+
+def memory_for(substrate: Substrate) -> MachineMemory:
+    """What the processor that computes may use of this machine."""
+    machine = machine_memory()
+    if not substrate.on_gpu:
+        return machine
+    device = metal_device()
+    assert device is not None
+    return gpu_memory(machine, device)

@@ -1,0 +1,107 @@
+"""The process that a trial is made in: ``python -m kvcache.canary TASK SUBSTRATE [PAGE_BYTES]``.
+
+Ends with one line of JSON on standard output, and without cleaning up: what is left behind after an
+ordered end is the system's.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import metal_ext  # before MLX: it loads the BLAS
+
+import mlx.core as mx
+
+from kvcache.backend import PageBackend
+from kvcache.canary import kernels, trial
+from kvcache.canary.kernels import KernelTrial, kernel_shapes, name_of
+from kvcache.canary.release import ReleaseTrial
+from kvcache.canary.report import Step, to_line
+from kvcache.canary.run import BEGINS, KERNELS, RELEASE, SUBSTRATE
+from kvcache.canary.trial import Action, Finding, SubstrateTrial, attempt, small_layout
+from kvcache.layout import KVLayout, KVShape
+from kvcache.new_backend import new_backend
+from kvcache.substrates import Substrate
+
+# Buffers of a trial.
+MAX_BUFFERS = 3
+
+
+class Trial(Protocol):
+    """What is tried with one backend."""
+
+    def actions(self) -> list[tuple[str, Action]]:
+        """All of it, in order."""
+
+
+MakeTrial = Callable[[PageBackend, KVLayout], Trial]
+
+
+def main(arguments: list[str]) -> None:
+    """arguments: TASK SUBSTRATE [PAGE_BYTES]."""
+    what, substrate = arguments[0], Substrate[arguments[1]]
+    page_bytes = int(arguments[2]) if len(arguments) > 2 else None
+    mx.set_default_device(mx.Device(mx.gpu if substrate.on_gpu else mx.cpu))
+    sys.stdout.write(to_line(run_task(what, substrate, page_bytes)) + "\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def run_task(what: str, substrate: Substrate, page_bytes: int | None) -> list[Step]:
+    """The steps of a task, up to the first one that failed."""
+    if what == SUBSTRATE:
+        return _try_out(substrate, trial.SHAPE, SubstrateTrial, trial.MAX_TOKENS, page_bytes)
+    if what == RELEASE:
+        return _try_out(substrate, trial.SHAPE, ReleaseTrial, trial.MAX_TOKENS, page_bytes)
+    assert what == KERNELS, what
+    steps: list[Step] = []
+    for shape in kernel_shapes(substrate.on_gpu):
+        tried = _try_out(substrate, shape, KernelTrial, kernels.MAX_TOKENS)
+        steps += [replace(step, name=f"{name_of(shape)}: {step.name}") for step in tried]
+        if not steps[-1].passed:
+            break
+    return steps
+
+
+def _try_out(
+    substrate: Substrate,
+    shape: KVShape,
+    make_trial: MakeTrial,
+    max_tokens: int,
+    page_bytes: int | None = None,
+) -> list[Step]:
+    """One backend, from its making to its end."""
+    made: list[Trial] = []
+
+    def open_backend() -> Finding:
+        layout = small_layout(
+            substrate,
+            shape,
+            max_tokens=max_tokens,
+            system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
+            page_bytes=page_bytes,
+        )
+        backend = new_backend(
+            substrate,
+            layout.group,
+            max_sequences=MAX_BUFFERS,
+            release_heaps=make_trial is ReleaseTrial,
+            workers=None if substrate.on_gpu else metal_ext.CpuWorkers(1),
+        )
+        made.append(make_trial(backend, layout))
+        return Finding(f"pages of {layout.group.page_bytes} bytes")
+
+    steps = attempt([("open", open_backend)], _begins)
+    return steps + (attempt(made[0].actions(), _begins) if made else [])
+
+
+def _begins(step: str) -> None:
+    sys.stderr.write(f"{BEGINS}{step}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,191 @@
+"""Every operation of a substrate's kernels against float64, on this machine."""
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache.backend import NormAndRope, PageBackend, Segment, StepRows
+from kvcache.canary.reference import attention, normed, rotated, some_of
+from kvcache.canary.trial import Action, Finding, require
+from kvcache.layout import KVLayout, KVShape
+from kvcache.views import kv_dtype, layer_regions
+
+# Sequences of one row, of one more than a split of the decode kernel, and of several splits.
+LENGTHS = (1, 257, 600)
+MAX_TOKENS = 1024
+KV_HEADS = 2
+QUERY_HEADS = 8
+ROPE_BASE = 1e6
+EPS = 1e-6
+# Greatest difference of numbers around 1. Some GPUs multiply even float32 with eleven bits.
+TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
+
+Rows = NDArray[np.float64]
+
+
+def kernel_shapes(on_gpu: bool) -> list[KVShape]:
+    """What K and V may be like: every width of a head, every kind of number."""
+    kinds = [(2, False), (4, False)] + ([(2, True)] if on_gpu else [])
+    return [
+        KVShape(1, KV_HEADS, head_dim, itemsize, float16)
+        for head_dim in (64, 128, 256)
+        for itemsize, float16 in kinds
+    ]
+
+
+def name_of(shape: KVShape) -> str:
+    """Such as "bfloat16 x 128"."""
+    return f"{kv_dtype(shape)} x {shape.head_dim}".removeprefix("mlx.core.")
+
+
+class KernelTrial:
+    """One layer; a heap and a buffer for every length."""
+
+    def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
+        self._backend = backend
+        self._group = layout.group
+        (self._layer,) = layer_regions(layout)
+        self._dtype = self._layer.dtype
+        self._width = layout.shape.head_dim
+        self._scale = self._width**-0.5
+        self._token = mx.zeros((1,))
+        self._random = np.random.default_rng(11)
+        empty = np.zeros((0, KV_HEADS, self._width))
+        self._keys: list[Rows] = [empty] * len(LENGTHS)
+        """Of every sequence, as they should be kept."""
+        self._values: list[Rows] = [empty] * len(LENGTHS)
+
+    def actions(self) -> list[tuple[str, Action]]:
+        """All that is tried, in order."""
+        return [
+            ("map", self._map),
+            ("chunk", self._chunk),
+            ("decode", self._decode),
+            ("project", self._project),
+            ("end", self._end),
+        ]
+
+    def _map(self) -> Finding:
+        blocks = self._group.blocks_per_heap
+        for number in range(len(LENGTHS)):
+            made = self._backend.add_heap() and self._backend.add_buffer()
+            require(made, "the system refuses a heap or a buffer")
+            mapped = self._backend.map(number, 0, number, 0, blocks, writable=True)
+            require(mapped, "the system refuses a mapping")
+        return Finding(f"{len(LENGTHS)} buffers of {blocks} blocks")
+
+    def _chunk(self) -> Finding:
+        """All but the last row of the longer sequences, each in one piece."""
+        worst = 0.0
+        for number, length in enumerate(LENGTHS):
+            if length > 1:
+                worst = max(worst, self._attend([(number, length - 1)]))
+        return self._found(worst)
+
+    def _decode(self) -> Finding:
+        """The last row of every sequence, all at once."""
+        return self._found(self._attend([(number, 1) for number in range(len(LENGTHS))]))
+
+    def _project(self) -> Finding:
+        """One row more of every sequence, through norm, RoPE and append at once."""
+        plan = [(number, 1) for number in range(len(LENGTHS))]
+        rows = self._rows(plan)
+        if not rows.fuses_projection:
+            mx.eval(rows.end([self._token]))
+            return Finding("norm, RoPE and append are operations of their own")
+        queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
+        weights = [self._kept(1 + 0.1 * self._random.normal(size=self._width)) for _ in range(2)]
+        how = NormAndRope(self._array(weights[0]), self._array(weights[1]), EPS, ROPE_BASE, 1.0)
+        arrays = [self._array(numbers) for numbers in (queries, keys, values)]
+        self._token, turned = rows.project(
+            self._token, self._layer, arrays[0], arrays[1], arrays[2], how
+        )
+        kept = [
+            _copied(rows.region(self._token, self._layer, "keys", number)) for number, _ in plan
+        ]
+        mx.eval(rows.end([turned, *kept, self._token]))
+        positions = np.array([len(keys) for keys in self._keys])
+        want = [
+            rotated(normed(numbers, weight, EPS), positions, ROPE_BASE)
+            for numbers, weight in zip((queries, keys), weights, strict=True)
+        ]
+        stored = np.stack([_numbers(region)[-1] for region in kept])
+        return self._found(max(_difference(turned, want[0]), np.abs(stored - want[1]).max()))
+
+    def _end(self) -> Finding:
+        require(self._backend.shut_down(), "the device did not answer")
+        return Finding("in order")
+
+    # --- what they are made of ------------------------------------------------------------------
+
+    def _attend(self, plan: list[tuple[int, int]]) -> float:
+        """Appends and attends; compares what is kept, bit by bit, and what comes out."""
+        queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
+        rows = self._rows(plan)
+        token = rows.append(self._token, self._layer, self._array(keys), self._array(values))
+        asked = self._array(queries)
+        chunk = plan[0][1] > 1
+        attended = (
+            rows.chunk_attention(token, self._layer, asked, 0, self._scale)
+            if chunk
+            else rows.decode_attention(token, self._layer, asked, self._scale)
+        )
+        regions = [
+            _copied(rows.region(token, self._layer, kind, number))
+            for number in range(len(plan))
+            for kind in ("keys", "values")
+        ]
+        mx.eval(rows.end([attended, *regions, token]))
+        self._token = token
+        worst, first = 0.0, 0
+        got = _numbers(attended)
+        for number, (sequence, count) in enumerate(plan):
+            its = slice(first, first + count)
+            start = len(self._keys[sequence])
+            self._keys[sequence] = np.concatenate([self._keys[sequence], keys[its]])
+            self._values[sequence] = np.concatenate([self._values[sequence], values[its]])
+            past = self._keys[sequence], self._values[sequence]
+            for region, kept in zip(regions[2 * number :], past, strict=False):
+                require(
+                    bool((_numbers(region) == kept).all()), "what is kept is not what was given"
+                )
+            seen = some_of(count)
+            want = attention(queries[its][seen], *past, start + seen, self._scale)
+            worst = max(worst, float(np.abs(got[its][seen] - want).max()))
+            first += count
+        return worst
+
+    def _rows(self, plan: list[tuple[int, int]]) -> StepRows:
+        return self._backend.rows(
+            [Segment(number, len(self._keys[number]), count) for number, count in plan]
+        )
+
+    def _draw(self, heads: int, plan: list[tuple[int, int]]) -> Rows:
+        rows = sum(count for _, count in plan)
+        return self._kept(self._random.normal(size=(rows, heads, self._width)))
+
+    def _kept(self, numbers: NDArray[np.floating]) -> Rows:
+        """The nearest numbers that the layer's kind can be."""
+        return _numbers(self._array(numbers))
+
+    def _array(self, numbers: NDArray[np.floating]) -> mx.array:
+        return mx.array(numbers.astype(np.float32)).astype(self._dtype)
+
+    def _found(self, worst: float) -> Finding:
+        allowed = TOLERANCE[self._dtype]
+        said = f"differs by {worst:.1e} at most; {allowed} is allowed"
+        require(worst <= allowed, said)
+        return Finding(said, {"greatest_difference": worst, "allowed": allowed})
+
+
+def _copied(region: mx.array) -> mx.array:
+    """In memory of MLX's own: that of the GPU alone cannot be read from here."""
+    return region.astype(mx.float32) + 0
+
+
+def _numbers(array: mx.array) -> Rows:
+    return np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def _difference(array: mx.array, want: Rows) -> float:
+    return float(np.abs(_numbers(array) - want).max())

@@ -1,0 +1,287 @@
+"""The substrates of a Metal device: sparse buffers, extents with a page table, or one arena.
+
+Every mapping is made on the mapper's thread, one batch after the other, and counts when the device
+has said that it is done. Heaps are kept until the process ends, unless this machine has shown that
+it can release them (``kvcache/canary``).
+"""
+
+import logging
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+import metal_ext
+from kvcache.backend import (
+    MAPPING_LIMIT_S,
+    BackendFailedError,
+    Charge,
+    LayerRegions,
+    NormAndRope,
+    PageBackend,
+    Releases,
+    Segment,
+    native_geometry,
+)
+from kvcache.layout import Group
+
+log = logging.getLogger(__name__)
+
+# What MLX would choose for long chunks of wide heads keeps all scores in memory; on a GPU it has a
+# fused kernel for them.
+SHORT_CHUNK = 8
+WIDE_HEAD = 256
+
+
+class MetalStepRows:
+    """The GPU's kernels over a step's rows. Making it opens the step's epoch."""
+
+    fuses_projection = True
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        ranges: list[metal_ext.AddressRange],
+        substrate: "metal_ext.MetalSubstrate",
+        *,
+        contiguous: bool,
+    ) -> None:
+        """ranges: of all buffers, by number. contiguous: whether a region is one array there."""
+        self._segments = segments
+        self._ranges = ranges
+        self._substrate = substrate
+        self._contiguous = contiguous
+        self._rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
+
+    def append(
+        self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
+    ) -> mx.array:
+        return metal_ext.append(token, keys, values, self._rows, layer.native, self._substrate)
+
+    def project(
+        self,
+        token: mx.array,
+        layer: LayerRegions,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        how: NormAndRope,
+    ) -> tuple[mx.array, mx.array]:
+        return metal_ext.project_append(
+            token,
+            queries,
+            keys,
+            values,
+            how.query_weight,
+            how.key_weight,
+            how.eps,
+            how.rope_base,
+            how.rope_scale,
+            self._rows,
+            layer.native,
+            self._substrate,
+        )
+
+    def decode_attention(
+        self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
+    ) -> mx.array:
+        return metal_ext.decode_attention(
+            token, queries, self._rows, 0, layer.native, layer.kv_heads, scale, self._substrate
+        )
+
+    def chunk_attention(
+        self, token: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+    ) -> mx.array:
+        keys, values = (
+            array.transpose(1, 0, 2)[None] for array in self._past(token, layer, segment)
+        )
+        count, _, head_dim = queries.shape
+        on_gpu = mx.default_device() == mx.Device(mx.gpu)
+        attended = mx.fast.scaled_dot_product_attention(
+            queries.transpose(1, 0, 2)[None],
+            keys,
+            values,
+            scale=scale,
+            mask="causal",
+            force_fused=head_dim == WIDE_HEAD and count > SHORT_CHUNK and on_gpu,
+        )
+        return attended[0].transpose(1, 0, 2).astype(queries.dtype)
+
+    def region(self, token: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
+        keys, values = self._past(token, layer, segment)
+        return keys if kind == "keys" else values
+
+    def _past(
+        self, token: mx.array, layer: LayerRegions, segment: int
+    ) -> tuple[mx.array, mx.array]:
+        """A segment's keys and values, itself included, as ``[tokens, kv_heads, head_dim]``: a view
+        where they are one array, else a copy."""
+        its = self._segments[segment]
+        tokens = its.start + its.count
+        if not self._contiguous:
+            return metal_ext.gather(
+                token,
+                self._rows,
+                segment,
+                tokens,
+                layer.native,
+                layer.kv_heads,
+                layer.head_dim,
+                self._substrate,
+            )
+        keys, values = (
+            metal_ext.region_view(
+                token,
+                self._ranges[its.buffer],
+                region,
+                tokens,
+                layer.kv_heads,
+                layer.head_dim,
+                layer.dtype,
+                self._substrate,
+            )
+            for region in (layer.keys, layer.values)
+        )
+        return keys, values
+
+    def end(self, arrays: list[mx.array]) -> list[mx.array]:
+        return [metal_ext.step_end(arrays, self._rows, self._substrate)]
+
+    def abandon(self) -> None:
+        self._substrate.abandon(self._rows)
+
+
+class MetalBackend:
+    """Heaps and ranges of a Metal substrate, mapped by the mapper's thread alone."""
+
+    zeroes_blocks = True
+    mapping_limit: int | None = None
+    heap_limit: int | None = None
+
+    def __init__(
+        self,
+        kind: str,
+        substrate: "metal_ext.MetalSubstrate",
+        *,
+        arena_bytes: int | None,
+        release_heaps: bool,
+    ) -> None:
+        """kind: the substrate's. arena_bytes: of the one allocation that heaps are slices of; None
+        where each is one of its own. release_heaps: whether this machine is known to release them
+        without harm."""
+        self.name = kind
+        may_release = release_heaps and arena_bytes is None
+        self.releases = Releases.IDLE if may_release else Releases.NOTHING
+        self.charge = Charge.HEAPS if arena_bytes is None else Charge.ALL
+        self.shares_blocks = kind != "dense"
+        self._arena_bytes = arena_bytes
+        self._contiguous = kind != "paged"
+        self._substrate = substrate
+        self._heaps: list[metal_ext.Heap] = []
+        self._ranges: list[metal_ext.AddressRange] = []
+        self._mapper = metal_ext.Mapper()
+        self._copies = metal_ext.CopyCounter()
+        self._newest_ticket = 0
+
+    @property
+    def copied_bytes(self) -> int:
+        return self._copies.bytes
+
+    def add_heap(self) -> bool:
+        try:
+            self._heaps.append(self._substrate.new_heap())
+        except OSError:
+            return False
+        return True
+
+    def add_buffer(self) -> bool:
+        try:
+            self._ranges.append(self._substrate.new_range())
+        except OSError:
+            return False
+        return True
+
+    def map(
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
+    ) -> bool:
+        ticket = self._map(buffer, block, heap, heap_block, count, writable)
+        self._finish(ticket, "mapping")
+        return not self.refused(ticket)
+
+    def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
+        return self._map(buffer, block, heap, heap_block, count, writable=True)
+
+    def refused(self, ticket: int) -> bool:
+        return self._mapper.refused(ticket)
+
+    def unmap(self, buffer: int, block: int, count: int) -> int:
+        return self._queued(self._mapper.unmap(self._ranges[buffer], block, count))
+
+    def release(self, heap: int, block: int, count: int) -> int:
+        assert self.releases is not Releases.NOTHING, "heaps are kept on this machine"
+        return self._queued(self._mapper.release(self._heaps[heap], block, count))
+
+    def copy_block(
+        self, source: int, source_block: int, target: int, target_block: int, tokens: int
+    ) -> None:
+        ticket = self._substrate.copy_block(
+            self._mapper,
+            self._ranges[source],
+            source_block,
+            self._ranges[target],
+            target_block,
+            tokens,
+            self._copies,
+        )
+        self._finish(self._queued(ticket), "copying a block")
+
+    def completed_ticket(self) -> int:
+        failure = self._mapper.failure or self._substrate.failure
+        if failure:
+            raise BackendFailedError(f"the Metal substrate failed: {failure}")
+        return self._mapper.completed
+
+    def wait(self, ticket: int, timeout_s: float) -> bool:
+        done = self._mapper.wait(ticket, timeout_s)
+        self.completed_ticket()  # what failed is not done
+        return done
+
+    def committed_bytes(self) -> int:
+        if self._arena_bytes is not None:
+            return self._arena_bytes
+        return sum(heap.committed_bytes for heap in tuple(self._heaps))
+
+    def rows(self, segments: Sequence[Segment]) -> MetalStepRows:
+        return MetalStepRows(segments, self._ranges, self._substrate, contiguous=self._contiguous)
+
+    def shut_down(self) -> bool:
+        try:
+            mx.synchronize()
+        except RuntimeError:
+            log.exception("the GPU failed before its end")
+            return False
+        mapped = self._mapper.wait(self._newest_ticket, MAPPING_LIMIT_S)
+        return mapped and self._substrate.shutdown()
+
+    def _map(
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
+    ) -> int:
+        range_, memory = self._ranges[buffer], self._heaps[heap]
+        return self._queued(self._mapper.map(range_, memory, heap_block, block, count, writable))
+
+    def _queued(self, ticket: int) -> int:
+        self._newest_ticket = ticket
+        return ticket
+
+    def _finish(self, ticket: int, what: str) -> None:
+        if not self.wait(ticket, MAPPING_LIMIT_S):
+            raise BackendFailedError(f"{what} took over {MAPPING_LIMIT_S:.0f} s")
+
+
+def metal_backend(kind: str, group: Group, *, max_buffers: int, release_heaps: bool) -> PageBackend:
+    """kind: "sparse", "paged" or "dense". max_buffers: how many there may be at once; those of
+    "dense" are slices of one allocation. Raises RuntimeError that names what the device lacks."""
+    substrate = metal_ext.MetalSubstrate(
+        kind, native_geometry(group), max_buffers, timeout_s=MAPPING_LIMIT_S
+    )
+    arena_bytes = max_buffers * group.heap_bytes if kind == "dense" else None
+    return MetalBackend(kind, substrate, arena_bytes=arena_bytes, release_heaps=release_heaps)

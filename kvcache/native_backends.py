@@ -1,0 +1,253 @@
+"""The substrates of a CPU: pages of shared memory behind reserved addresses, or plain allocations.
+
+They differ in how a heap and a range are made, and no more.
+"""
+
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+import metal_ext
+from kvcache.backend import (
+    BackendFailedError,
+    Charge,
+    LayerRegions,
+    NormAndRope,
+    PageBackend,
+    Releases,
+    Segment,
+    native_geometry,
+)
+from kvcache.layout import Group
+
+# Of the mappings that the system allows a process, those left to everything else in it.
+SPARE_MAPPINGS = 4096
+MAX_MAP_COUNT_FILE = Path("/proc/sys/vm/max_map_count")
+# Every heap is an open file, and so is every client: heaps may be one file of two.
+FILES_PER_HEAP = 2
+
+
+class NativeStepRows:
+    """The CPU kernels over a step's rows."""
+
+    fuses_projection = False
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        ranges: list[metal_ext.AddressRange],
+        workers: metal_ext.CpuWorkers,
+    ) -> None:
+        """ranges: of all buffers, by number."""
+        self._segments = segments
+        self._ranges = ranges
+        self._table = metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
+        self._workers = workers
+
+    def append(
+        self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
+    ) -> mx.array:
+        return metal_ext.append(token, keys, values, self._table, layer.native, self._workers)
+
+    def project(
+        self,
+        token: mx.array,
+        layer: LayerRegions,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        how: NormAndRope,
+    ) -> tuple[mx.array, mx.array]:
+        raise AssertionError("on a CPU norm, RoPE and append are operations of their own")
+
+    def decode_attention(
+        self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
+    ) -> mx.array:
+        return metal_ext.decode_attention(
+            token, queries, self._table, 0, layer.native, layer.kv_heads, scale, self._workers
+        )
+
+    def chunk_attention(
+        self, token: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+    ) -> mx.array:
+        return metal_ext.chunk_attention(
+            token, queries, self._table, segment, layer.native, layer.kv_heads, scale, self._workers
+        )
+
+    def region(self, token: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
+        its = self._segments[segment]
+        return metal_ext.region_view(
+            token,
+            self._ranges[its.buffer],
+            layer.keys if kind == "keys" else layer.values,
+            its.start + its.count,
+            layer.kv_heads,
+            layer.head_dim,
+            layer.dtype,
+        )
+
+    def end(self, arrays: list[mx.array]) -> list[mx.array]:
+        return arrays
+
+    def abandon(self) -> None:
+        """The CPU keeps no account of steps."""
+
+
+class NativeBackend:
+    """Heaps and ranges of the extension, mapped by this thread, and ahead by the mapper's."""
+
+    # A block that was used before holds what it held.
+    zeroes_blocks = False
+
+    def __init__(
+        self,
+        name: str,
+        group: Group,
+        workers: metal_ext.CpuWorkers,
+        new_heap: Callable[[metal_ext.Geometry], metal_ext.Heap],
+        new_range: Callable[[metal_ext.Geometry], metal_ext.AddressRange],
+        *,
+        charge: Charge,
+        releases: Releases,
+        shares_blocks: bool,
+        mapping_limit: int | None,
+        heap_limit: int | None,
+    ) -> None:
+        self.name = name
+        self.charge = charge
+        self.releases = releases
+        self.shares_blocks = shares_blocks
+        self.mapping_limit = mapping_limit
+        self.heap_limit = heap_limit
+        self._geometry = native_geometry(group)
+        self._workers = workers
+        self._new_heap = new_heap
+        self._new_range = new_range
+        self._heaps: list[metal_ext.Heap] = []
+        self._ranges: list[metal_ext.AddressRange] = []
+        self._mapper = metal_ext.Mapper()
+        self._copies = metal_ext.CopyCounter()
+
+    @property
+    def copied_bytes(self) -> int:
+        return self._copies.bytes
+
+    def add_heap(self) -> bool:
+        try:
+            self._heaps.append(self._new_heap(self._geometry))
+        except OSError:
+            return False
+        return True
+
+    def add_buffer(self) -> bool:
+        try:
+            self._ranges.append(self._new_range(self._geometry))
+        except OSError:
+            return False
+        return True
+
+    def map(
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
+    ) -> bool:
+        try:
+            self._ranges[buffer].map(self._heaps[heap], heap_block, block, count, writable)
+        except OSError:
+            return False
+        return True
+
+    def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
+        range_, memory = self._ranges[buffer], self._heaps[heap]
+        return self._mapper.map(range_, memory, heap_block, block, count, writable=True)
+
+    def refused(self, ticket: int) -> bool:
+        return self._mapper.refused(ticket)
+
+    def unmap(self, buffer: int, block: int, count: int) -> int:
+        return self._mapper.unmap(self._ranges[buffer], block, count)
+
+    def release(self, heap: int, block: int, count: int) -> int:
+        return self._mapper.release(self._heaps[heap], block, count)
+
+    def copy_block(
+        self, source: int, source_block: int, target: int, target_block: int, tokens: int
+    ) -> None:
+        # MLX's stream runs in order what was started: no step's cache token is needed.
+        from_, to = self._ranges[source], self._ranges[target]
+        token = mx.zeros((1,))
+        mx.eval(
+            metal_ext.block_copy(token, from_, source_block, to, target_block, tokens, self._copies)
+        )
+
+    def completed_ticket(self) -> int:
+        if self._mapper.failure:
+            raise BackendFailedError(f"the mapper thread failed: {self._mapper.failure}")
+        return self._mapper.completed
+
+    def wait(self, ticket: int, timeout_s: float) -> bool:
+        return self._mapper.wait(ticket, timeout_s)
+
+    def committed_bytes(self) -> int:
+        return sum(heap.committed_bytes for heap in tuple(self._heaps))
+
+    def rows(self, segments: Sequence[Segment]) -> NativeStepRows:
+        return NativeStepRows(segments, self._ranges, self._workers)
+
+    def shut_down(self) -> bool:
+        """Addresses and heaps are let go of in any order: the CPU is done with all of them."""
+        return True
+
+
+def posix_backend(group: Group, workers: metal_ext.CpuWorkers) -> PageBackend:
+    """Shared-memory heaps mapped behind reserved addresses: Linux, and a Mac's CPU."""
+    return NativeBackend(
+        "posix",
+        group,
+        workers,
+        metal_ext.Heap.shared,
+        metal_ext.AddressRange.sparse,
+        # A Mac charges a shared-memory object, and takes it back, whole.
+        charge=Charge.BLOCKS if sys.platform == "linux" else Charge.HEAPS,
+        releases=Releases.BLOCKS if sys.platform == "linux" else Releases.HEAPS,
+        shares_blocks=True,
+        mapping_limit=system_mapping_limit(),
+        heap_limit=system_heap_limit(),
+    )
+
+
+def dense_backend(group: Group, workers: metal_ext.CpuWorkers) -> PageBackend:
+    """One full-context allocation per buffer: anything that can allocate."""
+    return NativeBackend(
+        "dense",
+        group,
+        workers,
+        metal_ext.Heap.dense,
+        metal_ext.AddressRange.dense,
+        charge=Charge.BLOCKS,
+        releases=Releases.BLOCKS,
+        shares_blocks=False,
+        mapping_limit=None,
+        heap_limit=None,
+    )
+
+
+def system_mapping_limit() -> int | None:
+    """Mappings that buffers may use: ``vm.max_map_count`` less a reserve; None on a Mac."""
+    try:
+        return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
+    except OSError:
+        return None
+
+
+def system_heap_limit() -> int | None:
+    """Heaps that may be open files: half of the hard limit; None where there is none."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if hard == resource.RLIM_INFINITY else hard // FILES_PER_HEAP
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit of open files to the hard one: every heap and every client is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,168 @@
+#include <chrono>
+#include <stdexcept>
+
+#include "bindings.h"
+#include "core/checked.h"
+#include "core/metal/capabilities.h"
+#include "ops/metal/on_device.h"
+#include "ops/metal/ops.h"
+
+using namespace nb::literals;
+
+namespace quire {
+namespace {
+
+using SubstrateHandle = Handle<ops::MetalSubstrate>;
+using DeviceRowsHandle = Handle<ops::MetalRows>;
+
+constexpr double kMaxTimeoutSeconds = 3600.0;
+constexpr int64_t kMaxRanges = int64_t{1} << 20;
+
+nb::dict capabilities() {
+  nb::dict found;
+  MTL::Device* const device = ops::mlx_device();
+  if (device == nullptr) {
+    return found;
+  }
+  const auto probed = metal::Capabilities::probe(device);
+  found["name"] = probed.name;
+  found["families"] = probed.families;
+  found["max_buffer_bytes"] = probed.max_buffer_bytes;
+  found["recommended_working_set_bytes"] = probed.recommended_working_set_bytes;
+  found["unified_memory"] = probed.unified_memory;
+  found["residency_sets"] = probed.residency_sets;
+  if (probed.placement_sparse) {
+    found["placement_sparse"] = *probed.placement_sparse;
+  }
+  for (const auto kind : {metal::Kind::sparse, metal::Kind::paged, metal::Kind::dense}) {
+    const std::string name = std::string("missing_for_") + metal::name_of(kind);
+    found[name.c_str()] = probed.missing_for(kind);
+  }
+  return found;
+}
+
+std::shared_ptr<ops::MetalSubstrate> make_substrate(
+    const std::string& kind, const Geometry& geometry, int64_t max_ranges, double timeout_s,
+    int64_t max_buffer_bytes) {
+  if (!(timeout_s > 0.0 && timeout_s <= kMaxTimeoutSeconds)) {
+    throw std::out_of_range("timeout_s must be greater than 0, and 3600 at most");
+  }
+  const metal::Substrate::Options options{
+      .kind = metal::kind_named(kind),
+      .geometry = geometry,
+      .max_ranges = checked_between("max_ranges", max_ranges, 1, kMaxRanges),
+      .max_buffer_bytes =
+          checked_between("max_buffer_bytes", max_buffer_bytes, 0, INT64_MAX),
+      .timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::duration<double>(timeout_s))};
+  MTL::Device* const device = ops::mlx_device();
+  if (device == nullptr) {
+    throw std::runtime_error("there is no Metal device: run on the CPU");
+  }
+  auto made = std::make_shared<ops::MetalSubstrate>();
+  made->memory = metal::Substrate::make(NS::RetainPtr(device), options);
+  return made;
+}
+
+void bind_substrate(nb::module_& m) {
+  nb::class_<DeviceRowsHandle>(m, "MetalRows")
+      .def("__len__", [](const DeviceRowsHandle& r) { return r.object->size(); })
+      .def_prop_ro("epoch", [](const DeviceRowsHandle& r) { return r.object->epoch(); });
+
+  nb::class_<SubstrateHandle>(m, "MetalSubstrate")
+      .def("__init__", [](SubstrateHandle* self, const std::string& kind,
+                          const Geometry& geometry, PythonInt max_ranges, double timeout_s,
+                          PythonInt max_buffer_bytes) {
+        new (self) SubstrateHandle{
+            make_substrate(kind, geometry, max_ranges, timeout_s, max_buffer_bytes)};
+      }, "kind"_a, "geometry"_a, "max_ranges"_a, "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0)
+      .def("new_heap", [](const SubstrateHandle& s) {
+        return HeapHandle{s.object->memory->new_heap()}; })
+      .def("new_range", [](const SubstrateHandle& s) {
+        return RangeHandle{s.object->memory->new_range()}; })
+      .def("rows", [](const SubstrateHandle& s, const std::vector<SegmentTuple>& segments) {
+        return DeviceRowsHandle{
+            std::make_shared<ops::MetalRows>(s.object, native_segments(segments))};
+      }, "segments"_a)
+      .def("copy_block", [](const SubstrateHandle& s, const MapperHandle& mapper,
+                            const RangeHandle& source, PythonInt source_block,
+                            const RangeHandle& target, PythonInt target_block, PythonInt tokens,
+                            const CounterHandle& counter) {
+        return ops::copy_block(*mapper.object, source.object, source_block, target.object,
+                               target_block, tokens, counter.object, s.object);
+      }, "mapper"_a, "source"_a, "source_block"_a, "target"_a, "target_block"_a, "tokens"_a,
+         "counter"_a)
+      .def("abandon", [](const SubstrateHandle& s, const DeviceRowsHandle& rows) {
+        ops::check_substrate_of(*rows.object, s.object);
+        rows.object->abandon();
+      }, "rows"_a)
+      .def_prop_ro("completed_epoch", [](const SubstrateHandle& s) {
+        return s.object->memory->epochs().completed(); })
+      .def_prop_ro("buffers_per_range", [](const SubstrateHandle& s) {
+        return s.object->memory->buffers_per_range(); })
+      .def_prop_ro("failure", [](const SubstrateHandle& s) {
+        return s.object->memory->failure(); })
+      .def("shutdown", [](const SubstrateHandle& s) {
+        const nb::gil_scoped_release unlocked;
+        return s.object->memory->shutdown();
+      });
+}
+
+void bind_overloads(nb::module_& m) {
+  m.def("append", [](const mx::array& token, const mx::array& keys, const mx::array& values,
+                     const DeviceRowsHandle& rows, const ops::Layer& layer,
+                     const SubstrateHandle& workers) {
+    return ops::append(token, keys, values, rows.object, layer, workers.object);
+  }, "token"_a, "keys"_a, "values"_a, "rows"_a, "layer"_a, "workers"_a);
+  m.def("decode_attention", [](const mx::array& token, const mx::array& queries,
+                               const DeviceRowsHandle& rows, PythonInt first_row,
+                               const ops::Layer& layer, PythonInt kv_heads, double scale,
+                               const SubstrateHandle& workers) {
+    return ops::decode_attention(token, queries, rows.object, first_row, layer, kv_heads, scale,
+                                 workers.object);
+  }, "token"_a, "queries"_a, "rows"_a, "first_row"_a, "layer"_a, "kv_heads"_a, "scale"_a,
+     "workers"_a);
+  m.def("region_view", [](const mx::array& token, const RangeHandle& range, PythonInt region,
+                          PythonInt tokens, PythonInt kv_heads, PythonInt head_dim,
+                          mx::Dtype dtype, const SubstrateHandle& substrate) {
+    return ops::region_view(token, range.object, region, tokens, kv_heads, head_dim, dtype,
+                            substrate.object);
+  }, "token"_a, "range"_a, "region"_a, "tokens"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a,
+     "substrate"_a);
+}
+
+void bind_device_operations(nb::module_& m) {
+  m.def("project_append", [](const mx::array& token, const mx::array& queries,
+                             const mx::array& keys, const mx::array& values,
+                             const mx::array& q_weight, const mx::array& k_weight, double eps,
+                             double rope_base, double rope_scale, const DeviceRowsHandle& rows,
+                             const ops::Layer& layer, const SubstrateHandle& substrate) {
+    return ops::project_append(token, queries, keys, values,
+                               {q_weight, k_weight, eps, rope_base, rope_scale}, rows.object,
+                               layer, substrate.object);
+  }, "token"_a, "queries"_a, "keys"_a, "values"_a, "q_weight"_a, "k_weight"_a, "eps"_a,
+     "rope_base"_a, "rope_scale"_a, "rows"_a, "layer"_a, "substrate"_a);
+  m.def("gather", [](const mx::array& token, const DeviceRowsHandle& rows, PythonInt segment,
+                     PythonInt tokens, const ops::Layer& layer, PythonInt kv_heads,
+                     PythonInt head_dim, const SubstrateHandle& substrate) {
+    return ops::gather(token, rows.object, segment, tokens, layer, kv_heads, head_dim,
+                       substrate.object);
+  }, "token"_a, "rows"_a, "segment"_a, "tokens"_a, "layer"_a, "kv_heads"_a, "head_dim"_a,
+     "substrate"_a);
+  m.def("step_end", [](const std::vector<mx::array>& arrays, const DeviceRowsHandle& rows,
+                       const SubstrateHandle& substrate) {
+    return ops::step_end(arrays, rows.object, substrate.object);
+  }, "arrays"_a, "rows"_a, "substrate"_a);
+}
+
+}  // namespace
+
+void bind_metal(nb::module_& m) {
+  m.attr("HAS_METAL") = true;
+  m.def("metal_capabilities", &capabilities);
+  bind_substrate(m);
+  bind_overloads(m);
+  bind_device_operations(m);
+}
+
+}  // namespace quire

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/checked.h"
+#include "core/geometry.h"
+#include "mlx/array.h"
+#include "ops/ops.h"
+
+// What is checked before an operation is made, whatever runs it.
+namespace quire::ops {
+
+// Throws std::invalid_argument unless x is [rows, heads, head_dim].
+void check_rows_shape(const char* name, const mx::array& x);
+// Throws std::invalid_argument unless x has one row for each of the table's.
+void check_row_count(const char* name, const mx::array& x, const RowTable& rows);
+// Throws std::invalid_argument unless keys and values have one shape.
+void check_same_shape(const mx::array& keys, const mx::array& values);
+// Checks that both regions of the layer exist and that query heads can share KV heads.
+void check_heads(
+    const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads);
+// Checks that both regions of the layer hold rows of so many bytes.
+void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_bytes);
+// Checks a view of the first `tokens` rows of a region: that they are mapped, and of that shape.
+void check_view(
+    const AddressRange& range, int64_t region, int64_t tokens, int64_t kv_heads, int64_t head_dim,
+    mx::Dtype type);
+// Checks that the first `tokens` rows of a block can be copied into another range's; returns how
+// many bytes these are.
+size_t check_block_copy(
+    const AddressRange& source, int64_t source_block, const AddressRange& target,
+    int64_t target_block, int64_t tokens);
+
+}  // namespace quire::ops

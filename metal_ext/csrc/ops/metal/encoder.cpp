@@ -1,0 +1,105 @@
+#include "ops/metal/encoder.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "mlx/backend/metal/device.h"
+#include "ops/metal/on_device.h"
+
+namespace quire::ops {
+namespace {
+
+// MLX keeps its compute encoder private. An explicit instantiation may name private members: this
+// one hands the member function out.
+template <class Tag, typename Tag::Member member>
+struct Reach {
+  friend typename Tag::Member reach(Tag) { return member; }
+};
+struct ComputeEncoder {
+  using Member = MTL::ComputeCommandEncoder* (mx::metal::CommandEncoder::*)();
+  friend Member reach(ComputeEncoder);
+};
+template struct Reach<ComputeEncoder, &mx::metal::CommandEncoder::get_command_encoder>;
+
+mx::metal::CommandEncoder& checked_encoder(const mx::Stream& stream, const char* operation) {
+  require_device_stream(stream, operation);
+  return mx::metal::get_command_encoder(stream);
+}
+
+}  // namespace
+
+Encoder::Encoder(const mx::Stream& stream, MetalSubstrate& substrate, const char* operation)
+    : encoder_(checked_encoder(stream, operation)) {
+  substrate.memory->attach(encoder_.get_command_buffer()->commandQueue());
+  tell_resources(substrate);
+}
+
+void Encoder::tell_resources(MetalSubstrate& substrate) {
+  const auto& resources = substrate.memory->unattached();
+  if (resources.empty()) {
+    return;
+  }
+  auto* const encoder = (encoder_.*reach(ComputeEncoder{}))();
+  if (substrate.told.get() != encoder || substrate.told_resources != resources.size()) {
+    encoder->useResources(
+        resources.data(), resources.size(), MTL::ResourceUsageRead | MTL::ResourceUsageWrite);
+    substrate.told = NS::RetainPtr(encoder);
+    substrate.told_resources = resources.size();
+  }
+}
+
+void Encoder::after(const mx::array& array) {
+  // It has to be bound to be noted; what the kernel has at that index is bound behind it.
+  encoder_.set_input_array(array, 0);
+}
+
+void Encoder::kernel(const metal::Kernel& kernel) {
+  auto& device = mx::metal::device(mx::Device::gpu);
+  auto* const library = device.get_library(
+      "quire_" + kernel.name, [&] { return metal::library_text({kernel}); });
+  pipeline_ = device.get_kernel(kernel.name, library);
+  encoder_.set_compute_pipeline_state(pipeline_);
+}
+
+void Encoder::input(const mx::array& array, int index, int64_t offset_bytes) {
+  encoder_.set_input_array(array, index, offset_bytes);
+}
+
+void Encoder::output(mx::array& array, int index) {
+  encoder_.set_output_array(array, index);
+}
+
+void Encoder::set_bytes(const void* value, size_t count, int index) {
+  encoder_.set_bytes(static_cast<const std::byte*>(value), static_cast<int>(count), index);
+}
+
+void Encoder::run_threads(MTL::Size threads, MTL::Size group) {
+  require_group(group.width * group.height * group.depth);
+  encoder_.dispatch_threads(threads, group);
+}
+
+void Encoder::run_groups(MTL::Size groups, size_t threads) {
+  require_group(threads);
+  encoder_.dispatch_threadgroups(groups, MTL::Size(threads, 1, 1));
+}
+
+void Encoder::require_group(size_t threads) const {
+  const size_t most = pipeline_->maxTotalThreadsPerThreadgroup();
+  if (threads > most) {
+    throw std::runtime_error(
+        "this GPU runs a kernel of quire with " + std::to_string(most) +
+        " threads per group at most; " + std::to_string(threads) + " are needed");
+  }
+}
+
+void Encoder::keep(mx::array temporary) {
+  encoder_.add_temporary(std::move(temporary));
+}
+
+void Encoder::signal(MTL::SharedEvent* event, uint64_t value) {
+  encoder_.end_encoding(/*wait_in_flight=*/true);
+  encoder_.get_command_buffer()->encodeSignalEvent(event, value);
+}
+
+}  // namespace quire::ops

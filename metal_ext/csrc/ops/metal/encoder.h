@@ -1,0 +1,86 @@
+#pragma once
+
+#include <Metal/Metal.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "core/metal/kernel_text.h"
+#include "core/metal/substrate.h"
+#include "mlx/array.h"
+#include "mlx/stream.h"
+
+namespace mlx::core::metal {
+class CommandEncoder;
+}
+
+namespace quire::ops {
+
+namespace mx = mlx::core;
+
+// A substrate, and what MLX's graph and encoders know of it. Engine's thread.
+struct MetalSubstrate {
+  std::shared_ptr<metal::Substrate> memory;
+  // Steps that have begun, and have no end in the graph yet.
+  std::set<uint64_t> open_epochs;
+  // The end of the newest step that has one: an input of the next one's, because an event's values
+  // only rise, and MLX's order is that of inputs alone.
+  std::optional<mx::array> newest_end;
+  uint64_t newest_ended = 0;  // the epoch of that
+  // Where there are no residency sets: the encoder that was told what it uses, and how much that
+  // was. Kept, so that no other encoder can have its address.
+  NS::SharedPtr<MTL::ComputeCommandEncoder> told;
+  size_t told_resources = 0;
+};
+
+// One operation's commands in MLX's command encoder, from within eval_gpu.
+//
+// MLX lets the commands of an encoder run at the same time, and encoders too, except where it sees
+// that one writes an array that another one uses; then it puts a barrier or a fence between them.
+// An array is its MTL::Buffer to it. So whatever writes rows says, beside the cache token, which
+// buffers it writes (`output` of an array that stands for one), and whatever reads rows by address
+// names the token (`after`) before its first command. Neither may be left out: what is missing is
+// read too early, now and then.
+//
+// Nothing is committed here: MLX holds on to the command buffer across the call.
+class Encoder {
+ public:
+  // Throws std::runtime_error where the stream is not the device's.
+  Encoder(const mx::Stream& stream, MetalSubstrate& substrate, const char* operation);
+
+  // The next command runs after whatever wrote the array.
+  void after(const mx::array& array);
+
+  // What the next command runs and works on. All must be said again for every command.
+  void kernel(const metal::Kernel& kernel);
+  void input(const mx::array& array, int index, int64_t offset_bytes = 0);
+  void output(mx::array& array, int index);
+  template <class T>
+  void bytes(const T& value, int index) {
+    static_assert(sizeof(T) <= 4096, "Metal copies no more than that into a command");
+    set_bytes(&value, sizeof(T), index);
+  }
+
+  // The kernel runs with that many threads, in groups of `group`.
+  void run_threads(MTL::Size threads, MTL::Size group);
+  // The kernel runs in that many groups of `threads`.
+  void run_groups(MTL::Size groups, size_t threads);
+
+  // Keeps an array that the commands use until they have run.
+  void keep(mx::array temporary);
+  // Sets the event to the value when everything that was encoded has run.
+  void signal(MTL::SharedEvent* event, uint64_t value);
+
+ private:
+  void tell_resources(MetalSubstrate& substrate);
+  void set_bytes(const void* value, size_t count, int index);
+  void require_group(size_t threads) const;
+
+  mx::metal::CommandEncoder& encoder_;
+  MTL::ComputePipelineState* pipeline_ = nullptr;
+};
+
+}  // namespace quire::ops

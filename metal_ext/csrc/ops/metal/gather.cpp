@@ -1,0 +1,132 @@
+#include <algorithm>
+#include <stdexcept>
+
+#include "ops/checks.h"
+#include "ops/metal/layer.h"
+#include "ops/metal/on_device.h"
+#include "ops/metal/ops.h"
+#include "ops/metal/primitive.h"
+
+// What attention over many rows of one sequence reads: its past as one array each of keys and
+// values, copied, or as it lies.
+namespace quire::ops {
+namespace {
+
+constexpr size_t kNumbersPerThread = 4;
+constexpr size_t kThreadsPerGroup = 256;
+
+class DeviceGather final : public RowsPrimitive {
+ public:
+  DeviceGather(
+      DeviceRows rows, const LayerRows& layer, metal::Kernel kernel,
+      metal::GatherArguments arguments)
+      : RowsPrimitive("gather", std::move(rows)),
+        layer_(layer),
+        kernel_(std::move(kernel)),
+        arguments_(arguments) {}
+
+ protected:
+  void encode(
+      Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    encoder.kernel(kernel_);
+    encoder.after(in[0]);
+    bind_rows(encoder, rows(), layer_, 0, RowAccess::read);
+    for (int i = 0; i < 2; ++i) {
+      mx::array& copy = out[static_cast<size_t>(i)];
+      copy.set_data(mx::allocator::malloc(copy.nbytes()));
+      encoder.output(copy, 3 + i);
+    }
+    encoder.bytes(arguments_, 5);
+    const size_t threads = arguments_.row_elements / kNumbersPerThread;
+    encoder.run_threads(
+        MTL::Size(threads, arguments_.tokens, 1),
+        MTL::Size(std::min(threads, kThreadsPerGroup), 1, 1));
+  }
+
+ private:
+  const LayerRows layer_;
+  const metal::Kernel kernel_;
+  const metal::GatherArguments arguments_;
+};
+
+// Has no command of its own. What reads the view is ordered by the buffer itself, which every
+// append names as its output (bind_rows); the token orders it in the graph.
+class DeviceRegionView final : public MetalPrimitive {
+ public:
+  DeviceRegionView(
+      std::shared_ptr<AddressRange> range, size_t region, const DeviceMemory& substrate)
+      : MetalPrimitive("region_view", substrate),
+        range_(std::move(range)),
+        region_(region),
+        substrate_(substrate) {}
+
+ protected:
+  void encode(Encoder&, const std::vector<mx::array>&, std::vector<mx::array>& out) override {
+    mx::array& view = out[0];
+    const metal::BufferPlace place = memory().view(*range_, region_);
+    mx::Strides strides(view.strides());
+    const mx::array::Flags flags{
+        .contiguous = true, .row_contiguous = true, .col_contiguous = view.size() <= 1};
+    view.set_data(
+        mx::allocator::Data(
+            as_mlx_buffer(place.buffer),
+            [range = range_, substrate = substrate_](mx::allocator::Buffer) {}),
+        view.size(), std::move(strides), flags, static_cast<int64_t>(place.offset));
+  }
+
+ private:
+  const std::shared_ptr<AddressRange> range_;
+  const size_t region_;
+  const DeviceMemory substrate_;
+};
+
+mx::Shape rows_shape(int64_t tokens, int64_t kv_heads, int64_t head_dim) {
+  return {static_cast<int>(tokens), static_cast<int>(kv_heads), static_cast<int>(head_dim)};
+}
+
+}  // namespace
+
+std::pair<mx::array, mx::array> gather(
+    const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
+    const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& substrate) {
+  check_rows_of("gather", *rows, substrate);
+  const std::vector<Segment>& segments = rows->table().segments();
+  checked_run("segments of the table", segment, 1, segments.size());
+  const auto number = static_cast<size_t>(segment);
+  const int64_t shown = segments[number].start + segments[number].count;
+  checked_run("tokens of the segment's range", 0, tokens, static_cast<uint64_t>(shown));
+  const auto most = static_cast<int64_t>(
+      rows->substrate()->memory->geometry().row_bytes(0));  // heads and numbers have a byte each
+  checked_between("head_dim", head_dim, 1, most);
+  checked_between("kv_heads", kv_heads, 1, most);
+  const Heads heads{kv_heads, kv_heads, head_dim};
+  const LayerRows place(*substrate->memory, layer, heads);
+  const metal::GatherArguments arguments{
+      place.place, heads.row_elements(), static_cast<uint32_t>(tokens),
+      static_cast<uint32_t>(rows->first_row(number)), 0};
+  const mx::Shape shape = rows_shape(tokens, kv_heads, head_dim);
+  auto made = mx::array::make_arrays(
+      {shape, shape}, {layer.type, layer.type},
+      std::make_shared<DeviceGather>(
+          rows, place, metal::gather_kernel(place.kv, place.kind), arguments),
+      {token, rows->entries(), rows->pages()});
+  return {made[0], made[1]};
+}
+
+mx::array region_view(
+    const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
+    int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
+    const DeviceMemory& substrate) {
+  if (substrate->memory->kind() == metal::Kind::paged) {
+    throw std::invalid_argument(
+        "a paged region lies in no one array: metal_ext.gather copies its rows into one");
+  }
+  check_view(*range, region, tokens, kv_heads, head_dim, type);
+  const auto number = static_cast<size_t>(region);
+  substrate->memory->view(*range, number);  // throws where the range is not of this substrate
+  return mx::array(
+      rows_shape(tokens, kv_heads, head_dim), type,
+      std::make_shared<DeviceRegionView>(range, number, substrate), {token});
+}
+
+}  // namespace quire::ops

@@ -1,0 +1,29 @@
+#include "ops/metal/on_device.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "mlx/backend/metal/device.h"
+
+namespace quire::ops {
+
+MTL::Device* mlx_device() {
+  // MLX itself ends in an exception where there is none.
+  const auto any = NS::TransferPtr(MTL::CreateSystemDefaultDevice());
+  return any ? mx::metal::device(mx::Device::gpu).mtl_device() : nullptr;
+}
+
+void require_device_stream(const mx::Stream& stream, const char* operation) {
+  if (stream.device != mx::Device::gpu) {
+    throw std::runtime_error(
+        std::string(operation) +
+        " has rows on Metal, but a CPU stream: run the model on the GPU "
+        "(mlx.core.set_default_device(mlx.core.gpu))");
+  }
+}
+
+mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer) {
+  return mx::allocator::Buffer(buffer);
+}
+
+}  // namespace quire::ops

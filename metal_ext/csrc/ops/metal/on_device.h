@@ -1,0 +1,23 @@
+#pragma once
+
+#include <Metal/Metal.hpp>
+
+#include "mlx/allocator.h"
+#include "mlx/stream.h"
+
+// The three places where it matters that MLX runs on this device: tests that run the operations in
+// another MLX put their own in place of on_device.cpp.
+namespace quire::ops {
+
+namespace mx = mlx::core;
+
+// The device that MLX computes on; null where there is none.
+MTL::Device* mlx_device();
+
+// Throws std::runtime_error unless the stream is one of that device. operation: whose work it is.
+void require_device_stream(const mx::Stream& stream, const char* operation);
+
+// The buffer as an array of MLX has it.
+mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer);
+
+}  // namespace quire::ops

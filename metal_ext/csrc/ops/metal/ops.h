@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/address_range.h"
+#include "core/copy_counter.h"
+#include "core/mapper.h"
+#include "mlx/array.h"
+#include "mlx/dtype.h"
+#include "ops/metal/rows.h"
+#include "ops/ops.h"
+
+// MLX primitives over the rows of a MetalSubstrate. The rules of the cache token are those of
+// ops/ops.h. Arrays are float32, float16 or bfloat16, layers keep any of these, and head_dim is 64,
+// 128 or 256. What is made after the rows' step_end, or evaluated after it, is a std::logic_error.
+namespace quire::ops {
+
+using DeviceRows = std::shared_ptr<MetalRows>;
+using DeviceMemory = std::shared_ptr<MetalSubstrate>;
+
+mx::array append(
+    const mx::array& token, const mx::array& keys, const mx::array& values,
+    const DeviceRows& rows, const Layer& layer, const DeviceMemory& substrate);
+
+mx::array decode_attention(
+    const mx::array& token, const mx::array& queries, const DeviceRows& rows, int64_t first_row,
+    const Layer& layer, int64_t kv_heads, double scale, const DeviceMemory& substrate);
+
+// What a layer does to its rows' heads before they are appended.
+struct Projection {
+  mx::array query_weight;  // [head_dim], of the RMS norms
+  mx::array key_weight;
+  double eps;
+  double rope_base;
+  double rope_scale;
+};
+
+// queries: [T, query_heads, head_dim], keys, values: [T, kv_heads, head_dim], all of one type.
+// Returns the new token, and the queries after norm and RoPE.
+std::pair<mx::array, mx::array> project_append(
+    const mx::array& token, const mx::array& queries, const mx::array& keys,
+    const mx::array& values, const Projection& projection, const DeviceRows& rows,
+    const Layer& layer, const DeviceMemory& substrate);
+
+// The first `tokens` rows of a segment's range: keys and values, [tokens, kv_heads, head_dim] of
+// the layer's type, copied.
+std::pair<mx::array, mx::array> gather(
+    const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
+    const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& substrate);
+
+// The first `tokens` rows of a region, without a copy. Valid while they stay mapped; keeps the
+// substrate alive. Throws std::invalid_argument on a paged one.
+mx::array region_view(
+    const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
+    int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
+    const DeviceMemory& substrate);
+
+// [1] uint64, the rows' epoch, which is signalled when everything that the arrays need has run.
+mx::array step_end(
+    const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& substrate);
+
+// Queues the copy on the mapper's thread; returns its ticket.
+uint64_t copy_block(
+    Mapper& mapper, const std::shared_ptr<AddressRange>& source, int64_t source_block,
+    const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
+    const std::shared_ptr<CopyCounter>& counter, const DeviceMemory& substrate);
+
+}  // namespace quire::ops

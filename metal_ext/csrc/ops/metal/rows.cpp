@@ -1,0 +1,192 @@
+#include "ops/metal/rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "metal/arguments.h"
+#include "ops/metal/on_device.h"
+
+namespace quire::ops {
+namespace {
+
+// What the host writes once for the device to read, as an array of 32-bit words. MLX holds it until
+// the commands that read it have run, and `kept` with it.
+template <class T>
+mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
+  static_assert(sizeof(T) % sizeof(uint32_t) == 0);
+  const size_t bytes = values.size() * sizeof(T);
+  auto memory = std::make_shared<mx::allocator::Data>(mx::allocator::malloc(bytes));
+  mx::allocator::Buffer buffer = memory->buffer();
+  std::memcpy(buffer.raw_ptr(), values.data(), bytes);
+  return mx::array(
+      mx::allocator::Data(buffer, [memory, kept](mx::allocator::Buffer) {}),
+      {static_cast<int>(bytes / sizeof(uint32_t))}, mx::uint32);
+}
+
+// Stands for a buffer in what MLX knows of reads and writes. It has one element, because MLX counts
+// the elements of what a command uses, and gives the commands away early when they are many.
+mx::array stand_in(MTL::Buffer* buffer) {
+  return mx::array(
+      mx::allocator::Data(as_mlx_buffer(buffer), [](mx::allocator::Buffer) {}), {1}, mx::uint8);
+}
+
+// What commands over the rows need, whoever has let go of it meanwhile: the substrate, which ends
+// with its last reference, and what stands for its buffers.
+struct Kept {
+  std::shared_ptr<MetalSubstrate> substrate;
+  std::vector<std::vector<mx::array>> written;
+};
+
+}  // namespace
+
+MetalRows::MetalRows(std::shared_ptr<MetalSubstrate> substrate, std::vector<Segment> segments)
+    : substrate_(std::move(substrate)),
+      table_(std::move(segments)),
+      epoch_(substrate_->memory->epochs().start()),
+      entries_(words_of(std::vector<uint32_t>{0})),
+      pages_(entries_) {
+  substrate_->open_epochs.insert(epoch_);
+  try {
+    use_ranges();
+    find_written();
+    find_entries();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+void MetalRows::use_ranges() {
+  size_t row = 0;
+  for (const Segment& segment : table_.segments()) {
+    const auto count = static_cast<size_t>(segment.count);
+    substrate_->memory->use(
+        *segment.range, epoch_, static_cast<size_t>(segment.start), count);
+    first_rows_.push_back(row);
+    row += count;
+  }
+}
+
+void MetalRows::find_entries() {
+  const metal::Substrate& memory = *substrate_->memory;
+  const size_t tokens = memory.geometry().tokens_per_block();
+  std::vector<metal::RowEntry> entries;
+  std::vector<uint64_t> pages;
+  for (size_t buffer = 0; buffer < memory.buffers_per_range(); ++buffer) {
+    for (const Segment& segment : table_.segments()) {
+      const auto start = static_cast<uint32_t>(segment.start);
+      const auto count = static_cast<uint32_t>(segment.count);
+      metal::RowEntry entry{0, start, static_cast<uint32_t>(pages.size())};
+      if (memory.kind() == metal::Kind::paged) {
+        const auto addresses =
+            memory.page_addresses(*segment.range, (start + count + tokens - 1) / tokens);
+        pages.insert(pages.end(), addresses.begin(), addresses.end());
+      } else {
+        entry.base = memory.row_base(*segment.range, buffer);
+      }
+      for (; entry.position < start + count; ++entry.position) {
+        entries.push_back(entry);
+      }
+    }
+  }
+  entries_ = words_of(entries, std::make_shared<const Kept>(substrate_, written_));
+  pages_ = pages.empty() ? entries_ : words_of(pages);
+}
+
+void MetalRows::find_written() {
+  const metal::Substrate& memory = *substrate_->memory;
+  written_.resize(memory.buffers_per_range());
+  if (memory.kind() == metal::Kind::paged) {
+    return;
+  }
+  std::vector<MTL::Buffer*> seen;
+  for (size_t region = 0; region < memory.geometry().regions(); ++region) {
+    auto& stand_ins = written_[memory.place(region).buffer];
+    if (!stand_ins.empty()) {
+      continue;
+    }
+    for (const Segment& segment : table_.segments()) {
+      MTL::Buffer* const buffer = memory.view(*segment.range, region).buffer;
+      if (std::find(seen.begin(), seen.end(), buffer) == seen.end()) {
+        seen.push_back(buffer);
+        stand_ins.push_back(stand_in(buffer));
+      }
+    }
+  }
+}
+
+int64_t MetalRows::entries_offset(size_t buffer) const {
+  return static_cast<int64_t>(buffer * size() * sizeof(metal::RowEntry));
+}
+
+const DecodeCut& MetalRows::decode_cut(size_t first, size_t count) {
+  if (const auto found = cuts_.find({first, count}); found != cuts_.end()) {
+    return found->second;
+  }
+  std::vector<metal::DecodeTask> tasks;
+  std::vector<uint32_t> first_task;
+  for (uint32_t row = 0; row < count; ++row) {
+    first_task.push_back(static_cast<uint32_t>(tasks.size()));
+    const size_t tokens = table_.rows()[first + row].position + 1;
+    for (uint32_t split = 0; split * metal::kSplitTokens < tokens; ++split) {
+      tasks.push_back({row, split});
+    }
+  }
+  first_task.push_back(static_cast<uint32_t>(tasks.size()));
+  const DecodeCut cut{words_of(tasks), words_of(first_task), tasks.size()};
+  return cuts_.emplace(std::pair(first, count), cut).first->second;
+}
+
+void MetalRows::require_open(const char* operation) const {
+  if (closed_) {
+    throw std::logic_error(
+        std::string(operation) + " of epoch " + std::to_string(epoch_) + ", which has ended");
+  }
+}
+
+void MetalRows::close() {
+  require_open("step_end");
+  if (const uint64_t oldest = *substrate_->open_epochs.begin(); oldest != epoch_) {
+    throw std::logic_error(
+        "epoch " + std::to_string(epoch_) + " cannot end before epoch " +
+        std::to_string(oldest));
+  }
+  closed_ = true;
+  substrate_->open_epochs.erase(epoch_);
+}
+
+void MetalRows::require_not_ended(const char* operation) const {
+  if (ended_) {
+    throw std::logic_error(
+        std::string(operation) + " runs after the end of its step, epoch " +
+        std::to_string(epoch_) + ": step_end was not given what depends on it");
+  }
+}
+
+void MetalRows::abandon() {
+  closed_ = true;
+  ended_ = true;
+  substrate_->open_epochs.erase(epoch_);
+  if (substrate_->newest_ended == epoch_) {
+    substrate_->newest_end.reset();  // it may never be evaluated
+  }
+  substrate_->memory->epochs().abandon(epoch_);
+}
+
+void check_substrate_of(
+    const MetalRows& rows, const std::shared_ptr<MetalSubstrate>& substrate) {
+  if (rows.substrate() != substrate) {
+    throw std::invalid_argument("the rows are of another substrate");
+  }
+}
+
+void check_rows_of(
+    const char* operation, const MetalRows& rows,
+    const std::shared_ptr<MetalSubstrate>& substrate) {
+  check_substrate_of(rows, substrate);
+  rows.require_open(operation);
+}
+
+}  // namespace quire::ops

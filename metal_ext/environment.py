@@ -1,0 +1,23 @@
+"""What MLX reads from the environment when it is first used: set here and nowhere else, before MLX
+is imported. What the user has set wins."""
+
+import os
+import sys
+from collections.abc import MutableMapping
+
+# MLX spreads its own memory over residency sets of 5 % of the working set each; a Metal queue takes
+# 32 sets, and ours is one more. Sets of 10 % leave room.
+RESIDENCY_VARIABLE = "MLX_RESIDENCY_SET_MAX_PCT"
+RESIDENCY_PERCENT = "10"
+
+# MLX_MAX_OPS_PER_BUFFER and MLX_MAX_MB_PER_BUFFER stay as they are. Others raise them, because MLX
+# commits early where a whole cache is an input of every layer. Ours never is: kernels get
+# addresses, and arrays of one element stand for what is behind them.
+
+
+def prepare(
+    environment: MutableMapping[str, str] = os.environ, platform: str = sys.platform
+) -> None:
+    """Sets what is not set."""
+    if platform == "darwin":
+        environment.setdefault(RESIDENCY_VARIABLE, RESIDENCY_PERCENT)

@@ -1,0 +1,1 @@
+"""The ``quire doctor`` command."""

@@ -1,0 +1,36 @@
+"""What ``quire doctor`` does: examines, and hands back the text and whether something can serve.
+
+Nothing here imports the native extension or MLX: they may be what is wrong.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.doctor.examine import Wishes, examine
+from server.config import Tables
+from server.doctor.text import report_lines
+from server.settings import read_settings
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorWishes:
+    """What the user asked for."""
+
+    as_json: bool
+    release_test: bool
+
+
+def examine_machine(
+    file: Path | None, flags: Tables, wishes: DoctorWishes, told: Callable[[str], None]
+) -> tuple[str, bool]:
+    """The report, and whether something can serve with these settings. told: what is being done.
+    Raises SettingError."""
+    cache = read_settings(file, flags).cache
+    report = examine(
+        Wishes(cache.substrate, cache.page_size, cache.headroom, wishes.release_test), told
+    )
+    if wishes.as_json:
+        return json.dumps(report.as_json(), indent=2), report.serves
+    return "\n".join(report_lines(report)), report.serves

@@ -1,0 +1,33 @@
+"""The settings in force, or what is wrong with them."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from server.config import Config, Tables, load, read_file
+from server.faults import SettingError
+
+
+def read_settings(file: Path | None, flags: Tables) -> Config:
+    """The settings in force. Raises SettingError that names the field, and the file if it is at
+    fault."""
+    try:
+        from_file = {} if file is None else read_file(file)
+    except ValidationError as error:
+        raise SettingError(f"{file}: {_first_problem(error)}") from error
+    except OSError as error:
+        raise SettingError(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingError(f"{file}: {error}") from error
+    try:
+        return load(from_file, flags)
+    except ValidationError as error:
+        raise SettingError(f"setting {_first_problem(error)}") from error
+    except SettingsError as error:
+        raise SettingError(f"environment: {error}") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"

@@ -1,0 +1,184 @@
+"""What is tried, in which order, and what is made of it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.doctor import examine as doctor
+from engine.doctor.examine import Wishes, examine, read_extension
+from engine.doctor.facts import facts
+from kvcache.canary import stamp
+from kvcache.canary.report import TrialReport
+from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, Outcome
+from kvcache.choice import NO_DEVICE, NO_METAL
+from kvcache.substrates import Substrate
+from tests.engine.doctor.reports import FAILED, PASSED
+from tests.kvcache.metal_double import Device
+
+WISHES = Wishes("auto", None, None, release_test=False)
+Trials = dict[tuple[str, Substrate], TrialReport]
+
+
+class Machine:
+    """Answers for the processes that the doctor starts."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = facts() | {"has_metal": True, "metal": Device().said}
+        self.outcome: Outcome | None = None
+        self.reports: Trials = {}
+        """Of trials that do not pass."""
+        self.tried: list[tuple[str, Substrate, int | None]] = []
+
+    def child(self, command: list[str], limit_s: float) -> Outcome:
+        assert command[0] == sys.executable
+        return self.outcome or Outcome("", json.dumps(self.facts), 0.1)
+
+    def trial(self, what: str, substrate: Substrate, page_bytes: int | None = None) -> TrialReport:
+        self.tried.append((what, substrate, page_bytes))
+        return self.reports.get((what, substrate), PASSED)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    """A Mac whose user has no caches yet."""
+    made = Machine()
+    monkeypatch.setattr(doctor, "run_child", made.child)
+    monkeypatch.setattr(doctor, "run_trial", made.trial)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return made
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_this_machine_is_examined_for_real() -> None:
+    told: list[str] = []
+    report = examine(Wishes("auto", None, None, release_test=sys.platform == "linux"), told.append)
+    assert report.serves
+    assert report.extension.matches
+    assert report.of(Substrate.POSIX).fault == report.of(Substrate.DENSE).fault == ""
+    assert told[0] == "the extension"
+    if sys.platform == "linux":
+        assert report.chosen is Substrate.POSIX
+        assert report.reasons == (f"posix: {NO_METAL}",)
+        for substrate in (Substrate.POSIX, Substrate.DENSE):
+            release = report.of(substrate).release
+            assert release is not None
+            assert release.passed
+        assert report.of(Substrate.SPARSE).missing == NO_METAL
+
+
+def test_a_machine_with_a_gpu_serves_from_it(machine: Machine) -> None:
+    report = examine(WISHES, quiet)
+    assert report.chosen is Substrate.SPARSE
+    assert report.memory.max_buffer_bytes == 1 << 30
+    assert report.memory.total_bytes <= 1 << 32
+    assert report.headroom_bytes == report.memory.total_bytes // 5
+    tried = [(what, substrate) for what, substrate, _ in machine.tried]
+    assert tried == [
+        (SUBSTRATE, Substrate.SPARSE),
+        (KERNELS, Substrate.SPARSE),
+        (SUBSTRATE, Substrate.PAGED),
+        (KERNELS, Substrate.PAGED),
+        (SUBSTRATE, Substrate.METAL_DENSE),
+        (KERNELS, Substrate.METAL_DENSE),
+        (SUBSTRATE, Substrate.POSIX),
+        (KERNELS, Substrate.POSIX),
+        (SUBSTRATE, Substrate.DENSE),
+    ]
+
+
+def test_what_fails_its_canary_is_not_chosen_and_tried_no_further(machine: Machine) -> None:
+    machine.reports[SUBSTRATE, Substrate.SPARSE] = FAILED
+    report = examine(WISHES, quiet)
+    assert report.chosen is Substrate.PAGED
+    assert report.reasons[0] == "not sparse on Metal: map: refused"
+    assert (KERNELS, Substrate.SPARSE, None) not in machine.tried
+
+
+def test_what_the_device_lacks_is_not_tried(machine: Machine) -> None:
+    machine.facts["metal"]["missing_for_sparse"] = ["no queue", "no heaps"]
+    report = examine(WISHES, quiet)
+    assert report.of(Substrate.SPARSE).missing == "no queue; no heaps"
+    assert (SUBSTRATE, Substrate.SPARSE, None) not in machine.tried
+
+
+def test_a_build_with_metal_may_find_no_device(machine: Machine) -> None:
+    machine.facts["metal"] = {}
+    report = examine(WISHES, quiet)
+    assert report.device is None
+    assert report.of(Substrate.SPARSE).missing == NO_DEVICE
+    assert report.chosen is Substrate.POSIX
+
+
+def test_an_extension_that_cannot_be_loaded_is_what_is_wrong_with_everything(
+    machine: Machine,
+) -> None:
+    machine.outcome = Outcome("it ended with exit code 1: ImportError: no", "", 0.1)
+    report = examine(WISHES, quiet)
+    assert "ImportError" in report.extension.fault
+    assert all("ImportError" in its.missing for its in report.examinations)
+    assert machine.tried == []
+    assert not report.serves
+
+
+def test_an_extension_that_talks_nonsense_is_none(machine: Machine) -> None:
+    machine.outcome = Outcome("", "nonsense", 0.1)
+    assert read_extension().fault == "it said what cannot be read: 'nonsense'"
+
+
+def test_what_was_asked_for_and_is_not_there_is_refused(machine: Machine) -> None:
+    machine.reports[SUBSTRATE, Substrate.PAGED] = FAILED
+    report = examine(Wishes("paged", None, None, release_test=False), quiet)
+    assert (report.chosen, report.serves) == (None, False)
+    assert report.reasons == ("paged on Metal does not work on this machine: map: refused",)
+
+
+def test_pages_and_headroom_are_those_of_the_settings(machine: Machine) -> None:
+    report = examine(Wishes("auto", 16384, 1 << 20, release_test=True), quiet)
+    assert report.headroom_bytes == 1 << 20
+    assert (SUBSTRATE, Substrate.SPARSE, 16384) in machine.tried
+    assert (RELEASE, Substrate.SPARSE, 16384) in machine.tried
+    assert (SUBSTRATE, Substrate.METAL_DENSE, None) in machine.tried
+
+
+def test_a_passed_release_test_is_written_down_for_a_gpu_alone(machine: Machine) -> None:
+    assert not stamp.is_there(Substrate.SPARSE)
+    machine.reports[RELEASE, Substrate.PAGED] = FAILED
+    report = examine(Wishes("auto", None, None, release_test=True), quiet)
+    sparse, paged, posix = (
+        report.of(s) for s in (Substrate.SPARSE, Substrate.PAGED, Substrate.POSIX)
+    )
+    assert sparse.releases_heaps
+    assert Path(sparse.remembered).is_file()
+    assert stamp.is_there(Substrate.SPARSE)
+    assert (paged.releases_heaps, paged.remembered) == (False, "")
+    assert (posix.releases_heaps, posix.remembered) == (True, "")
+    assert not stamp.is_there(Substrate.PAGED)
+    assert report.of(Substrate.METAL_DENSE).release is None, "an arena is never released"
+
+
+def test_nothing_is_written_unless_it_is_asked_for(machine: Machine, tmp_path: Path) -> None:
+    examine(WISHES, quiet)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_down_is_said(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "caches").write_text("a file")
+    report = examine(Wishes("auto", None, None, release_test=True), quiet)
+    sparse = report.of(Substrate.SPARSE)
+    assert "it could not be written down" in sparse.remembered
+    assert not sparse.releases_heaps
+
+
+def test_what_computes_wrong_is_not_asked_to_release(machine: Machine) -> None:
+    machine.reports[KERNELS, Substrate.SPARSE] = FAILED
+    report = examine(Wishes("auto", None, None, release_test=True), quiet)
+    assert report.of(Substrate.SPARSE).release is None
+    assert report.chosen is Substrate.SPARSE, "serving does not ask for more than the canary"
+    assert not report.serves

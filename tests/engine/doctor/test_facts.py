@@ -1,0 +1,37 @@
+import json
+import runpy
+import sys
+
+import pytest
+
+import metal_ext
+from engine.doctor.facts import facts
+from tests.kvcache.metal_double import install
+
+
+def test_the_extension_says_what_it_is() -> None:
+    said = facts()
+    assert said["mlx_built_for"]
+    assert said["has_metal"] == metal_ext.HAS_METAL
+    assert said["system_page_bytes"] == metal_ext.SYSTEM_PAGE_BYTES
+    assert said["instruction_sets"] == metal_ext.instruction_sets()
+    assert json.loads(json.dumps(said)) == said
+
+
+def test_a_metal_build_says_what_its_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = install(monkeypatch)
+    assert facts()["metal"] == device.said
+
+
+def test_a_machine_whose_mlx_multiplies_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metal_ext, "fast_blas", None)
+    assert facts()["matrix_products"] == "MLX's own"
+
+
+def test_it_is_a_program_that_writes_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "engine.doctor.facts")
+    runpy.run_module("engine.doctor.facts", run_name="__main__")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == facts()

@@ -1,0 +1,202 @@
+"""Whole engines on a Metal device of plain Python: the fused projection, the end of a step, and the
+ordered end of everything."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import engine.build
+from engine.build import build_engine, plan_engine
+from engine.checkpoint import read_checkpoint
+from engine.client import EngineClient
+from engine.loop import EngineLoop
+from engine.machine import MachineMemory
+from engine.types import FinishReason
+from engine.weights import Arithmetic, load_reference
+from kvcache.choice import SubstrateChoice
+from kvcache.layout import LayoutError
+from kvcache.substrates import Substrate
+from tests.engines import CONFIG, Answers, greedy
+from tests.kvcache.metal_double import Device, install
+from tests.models import ModelSpec, write_model
+
+SPEC = ModelSpec(
+    num_hidden_layers=2,
+    hidden_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    intermediate_size=256,
+    vocab_size=512,
+)
+KINDS = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
+MACHINE = MachineMemory(1 << 32, 1 << 32, 1 << 30)
+GPU = replace(
+    CONFIG,
+    page_bytes=None,
+    heap_bytes=1 << 20,
+    kv_budget_bytes=None,
+    max_model_len=512,
+    idle_release_s=0.0,
+    prefix_keep_s=1000.0,
+)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A Metal device whose kernels run on the CPU."""
+    monkeypatch.setattr(engine.build, "compute_device", lambda _: mx.Device(mx.cpu))
+    return install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("metal"), SPEC, seed=5)
+
+
+def metal_loop(folder: Path, substrate: Substrate, answers: Answers) -> EngineLoop:
+    choice = SubstrateChoice(substrate, ())
+    plan = plan_engine(GPU, read_checkpoint(folder), MACHINE, choice)
+    return build_engine(plan, GPU, lambda *_: None, answers)
+
+
+def run_dry(loop: EngineLoop) -> None:
+    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+        pass
+
+
+def expected(folder: Path, prompt: list[int], count: int) -> list[int]:
+    """What mlx-lm's own forward says."""
+    model = load_reference(read_checkpoint(folder), Arithmetic.STORED, lambda *_: None)
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(mx.array([tokens]))[0, -1].argmax().item()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("substrate", KINDS)
+def test_greedy_answers_equal_mlx_lms_on_every_kind(
+    device: Device, folder: Path, substrate: Substrate
+) -> None:
+    answers = Answers.empty()
+    loop = metal_loop(folder, substrate, answers)
+    prompts = {1: list(range(7)), 2: list(range(100)), 3: [9] * 70}
+    for number, prompt in prompts.items():
+        loop.mailbox.put(greedy(number, prompt, 6))
+    run_dry(loop)
+    for number, prompt in prompts.items():
+        assert answers.tokens[number] == expected(folder, prompt, 6)
+    assert {"project_append", "decode_attention"} < set(device.calls)
+    assert "append" not in device.calls
+    loop.mailbox.put(greedy(4, prompts[2], 6))
+    run_dry(loop)
+    assert answers.tokens[4] == answers.tokens[2]
+    assert (loop._scheduler.counters.cached_prompt_tokens > 0) != substrate.is_dense
+    loop.close()
+    assert device.substrates[0].ended
+
+
+def test_heaps_stay_however_idle_the_engine_is(device: Device, folder: Path) -> None:
+    loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
+    loop.mailbox.put(greedy(1, list(range(100)), 4))
+    run_dry(loop)
+    for _ in range(4):
+        loop.step()
+    stats = loop._kv.stats()
+    assert stats.kept_heaps == stats.num_heaps > 0
+    assert stats.committed_bytes == stats.num_heaps * loop._kv._group.heap_bytes
+    charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
+    assert stats.committed_bytes == charged, "the books say that it is kept"
+
+
+def test_a_failed_step_is_given_up_and_the_next_request_is_right(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("out of luck")
+
+    answers = Answers.empty()
+    loop = metal_loop(folder, Substrate.SPARSE, answers)
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.runner.sample", broken)
+        loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+        while 1 not in answers.finished:
+            loop.step()
+    assert device.calls[-1] == "abandon"
+    loop.mailbox.put(greedy(2, [1, 2, 3], 5))
+    run_dry(loop)
+    assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+    assert answers.tokens[2] == expected(folder, [1, 2, 3], 5)
+    loop.close()
+
+
+def test_a_step_whose_device_is_lost_is_never_complete(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("command buffer execution failed")
+
+    answers = Answers.empty()
+    loop = metal_loop(folder, Substrate.SPARSE, answers)
+    monkeypatch.setattr("engine.runner.sample", broken)
+    monkeypatch.setattr(mx, "synchronize", broken)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+    while 1 not in answers.finished:
+        loop.step()
+    issued, completed = loop._kv.epochs
+    assert completed < issued
+    assert loop._kv.stats().quarantined_bytes > 0
+
+
+def test_the_engine_ends_its_memory_on_its_own_thread(device: Device, folder: Path) -> None:
+    client = EngineClient(
+        lambda emit: metal_loop(folder, Substrate.SPARSE, emit),  # type: ignore[arg-type]
+        max_queue=4,
+        max_backlog=64,
+    )
+    client.start()
+    assert client.stop(20.0)
+    assert device.substrates[0].ended
+
+
+def test_a_device_that_does_not_answer_at_the_end_is_told_of(
+    device: Device, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
+    device.silent = True
+    with caplog.at_level(logging.ERROR):
+        loop.close()
+    assert "its memory is left to the system" in caplog.text
+
+
+def test_an_engine_that_cannot_be_built_leaves_nothing_mapped(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(EngineLoop, "warm_up", broken)
+    with pytest.raises(RuntimeError, match="no luck"):
+        metal_loop(folder, Substrate.SPARSE, Answers.empty())
+    assert device.substrates[0].ended
+
+
+def test_heads_that_the_kernels_do_not_know_are_refused_with_a_way_out(tiny_model: Path) -> None:
+    choice = SubstrateChoice(Substrate.SPARSE, ())
+    with pytest.raises(LayoutError, match=r"head_dim is 32, .* 64, 128, 256: .*--kv-backend posix"):
+        plan_engine(GPU, read_checkpoint(tiny_model), MACHINE, choice)
+
+
+def test_metal_computes_what_is_stored(folder: Path) -> None:
+    choice = SubstrateChoice(Substrate.SPARSE, ())
+    plan = plan_engine(GPU, read_checkpoint(folder), MACHINE, choice)
+    assert plan.arithmetic.arithmetic is Arithmetic.STORED
+    assert plan.memory.layout.group.page_bytes in (16384, 65536, 262144)
+
+
+def test_each_substrate_computes_where_its_memory_is() -> None:
+    assert engine.build.compute_device(Substrate.SPARSE) == mx.Device(mx.gpu)
+    assert engine.build.compute_device(Substrate.POSIX) == mx.Device(mx.cpu)

@@ -1,0 +1,156 @@
+"""What stands under K and V on a machine with a GPU, and on one without."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import substrate as engine_substrate
+from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.machine import machine_memory
+from engine.substrate import (
+    machine_substrate,
+    memory_for,
+    metal_device,
+    plan_for_this_machine,
+    why_no_metal,
+)
+from kvcache.canary import stamp
+from kvcache.canary.report import TrialReport
+from kvcache.choice import NO_DEVICE, NO_METAL, SubstrateError
+from kvcache.layout import LayoutError
+from kvcache.substrates import Substrate
+from tests.engines import CONFIG
+from tests.kvcache.metal_double import Device, install
+from tests.models import ModelSpec, write_model
+
+Tried = list[tuple[str, Substrate, int | None]]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Device:
+    """A machine with a GPU, whose user has no caches yet."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
+    """What a canary was sent into; SPARSE does not come back."""
+    seen: Tried = []
+
+    def trial(what: str, substrate: Substrate, page_bytes: int | None) -> TrialReport:
+        seen.append((what, substrate, page_bytes))
+        return TrialReport((), "it hung" if substrate is Substrate.SPARSE else "", 1.0)
+
+    monkeypatch.setattr(engine_substrate, "run_trial", trial)
+    return seen
+
+
+def page(_: Substrate) -> int:
+    return 16384
+
+
+def choose(asked: str, *, release_heaps: bool = False) -> Substrate:
+    return machine_substrate(asked, page, release_heaps=release_heaps).substrate
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
+def test_without_metal_the_cpu_serves_and_nothing_is_tried(tried: Tried) -> None:
+    assert metal_device() is None
+    assert why_no_metal(None) == NO_METAL
+    choice = machine_substrate("auto", page, release_heaps=True)
+    assert (choice.substrate, choice.reasons) == (Substrate.POSIX, (f"posix: {NO_METAL}",))
+    assert tried == []
+    assert memory_for(Substrate.POSIX).max_buffer_bytes is None
+    assert memory_for(Substrate.POSIX).total_bytes == machine_memory().total_bytes
+    with pytest.raises(SubstrateError, match="sparse is memory of a GPU: this build"):
+        choose("sparse")
+
+
+def test_a_build_with_metal_on_a_machine_without_a_device_serves_from_the_cpu(
+    device: Device, tried: Tried
+) -> None:
+    device.said.clear()
+    assert metal_device() is None
+    assert why_no_metal(None) == NO_DEVICE
+    assert choose("auto") is Substrate.POSIX
+    assert tried == []
+
+
+def test_the_canary_decides_with_the_pages_that_the_cache_will_have(
+    device: Device, tried: Tried
+) -> None:
+    choice = machine_substrate("auto", page, release_heaps=False)
+    assert choice.substrate is Substrate.PAGED
+    assert choice.reasons[0] == "not sparse on Metal: it hung"
+    assert [(what, substrate) for what, substrate, _ in tried] == [
+        ("substrate", Substrate.SPARSE),
+        ("substrate", Substrate.PAGED),
+    ]
+    assert {page_bytes for _, _, page_bytes in tried} == {16384}
+
+
+def test_what_the_device_lacks_is_not_tried(device: Device, tried: Tried) -> None:
+    device.said["missing_for_sparse"] = ["no queue", "no heaps"]
+    with pytest.raises(SubstrateError, match="does not work on this machine: no queue; no heaps"):
+        choose("sparse")
+    assert tried == []
+    assert choose("paged") is Substrate.PAGED
+
+
+def test_heaps_are_released_only_where_the_release_test_has_passed(
+    device: Device, tried: Tried
+) -> None:
+    with pytest.raises(SubstrateError, match=r"release test of paged on Metal has not .*--release"):
+        choose("paged", release_heaps=True)
+    stamp.write(Substrate.PAGED)
+    assert choose("paged", release_heaps=True) is Substrate.PAGED
+    assert choose("posix", release_heaps=True) is Substrate.POSIX
+
+
+def test_a_gpu_has_its_own_figures(device: Device) -> None:
+    memory = memory_for(Substrate.SPARSE)
+    assert memory.max_buffer_bytes == 1 << 30
+    assert memory.total_bytes == min(1 << 32, machine_memory().total_bytes)
+
+
+# --- the whole plan -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    spec = ModelSpec(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    return read_checkpoint(write_model(tmp_path / "model", spec))
+
+
+def test_a_plan_for_a_gpu_has_its_pages_and_its_budget(
+    device: Device, tried: Tried, checkpoint: Checkpoint
+) -> None:
+    config = replace(CONFIG, substrate="auto", page_bytes=None, kv_budget_bytes=None)
+    plan = plan_for_this_machine(config, checkpoint)
+    assert plan.substrate.substrate is Substrate.PAGED
+    # A row of two heads of 64 float32: 512 bytes.
+    assert plan.memory.layout.group.page_bytes == 16384
+    assert tried[0][2] == 16384
+    assert plan.memory.demand.machine_bytes <= 1 << 32
+    tried.clear()
+    plan = plan_for_this_machine(replace(config, page_bytes=262144), checkpoint)
+    assert plan.memory.layout.group.page_bytes == 262144
+    assert tried[0][2] == 262144
+
+
+def test_a_page_that_the_gpu_cannot_map_is_refused(
+    device: Device, tried: Tried, checkpoint: Checkpoint
+) -> None:
+    config = replace(CONFIG, substrate="paged", page_bytes=4096)
+    with pytest.raises(LayoutError, match="none that the device maps: 16384, 65536, 262144"):
+        plan_for_this_machine(config, checkpoint)
+
+
+def test_a_plan_for_a_cpu_is_as_it_was(tiny_model: Path) -> None:
+    plan = plan_for_this_machine(replace(CONFIG, substrate="dense"), read_checkpoint(tiny_model))
+    assert plan.substrate.substrate is Substrate.DENSE
+    assert plan.memory.layout.group.blocks_per_buffer == 1

@@ -1,0 +1,50 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvcache.canary import stamp
+from kvcache.canary.machine import this_machine
+from kvcache.substrates import Substrate
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_what_has_passed_is_remembered_for_its_substrate_alone(folder: Path) -> None:
+    assert not stamp.is_there(Substrate.SPARSE)
+    path = stamp.write(Substrate.SPARSE)
+    assert path.parent == folder / "quire"
+    assert stamp.is_there(Substrate.SPARSE)
+    assert not stamp.is_there(Substrate.PAGED)
+
+
+@pytest.mark.parametrize("changed", ["model", "processor", "system", "mlx"])
+def test_another_machine_system_or_mlx_must_pass_again(
+    changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp.write(Substrate.SPARSE)
+    other = replace(this_machine(), **{changed: "another"})
+    monkeypatch.setattr(stamp, "this_machine", lambda: other)
+    assert not stamp.is_there(Substrate.SPARSE)
+
+
+@pytest.mark.parametrize("contents", ["", "{}", "[", '{"passed": "something else"}'])
+def test_a_file_that_says_something_else_is_no_stamp(contents: str) -> None:
+    stamp.write(Substrate.SPARSE).write_text(contents)
+    assert not stamp.is_there(Substrate.SPARSE)
+
+
+def test_caches_lie_where_the_system_wants_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert stamp.cache_folder() == tmp_path / "home" / ".cache" / "quire"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert stamp.cache_folder() == tmp_path / "home" / "Library" / "Caches" / "quire"

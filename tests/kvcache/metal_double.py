@@ -1,0 +1,478 @@
+"""A Metal build of the extension, in plain Python, that knows what a paging mistake is.
+
+Blocks are arrays, operations compute at once with MLX's CPU operations, and tickets complete when
+they are issued, unless ``Device`` says otherwise. What a real device would answer with a panic or
+with wrong bytes is a MistakeError here.
+"""
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import metal_ext
+
+NO_MEMORY = OSError(errno.ENOMEM, "the device refuses")
+
+
+class MistakeError(AssertionError):
+    """What must never happen."""
+
+
+@dataclass
+class Device:
+    """The manners of the device, and everything that was made on it."""
+
+    said: dict[str, Any] = field(
+        default_factory=lambda: {
+            "name": "Double",
+            "families": ["apple9", "metal3", "metal4"],
+            "max_buffer_bytes": 1 << 30,
+            "recommended_working_set_bytes": 1 << 32,
+            "unified_memory": True,
+            "residency_sets": True,
+            "missing_for_sparse": [],
+            "missing_for_paged": [],
+            "missing_for_dense": [],
+        }
+    )
+    refuses: bool = False
+    """Heaps, ranges and mappings."""
+    silent: bool = False
+    """Nothing completes any more."""
+    failure: str = ""
+    mapper_failure: str = ""
+    substrates: list["Substrate"] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    """Of the operations that kernels do."""
+
+
+class Heap:
+    def __init__(self, geometry: "Geometry") -> None:
+        self.geometry = geometry
+        self.blocks: list[list[np.ndarray]] | None = None
+        self.commit()
+        self.places: dict[int, list[tuple[Range, int]]] = {}
+        """Where each block is mapped."""
+        self.written: dict[int, int] = {}
+        """By block, the epoch that wrote it last."""
+        self.sealed: set[int] = set()
+
+    def commit(self) -> None:
+        size = self.geometry.tokens_per_block
+        self.blocks = [
+            [np.full((size, row), 0xFF, np.uint8) for row in self.geometry.region_row_bytes]
+            for _ in range(self.geometry.blocks_per_heap)
+        ]
+
+    @property
+    def committed_bytes(self) -> int:
+        return 0 if self.blocks is None else self.geometry.heap_bytes
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What native_geometry is told."""
+
+    page_bytes: int
+    tokens_per_block: int
+    blocks_per_heap: int
+    blocks_per_range: int
+    region_row_bytes: list[int]
+
+    @property
+    def heap_bytes(self) -> int:
+        return sum(self.region_row_bytes) * self.tokens_per_block * self.blocks_per_heap
+
+
+@dataclass
+class Range:
+    mapped: dict[int, tuple[Heap, int, bool]] = field(default_factory=dict)
+    """By block: heap, block of the heap, writable."""
+
+    def rows(self, region: int, tokens: int, size: int) -> np.ndarray:
+        """``[tokens, row bytes]``."""
+        parts = []
+        for block in range(-(-tokens // size)):
+            heap, place, _ = self.mapped[block]
+            assert heap.blocks is not None
+            parts.append(heap.blocks[place][region])
+        return np.concatenate(parts)[:tokens]
+
+
+@dataclass(frozen=True)
+class Layer:
+    key_region: int
+    value_region: int
+    dtype: mx.Dtype
+
+
+@dataclass
+class Rows:
+    segments: list[tuple[Range, int, int]]
+    epoch: int
+    closed: bool = False
+
+    def places(self) -> list[tuple[Range, int]]:
+        return [
+            (its, position)
+            for its, start, count in self.segments
+            for position in range(start, start + count)
+        ]
+
+
+class Mapper:
+    """The one that the backend makes; ``Double`` gives it its device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._issued = 0
+        self._refused: set[int] = set()
+
+    def map(
+        self, its: Range, heap: Heap, heap_block: int, block: int, count: int, writable: bool
+    ) -> int:
+        ticket = self.next_ticket()
+        if self._device.refuses:
+            self._refused.add(ticket)
+            return ticket
+        if heap.blocks is None:
+            heap.commit()
+        assert heap.blocks is not None
+        substrate = self._device.substrates[-1]
+        for i in range(count):
+            place = heap.places.setdefault(heap_block + i, [])
+            if block + i in its.mapped:
+                raise MistakeError(f"block {block + i} is mapped twice")
+            if writable:
+                if place:
+                    raise MistakeError("a block becomes writable while it is mapped")
+                heap.sealed.discard(heap_block + i)
+                for array in heap.blocks[heap_block + i]:
+                    array[:] = 0
+            else:
+                if heap.written.get(heap_block + i, 0) > substrate.completed_epoch:
+                    raise MistakeError("a block is shared before its writer has completed")
+                heap.sealed.add(heap_block + i)
+            place.append((its, block + i))
+            its.mapped[block + i] = (heap, heap_block + i, writable)
+        return ticket
+
+    def unmap(self, its: Range, block: int, count: int) -> int:
+        substrate = self._device.substrates[-1]
+        if substrate.open_epochs:
+            raise MistakeError("unmapped while a step may use it")
+        for number in range(block, block + count):
+            heap, place, _ = its.mapped.pop(number)
+            heap.places[place].remove((its, number))
+        return self.next_ticket()
+
+    def release(self, heap: Heap, block: int, count: int) -> int:
+        if count != heap.geometry.blocks_per_heap or any(heap.places.values()):
+            raise MistakeError("a heap is released while it is mapped, or in part")
+        heap.blocks = None
+        return self.next_ticket()
+
+    def next_ticket(self) -> int:
+        self._issued += 1
+        return self._issued
+
+    def refused(self, ticket: int) -> bool:
+        if ticket in self._refused:
+            self._refused.remove(ticket)
+            return True
+        return False
+
+    @property
+    def completed(self) -> int:
+        return 0 if self._device.silent else self._issued
+
+    @property
+    def failure(self) -> str:
+        return self._device.mapper_failure
+
+    def wait(self, ticket: int, timeout_s: float) -> bool:
+        return ticket <= self.completed
+
+
+class Substrate:
+    def __init__(
+        self,
+        device: Device,
+        kind: str,
+        geometry: Geometry,
+        max_ranges: int,
+        timeout_s: float,
+    ) -> None:
+        self.kind, self.geometry, self.max_ranges = kind, geometry, max_ranges
+        self.timeout_s = timeout_s
+        self.ranges: list[Range] = []
+        self.heaps: list[Heap] = []
+        self.open_epochs: set[int] = set()
+        self.completed_epoch = 0
+        self.ended = False
+        self._device = device
+        device.substrates.append(self)
+
+    @property
+    def failure(self) -> str:
+        return self._device.failure
+
+    def new_heap(self) -> Heap:
+        if self._device.refuses:
+            raise NO_MEMORY
+        self.heaps.append(Heap(self.geometry))
+        return self.heaps[-1]
+
+    def new_range(self) -> Range:
+        if self._device.refuses or len(self.ranges) == self.max_ranges:
+            raise NO_MEMORY
+        self.ranges.append(Range())
+        return self.ranges[-1]
+
+    def rows(self, segments: list[tuple[Range, int, int]]) -> Rows:
+        if self.ended:
+            raise MistakeError("used after its end")
+        size = self.geometry.tokens_per_block
+        for its, start, count in segments:
+            for block in range(-(-(start + count) // size)):
+                if block not in its.mapped:
+                    raise IndexError("a segment of rows without memory")
+            for block in range(start // size, -(-(start + count) // size)):
+                if not its.mapped[block][2]:
+                    raise RuntimeError("a step would write a sealed block")
+        epoch = self.completed_epoch + len(self.open_epochs) + 1
+        self.open_epochs.add(epoch)
+        return Rows(segments, epoch)
+
+    def close(self, rows: Rows) -> None:
+        rows.closed = True
+        self.open_epochs.discard(rows.epoch)
+        self.completed_epoch = max(self.completed_epoch, rows.epoch)
+
+    def abandon(self, rows: Rows) -> None:
+        self._device.calls.append("abandon")
+        self.close(rows)
+
+    def copy_block(
+        self,
+        mapper: Mapper,
+        source: Range,
+        source_block: int,
+        target: Range,
+        target_block: int,
+        tokens: int,
+        counter: "CopyCounter",
+    ) -> int:
+        from_heap, from_place, _ = source.mapped[source_block]
+        to_heap, to_place, writable = target.mapped[target_block]
+        if not writable:
+            raise IndexError("the target is read-only")
+        assert from_heap.blocks is not None
+        assert to_heap.blocks is not None
+        for region, array in enumerate(from_heap.blocks[from_place]):
+            to_heap.blocks[to_place][region][:tokens] = array[:tokens]
+            counter.bytes += array[:tokens].nbytes
+        return mapper.next_ticket()
+
+    def shutdown(self) -> bool:
+        self.ended = True
+        return not self._device.silent and not self.open_epochs
+
+
+@dataclass
+class CopyCounter:
+    bytes: int = 0
+
+
+# --- the operations -------------------------------------------------------------------------------
+
+
+class Operations:
+    """What kernels do, and the classes, by the names that the extension gives them."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def make_mapper(self) -> Mapper:
+        return Mapper(self.device)
+
+    def make_substrate(
+        self, kind: str, geometry: Geometry, max_ranges: int, timeout_s: float = 30.0
+    ) -> Substrate:
+        missing = self.device.said[f"missing_for_{kind}"]
+        if missing:
+            raise RuntimeError("; ".join(missing))
+        return Substrate(self.device, kind, geometry, max_ranges, timeout_s)
+
+    def capabilities(self) -> dict[str, Any]:
+        return self.device.said
+
+    def append(
+        self,
+        token: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        rows: Rows,
+        layer: Layer,
+        substrate: Substrate,
+    ) -> mx.array:
+        self.device.calls.append("append")
+        self._write(rows, layer, keys, values, substrate)
+        return mx.zeros((1,))
+
+    def project_append(
+        self,
+        token: mx.array,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        q_weight: mx.array,
+        k_weight: mx.array,
+        eps: float,
+        rope_base: float,
+        rope_scale: float,
+        rows: Rows,
+        layer: Layer,
+        substrate: Substrate,
+    ) -> tuple[mx.array, mx.array]:
+        self.device.calls.append("project_append")
+        assert queries.dtype == keys.dtype == values.dtype == q_weight.dtype == k_weight.dtype
+        positions = mx.array([position for _, position in rows.places()])
+
+        def turned(x: mx.array, weight: mx.array) -> mx.array:
+            normed = mx.fast.rms_norm(x, weight, eps)[:, :, None]
+            return mx.fast.rope(
+                normed,
+                x.shape[-1],
+                traditional=False,
+                base=rope_base,
+                scale=rope_scale,
+                offset=positions,
+            ).squeeze(2)
+
+        self._write(rows, layer, turned(keys, k_weight), values, substrate)
+        return mx.zeros((1,)), turned(queries, q_weight)
+
+    def decode_attention(
+        self,
+        token: mx.array,
+        queries: mx.array,
+        rows: Rows,
+        first_row: int,
+        layer: Layer,
+        kv_heads: int,
+        scale: float,
+        substrate: Substrate,
+    ) -> mx.array:
+        self.device.calls.append("decode_attention")
+        out = []
+        for row, (its, position) in enumerate(rows.places()[first_row:][: len(queries)]):
+            keys, values = (
+                self._read(its, region, position + 1, kv_heads, queries.shape[-1], layer, substrate)
+                .transpose(1, 0, 2)[None]
+                .astype(mx.float32)
+                for region in (layer.key_region, layer.value_region)
+            )
+            query = queries[row][None, :, None].astype(mx.float32)
+            attended = mx.fast.scaled_dot_product_attention(query, keys, values, scale=scale)
+            out.append(attended[0, :, 0].astype(queries.dtype))
+        return mx.stack(out)
+
+    def region_view(
+        self,
+        token: mx.array,
+        its: Range,
+        region: int,
+        tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: mx.Dtype,
+        substrate: Substrate,
+    ) -> mx.array:
+        if substrate.kind == "paged":
+            raise ValueError("rows of a paged range lie in no one array")
+        self.device.calls.append("region_view")
+        layer = Layer(region, region, dtype)
+        return self._read(its, region, tokens, kv_heads, head_dim, layer, substrate)
+
+    def gather(
+        self,
+        token: mx.array,
+        rows: Rows,
+        segment: int,
+        tokens: int,
+        layer: Layer,
+        kv_heads: int,
+        head_dim: int,
+        substrate: Substrate,
+    ) -> tuple[mx.array, mx.array]:
+        self.device.calls.append("gather")
+        its = rows.segments[segment][0]
+        keys, values = (
+            self._read(its, region, tokens, kv_heads, head_dim, layer, substrate)
+            for region in (layer.key_region, layer.value_region)
+        )
+        return keys, values
+
+    def step_end(self, arrays: list[mx.array], rows: Rows, substrate: Substrate) -> mx.array:
+        if rows.closed:
+            raise RuntimeError("the rows' epoch has been closed already")
+        mx.eval(arrays)
+        substrate.close(rows)
+        return mx.zeros((1,))
+
+    def _write(
+        self, rows: Rows, layer: Layer, keys: mx.array, values: mx.array, substrate: Substrate
+    ) -> None:
+        size = substrate.geometry.tokens_per_block
+        for array, region in ((keys, layer.key_region), (values, layer.value_region)):
+            kept = np.array(array.astype(layer.dtype).view(mx.uint8)).reshape(len(array), -1)
+            for row, (its, position) in enumerate(rows.places()):
+                heap, place, _ = its.mapped[position // size]
+                if place in heap.sealed:
+                    raise MistakeError("a sealed block is written")
+                assert heap.blocks is not None
+                heap.blocks[place][region][position % size] = kept[row]
+                heap.written[place] = rows.epoch
+
+    @staticmethod
+    def _read(
+        its: Range,
+        region: int,
+        tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        layer: Layer,
+        substrate: Substrate,
+    ) -> mx.array:
+        rows = its.rows(region, tokens, substrate.geometry.tokens_per_block)
+        return mx.array(rows).view(layer.dtype).reshape(tokens, kv_heads, head_dim)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Makes ``metal_ext`` a Metal build for one test."""
+    device = Device()
+    operations = Operations(device)
+    names: dict[str, Callable[..., Any] | Any] = {
+        "HAS_METAL": True,
+        "Geometry": Geometry,
+        "Layer": Layer,
+        "Mapper": operations.make_mapper,
+        "CopyCounter": CopyCounter,
+        "MetalSubstrate": operations.make_substrate,
+        "metal_capabilities": operations.capabilities,
+        "append": operations.append,
+        "project_append": operations.project_append,
+        "decode_attention": operations.decode_attention,
+        "region_view": operations.region_view,
+        "gather": operations.gather,
+        "step_end": operations.step_end,
+    }
+    for name, value in names.items():
+        monkeypatch.setattr(metal_ext, name, value, raising=False)
+    return device

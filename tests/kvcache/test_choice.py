@@ -1,0 +1,87 @@
+"""The first substrate of the GPU that works; else the CPU's; or the one that was asked for."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvcache.choice import SubstrateError, choose_substrate
+from kvcache.substrates import Substrate
+
+NOWHERE = "this machine has no Metal device"
+
+
+def broken(*substrates: Substrate) -> Callable[[Substrate], str]:
+    """A trial that these do not pass."""
+    return lambda substrate: f"{substrate.name} is broken" if substrate in substrates else ""
+
+
+def never(substrate: Substrate) -> str:
+    raise AssertionError(f"{substrate} is tried")
+
+
+@pytest.mark.parametrize(
+    ("faults", "chosen"),
+    [
+        ((), Substrate.SPARSE),
+        ((Substrate.SPARSE,), Substrate.PAGED),
+        ((Substrate.SPARSE, Substrate.PAGED), Substrate.METAL_DENSE),
+        ((Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE), Substrate.POSIX),
+    ],
+)
+def test_the_first_one_that_passes_serves_and_the_others_are_explained(
+    faults: tuple[Substrate, ...], chosen: Substrate
+) -> None:
+    choice = choose_substrate("auto", no_metal="", trial=broken(*faults))
+    assert choice.substrate is chosen
+    assert len(choice.reasons) == len(faults) + 1
+    for fault, reason in zip(faults, choice.reasons, strict=False):
+        assert reason == f"not {fault}: {fault.name} is broken"
+    assert choice.reasons[-1].startswith(f"{chosen}: ")
+
+
+def test_without_metal_nothing_is_tried() -> None:
+    choice = choose_substrate("auto", no_metal=NOWHERE, trial=never)
+    assert choice.substrate is Substrate.POSIX
+    assert choice.reasons == (f"posix: {NOWHERE}",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "no_metal", "chosen"),
+    [
+        ("posix", "", Substrate.POSIX),
+        ("posix", NOWHERE, Substrate.POSIX),
+        ("dense", NOWHERE, Substrate.DENSE),
+        ("dense", "", Substrate.METAL_DENSE),
+        ("sparse", "", Substrate.SPARSE),
+        ("paged", "", Substrate.PAGED),
+    ],
+)
+def test_what_is_asked_for_serves_on_the_gpu_where_there_is_one(
+    asked: str, no_metal: str, chosen: Substrate
+) -> None:
+    choice = choose_substrate(asked, no_metal=no_metal, trial=broken())
+    assert choice.substrate is chosen
+    assert choice.reasons == (f"{chosen}: as configured",)
+
+
+def test_substrates_of_a_cpu_are_not_tried() -> None:
+    assert choose_substrate("posix", no_metal="", trial=never).substrate is Substrate.POSIX
+
+
+@pytest.mark.parametrize(
+    ("asked", "no_metal", "message"),
+    [
+        ("sparse", NOWHERE, "sparse is memory of a GPU: this machine has no Metal device"),
+        ("sparse", "", "sparse on Metal does not work on this machine: SPARSE is broken"),
+        ("dense", "", "dense on Metal does not work on this machine: METAL_DENSE is broken"),
+        ("papyrus", "", "no substrate 'papyrus'; there are auto, sparse, paged, dense, posix"),
+    ],
+)
+def test_what_this_machine_lacks_is_refused_by_name(
+    asked: str, no_metal: str, message: str
+) -> None:
+    trial = broken(Substrate.SPARSE, Substrate.METAL_DENSE)
+    with pytest.raises(SubstrateError) as caught:
+        choose_substrate(asked, no_metal=no_metal, trial=trial)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

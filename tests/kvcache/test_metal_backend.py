@@ -1,0 +1,335 @@
+"""The Metal backend and the views over it, on a device of plain Python."""
+
+import itertools
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kvcache.backend import BackendFailedError, Charge, NormAndRope, PageBackend, Releases, Segment
+from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
+from kvcache.manager import KVCacheManager
+from kvcache.metal_backend import metal_backend
+from kvcache.views import layer_regions
+from tests.kvcache.managers import join, manager
+from tests.kvcache.metal_double import Device, install
+
+KINDS = ("sparse", "paged", "dense")
+SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=64, itemsize=2)
+TOKENS = 64  # of a block: 16 KiB pages
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A Metal device for the test."""
+    return install(monkeypatch)
+
+
+def layout(kind: str) -> KVLayout:
+    if kind == "dense":
+        return dense_layout(SHAPE, max_tokens=256, system_page_bytes=16384)
+    return paged_layout(
+        SHAPE, max_tokens=256, heap_bytes=4 * 4 * 16384, system_page_bytes=16384, page_bytes=16384
+    )
+
+
+def ready(kind: str = "sparse", *, release_heaps: bool = False) -> PageBackend:
+    backend = metal_backend(kind, layout(kind).group, max_buffers=3, release_heaps=release_heaps)
+    assert backend.add_heap()
+    assert backend.add_buffer()
+    return backend
+
+
+def write(backend: PageBackend, buffer: int, number: float, count: int = 3) -> None:
+    """Puts that number into the first rows of a buffer, in all regions."""
+    rows = backend.rows([Segment(buffer, 0, count)])
+    values = mx.full((count, SHAPE.kv_heads, SHAPE.head_dim), number)
+    layers = layer_regions(layout(backend.name))
+    mx.eval(rows.end([rows.append(mx.zeros((1,)), layer, values, values) for layer in layers]))
+
+
+def first_rows(backend: PageBackend, buffer: int, tokens: int, layer: int, kind: str) -> Any:
+    rows = backend.rows([Segment(buffer, tokens - 1, 1)])
+    regions = layer_regions(layout(backend.name))[layer]
+    found = rows.region(mx.zeros((1,)), regions, kind, 0)
+    mx.eval(rows.end([found]))
+    return np.array(found.astype(mx.float32))
+
+
+# --- what a backend promises --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_metal_backend_says_what_it_is(device: Device, kind: str) -> None:
+    backend = ready(kind)
+    assert backend.name == kind
+    assert backend.shares_blocks == (kind != "dense")
+    assert backend.releases is Releases.NOTHING
+    assert backend.charge is (Charge.ALL if kind == "dense" else Charge.HEAPS)
+    assert backend.zeroes_blocks
+    assert (backend.mapping_limit, backend.heap_limit) == (None, None)
+    may = Releases.NOTHING if kind == "dense" else Releases.IDLE
+    assert ready(kind, release_heaps=True).releases is may
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_read_back_in_every_region(device: Device, kind: str) -> None:
+    backend = ready(kind)
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    write(backend, 0, 5.0)
+    for layer, name in itertools.product(range(2), ("keys", "values")):
+        assert (first_rows(backend, 0, 3, layer, name) == 5.0).all()
+    reader = "gather" if kind == "paged" else "region_view"
+    assert reader in device.calls
+
+
+def test_a_block_can_be_read_in_many_buffers_and_written_in_one(device: Device) -> None:
+    backend = ready()
+    assert backend.add_buffer()
+    assert backend.map(0, 0, 0, 3, 1, writable=True)
+    write(backend, 0, 5.0, TOKENS)
+    assert backend.map(1, 0, 0, 3, 1, writable=False)
+    assert backend.map(1, 1, 0, 2, 1, writable=True)
+    assert (first_rows(backend, 1, TOKENS + 1, 1, "values")[:TOKENS] == 5.0).all()
+    with pytest.raises(RuntimeError, match="would write a sealed block"):
+        write(backend, 1, 6.0)
+
+
+def test_a_block_is_copied_on_the_mappers_thread_and_counted(device: Device) -> None:
+    backend = ready()
+    assert backend.add_buffer()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    assert backend.map(1, 0, 0, 1, 1, writable=True)
+    write(backend, 0, 7.0)
+    backend.copy_block(0, 0, 1, 0, tokens=3)
+    assert (first_rows(backend, 1, 3, 1, "values") == 7.0).all()
+    assert backend.copied_bytes == 3 * SHAPE.bytes_per_token
+
+
+def test_a_block_that_is_mapped_again_holds_zeros(device: Device) -> None:
+    backend = ready()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    write(backend, 0, 7.0)
+    assert backend.wait(backend.unmap(0, 0, 1), WAIT_S)
+    ticket = backend.map_ahead(0, 0, 0, 0, 1)
+    assert backend.wait(ticket, WAIT_S)
+    assert not backend.refused(ticket)
+    assert (first_rows(backend, 0, 3, 0, "keys") == 0.0).all()
+
+
+def test_a_heap_is_charged_in_full_from_when_it_is_made_and_kept(device: Device) -> None:
+    backend = ready()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    assert backend.committed_bytes() == layout("sparse").group.heap_bytes
+    assert backend.wait(backend.unmap(0, 0, 1), WAIT_S)
+    with pytest.raises(AssertionError, match="heaps are kept"):
+        backend.release(0, 0, 4)
+
+
+def test_an_arena_is_charged_in_full_from_the_start(device: Device) -> None:
+    backend = metal_backend("dense", layout("dense").group, max_buffers=3, release_heaps=True)
+    assert backend.committed_bytes() == 3 * layout("dense").group.heap_bytes
+    its = layout("dense")
+    kv = manager(its, backend, budget_bytes=3 * its.group.heap_bytes)
+    kv.check_invariants()
+    stats = kv.stats()
+    assert (stats.num_heaps, stats.kept_heaps) == (3, 3)
+    assert stats.free_slack_bytes == stats.capacity_bytes == stats.committed_bytes
+
+
+def test_a_heap_is_released_where_the_machine_may(device: Device) -> None:
+    backend = ready(release_heaps=True)
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    assert backend.wait(backend.unmap(0, 0, 1), WAIT_S)
+    assert backend.wait(backend.release(0, 0, 4), WAIT_S)
+    assert backend.committed_bytes() == 0
+
+
+# --- weather and failure ------------------------------------------------------------------------
+
+
+def test_what_the_device_refuses_is_weather(device: Device) -> None:
+    backend = ready()
+    device.refuses = True
+    assert not backend.add_heap()
+    assert not backend.add_buffer()
+    assert not backend.map(0, 0, 0, 0, 1, writable=True)
+    ticket = backend.map_ahead(0, 0, 0, 0, 1)
+    assert backend.refused(ticket)
+    device.refuses = False
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+
+
+def test_no_more_buffers_are_made_than_were_planned(device: Device) -> None:
+    backend = ready()
+    assert backend.add_buffer()
+    assert backend.add_buffer()
+    assert not backend.add_buffer()
+
+
+@pytest.mark.parametrize("fault", ["failure", "mapper_failure"])
+def test_a_device_or_a_mapper_that_failed_ends_the_engine(device: Device, fault: str) -> None:
+    backend = ready()
+    setattr(device, fault, "no answer")
+    with pytest.raises(BackendFailedError, match="no answer"):
+        backend.completed_ticket()
+    with pytest.raises(BackendFailedError, match="no answer"):
+        backend.map(0, 0, 0, 0, 1, writable=True)
+
+
+def test_a_mapping_that_never_completes_is_a_failure_and_not_a_mapping(device: Device) -> None:
+    backend = ready()
+    device.silent = True
+    with pytest.raises(BackendFailedError, match="mapping took over 30 s"):
+        backend.map(0, 0, 0, 0, 1, writable=True)
+
+
+def test_a_device_that_lacks_something_is_refused_by_name(device: Device) -> None:
+    device.said["missing_for_sparse"] = ["the device makes no Metal 4 command queue"]
+    with pytest.raises(RuntimeError, match="no Metal 4 command queue"):
+        ready()
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def test_the_end_waits_for_the_mapper_and_then_ends_the_substrate(device: Device) -> None:
+    backend = ready()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    assert backend.shut_down()
+    assert device.substrates[0].ended
+
+
+def test_a_mapper_that_does_not_answer_leaves_the_substrate_alone(device: Device) -> None:
+    backend = ready()
+    backend.map_ahead(0, 0, 0, 0, 1)
+    device.silent = True
+    assert not backend.shut_down()
+    assert not device.substrates[0].ended
+
+
+def test_a_step_that_was_never_ended_is_no_ordered_end(device: Device) -> None:
+    backend = ready()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    rows = backend.rows([Segment(0, 0, 1)])
+    assert not backend.shut_down()
+    rows.abandon()
+    assert backend.shut_down()
+
+
+def test_a_gpu_that_failed_is_not_asked_any_more(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("command buffer execution failed")
+
+    backend = ready()
+    monkeypatch.setattr(mx, "synchronize", fail)
+    assert not backend.shut_down()
+    assert not device.substrates[0].ended
+
+
+# --- the views ----------------------------------------------------------------------------------
+
+
+def cache(kind: str) -> KVCacheManager:
+    its = layout(kind)
+    backend = metal_backend(kind, its.group, max_buffers=8, release_heaps=False)
+    return manager(its, backend, budget_bytes=8 * its.group.heap_bytes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_rows_and_chunks_see_exactly_their_own_past(device: Device, kind: str) -> None:
+    kv = cache(kind)
+    rng = np.random.default_rng(3)
+    past: dict[int, list[mx.array]] = {1: [], 2: []}
+    assert join(kv, 1, 100)
+    assert join(kv, 2, 100)
+    for plan in ([(1, 0, 9)], [(1, 9, 1), (2, 0, 30)], [(1, 10, 1), (2, 30, 1)], [(2, 31, 40)]):
+        for seq, start, count in plan:
+            assert kv.reserve(seq, start + count)
+        views = kv.views(plan)
+        rows = sum(count for _, _, count in plan)
+        queries, keys, values = (
+            mx.array(rng.normal(size=(rows, heads, 64))).astype(mx.bfloat16) for heads in (4, 2, 2)
+        )
+        first = 0
+        for seq, _, count in plan:
+            past[seq].append(mx.stack([keys, values])[:, first : first + count])
+            first += count
+        views.append(1, keys, values)
+        got = views.attend(1, queries, 0.125)
+        mx.eval(views.step_end([got]))
+        assert got.dtype == mx.bfloat16
+        first = 0
+        for seq, _, count in plan:
+            all_keys, all_values = mx.concatenate(past[seq], axis=1)
+            want = mx.fast.scaled_dot_product_attention(
+                queries[first : first + count].transpose(1, 0, 2)[None].astype(mx.float32),
+                all_keys.transpose(1, 0, 2)[None].astype(mx.float32),
+                all_values.transpose(1, 0, 2)[None].astype(mx.float32),
+                scale=0.125,
+                mask="causal",
+            )[0].transpose(1, 0, 2)
+            assert mx.allclose(got[first : first + count], want, atol=0.02).item()
+            first += count
+        for seq, _, count in plan:
+            kv.commit(seq, [0] * count)
+        kv.step_completed(views.epoch)
+        kv.check_invariants()
+    assert {"append", "decode_attention"} < set(device.calls)
+
+
+def test_norm_rope_and_append_are_one_operation(device: Device) -> None:
+    kv = cache("sparse")
+    assert join(kv, 1, 10)
+    assert kv.reserve(1, 4)
+    views = kv.views([(1, 0, 4)])
+    assert views.fuses_projection
+    keys, queries = mx.random.normal((4, 2, 64)), mx.random.normal((4, 4, 64))
+    weight = mx.full((64,), 2.0)
+    how = NormAndRope(weight, weight, eps=1e-6, rope_base=1e4, rope_scale=1.0)
+    turned = views.project(0, queries, keys, keys, how)
+    mx.eval(views.step_end([turned]))
+    assert turned.shape == queries.shape
+    normed = mx.fast.rms_norm(queries[:1], weight, 1e-6)
+    assert mx.allclose(turned[:1], normed).item(), "the angle of position 0 is 0"
+    assert not mx.allclose(turned[1:2], mx.fast.rms_norm(queries[1:2], weight, 1e-6)).item()
+    assert device.calls == ["project_append"]
+
+
+def test_a_wide_head_keeps_no_scores(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    attention = mx.fast.scaled_dot_product_attention
+
+    def noted(*arrays: mx.array, force_fused: bool = False, **how: Any) -> mx.array:
+        asked.append(force_fused)
+        return attention(*arrays, **how)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    for head_dim, count in ((256, 9), (256, 8), (128, 9)):
+        shape = KVShape(1, 1, head_dim, 2)
+        its = paged_layout(
+            shape, max_tokens=64, heap_bytes=65536, system_page_bytes=16384, page_bytes=16384
+        )
+        backend = metal_backend("sparse", its.group, max_buffers=1, release_heaps=False)
+        assert backend.add_heap()
+        assert backend.add_buffer()
+        assert backend.map(0, 0, 0, 0, 1, writable=True)
+        rows, (layer,) = backend.rows([Segment(0, 0, count)]), layer_regions(its)
+        queries = mx.ones((count, 2, head_dim))
+        rows.chunk_attention(mx.zeros((1,)), layer, queries, 0, 1.0)
+    assert asked == [True, False, False]
+
+
+def test_a_step_that_failed_is_given_up_on_the_device(device: Device) -> None:
+    kv = cache("sparse")
+    assert join(kv, 1, 10)
+    assert kv.reserve(1, 4)
+    views = kv.views([(1, 0, 4)])
+    views.give_up()
+    assert device.calls == ["abandon"]
+    assert not device.substrates[0].open_epochs

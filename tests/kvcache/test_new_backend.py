@@ -1,0 +1,43 @@
+import pytest
+
+import metal_ext
+from kvcache.backend import Releases
+from kvcache.layout import KVShape, dense_layout, paged_layout
+from kvcache.new_backend import new_backend
+from kvcache.substrates import Substrate
+from tests.kvcache.metal_double import install
+
+SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=2)
+PAGED = paged_layout(
+    SHAPE, max_tokens=128, heap_bytes=65536, system_page_bytes=16384, page_bytes=16384
+).group
+DENSE = dense_layout(SHAPE, max_tokens=128, system_page_bytes=16384).group
+
+
+@pytest.mark.parametrize("substrate", list(Substrate))
+def test_every_substrate_gets_what_does_its_work(
+    monkeypatch: pytest.MonkeyPatch, substrate: Substrate
+) -> None:
+    workers = metal_ext.CpuWorkers(1)
+    if substrate.on_gpu:
+        device = install(monkeypatch)
+    backend = new_backend(
+        substrate,
+        DENSE if substrate.is_dense else PAGED,
+        max_sequences=4,
+        release_heaps=True,
+        workers=None if substrate.on_gpu else workers,
+    )
+    assert backend.name == substrate.setting
+    assert backend.shares_blocks != substrate.is_dense
+    kept = backend.releases is Releases.NOTHING
+    assert kept == (substrate is Substrate.METAL_DENSE)
+    if substrate.on_gpu:
+        # A buffer that is given back need not be unmapped before the next sequence joins.
+        (made,) = device.substrates
+        assert made.max_ranges == (4 if substrate.is_dense else 8)
+
+
+def test_a_cpu_without_workers_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="workers"):
+        new_backend(Substrate.POSIX, PAGED, max_sequences=1, release_heaps=False, workers=None)

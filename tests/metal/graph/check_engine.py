@@ -1,0 +1,100 @@
+"""The whole engine on each kind of substrate: the tokens that it says on the CPU's own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.build import build_engine, plan_engine
+from engine.checkpoint import read_checkpoint
+from engine.machine import MachineMemory
+from engine.types import Request, SamplingParams
+from kvcache.choice import SubstrateChoice
+from kvcache.substrates import Substrate
+from tests.engines import CONFIG, Answers
+from tests.metal.graph import _standin
+from tests.metal.graph.stage import take_mistakes
+from tests.models import ModelSpec, write_model
+
+SPEC = ModelSpec(
+    num_hidden_layers=3,
+    hidden_size=128,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=64,
+    intermediate_size=256,
+    vocab_size=512,
+)
+MIB = 1 << 20
+ROOMY, TIGHT = 64 * MIB, 2 * MIB
+CONFIGURED = replace(
+    CONFIG,
+    page_bytes=None,
+    heap_bytes=MIB,
+    max_model_len=512,
+    max_num_batched_tokens=128,
+    step_time_target_ms=1e6,
+    prefix_keep_s=1000.0,
+)
+COMMON, NEW_TOKENS, FORKED = 200, 40, 3
+LENGTHS = (1, 31, 32, 33, 100, 250)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("engine"), SPEC, seed=5)
+
+
+def said(
+    folder: Path, substrate: Substrate, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[int, list[int]], int, int]:
+    """What an engine says to prompts of which half begin alike; how many tokens it found computed,
+    and how often it ran out of memory."""
+    monkeypatch.setattr("engine.build.compute_device", lambda _: mx.Device(mx.cpu))
+    rng = np.random.default_rng(1)
+    common = rng.integers(0, SPEC.vocab_size, COMMON).tolist()
+    config = replace(CONFIGURED, substrate=substrate.setting, kv_budget_bytes=budget)
+    machine = MachineMemory(8 << 30, 4 << 30, 1 << 30)
+    choice = SubstrateChoice(substrate, ("as the check wants it",))
+    plan = plan_engine(config, read_checkpoint(folder), machine, choice)
+    answers = Answers.empty()
+    loop = build_engine(plan, config, lambda *_: None, answers)
+    for number, length in enumerate(LENGTHS):
+        own = rng.integers(0, SPEC.vocab_size, length).tolist()
+        prompt = tuple([*common, *own] if number % 2 else own)
+        greedy = SamplingParams(NEW_TOKENS, temperature=0.0)
+        loop.mailbox.put(Request(number, prompt, greedy))
+        if number == FORKED:
+            loop.mailbox.put(Request(number + 100, prompt, greedy, fork_of=number))
+    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+        pass
+    counters = loop._scheduler.counters
+    found, preempted = counters.cached_prompt_tokens, counters.preemptions
+    loop.close()
+    return answers.tokens, found, preempted
+
+
+@pytest.mark.parametrize("budget", [ROOMY, TIGHT])
+@pytest.mark.parametrize("kind", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
+def test_greedy_answers_are_those_of_the_cpu(
+    folder: Path,
+    kind: Substrate,
+    budget: int,
+    monkeypatch: pytest.MonkeyPatch,
+    report: list[str],
+) -> None:
+    right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch)
+    before = _standin.counts()
+    tokens, found, preempted = said(folder, kind, budget, monkeypatch)
+    assert tokens == right
+    forked = COMMON + LENGTHS[FORKED]  # which a fork shares, or has copied
+    assert (found > forked) == (not kind.is_dense)
+    assert take_mistakes() == []
+    done = {name: count - before[name] for name, count in _standin.counts().items()}
+    report.append(
+        f"engine, {kind}, {budget // MIB} MiB: {sum(map(len, tokens.values()))} tokens as on the "
+        f"CPU, {found} found computed, {preempted} preempted; {done['commands']} commands, "
+        f"{done['encoders']} encoders, {done['barriers']} barriers, {done['waits']} fences"
+    )

@@ -1,0 +1,90 @@
+// What tests ask of the stand-ins, from Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/set.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fake/machine.h"
+#include "mlx/array.h"
+#include "mlx/device.h"
+#include "mlx/primitives.h"
+#include "mlx_model.h"
+#include "recorder.h"
+
+namespace nb = nanobind;
+namespace mx = mlx::core;
+using namespace nb::literals;
+
+namespace quire::graph {
+namespace {
+
+// The result of an operation of MLX's own, with what that operation read: for the model it is one
+// command.
+class Observed final : public mx::Primitive {
+ public:
+  Observed() : Primitive(mx::default_stream(mx::default_device())) {}
+  const char* name() const override { return "observed"; }
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    out[0].copy_shared_buffer(in[0]);
+    encode_foreign(stream(), {in.begin() + 1, in.end()}, out[0]);
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::logic_error("there is no GPU here");
+  }
+};
+
+mx::array observed(const mx::array& result, std::vector<mx::array> reads) {
+  reads.insert(reads.begin(), result);
+  return mx::array(result.shape(), result.dtype(), std::make_shared<Observed>(), std::move(reads));
+}
+
+void start(uint64_t seed, const std::set<std::string>& lacks) {
+  fake::Options options;
+  options.seed = seed;
+  options.background = true;
+  options.lacks = lacks;
+  new fake::Machine(options);  // for the life of the process
+  Recorder::instance().seed(seed);
+}
+
+std::vector<std::string> take_mistakes() {
+  std::vector<std::string> all = Recorder::instance().take_mistakes();
+  for (const std::string& mistake : fake::Machine::current().take_errors()) {
+    all.push_back(mistake);
+  }
+  return all;
+}
+
+std::map<std::string, uint64_t> counts() {
+  const Counts& c = Recorder::instance().counts;
+  return {{"operations", c.operations}, {"commands", c.commands},
+          {"encoders", c.encoders},     {"command_buffers", c.command_buffers},
+          {"barriers", c.barriers},     {"waits", c.waits}};
+}
+
+}  // namespace
+}  // namespace quire::graph
+
+NB_MODULE(_standin, m) {
+  using quire::graph::Recorder;
+  nb::module_::import_("mlx.core");
+  m.def("start", &quire::graph::start, "seed"_a, "lacks"_a = std::set<std::string>{});
+  m.def("seed", [](uint64_t seed) { Recorder::instance().seed(seed); }, "seed"_a);
+  m.def("observed", &quire::graph::observed, "result"_a, "reads"_a);
+  m.def("hand_over", [] { Recorder::instance().hand_over(); });
+  m.def("settle", [] { Recorder::instance().settle(); });
+  m.def("take_mistakes", &quire::graph::take_mistakes);
+  m.def("counts", &quire::graph::counts);
+  m.def("calls", [](const std::string& operation) {
+    return Recorder::instance().calls(operation); }, "operation"_a);
+  m.def("plant", [](const std::string& operation, const std::string& call,
+                    const std::set<size_t>& which, const std::string& how) {
+    Recorder::instance().plant({operation, call, which, how});
+  }, "operation"_a, "call"_a = "", "which"_a = std::set<size_t>{}, "how"_a = "");
+}

@@ -1,0 +1,22 @@
+// In the place of csrc/ops/metal/on_device.cpp: the fake device, MLX's CPU streams, and buffers as
+// MLX's CPU allocator has them.
+#include "ops/metal/on_device.h"
+
+#include "mlx/backend/metal/device.h"
+#include "recorder.h"
+
+namespace quire::ops {
+
+MTL::Device* mlx_device() { return mx::metal::device(mx::Device::gpu).mtl_device(); }
+
+// Every operation asks this first.
+void require_device_stream(const mx::Stream&, const char* operation) {
+  graph::Recorder::instance().begin(operation);
+}
+
+// An array's memory begins behind eight bytes for its size. Nobody asks for the size of a view.
+mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer) {
+  return mx::allocator::Buffer(reinterpret_cast<void*>(buffer->gpuAddress() - sizeof(size_t)));
+}
+
+}  // namespace quire::ops
