@@ -8,9 +8,11 @@ BIN := $(VENV)/bin
 MODEL ?= configs/demo/model
 PORT ?= 8000
 NAME := $(if $(filter configs/demo/model,$(MODEL)),--served-model-name quire-demo)
-NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name CMakeLists.txt)
+NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
+  -o -name '*.metal' -o -name CMakeLists.txt)
 
-.PHONY: help setup serve test check lint types imports coverage bench soak simulate native arm64 lock demo clean
+.PHONY: help setup serve test check lint types imports coverage bench soak simulate native arm64 \
+  roofline metal metal-lint metal-kernels metal-core metal-graph metal-cross mac-wheels lock demo clean
 
 help:
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -54,6 +56,29 @@ native:  ## C++ tests: plain, ASan+UBSan, TSan
 arm64:  ## the kernels on arm64, under an emulator (installs a cross compiler with apt)
 	$(MAKE) -C tests/native arm64
 
+roofline: $(VENV)/.dev  ## write METAL.md's table of what Macs' memory and arithmetic allow
+	$(BIN)/python -m tests.metal.roofline
+
+metal: metal-lint metal-kernels metal-core metal-graph metal-cross  ## all that is known of Metal without a Mac
+
+metal-lint: $(VENV)/.dev  ## the Metal kernels' address spaces (installs a compiler with apt)
+	$(MAKE) -C tests/metal lint
+
+metal-kernels: $(VENV)/.dev  ## the Metal kernels' texts, executed on the CPU
+	$(MAKE) -C tests/metal kernels
+
+metal-core: mac-wheels  ## heaps, mappings and epochs on a fake Metal; planted faults
+	$(MAKE) -C tests/metal core
+
+metal-graph: $(VENV)/.dev mac-wheels  ## the Metal operations in MLX's graph, and the engine over them
+	$(MAKE) -C tests/metal graph
+
+metal-cross: $(VENV)/.dev  ## the wheels for macOS, built and checked here
+	$(MAKE) -C tests/metal cross
+
+mac-wheels: $(VENV)/.dev  ## MLX's wheels for macOS, unpacked below build/metal
+	$(MAKE) -C tests/metal mac-wheels
+
 demo: $(VENV)/.dev  ## train the demo model again (about an hour)
 	$(BIN)/python configs/demo/train.py
 
@@ -62,6 +87,7 @@ lock: $(VENV)/.dev  ## resolve the locks again; needs uv on the path
 	  --no-emit-index-url --no-header --no-annotate -q --upgrade -o requirements.lock
 	uv pip compile pyproject.toml --universal --generate-hashes --extra build --extra dev \
 	  --no-emit-index-url --no-header --no-annotate -q -c requirements.lock -o requirements-dev.lock
+	$(MAKE) -C tests/metal/cross lock
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build

@@ -20,8 +20,9 @@ NATIVE = [
     path
     for folder in ("csrc", "kernels")
     for path in sorted((ROOT / "metal_ext" / folder).rglob("*"))
-    if path.suffix in {".cpp", ".h", ".c"}
+    if path.suffix in {".cpp", ".h", ".c", ".metal"}
 ]
+LOCKS = ("requirements.lock", "requirements-dev.lock", "tests/metal/cross/requirements.lock")
 # Sources whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
     "engine/runner.py": "tests/engine/test_recall_engine.py",
@@ -31,10 +32,12 @@ TESTED_ELSEWHERE = {
     "engine/kv_door.py": "tests/engine/test_shared_prefixes.py",
     "engine/safetensors_headers.py": "tests/engine/test_checkpoint.py",
     "kvcache/accounts.py": "tests/kvcache/test_manager.py",
+    "kvcache/backend.py": "tests/kvcache/test_native_backends.py",
     "kvcache/block_supply.py": "tests/kvcache/test_manager.py",
     "kvcache/buffer_pool.py": "tests/kvcache/test_manager.py",
     "kvcache/sequences.py": "tests/kvcache/test_prefix_cache.py",
     "kvcache/stats.py": "tests/kvcache/test_manager.py",
+    "server/faults.py": "tests/server/test_cli.py",
 }
 
 
@@ -92,7 +95,7 @@ def test_the_commands_of_the_readme_exist() -> None:
 
 
 def test_locks_carry_versions_and_hashes_and_no_address() -> None:
-    for lock in ("requirements.lock", "requirements-dev.lock"):
+    for lock in LOCKS:
         text = (ROOT / lock).read_text()
         assert "--hash=sha256:" in text
         assert "://" not in text
@@ -107,3 +110,12 @@ def test_mlx_and_nanobind_are_pinned_exactly_and_alike_everywhere() -> None:
         for lock in ("requirements.lock", "requirements-dev.lock"):
             locked = re.findall(rf"^{package}==([0-9.]+)", (ROOT / lock).read_text(), re.MULTILINE)
             assert set(locked) == pins
+
+
+def test_the_cross_build_has_the_build_tools_of_the_native_one() -> None:
+    native, cross = (
+        dict(re.findall(r"^([a-z-]+)==(\S+)", (ROOT / lock).read_text(), re.MULTILINE))
+        for lock in ("requirements.lock", "tests/metal/cross/requirements.lock")
+    )
+    for tool in ("cmake", "nanobind", "ninja", "scikit-build-core"):
+        assert cross[tool] == native[tool], tool

@@ -1,0 +1,78 @@
+"""What must hold of the wheel."""
+
+import configparser
+import email
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+from .wheel_build import ROOT, Target, extension_suffix
+
+# Of the packages' folders, what only a build needs.
+BUILD_ONLY = {".cpp", ".h", ".c", ".metal", ".cmake"}
+BUILD_FILES = {"CMakeLists.txt"}
+
+
+def complaints(target: Target, wheel: Path) -> list[str]:
+    """Everything that is wrong with the wheel, in sentences."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (folder,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+        metadata = email.message_from_bytes(archive.read(f"{folder}/METADATA"))
+        tags = email.message_from_bytes(archive.read(f"{folder}/WHEEL")).get_all("Tag", [])
+        scripts = configparser.ConfigParser()
+        scripts.read_string(archive.read(f"{folder}/entry_points.txt").decode())
+    found = []
+    expected = sources(project) | {f"metal_ext/_ext{extension_suffix()}"}
+    present = {name for name in names if not name.startswith(folder)}
+    found += [f"{name} is missing" for name in sorted(expected - present)]
+    found += [f"{name} has no business in it" for name in sorted(present - expected)]
+    if not all(tag.endswith(target.platform_tag) for tag in tags) or len(tags) != 1:
+        found.append(f"its tags are {tags}, not one for {target.platform_tag}")
+    if dict(scripts["console_scripts"]) != project["project"]["scripts"]:
+        found.append(f"its commands are {dict(scripts['console_scripts'])}")
+    required = {_plain(line) for line in metadata.get_all("Requires-Dist", [])}
+    found += [
+        f"it does not require {line}"
+        for line in project["project"]["dependencies"]
+        if _plain(line) not in required
+    ]
+    return found + _installation(target, wheel)
+
+
+def sources(project: dict[str, dict[str, dict[str, dict[str, list[str]]]]]) -> set[str]:
+    """What git has of the packages, but for what only a build needs; new files count too."""
+    packages = project["tool"]["scikit-build"]["wheel"]["packages"]
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *packages],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return {
+        name
+        for name in listing.stdout.splitlines()
+        if Path(name).suffix not in BUILD_ONLY and Path(name).name not in BUILD_FILES
+    }
+
+
+def _plain(requirement: str) -> str:
+    return requirement.replace(" ", "").replace('"', "'").lower()
+
+
+def _installation(target: Target, wheel: Path) -> list[str]:
+    """pip, asked to install for that Mac, has the last word on tags and contents."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
+             "--no-index", "--only-binary=:all:", "--platform", target.platform_tag,
+             "--target", folder, str(wheel)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            return [f"pip refuses it: {done.stderr.strip()}"]
+        if not (Path(folder) / f"metal_ext/_ext{extension_suffix()}").is_file():
+            return ["pip installed it without its extension"]
+    return []

@@ -1,0 +1,233 @@
+"""The Metal operations on buffers of the dense substrate, against float64.
+
+    python -m tests.metal.hosted.check_kernels
+
+Made for a virtual machine's GPU, whose arithmetic is not that of any Apple chip: the tolerances are
+wide enough for that, and far below what a wrong row, head or mask would make. What such a device
+refuses is listed as skipped. Exit code 1 where a result is wrong, or a real GPU refuses a kernel.
+"""
+
+import itertools
+import sys
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+import metal_ext
+from tests.metal.hosted.device import lacks, may_refuse_kernels
+
+Floats = NDArray[np.float64]
+
+PAGE_BYTES = 16 * 1024
+CONTEXT = 1024
+QUERY_HEADS, KV_HEADS = 6, 2
+# Of the sequences before their last token: a single token, either side of a split's end, several
+# splits.
+LENGTHS = (0, 1, 255, 256, 700)
+EPS, ROPE_BASE, ROPE_SCALE = 1e-6, 1_000_000.0, 1.0
+# Large enough that some positions outweigh all others: then a wrong one shows.
+SPREAD = 3.0
+DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
+HEAD_DIMS = (64, 128, 256)
+TOLERANCE = {mx.bfloat16: 3e-2, mx.float16: 5e-3, mx.float32: 2e-3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Types of activations and of K and V, and the width of a head."""
+
+    activations: str
+    kept: str
+    head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.activations} activations, {self.kept} K and V, head_dim {self.head_dim}"
+
+
+class Layer:
+    """One layer's K and V for some sequences on the dense substrate."""
+
+    def __init__(self, case: Case) -> None:
+        kept = DTYPES[case.kept]
+        row_bytes = KV_HEADS * case.head_dim * kept.size
+        self.kept = kept
+        self.regions = metal_ext.Layer(0, 1, kept)
+        self.substrate = metal_ext.MetalSubstrate(
+            "dense",
+            metal_ext.Geometry(
+                page_bytes=PAGE_BYTES,
+                tokens_per_block=CONTEXT,
+                blocks_per_heap=1,
+                blocks_per_range=1,
+                region_row_bytes=[row_bytes, row_bytes],
+            ),
+            len(LENGTHS),
+        )
+        self.mapper = metal_ext.Mapper()
+        self.ranges = [self.substrate.new_range() for _ in LENGTHS]
+        self.heaps = [self.substrate.new_heap() for _ in LENGTHS]
+        tickets = [
+            self.mapper.map(range_, heap, 0, 0, 1, True)
+            for range_, heap in zip(self.ranges, self.heaps, strict=True)
+        ]
+        if not self.mapper.wait(tickets[-1], 30.0):
+            raise RuntimeError("mapping took over 30 s")
+
+
+def check(case: Case, seed: int) -> float:
+    """The largest error, as a share of what is allowed.
+
+    Raises RuntimeError where the device refuses a kernel.
+    """
+    layer = Layer(case)
+    sequences = list(zip(layer.ranges, LENGTHS, strict=True))
+    random = np.random.default_rng(seed)
+    past = (
+        _random(random, case, sum(LENGTHS), KV_HEADS),
+        _random(random, case, sum(LENGTHS), KV_HEADS),
+    )
+    rows = layer.substrate.rows([(range_, 0, length) for range_, length in sequences if length])
+    try:
+        token = metal_ext.append(mx.zeros((1,)), *past, rows, layer.regions, layer.substrate)
+        mx.eval(metal_ext.step_end([token], rows, layer.substrate))
+        worst = _stored(layer, case, past, token)
+        rows = layer.substrate.rows([(range_, length, 1) for range_, length in sequences])
+        return max(worst, _step(layer, case, rows, token, random))
+    finally:
+        if layer.substrate.completed_epoch < rows.epoch:
+            layer.substrate.abandon(rows)
+        if not layer.substrate.shutdown():
+            raise RuntimeError(f"the device did not end: {layer.substrate.failure}")
+
+
+def _stored(layer: Layer, case: Case, past: tuple[mx.array, mx.array], token: mx.array) -> float:
+    """0 where every row of the past is where it belongs, bit for bit; else infinite."""
+    start = 0
+    for sequence, length in enumerate(LENGTHS):
+        for region, given in enumerate(past if length else ()):
+            expected = given[start : start + length].astype(layer.kept)
+            found = _region(layer, case, sequence, region, length, token)
+            if not bool(mx.array_equal(found, expected)):
+                return float("inf")
+        start += length
+    return 0.0
+
+
+def _step(
+    layer: Layer,
+    case: Case,
+    rows: "metal_ext.MetalRows",
+    token: mx.array,
+    random: np.random.Generator,
+) -> float:
+    """Projects and appends a token of every sequence, and attends from it."""
+    queries = _random(random, case, len(LENGTHS), QUERY_HEADS)
+    keys, values = (_random(random, case, len(LENGTHS), KV_HEADS) for _ in range(2))
+    of_queries, of_keys = (1.0 + 0.1 * _random(random, case, 1, 1)[0, 0] for _ in range(2))
+    token, projected = metal_ext.project_append(
+        token, queries, keys, values, of_queries, of_keys, EPS, ROPE_BASE, ROPE_SCALE, rows,
+        layer.regions, layer.substrate,
+    )  # fmt: skip
+    scale = SPREAD * case.head_dim**-0.5
+    attended = metal_ext.decode_attention(
+        token, projected, rows, 0, layer.regions, KV_HEADS, scale, layer.substrate
+    )
+    mx.eval(metal_ext.step_end([attended, projected, token], rows, layer.substrate))
+    of_activations, of_kept = TOLERANCE[queries.dtype], TOLERANCE[layer.kept]
+    worst = 0.0
+    for sequence, length in enumerate(LENGTHS):
+        kept_keys, kept_values = (
+            _exact(_region(layer, case, sequence, region, length + 1, token)) for region in (0, 1)
+        )
+        query, key = (
+            turned(_exact(array[sequence]), _exact(weight), length)
+            for array, weight in zip((queries, keys), (of_queries, of_keys), strict=True)
+        )
+        # From what the kernels made of queries and keys, so that errors do not add up.
+        expected = attention(_exact(projected[sequence]), kept_keys, kept_values, scale)
+        worst = max(
+            worst,
+            share_of_allowed(_exact(projected[sequence]), query, of_activations),
+            share_of_allowed(kept_keys[-1], key, max(of_activations, of_kept)),
+            share_of_allowed(kept_values[-1], _exact(values[sequence].astype(layer.kept)), 0.0),
+            share_of_allowed(_exact(attended[sequence]), expected, of_activations),
+        )
+    return worst
+
+
+def _random(random: np.random.Generator, case: Case, rows: int, heads: int) -> mx.array:
+    numbers = random.standard_normal((rows, heads, case.head_dim))
+    return mx.array(numbers.astype(np.float32)).astype(DTYPES[case.activations])
+
+
+def _region(
+    layer: Layer, case: Case, sequence: int, region: int, tokens: int, token: mx.array
+) -> mx.array:
+    return metal_ext.region_view(
+        token, layer.ranges[sequence], region, tokens, KV_HEADS, case.head_dim, layer.kept,
+        layer.substrate,
+    )  # fmt: skip
+
+
+def _exact(array: mx.array) -> Floats:
+    return np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def turned(rows: Floats, weight: Floats, position: int) -> Floats:
+    """RMS norm over the last axis, then RoPE over its halves. rows: ``[heads, head_dim]``."""
+    normed = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + EPS) * weight
+    half = rows.shape[-1] // 2
+    angles = position * ROPE_SCALE * ROPE_BASE ** (-np.arange(half) / half)
+    low, high = normed[:, :half], normed[:, half:]
+    cosine, sine = np.cos(angles), np.sin(angles)
+    return np.concatenate([low * cosine - high * sine, low * sine + high * cosine], axis=-1)
+
+
+def attention(queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
+    """queries: ``[query_heads, head_dim]``; keys, values: ``[tokens, kv_heads, head_dim]``."""
+    group = QUERY_HEADS // KV_HEADS
+    of_head = np.arange(QUERY_HEADS) // group
+    scores = np.einsum("hd,thd->ht", queries, keys[:, of_head]) * scale
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    attended: Floats = np.einsum("ht,thd->hd", weights, values[:, of_head])
+    return attended
+
+
+def share_of_allowed(found: Floats, expected: Floats, tolerance: float) -> float:
+    """The largest difference as a share of the tolerance; of 0 nothing may differ."""
+    difference = np.abs(found - expected) / np.maximum(1.0, np.abs(expected))
+    largest = float(np.nan_to_num(difference, nan=np.inf).max())
+    if tolerance == 0.0:
+        return float("inf") if largest else 0.0
+    return largest / tolerance
+
+
+def main() -> int:
+    """The exit code."""
+    missing = lacks("dense")
+    if missing:
+        print(f"SKIPPED everything: {'; '.join(missing)}")
+        return 0
+    excused = may_refuse_kernels()
+    print(f"This GPU is {'one that may refuse kernels' if excused else 'to run every kernel'}.")
+    wrong = skipped = 0
+    cases = [Case(*types) for types in itertools.product(DTYPES, DTYPES, HEAD_DIMS)]
+    for seed, case in enumerate(cases):
+        try:
+            share = check(case, seed)
+        except RuntimeError as error:
+            print(f"{'SKIPPED' if excused else 'WRONG'} {case}: {error}")
+            skipped += excused
+            wrong += not excused
+            continue
+        print(f"{'WRONG' if share > 1 else 'good'} {case}: {share:.2f} of the allowed error")
+        wrong += share > 1
+    print(f"{len(cases) - skipped - wrong} cases good, {skipped} skipped, {wrong} wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
