@@ -11,7 +11,7 @@ NAME := $(if $(filter configs/demo/model,$(MODEL)),--served-model-name quire-dem
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
 
-.PHONY: help setup serve test check lint types imports coverage bench soak simulate native arm64 \
+.PHONY: help setup serve test check lint types imports coverage bench soak simulate structured native arm64 \
   roofline metal metal-lint metal-kernels metal-core metal-graph metal-cross mac-wheels lock demo clean
 
 help:
@@ -49,6 +49,9 @@ soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
 
 simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine on a machine of faults
 	$(BIN)/python -m tests.simulation $(SIM)
+
+structured: $(VENV)/.dev  ## 1500 answers of random models that must satisfy schemas and tools
+	$(BIN)/python -m tests.structured $(STRUCTURED)
 
 native:  ## C++ tests: plain, ASan+UBSan, TSan
 	$(MAKE) -C tests/native native

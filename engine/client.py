@@ -19,6 +19,7 @@ from engine.types import (
     PrefixSalt,
     Request,
     SamplingParams,
+    TokenConstraint,
     TokenEvent,
 )
 
@@ -215,10 +216,12 @@ class EngineClient:
         priority: int = 0,
         salt: PrefixSalt = NO_SALT,
         system_tokens: int = 0,
+        constraint: TokenConstraint | None = None,
         beyond_queue: bool = False,
     ) -> list[TokenStream]:
         """Hands over one request for each of ``params``, all with the same prompt; or none of them.
-        The first is an ordinary request, the others are forks of it. Raises as ``submit`` does."""
+        The first is an ordinary request, the others are forks of it. constraint: each gets a copy
+        of it. Raises as ``submit`` does."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
         limits = self.limits
@@ -231,7 +234,14 @@ class EngineClient:
         for number, its_params in enumerate(params, start=self._last_id + 1):
             fork_of = streams[0].request.request_id if streams else None
             request = Request(
-                number, prompt_ids, its_params, priority, salt, system_tokens, fork_of
+                number,
+                prompt_ids,
+                its_params,
+                priority,
+                salt,
+                system_tokens,
+                fork_of,
+                constraint.copy() if constraint is not None else None,
             )
             streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._streams[number] = streams[-1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from engine.constraints import accept, fill_masks, is_masked
 from engine.token_counts import TokenCounts
 from engine.types import Sampled, SamplingParams, Sequence, TokenLogprobs
 
@@ -30,23 +31,35 @@ class PendingSamples:
 
 def sample(logits: mx.array, sequences: SequenceOf[Sequence]) -> PendingSamples:
     """Chooses the next token of each sequence. logits: ``[R, vocab]``, any float type."""
+    masks = None
+    if any(is_masked(sequence) for sequence in sequences):
+        # The device computes them while the masks are made.
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        masks = fill_masks(sequences, logits.shape[-1])
     raw = logits.astype(mx.float32)
     # One non-finite number makes the sum non-finite.
     finite = mx.isfinite(raw.sum(axis=-1))
     params = [sequence.request.params for sequence in sequences]
     adjusted = _adjust(raw, sequences)
+    if masks is not None:
+        adjusted = masks.apply(adjusted)
     ids = _choose(adjusted, params, [sequence.num_generated for sequence in sequences])
     reported = _Logprobs.of(raw, ids, params)
     arrays = [ids, finite, *(reported.arrays if reported else [])]
 
     def read() -> list[Sampled]:
         tokens: list[int] = ids.tolist()  # type: ignore[assignment]
+        logprobs = reported
+        if masks is not None and masks.forbidden(tokens):
+            tokens = _likeliest_where(masks.forbidden(tokens), adjusted, tokens)
+            logprobs = _Logprobs.of(raw, mx.array(tokens), params)
         good: list[bool] = finite.tolist()  # type: ignore[assignment]
-        logprobs = reported.read() if reported else [None] * len(tokens)
-        return [
+        told = logprobs.read() if logprobs else [None] * len(tokens)
+        results = [
             Sampled(token, logprob) if ok else Sampled(None)
-            for token, ok, logprob in zip(tokens, good, logprobs, strict=True)
+            for token, ok, logprob in zip(tokens, good, told, strict=True)
         ]
+        return results if masks is None else accept(sequences, results, masks.broken)
 
     return PendingSamples(arrays, read)
 
@@ -145,6 +158,13 @@ def _choose(
     result = likeliest * 1
     result[where] = drawn
     return result
+
+
+def _likeliest_where(rows: list[int], logits: mx.array, tokens: list[int]) -> list[int]:
+    """The tokens, with the likeliest ones in some rows: sums are rounded, and a draw may come to
+    lie on a token without probability."""
+    likeliest: list[int] = mx.argmax(logits, axis=-1).tolist()  # type: ignore[assignment]
+    return [likeliest[row] if row in rows else token for row, token in enumerate(tokens)]
 
 
 def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:

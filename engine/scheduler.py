@@ -269,8 +269,8 @@ class Scheduler:
         """A sampled token joins its sequence, which may end with it."""
         token = result.token_id
         if token is None:
-            self.counters.failed_rows += 1
-            message = "the model's output was not finite"
+            self.counters.failed_rows += result.message is None
+            message = result.message or "the model's output was not finite"
             return self._finish(sequence, None, FinishReason.ERROR, message)
         sequence.token_ids.append(token)
         self.counters.generated_tokens += 1

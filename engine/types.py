@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from engine.token_counts import TokenCounts
 from kvcache.prefix_index import MissReason as MissReason
@@ -52,6 +54,8 @@ class SamplingParams:
     logprobs: int | None = None
     """How many alternatives to report with each token; None reports none, not even its own."""
     stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    """No stop token is chosen before so many tokens, unless a constraint allows nothing else."""
 
     @property
     def greedy(self) -> bool:
@@ -69,6 +73,29 @@ class SamplingParams:
         )
 
 
+class TokenConstraint(Protocol):
+    """What an answer must look like, as far as the engine knows: which tokens may come next.
+
+    It belongs to one request, and from its submission on to the engine's thread. Whatever it raises
+    ends that request alone, with an error.
+    """
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        """Says which tokens may come next.
+
+        row: uint32 ``[ceil(vocabulary / 32)]`` with anything in it; bit ``i % 32`` of word
+        ``i // 32`` becomes 1 where token i is allowed, all others 0. False: all tokens are allowed,
+        and the row means nothing. Once the answer is complete only stop tokens are allowed.
+        """
+
+    def accept(self, token_id: int) -> None:
+        """The token was generated: called once for each token of the answer, in order, the stop
+        token that ends it included."""
+
+    def copy(self) -> "TokenConstraint":
+        """One like it, for another answer to the same prompt; before anything was accepted."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Request:
     """What a client asked for, in ids."""
@@ -84,6 +111,8 @@ class Request:
     """Leading tokens that other conversations are likely to begin with as well."""
     fork_of: int | None = None
     """A request with the same prompt, submitted before, whose pages it shares from the start."""
+    constraint: TokenConstraint | None = None
+    """Its own: no other request has it."""
 
     def __repr__(self) -> str:
         """Counts only: prompts are never printed."""
@@ -189,10 +218,12 @@ class TokenEvent(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """The outcome of one row: a token, or None where the logits were not finite."""
+    """The outcome of one row: a token, or None where there is none to choose."""
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
+    message: str | None = None
+    """Why there is no token; None where the logits were not finite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ from server.log import configure_log
 from server.metrics import Metrics
 from server.service import ServedModel, Service
 from server.settings import read_settings
+from server.text.grammar import GrammarCompiler, GrammarLimits
+from server.text.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 STOP_TIMEOUT_S = 30.0
@@ -64,11 +66,13 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
             frozenset(checkpoint.eos_token_ids or _eos_of(tokenizer)),
         )
     client = start_engine(settings, engine_plan)
+    grammars = grammar_compiler(settings, tokenizer, model, client)
     try:
-        listen(settings, Service(settings, model, tokenizer, client, Metrics(client)))
+        listen(settings, Service(settings, model, tokenizer, client, Metrics(client), grammars))
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
     finally:
+        grammars.close()
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
 
@@ -156,6 +160,22 @@ def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint)
 
 def _eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+
+
+def grammar_compiler(
+    settings: Config, tokenizer: Tokenizer, model: ServedModel, client: EngineClient
+) -> GrammarCompiler:
+    """What makes constraints of what requests want; it reads the vocabulary when it is needed."""
+    limits = settings.limits
+    return GrammarCompiler(
+        lambda: Vocabulary(tokenizer, client.limits.vocab_size, model.stop_token_ids),
+        GrammarLimits(
+            max_bytes=limits.max_grammar_bytes,
+            max_compile_s=limits.max_grammar_compile_s,
+            max_cached=limits.max_cached_grammars,
+            max_mask_s=limits.max_mask_s,
+        ),
+    )
 
 
 # --- engine and socket -----------------------------------------------------------------------

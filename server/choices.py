@@ -19,8 +19,10 @@ class Choices:
         streams = client.submit_choices(
             prompt.ids,
             [choice_params(prompt.params, index) for index in range(prompt.choices)],
+            priority=prompt.priority,
             salt=prompt.salt,
             system_tokens=prompt.system_tokens,
+            constraint=prompt.constraint,
         )
         self._prompt_tokens = len(prompt.ids)
         self._generations = [

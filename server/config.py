@@ -47,12 +47,27 @@ class LimitsSection(Section):
     max_stream_backlog_events: int = Field(default=8192, ge=1)
     max_choices: int = Field(default=8, ge=1)
     max_messages: int = Field(default=1024, ge=1)
+    max_tools: int = Field(default=256, ge=0)
+    max_grammar_bytes: ByteSize = ByteSize(MIB // 4)
+    max_grammar_compile_s: float = Field(default=5.0, gt=0)
+    max_cached_grammars: int = Field(default=64, ge=0)
+    max_mask_s: float = Field(default=0.5, gt=0)
     max_stop_strings: int = Field(default=4, ge=1)
     max_stop_string_chars: int = Field(default=256, ge=1)
+    max_stop_token_ids: int = Field(default=128, ge=0)
     max_logit_biases: int = Field(default=1024, ge=0)
     max_top_logprobs: int = Field(default=20, ge=0)
     max_header_bytes: int = Field(default=65536, ge=1024)
     keep_alive_s: int = Field(default=5, ge=0)
+
+
+class ReasoningSection(Section):
+    """How long a model may think where a request names an effort: tokens. Higher efforts than these
+    have no limit but the answer's."""
+
+    minimal_effort_tokens: int = Field(default=512, ge=0)
+    low_effort_tokens: int = Field(default=2048, ge=0)
+    medium_effort_tokens: int = Field(default=8192, ge=0)
 
 
 class EngineSection(Section):
@@ -97,6 +112,7 @@ class Config(Section):
 
     server: ServerSection = ServerSection()
     limits: LimitsSection = LimitsSection()
+    reasoning: ReasoningSection = ReasoningSection()
     engine: EngineSection = EngineSection()
     cache: CacheSection = CacheSection()
     log: LogSection = LogSection()

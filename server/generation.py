@@ -8,11 +8,13 @@ from engine.types import (
     PrefixReport,
     PrefixSalt,
     SamplingParams,
+    TokenConstraint,
     TokenEvent,
     TokenLogprobs,
 )
+from server.text.answer_parser import AnswerParser, Reading
 from server.text.detokenizer import Detokenizer
-from server.text.parser import Part, Piece, ReasoningParser, joined
+from server.text.pieces import AnswerPiece, Part, Piece, joined
 from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 
@@ -28,13 +30,17 @@ class Prompt:
     ids: tuple[int, ...]
     params: SamplingParams
     stop: tuple[str, ...] = ()
-    text: str | None = None
-    """The rendered chat prompt: its answer is split into reasoning and content. None: it is not."""
+    reading: Reading | None = None
+    """How a chat's answer is taken apart. None: all of it is content."""
     choices: int = 1
     """How many answers are wanted."""
     salt: PrefixSalt = NO_SALT
     system_tokens: int = 0
     """Leading tokens that belong to the system messages."""
+    priority: int = 0
+    """Lower runs earlier."""
+    constraint: TokenConstraint | None = None
+    """What the answer must look like; each choice gets a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +66,10 @@ class Usage:
 class Delta:
     """What a step added to an answer."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[AnswerPiece] = field(default_factory=list)
     tokens: list[TokenReport] = field(default_factory=list)
     finish: str | None = None
-    """"stop" or "length", with the last delta."""
+    """"stop", "length", or "tool_calls" where the answer ended with calls; with the last delta."""
     index: int = 0
     """Which of the choices it belongs to."""
 
@@ -77,9 +83,9 @@ class Generation:
         """stream: of the request for the choice ``index``."""
         self.stream = stream
         self._index = index
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, with_tags=prompt.reading is not None)
         self._stop = StopStrings(prompt.stop)
-        self._parser = ReasoningParser(prompt.text) if prompt.text is not None else None
+        self._parser = AnswerParser(prompt.reading) if prompt.reading is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self.completion_tokens = 0
         self.reasoning_tokens = 0
@@ -91,26 +97,39 @@ class Generation:
 
         Raises GenerationError for a fault of the engine.
         """
-        pieces: list[Piece] = []
+        pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
-        finish: str | None = None
         for event in events:
             if event.finish in (FinishReason.ERROR, FinishReason.ABORTED):
                 raise GenerationError(event.message or "the request was aborted")
             self.prefix = self.prefix or event.prefix
             pieces += self._split(self._take_token(event, tokens))
-            if self._stop.matched is not None:
-                finish = "stop"
-                break
             if event.finish is not None:
                 pieces += self._split(self._stop.feed(self._detokenizer.flush()))
                 pieces += self._split(self._stop.flush())
-                finish = event.finish.value if self._stop.matched is None else "stop"
-        if finish is not None:
-            self.finished = True
-            self.stream.close()
-            pieces += self._parser.flush() if self._parser is not None else []
-        return Delta(joined(pieces), tokens, finish, self._index)
+            if event.finish is not None or self._cut:
+                return self._end(event.finish, pieces, tokens)
+        return Delta(joined(pieces), tokens, None, self._index)
+
+    def _end(
+        self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
+    ) -> Delta:
+        """The last delta. finish: the engine's reason, unless it was cut before."""
+        self.finished = True
+        self.stream.close()
+        stopped = self._cut or finish is FinishReason.STOP
+        reason = "stop" if stopped else "length"
+        if self._parser is not None:
+            pieces = pieces + self._parser.flush()
+            if stopped and self._parser.ended_with_calls:
+                reason = "tool_calls"
+        return Delta(joined(pieces), tokens, reason, self._index)
+
+    @property
+    def _cut(self) -> bool:
+        """Whether what the model has said ends the answer, before the engine does."""
+        done = self._parser is not None and self._parser.done
+        return done or self._stop.matched is not None
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
         """The text that may be sent because of a token."""
@@ -124,7 +143,7 @@ class Generation:
             tokens.append(TokenReport(event.token_id, event.logprobs))
         return self._stop.feed(self._detokenizer.feed(event.token_id))
 
-    def _split(self, text: str) -> list[Piece]:
+    def _split(self, text: str) -> list[AnswerPiece]:
         if not text:
             return []
         return self._parser.feed(text) if self._parser else [Piece(Part.CONTENT, text)]

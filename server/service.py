@@ -25,6 +25,7 @@ from server.protocol.errors import (
     unavailable,
 )
 from server.salts import Salts
+from server.text.grammar import GrammarCompiler
 from server.text.tokenizer import Tokenizer
 
 WireModelT = TypeVar("WireModelT", bound=WireModel)
@@ -59,6 +60,7 @@ class Service:
     tokenizer: Tokenizer
     client: EngineClient
     metrics: Metrics
+    grammars: GrammarCompiler
     salts: Salts = field(default_factory=Salts)
 
     @property

@@ -13,16 +13,51 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN_ADDED_TOKENS = ("<think>", "</think>")
 BYTE_TOKENS = 256
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-TEMPLATE = """\
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and not enable_thinking %}<think>
+# ChatML with Qwen3's thoughts; {calls} is how calls are written.
+TEMPLATE_FORM = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}{{- (tool | tojson) + '\\n' }}{%- endfor %}
+    {{- '{calls-begin}<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}
+        {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+    {%- endif %}
+    {{- message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+        {%- set call = call.function %}
+{calls}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+HERMES_CALLS = """\
+        {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+        {{- (call.arguments | tojson) + '}\\n</tool_call>' }}"""
+XML_CALLS = """\
+        {{- '<tool_call>\\n<function=' + call.name + '>\\n' }}
+        {%- for name, value in call.arguments | items %}
+            {%- set text = value if value is string else value | tojson %}
+            {{- '<parameter=' + name + '>\\n' + text + '\\n</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</tool_call>' }}"""
 
-</think>
 
-{% endif %}{% endif %}"""
+def chat_template(calls: str, begin: str) -> str:
+    """begin: what tells a reader of the template how calls are written."""
+    return TEMPLATE_FORM.replace("{calls}", calls).replace("{calls-begin}", begin)
+
+
+TEMPLATE = chat_template(HERMES_CALLS, "<tool_call>")
+XML_TEMPLATE = chat_template(XML_CALLS, "<tool_call><function=")
 
 
 @dataclass(frozen=True)
@@ -91,24 +126,31 @@ def write_config(folder: Path, spec: ModelSpec, **changes: Any) -> Path:
     return folder
 
 
-def write_tokenizer(folder: Path, vocab_size: int) -> None:
+def write_tokenizer(
+    folder: Path,
+    vocab_size: int,
+    *,
+    template: str = TEMPLATE,
+    special: tuple[str, ...] = SPECIAL_TOKENS,
+    plain: tuple[str, ...] = PLAIN_ADDED_TOKENS,
+) -> None:
     """Byte-level, one token per byte; tokens beyond those are words of their own number, so that
-    whatever a random model says is text."""
+    whatever a random model says is text. special, plain: tokens that are more than a byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*alphabet, *SPECIAL_TOKENS, *PLAIN_ADDED_TOKENS]
+    words = [*alphabet, *special, *plain]
     words += [f"w{n}" for n in range(len(words), vocab_size)]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in PLAIN_ADDED_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in plain])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": TEMPLATE,
+        "chat_template": template,
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))

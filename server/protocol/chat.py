@@ -1,45 +1,20 @@
-"""POST /v1/chat/completions: the request as it comes in, and the answer as it goes out."""
+"""POST /v1/chat/completions: the request as it comes in."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from server.config import LimitsSection
-from server.protocol.common import Count, SamplingFields, Unsupported, WireModel
-from server.protocol.errors import invalid, quoted
+from server.config import LimitsSection, ReasoningSection
+from server.conversation import Conversation, Thinking
+from server.protocol.chat_messages import Message
+from server.protocol.chat_tools import WireTool, WireToolChoice, read_tool_choice, read_tools
+from server.protocol.common import Count, SamplingFields, WireModel
+from server.protocol.errors import invalid
+from server.protocol.fields import CHAT_FIELDS
+from server.protocol.output_format import StructureFields
 
-
-class TextPart(WireModel):
-    """A part of a message's content."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(WireModel):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-
-    def text(self, place: str) -> str:
-        """The content as one string. Raises ApiError for parts that are not text."""
-        if isinstance(self.content, str):
-            return self.content
-        texts = []
-        for number, part in enumerate(self.content or []):
-            if part.type not in ("text", "input_text", "output_text") or part.text is None:
-                raise invalid(
-                    f"Content of type {quoted(part.type)} is not supported: this model reads text.",
-                    f"{place}.content[{number}]",
-                )
-            texts.append(part.text)
-        return "".join(texts)
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class TemplateArguments(WireModel):
@@ -50,28 +25,58 @@ class TemplateArguments(WireModel):
     enable_thinking: bool | None = None
 
 
-class ResponseFormat(WireModel):
-    """How the answer should look."""
+class ThinkingFields(WireModel):
+    """How much the model may think, in every form that clients say it."""
 
-    type: str
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget: Budget | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+    def thinking(self, efforts: ReasoningSection) -> Thinking:
+        """The neutral form. What is said plainly wins over an effort."""
+        arguments = self.chat_template_kwargs or TemplateArguments()
+        said, budget = arguments.enable_thinking, self.thinking_token_budget
+        return thinking(
+            self.reasoning_effort,
+            efforts,
+            enabled=self.enable_thinking if said is None else said,
+            budget=self.thinking_budget if budget is None else budget,
+        )
 
 
-class ChatRequest(SamplingFields):
-    """The body of a request. Fields that would change the answer and are not supported are here
-    to be refused; those that cannot change it (metadata, user, ...) are ignored."""
+def thinking(
+    effort: Effort | None,
+    efforts: ReasoningSection,
+    *,
+    enabled: bool | None = None,
+    budget: int | None = None,
+) -> Thinking:
+    """What an effort means, where nothing plainer is said."""
+    if effort is not None:
+        enabled = effort != "none" if enabled is None else enabled
+        budgets = {
+            "minimal": efforts.minimal_effort_tokens,
+            "low": efforts.low_effort_tokens,
+            "medium": efforts.medium_effort_tokens,
+        }
+        budget = budgets.get(effort) if budget is None else budget
+    return Thinking(enabled, budget)
+
+
+class ChatRequest(ThinkingFields, StructureFields, SamplingFields):
+    """The body of a request; server/protocol/fields.py says what becomes of each field."""
+
+    rules = CHAT_FIELDS
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0)
-    chat_template_kwargs: TemplateArguments | None = None
-    reasoning_effort: str | None = None
-    response_format: ResponseFormat | None = None
-    tool_choice: Any = None
-    tools: Unsupported = None
-    functions: Unsupported = None
-    audio: Unsupported = None
-    web_search_options: Unsupported = None
+    tools: list[WireTool] | None = None
+    tool_choice: str | WireToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say."""
@@ -81,17 +86,10 @@ class ChatRequest(SamplingFields):
                 f"There are {len(self.messages)} messages; at most {limits.max_messages} are read.",
                 "messages",
             )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
         if (self.top_logprobs or 0) > limits.max_top_logprobs:
             raise invalid(f"top_logprobs may be at most {limits.max_top_logprobs}.", "top_logprobs")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise invalid(
-                f"response_format {quoted(self.response_format.type)} is not supported.",
-                "response_format",
-            )
-        if self.tool_choice not in (None, "none", "auto"):
-            raise invalid("tool_choice is not supported.", "tool_choice")
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
@@ -100,32 +98,16 @@ class ChatRequest(SamplingFields):
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
-    @property
-    def enable_thinking(self) -> bool | None:
-        """Whether the model may think first; None leaves it to the template."""
-        arguments = self.chat_template_kwargs
-        if arguments is not None and arguments.enable_thinking is not None:
-            return arguments.enable_thinking
-        return False if self.reasoning_effort == "none" else None
-
-    def conversation(self) -> list[dict[str, Any]]:
-        """The messages as chat templates want them: one system message, first."""
-        system: list[str] = []
-        turns: list[dict[str, Any]] = []
-        for number, message in enumerate(self.messages):
-            text = message.text(f"messages[{number}]")
-            if message.role in ("system", "developer") and not turns:
-                system.append(text)
-                continue
-            turn: dict[str, Any] = {"role": message.role, "content": text}
-            if message.role == "developer":
-                turn["role"] = "system"
-            reasoning = message.reasoning_content or message.reasoning
-            if reasoning:
-                turn["reasoning_content"] = reasoning
-            if message.tool_calls:
-                turn["tool_calls"] = message.tool_calls
-            turns.append(turn)
-        if system:
-            turns.insert(0, {"role": "system", "content": "\n\n".join(system)})
-        return turns
+    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+        """The neutral form. Raises ApiError that names what cannot be part of it."""
+        tools = read_tools(self.tools or [], limits.max_tools)
+        return Conversation(
+            turns=tuple(
+                message.turn(f"messages[{number}]") for number, message in enumerate(self.messages)
+            ),
+            tools=tools,
+            tool_choice=read_tool_choice(self.tool_choice, tools),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            output=self.output_format(),
+            thinking=self.thinking(efforts),
+        )

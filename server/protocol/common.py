@@ -1,13 +1,14 @@
 """What the requests of all endpoints share."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.types import SamplingParams
 from server.config import LimitsSection
 from server.protocol.errors import invalid
+from server.protocol.fields import SAMPLING_FIELDS, FieldRule, refuse_unsupported
 
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
@@ -15,12 +16,12 @@ MAX_TOP_K = 2**31 - 1
 # Below these, float32 has no difference left to compute with.
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
-MAX_CACHE_SALT_CHARS = 256
+MAX_CACHE_SALT_CHARS = 1024
+# The lowest of all is the readiness probe's own.
+MAX_PRIORITY = 2**31 - 1
 
-REFUSED = "refused"
-Unsupported = Annotated[Any, REFUSED]
-"""A field that would change the answer: it is refused by name when it says anything."""
 Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,12 @@ class StreamOptions(WireModel):
 class SamplingFields(WireModel):
     """Sampling parameters as OpenAI names them, and the extensions that local servers share.
 
-    null always means: as if it were not there.
+    null always means: as if it were not there. Fields that no model here has are kept aside:
+    ``rules`` says which of them are refused.
     """
+
+    model_config = ConfigDict(extra="allow")
+    rules: ClassVar[tuple[FieldRule, ...]] = SAMPLING_FIELDS
 
     model: str | None = None
     stream: bool | None = None
@@ -77,23 +82,16 @@ class SamplingFields(WireModel):
     """Only requests with the same one share what the cache keeps."""
     cache_report: bool | None = None
     """Whether usage says why not more of the prompt came from the cache."""
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    structured_outputs: Unsupported = None
-    min_tokens: Unsupported = None
-    ignore_eos: Unsupported = None
-    stop_token_ids: Unsupported = None
-    bad_words: Unsupported = None
+    min_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say. Raises ApiError that names the parameter."""
         if not 1 <= self.wanted.choices <= limits.max_choices:
             raise invalid(f"n is {self.n}; it must be from 1 to {limits.max_choices}.", "n")
-        for name, field in type(self).model_fields.items():
-            if REFUSED in field.metadata and getattr(self, name):
-                raise invalid(f"{name} is not supported.", name)
+        refuse_unsupported(self.rules, self.model_extra or {})
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options needs stream: true.", "stream_options")
         for stop in self.stop_strings():
@@ -106,6 +104,10 @@ class SamplingFields(WireModel):
             raise invalid(f"There may be at most {limits.max_stop_strings} stop strings.", "stop")
         if len(self.logit_bias or {}) > limits.max_logit_biases:
             raise invalid(f"There may be at most {limits.max_logit_biases} biases.", "logit_bias")
+        if len(self.stop_token_ids or ()) > limits.max_stop_token_ids:
+            raise invalid(
+                f"There may be at most {limits.max_stop_token_ids} of them.", "stop_token_ids"
+            )
 
     @property
     def wanted(self) -> Wanted:
@@ -131,12 +133,22 @@ class SamplingFields(WireModel):
         fallback_seed: int,
     ) -> SamplingParams:
         """The engine's form. defaults: the model's own (generation_config.json), for what the
-        request leaves out. Raises ApiError for a bias of a token that does not exist."""
+        request leaves out. stop_token_ids: those of the model. Raises ApiError for a token that
+        does not exist, and for more tokens at least than at most."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)
             return float(defaults.get(field, otherwise) if value is None else value)
 
+        if (self.min_tokens or 0) > max_tokens:
+            raise invalid(
+                f"min_tokens is {self.min_tokens}, but the answer can have {max_tokens} tokens at "
+                "most.",
+                "min_tokens",
+            )
+        if any(token >= vocab_size for token in self.stop_token_ids or ()):
+            raise invalid(f"Token ids go up to {vocab_size - 1}.", "stop_token_ids")
+        own_stops = frozenset() if self.ignore_eos else stop_token_ids
         temperature = chosen("temperature", 1.0)
         seed = self.seed if self.seed is not None else fallback_seed
         return SamplingParams(
@@ -151,7 +163,8 @@ class SamplingFields(WireModel):
             logit_bias=self._biases(vocab_size),
             seed=seed % 2**64,
             logprobs=logprobs,
-            stop_token_ids=stop_token_ids,
+            stop_token_ids=own_stops | frozenset(self.stop_token_ids or ()),
+            min_tokens=self.min_tokens or 0,
         )
 
     def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:

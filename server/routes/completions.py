@@ -6,10 +6,10 @@ from starlette.responses import Response
 
 from engine.types import PrefixSalt
 from server.generation import Prompt
-from server.protocol.answers import TextAnswer
 from server.protocol.common import answer_length
 from server.protocol.completions import CompletionRequest
 from server.protocol.errors import invalid
+from server.protocol.text_answer import TextAnswer
 from server.routes.answering import respond
 from server.service import Service, new_seed, parse
 

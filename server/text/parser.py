@@ -1,25 +1,17 @@
 """An answer's text -> what was thought and what is said."""
 
-from dataclasses import dataclass
-from enum import Enum
-from itertools import groupby
+from server.text.pieces import AnswerPiece, Part, Piece, joined
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class Part(Enum):
-    """What a piece of text belongs to."""
-
-    REASONING = "reasoning"
-    CONTENT = "content"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some text of one part."""
-
-    part: Part
-    text: str
+def thinking_part(prompt: str) -> Part | None:
+    """What an answer to a rendered prompt begins with: a thought or content, where the template has
+    opened or closed the tag already; None where the model decides."""
+    ending = prompt.rstrip()
+    if ending.endswith(CLOSE):
+        return Part.CONTENT
+    return Part.REASONING if ending.endswith(OPEN) else None
 
 
 class ReasoningParser:
@@ -31,14 +23,8 @@ class ReasoningParser:
 
     def __init__(self, prompt: str) -> None:
         """prompt: its end tells whether the template has opened or closed the tag already."""
-        ending = prompt.rstrip()
-        self._state: Part | None
-        if ending.endswith(CLOSE):
-            self._state = Part.CONTENT
-            self._begun = True
-        else:
-            self._state = Part.REASONING if ending.endswith(OPEN) else None
-            self._begun = False
+        self._state = thinking_part(prompt)
+        self._begun = self._state is Part.CONTENT
         self._held = ""
 
     @property
@@ -46,17 +32,17 @@ class ReasoningParser:
         """Whether the model is thinking now."""
         return self._state is Part.REASONING
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[AnswerPiece]:
         """Pieces that are certain now, in order; neighbours belong to different parts."""
         self._held += text
         return joined(self._advance(final=False))
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[AnswerPiece]:
         """The rest, when the answer ends."""
         return joined(self._advance(final=True))
 
-    def _advance(self, final: bool) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _advance(self, final: bool) -> list[AnswerPiece]:
+        pieces: list[AnswerPiece] = []
         if self._state is None:
             text = self._held.lstrip()
             if not text.startswith(OPEN) and OPEN.startswith(text) and not final:
@@ -73,7 +59,7 @@ class ReasoningParser:
             pieces += self._take_content()
         return pieces
 
-    def _take_reasoning(self, final: bool) -> list[Piece]:
+    def _take_reasoning(self, final: bool) -> list[AnswerPiece]:
         thought, closed, rest = self._held.partition(CLOSE)
         if closed:
             self._held, self._state = rest, Part.CONTENT
@@ -83,11 +69,11 @@ class ReasoningParser:
         self._held = thought[len(certain) :]
         return self._piece(Part.REASONING, certain.rstrip() if final else certain)
 
-    def _take_content(self) -> list[Piece]:
+    def _take_content(self) -> list[AnswerPiece]:
         text, self._held = self._held, ""
         return self._piece(Part.CONTENT, text)
 
-    def _piece(self, part: Part, text: str, *, ended: bool = False) -> list[Piece]:
+    def _piece(self, part: Part, text: str, *, ended: bool = False) -> list[AnswerPiece]:
         if not self._begun:
             text = text.lstrip()
         self._begun = (self._begun or bool(text)) and not ended
@@ -102,11 +88,3 @@ def _uncertain_end(text: str) -> int:
             before = text[:-length]
             return length + len(before) - len(before.rstrip())
     return len(text) - len(text.rstrip())
-
-
-def joined(pieces: list[Piece]) -> list[Piece]:
-    """The same text with neighbours of one part made one piece."""
-    return [
-        Piece(part, "".join(piece.text for piece in same))
-        for part, same in groupby(pieces, key=lambda piece: piece.part)
-    ]

@@ -1,5 +1,7 @@
 """Stop strings: the answer ends before the first one, and no part of one is ever sent."""
 
+from server.text.beginnings import longest_beginning
+
 
 class StopStrings:
     """Holds back text that may be the beginning of a stop string."""
@@ -24,7 +26,7 @@ class StopStrings:
             _, place, self.matched = min(found)
             self._held = ""
             return held[:place]
-        keep = self._longest_beginning(held)
+        keep = longest_beginning(held, *self._stops)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
 
@@ -32,11 +34,3 @@ class StopStrings:
         """What was held back, when the answer ends otherwise."""
         rest, self._held = self._held, ""
         return rest
-
-    def _longest_beginning(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = min(len(text), max(len(stop) for stop in self._stops) - 1)
-        for length in range(longest, 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0

@@ -1,23 +1,28 @@
 """Chat template and encoding, off the event loop; token ids back to text and bytes."""
 
 import asyncio
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from server.conversation import Conversation
+from server.text.chat_template import ChatTemplate
+from server.text.parser import CLOSE, OPEN
+from server.text.tool_format import CALL_CLOSE, CALL_OPEN
+
+TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 
 
 class TokenizerError(ValueError):
     """A model folder without a tokenizer that can be used; names the file."""
 
 
-class TemplateError(ValueError):
-    """A conversation that the model's template cannot render."""
+class TextTooLongError(ValueError):
+    """A text that has more tokens than are allowed, whatever they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,57 +52,34 @@ class Tokenizer:
             ) from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
             raise TokenizerError(f"{path / 'tokenizer.json'}: the file does not exist")
-        self._template = loaded
+        self.template = ChatTemplate(loaded)
         self.fast: FastTokenizer = loaded.backend_tokenizer
         self.eos_token_id: int | None = loaded.eos_token_id
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
+        """Of tags around thoughts and calls that some makers declare special."""
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values())
         self.longest_token_bytes = max(len(self.token_bytes(i)) for i in vocabulary.values())
 
-    @property
-    def has_template(self) -> bool:
-        """Whether conversations can be rendered."""
-        return self._template.chat_template is not None
-
     async def encode_chat(
-        self, messages: list[dict[str, Any]], enable_thinking: bool | None
+        self, conversation: Conversation, max_prompt_tokens: int | None = None
     ) -> EncodedChat:
-        """A conversation as a prompt. Raises TemplateError."""
-        return await asyncio.to_thread(self._encode_chat, messages, enable_thinking)
+        """A conversation as a prompt. Raises TemplateError; TextTooLongError, before the work of
+        encoding, for what cannot have ``max_prompt_tokens`` or less."""
+        return await asyncio.to_thread(self._encode_chat, conversation, max_prompt_tokens)
 
     async def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text; special tokens in it are recognised, none are added."""
         return await asyncio.to_thread(lambda: tuple(self._encode(text).ids))
 
-    def _encode_chat(
-        self, messages: list[dict[str, Any]], enable_thinking: bool | None
-    ) -> EncodedChat:
-        arguments = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        try:
-            prompt = self._render(messages, add_generation_prompt=True, **arguments)
-        except Exception as error:
-            # The template is the model's own program: whatever it raises, the input was not for it.
-            raise TemplateError("the model's chat template cannot render these messages") from error
+    def _encode_chat(self, conversation: Conversation, limit: int | None) -> EncodedChat:
+        prompt, shared_chars = self.template.render(conversation)
+        if limit is not None and len(prompt.encode()) > limit * self.longest_token_bytes:
+            raise TextTooLongError
         encoding = self._encode(prompt)
-        shared = common_chars(self._system_text(messages, arguments), prompt)
-        return EncodedChat(prompt, tuple(encoding.ids), tokens_within(encoding, shared))
-
-    def _system_text(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
-        """The leading system messages as a prompt of their own; empty where there are none, or
-        where the template wants more than those."""
-        system = list(takewhile(lambda message: message["role"] == "system", messages))
-        if not system:
-            return ""
-        try:
-            return self._render(system, add_generation_prompt=False, **arguments)
-        except Exception:
-            return ""
-
-    def _render(self, messages: list[dict[str, Any]], **arguments: Any) -> str:
-        text: str = self._template.apply_chat_template(messages, tokenize=False, **arguments)
-        return text
+        return EncodedChat(prompt, tuple(encoding.ids), tokens_within(encoding, shared_chars))
 
     def _encode(self, text: str) -> Encoding:
         # encode_batch lets other threads run; encode does not.
@@ -111,12 +93,6 @@ class Tokenizer:
         if all(character in BYTE_OF for character in token):
             return bytes(BYTE_OF[character] for character in token)
         return token.encode()
-
-
-def common_chars(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    lengths = range(1, min(len(one), len(other)) + 1)
-    return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])
 
 
 def tokens_within(encoding: Encoding, chars: int) -> int:

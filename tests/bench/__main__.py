@@ -18,6 +18,7 @@ import metal_ext
 from engine.machine import machine_threads
 from tests.bench.agents import run_agents
 from tests.bench.attention import read_bandwidth, run_attention
+from tests.bench.constraints import run_constraints
 from tests.bench.interference import run_interference
 from tests.bench.overhead import run_overhead
 from tests.bench.peers import BrokenError
@@ -26,7 +27,7 @@ from tests.bench.rounds import Part, Rounds
 from tests.bench.serving import run_serving
 from tests.bench.table import render, write_csv
 
-PARTS = ("attention", "overhead", "serving", "interference", "prefixes", "agents")
+PARTS = ("attention", "overhead", "constraints", "serving", "interference", "prefixes", "agents")
 READ_PASSES = 10
 
 
@@ -37,6 +38,7 @@ class Size:
     decode: Rounds
     chunk: Rounds
     overhead: Rounds
+    constraints: Rounds
     serving: Rounds
     requests_per_stream: int
     interference: Rounds
@@ -48,6 +50,7 @@ QUICK = Size(
     decode=Rounds(5, 10),
     chunk=Rounds(3, 8),
     overhead=Rounds(1, 30),
+    constraints=Rounds(3, 15),
     serving=Rounds(3, 25),
     requests_per_stream=2,
     interference=Rounds(2, 15),
@@ -58,6 +61,7 @@ FULL = Size(
     decode=Rounds(25, 60),
     chunk=Rounds(7, 60),
     overhead=Rounds(5, 200),
+    constraints=Rounds(9, 90),
     serving=Rounds(15, 240),
     requests_per_stream=4,
     interference=Rounds(7, 180),
@@ -99,6 +103,7 @@ def _run(size: Size, only: str | None, threads: int) -> list[Part]:
         parts: dict[str, Callable[[], Part]] = {
             "attention": lambda: run_attention(size.decode, size.chunk, threads),
             "overhead": lambda: run_overhead(size.overhead, threads, folder),
+            "constraints": lambda: run_constraints(size.constraints, threads, folder),
             "serving": lambda: run_serving(size.serving, size.requests_per_stream, threads, folder),
             "interference": lambda: run_interference(size.interference, threads, folder),
             "prefixes": lambda: run_prefixes(size.prefixes, threads, folder),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from engine.types import FinishReason, TokenEvent
 from server.text.detokenizer import Detokenizer
-from server.text.parser import CLOSE, OPEN, Part, Piece, ReasoningParser, joined
+from server.text.parser import CLOSE, OPEN, ReasoningParser
+from server.text.pieces import AnswerPiece, Part, Piece, joined
 from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -137,7 +138,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(
 # --- thoughts --------------------------------------------------------------------------------
 
 
-def split_at_once(prompt: str, text: str) -> list[Piece]:
+def split_at_once(prompt: str, text: str) -> list[AnswerPiece]:
     """What a thought and an answer are, written down as a pattern of the whole text."""
     pattern = {
         PLAIN: rf"\s*{OPEN}(?P<thought>.*?)(?:{CLOSE}(?P<answer>.*))?",
@@ -147,8 +148,8 @@ def split_at_once(prompt: str, text: str) -> list[Piece]:
     if not found:
         return [Piece(Part.CONTENT, text)] if text else []
     thought, answer = found["thought"].strip(), (found["answer"] or "").lstrip()
-    pieces = [Piece(Part.REASONING, thought), Piece(Part.CONTENT, answer)]
-    return [piece for piece in pieces if piece.text]
+    parts = [(Part.REASONING, thought), (Part.CONTENT, answer)]
+    return [Piece(part, text) for part, text in parts if text]
 
 
 @given(prompt=st.sampled_from([PLAIN, OPENED, CLOSED]), text=answers, places=cuts)
@@ -166,7 +167,7 @@ def test_thoughts_are_split_off_wherever_the_text_is_cut(
 
 async def sent_in_steps(
     tokenizer: Tokenizer, steps: list[list[TokenEvent]], stops: tuple[str, ...], chat: str | None
-) -> tuple[list[Piece], str | None, int]:
+) -> tuple[list[AnswerPiece], str | None, int]:
     """All pieces of an answer, why it ended, and how many of its tokens were taken."""
     choices, _ = prepared(tokenizer, steps, stop=stops, chat=chat)
     deltas = [delta async for step in choices.steps(1.0) for delta in step]

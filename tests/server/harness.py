@@ -17,7 +17,9 @@ from starlette.types import ASGIApp, Message
 from engine.client import EngineClient
 from kvcache.views import KVViews
 from server.app import create_app
+from server.assembly import grammar_compiler
 from server.config import Config
+from server.conversation import Conversation, Turn
 from server.metrics import Metrics
 from server.service import ServedModel, Service
 from server.text.tokenizer import Tokenizer
@@ -177,7 +179,9 @@ def make_service(
 ) -> Service:
     """A service of one model under several names."""
     model = ServedModel((MODEL, *OTHER_NAMES), defaults or {}, stop_token_ids)
-    return Service(config or Config(), model, tokenizer, client, Metrics(client))
+    config = config or Config()
+    grammars = grammar_compiler(config, tokenizer, model, client)
+    return Service(config, model, tokenizer, client, Metrics(client), grammars)
 
 
 @asynccontextmanager
@@ -210,6 +214,11 @@ async def eventually(condition: Callable[[], bool]) -> None:
 def chat(text: str = "Hello", **fields: Any) -> Json:
     """A greedy chat of one message."""
     return {"messages": [{"role": "user", "content": text}], "temperature": 0} | fields
+
+
+def talk(*turns: Turn, **fields: Any) -> Conversation:
+    """A conversation; without turns, the one of ``chat``."""
+    return Conversation(turns or (Turn("user", "Hello"),), **fields)
 
 
 def prompt(text: str | list[int] = "Once upon", **fields: Any) -> Json:

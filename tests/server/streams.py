@@ -16,6 +16,7 @@ from engine.types import (
 )
 from server.choices import Choices
 from server.generation import Prompt
+from server.text.answer_parser import Reading
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of
 
@@ -103,21 +104,27 @@ def fault(message: str | None = "a step failed") -> TokenEvent:
     return TokenEvent(1, None, FinishReason.ERROR, message=message)
 
 
+def reading(chat: str | Reading | None) -> Reading | None:
+    """A rendered prompt without tools stands for how its answer is read."""
+    return Reading(chat) if isinstance(chat, str) else chat
+
+
 def prepared(
     tokenizer: Tokenizer,
     batches: Batches,
     *,
     stop: tuple[str, ...] = (),
-    chat: str | None = None,
+    chat: str | Reading | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
     choices: int = 1,
 ) -> tuple[Choices, list[PreparedStream]]:
-    """Choices of those batches. chat: the rendered prompt, where thoughts are split off."""
+    """Choices of those batches. chat: how they are read, or the rendered prompt alone, where
+    thoughts are split off."""
     client = PreparedClient(batches)
     params = SamplingParams(max_tokens=100, stop_token_ids=stop_token_ids)
     found = Choices(
         cast(EngineClient, client),
         tokenizer,
-        Prompt((1, 2, 3), params, stop, chat, choices=choices),
+        Prompt((1, 2, 3), params, stop, reading(chat), choices=choices),
     )
     return found, client.streams

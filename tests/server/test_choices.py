@@ -9,6 +9,7 @@ from engine.client import EngineClient
 from engine.types import MissReason, PrefixReport, PrefixSalt, SamplingParams, TokenEvent
 from server.choices import Choices, choice_params
 from server.generation import Delta, GenerationError, Prompt, Usage
+from server.text.pieces import Piece
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import DEADLINE_S, Engine, decoded, ids_of
 from tests.server.streams import PreparedClient, fault, prepared, said, token
@@ -24,7 +25,9 @@ def texts(steps: list[list[Delta]], count: int) -> list[str]:
     """What each choice says."""
     found = [""] * count
     for delta in (delta for deltas in steps for delta in deltas):
-        found[delta.index] += "".join(piece.text for piece in delta.pieces)
+        for piece in delta.pieces:
+            assert isinstance(piece, Piece)
+            found[delta.index] += piece.text
     return found
 
 
@@ -130,11 +133,14 @@ async def test_a_reader_that_leaves_ends_all_choices(tokenizer: Tokenizer) -> No
 async def test_the_engine_hears_with_whom_the_prompt_is_shared(tokenizer: Tokenizer) -> None:
     client = PreparedClient([])
     salt = PrefixSalt(b"tenant", b"client")
-    prompt = Prompt((1, 2), SamplingParams(1, seed=7), choices=3, salt=salt, system_tokens=2)
+    params = SamplingParams(1, seed=7)
+    prompt = Prompt((1, 2), params, choices=3, salt=salt, system_tokens=2, priority=-4)
     Choices(cast(EngineClient, client), tokenizer, prompt)
     requests = [stream.request for stream in client.streams]
     assert [(request.salt, request.system_tokens) for request in requests] == [(salt, 2)] * 3
     assert [request.params.seed for request in requests] == [7, 8, 9]
+    assert [request.priority for request in requests] == [-4] * 3
+    assert [request.constraint for request in requests] == [None] * 3
 
 
 def test_the_seeds_of_choices_follow_each_other_and_wrap_around() -> None:

@@ -4,25 +4,29 @@ import pytest
 
 from engine.types import FinishReason, MissReason, PrefixReport, Request, SamplingParams, TokenEvent
 from server.generation import Delta, Generation, GenerationError, Prompt
-from server.text.parser import Part, Piece
+from server.text.answer_parser import Reading
+from server.text.pieces import Part, Piece, ToolCallArguments, ToolCallStart
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of, token_id
-from tests.server.streams import PreparedStream, fault, said, token
+from tests.server.streams import PreparedStream, fault, reading, said, token
+from tests.server.text.calling import LOOK
 
 
 def started(
     tokenizer: Tokenizer,
     *,
     stop: tuple[str, ...] = (),
-    chat: str | None = None,
+    chat: str | Reading | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
     index: int = 0,
 ) -> tuple[Generation, PreparedStream]:
-    """A generation whose events are handed to it. chat: the rendered prompt, where thoughts are
-    split off."""
+    """A generation whose events are handed to it. chat: how they are read, or the rendered prompt
+    alone, where thoughts are split off."""
     params = SamplingParams(max_tokens=100, stop_token_ids=stop_token_ids)
     stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
-    return Generation(stream, tokenizer, Prompt((1, 2, 3), params, stop, chat), index), stream
+    return Generation(
+        stream, tokenizer, Prompt((1, 2, 3), params, stop, reading(chat)), index
+    ), stream
 
 
 def content(text: str) -> Piece:
@@ -78,6 +82,50 @@ def test_thoughts_that_never_end_are_flushed_with_the_end(tokenizer: Tokenizer) 
     generation, _ = started(tokenizer, chat="assistant\n<think>\n")
     delta = generation.take(said(tokenizer, "Hm </"))
     assert (delta.pieces, delta.finish) == ([Piece(Part.REASONING, "Hm </")], "length")
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "reason"),
+    [
+        (CALL, FinishReason.STOP, "tool_calls"),
+        (CALL, FinishReason.LENGTH, "length"),
+        (CALL + "Done.", FinishReason.STOP, "tool_calls"),
+        (CALL[:-20], FinishReason.STOP, "stop"),
+        ("Done.", FinishReason.STOP, "stop"),
+    ],
+)
+def test_an_answer_that_ended_with_calls_says_so(
+    tokenizer: Tokenizer, text: str, finish: FinishReason, reason: str
+) -> None:
+    generation, _ = started(tokenizer, chat=Reading("</think>", (LOOK,)))
+    assert generation.take(said(tokenizer, text, finish)).finish == reason
+
+
+def test_a_stop_string_behind_a_call_ends_the_answer_with_it(tokenizer: Tokenizer) -> None:
+    reading = Reading("</think>", (LOOK,))
+    generation, stream = started(tokenizer, chat=reading, stop=("</tool_call>",))
+    delta = generation.take(said(tokenizer, CALL + CALL, None))
+    start, arguments = delta.pieces
+    assert isinstance(start, ToolCallStart)
+    assert (start.name, arguments) == ("look", ToolCallArguments(0, "{}"))
+    assert delta.finish == "tool_calls"
+    assert stream.closed
+
+
+@pytest.mark.parametrize("finish", [None, FinishReason.LENGTH, FinishReason.STOP])
+def test_nothing_is_taken_after_the_last_call_that_is_allowed(
+    tokenizer: Tokenizer, finish: FinishReason | None
+) -> None:
+    generation, stream = started(tokenizer, chat=Reading("</think>", (LOOK,), max_calls=1))
+    arguments_end = CALL.index("}}") + 1
+    last = said(tokenizer, CALL[:arguments_end], finish)
+    delta = generation.take([*last, *said(tokenizer, CALL[arguments_end:] + "more", None)])
+    assert (len(delta.pieces), delta.finish) == (2, "tool_calls")
+    assert generation.completion_tokens == arguments_end
+    assert stream.closed
 
 
 def test_half_a_character_is_replaced_at_the_very_end_only(tokenizer: Tokenizer) -> None:

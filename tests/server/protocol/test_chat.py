@@ -4,20 +4,31 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.config import LimitsSection
+from server.config import LimitsSection, ReasoningSection
+from server.conversation import (
+    Conversation,
+    OutputFormat,
+    Thinking,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Turn,
+)
 from server.protocol.chat import ChatRequest
 from server.protocol.errors import ApiError, from_validation
 
-LIMITS = LimitsSection(max_messages=3, max_top_logprobs=5)
+LIMITS = LimitsSection(max_messages=3, max_top_logprobs=5, max_tools=2)
+EFFORTS = ReasoningSection(minimal_effort_tokens=10, low_effort_tokens=20, medium_effort_tokens=30)
 USER = {"role": "user", "content": "Hello"}
+LOOK = {"type": "function", "function": {"name": "look"}}
 
 
 def request(**given: Any) -> ChatRequest:
     return ChatRequest.model_validate_json(json.dumps({"messages": [USER]} | given))
 
 
-def conversation(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    return request(messages=list(messages)).conversation()
+def conversation(**given: Any) -> Conversation:
+    return request(**given).conversation(LIMITS, EFFORTS)
 
 
 def refusal(**given: Any) -> ApiError:
@@ -25,7 +36,7 @@ def refusal(**given: Any) -> ApiError:
     try:
         asked = request(**given)
         asked.check(LIMITS)
-        asked.conversation()
+        asked.conversation(LIMITS, EFFORTS)
     except ValidationError as error:
         return from_validation(error)
     except ApiError as error:
@@ -42,27 +53,22 @@ def refusal(**given: Any) -> ApiError:
         ({"messages": ["Hello"]}, "messages[0]"),
         ({"messages": [USER] * 4}, "messages"),
         ({"messages": [{"content": "Hello"}]}, "messages[0].role"),
-        ({"messages": [USER | {"role": "function"}]}, "messages[0].role"),
         ({"messages": [USER, USER | {"content": 5}]}, "messages[1].content"),
-        ({"messages": [USER | {"content": {"type": "text"}}]}, "messages[0].content"),
-        ({"messages": [USER | {"tool_calls": "f()"}]}, "messages[0].tool_calls"),
+        ({"messages": [USER, USER | {"audio": {"id": "a"}}]}, "messages[1].audio"),
         ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"max_completion_tokens": "many"}, "max_completion_tokens"),
         ({"logprobs": 5}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
-        ({"top_logprobs": 0}, "top_logprobs"),
         ({"top_logprobs": 6, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": "text"}, "response_format"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [LOOK], "tool_choice": "look"}, "tool_choice"),
+        ({"tools": LOOK}, "tools"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"audio": {"voice": "x"}}, "audio"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"min_tokens": 5}, "min_tokens"),
-        ({"ignore_eos": True}, "ignore_eos"),
         ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
         (
             {"chat_template_kwargs": {"enable_thinking": "no"}},
@@ -70,6 +76,10 @@ def refusal(**given: Any) -> ApiError:
         ),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"reasoning_effort": 5}, "reasoning_effort"),
+        ({"reasoning_effort": "some"}, "reasoning_effort"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_budget": True}, "thinking_budget"),
+        ({"enable_thinking": "yes"}, "enable_thinking"),
         ({"n": LIMITS.max_choices + 1}, "n"),
     ],
 )
@@ -85,19 +95,19 @@ def test_a_request_that_cannot_be_answered_is_refused_by_name(
     [
         {"messages": [USER] * 3},
         {"logprobs": True, "top_logprobs": 5},
+        {"logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}},
         {"tools": [], "functions": [], "tool_choice": "auto"},
-        {"min_tokens": 0, "ignore_eos": False},
         {"chat_template_kwargs": {}},
         {"metadata": {"k": "v"}, "user": "u", "store": True, "service_tier": "auto"},
-        {"messages": [USER | {"extra": 1}]},
+        {"messages": [USER | {"extra": 1, "name": "me"}]},
         {name: None for name in ChatRequest.model_fields if name != "messages"},
     ],
 )
 def test_a_request_that_can_be_answered_is_let_pass(given: dict[str, Any]) -> None:
     asked = request(**given)
     asked.check(LIMITS)
-    asked.conversation()
+    asked.conversation(LIMITS, EFFORTS)
 
 
 @pytest.mark.parametrize(
@@ -117,59 +127,79 @@ def test_the_newer_name_of_the_answers_length_wins(
 
 
 @pytest.mark.parametrize(
-    ("given", "thinking"),
+    ("given", "enabled"),
     [
         ({}, None),
         ({"chat_template_kwargs": {"enable_thinking": True}}, True),
         ({"chat_template_kwargs": {"enable_thinking": False}}, False),
         ({"chat_template_kwargs": {"enable_thinking": None}}, None),
+        ({"enable_thinking": False}, False),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, True),
         ({"reasoning_effort": "none"}, False),
-        ({"reasoning_effort": "high"}, None),
+        ({"reasoning_effort": "high"}, True),
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"reasoning_effort": "high", "enable_thinking": False}, False),
+        ({"thinking_token_budget": 5}, None),
     ],
 )
-def test_thinking_can_be_switched_in_two_ways(given: dict[str, Any], thinking: bool | None) -> None:
-    assert request(**given).enable_thinking is thinking
-
-
-def test_system_messages_are_joined_and_come_first() -> None:
-    assert conversation(
-        {"role": "system", "content": "One."},
-        {"role": "developer", "content": "Two."},
-        USER,
-        {"role": "developer", "content": "Three."},
-    ) == [
-        {"role": "system", "content": "One.\n\nTwo."},
-        USER,
-        {"role": "system", "content": "Three."},
-    ]
-
-
-@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
-def test_parts_of_text_are_joined(kind: str) -> None:
-    parts = [{"type": kind, "text": "Hel"}, {"type": kind, "text": "lo"}]
-    assert conversation({"role": "user", "content": parts}) == [USER]
+def test_thinking_can_be_switched_in_several_ways(
+    given: dict[str, Any], enabled: bool | None
+) -> None:
+    assert conversation(**given).thinking.enabled is enabled
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("given", "budget"),
     [
-        {"type": "image_url", "image_url": {"url": "data:,"}},
-        {"type": "input_audio"},
-        {"type": "text"},
+        ({}, None),
+        ({"thinking_token_budget": 0}, 0),
+        ({"thinking_budget": 5}, 5),
+        ({"thinking_token_budget": 7, "thinking_budget": 5}, 7),
+        ({"reasoning_effort": "none"}, None),
+        ({"reasoning_effort": "minimal"}, 10),
+        ({"reasoning_effort": "low"}, 20),
+        ({"reasoning_effort": "medium"}, 30),
+        ({"reasoning_effort": "high"}, None),
+        ({"reasoning_effort": "xhigh"}, None),
+        ({"reasoning_effort": "max"}, None),
+        ({"reasoning_effort": "low", "thinking_token_budget": 5}, 5),
     ],
 )
-def test_a_part_that_is_no_text_is_refused_by_its_place(part: dict[str, Any]) -> None:
-    error = refusal(messages=[USER, USER | {"content": [{"type": "text", "text": "a"}, part]}])
-    assert error.param == "messages[1].content[1]"
+def test_an_effort_is_a_budget_unless_one_is_named(
+    given: dict[str, Any], budget: int | None
+) -> None:
+    assert conversation(**given).thinking.budget == budget
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_earlier_thoughts_and_calls_are_handed_to_the_template(name: str) -> None:
-    call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
-    said = {"role": "assistant", "content": None, name: "Hm.", "tool_calls": [call]}
-    result = {"role": "tool", "content": "7", "tool_call_id": "1"}
-    assert conversation(USER, said, result)[1:] == [
-        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
-        {"role": "tool", "content": "7"},
-    ]
+def test_a_request_becomes_the_neutral_form() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    asked = conversation(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call]},
+            {"role": "tool", "content": "7", "tool_call_id": "1"},
+        ],
+        tools=[LOOK],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        response_format={"type": "json_object"},
+        reasoning_effort="low",
+    )
+    assert asked == Conversation(
+        turns=(
+            Turn("system", "Be brief."),
+            Turn("assistant", "", "Hm.", (ToolCall("1", "look", "{}"),)),
+            Turn("tool", "7", tool_call_id="1"),
+        ),
+        tools=(Tool("look"),),
+        tool_choice=ToolChoice("required"),
+        parallel_tool_calls=False,
+        output=OutputFormat("json_object"),
+        thinking=Thinking(True, 20),
+    )
+
+
+def test_a_request_that_says_nothing_leaves_everything_to_the_model() -> None:
+    plain = Conversation((Turn("user", "Hello"),), tool_choice=ToolChoice("none"))
+    assert conversation() == plain
+    assert conversation(tools=[], parallel_tool_calls=None) == plain

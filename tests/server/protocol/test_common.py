@@ -76,6 +76,15 @@ def params(defaults: dict[str, Any] | None = None, **given: Any) -> SamplingPara
         ("cache_salt", "x" * (MAX_CACHE_SALT_CHARS + 1)),
         ("cache_salt", 5),
         ("cache_report", 1),
+        ("min_tokens", -1),
+        ("min_tokens", 1.5),
+        ("ignore_eos", 1),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["5"]),
+        ("stop_token_ids", 5),
+        ("priority", 2**31),
+        ("priority", -(2**31)),
+        ("priority", "high"),
     ],
 )
 def test_a_value_of_the_wrong_type_or_size_is_refused(field: str, value: Any) -> None:
@@ -96,6 +105,8 @@ def test_a_value_of_the_wrong_type_or_size_is_refused(field: str, value: Any) ->
         ({"stop": ["a", ""]}, "stop"),
         ({"stop": "x" * (LIMITS.max_stop_string_chars + 1)}, "stop"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop_token_ids": [0] * (LIMITS.max_stop_token_ids + 1)}, "stop_token_ids"),
+        ({"bad_words": ["a"]}, "bad_words"),
         ({"logit_bias": {str(i): 0 for i in range(LIMITS.max_logit_biases + 1)}}, "logit_bias"),
     ],
 )
@@ -168,6 +179,8 @@ def test_a_request_that_says_everything_gets_it() -> None:
         repetition_penalty=1.1,
         logit_bias={"5": -100, "99": 2.5},
         seed=42,
+        min_tokens=7,
+        stop_token_ids=[5, 99],
     )
     assert asked == SamplingParams(
         max_tokens=7,
@@ -180,8 +193,34 @@ def test_a_request_that_says_everything_gets_it() -> None:
         repetition_penalty=1.1,
         logit_bias=((5, -100.0), (99, 2.5)),
         seed=42,
-        stop_token_ids=frozenset({3}),
+        stop_token_ids=frozenset({3, 5, 99}),
+        min_tokens=7,
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "stops"),
+    [
+        ({}, {3}),
+        ({"ignore_eos": False}, {3}),
+        ({"ignore_eos": True}, set()),
+        ({"ignore_eos": True, "stop_token_ids": [5]}, {5}),
+        ({"stop_token_ids": [3, 5]}, {3, 5}),
+    ],
+)
+def test_the_models_own_end_may_be_ignored_and_others_added(
+    given: dict[str, Any], stops: set[int]
+) -> None:
+    assert params(**given).stop_token_ids == stops
+
+
+@pytest.mark.parametrize(
+    "given", [{"min_tokens": 8}, {"stop_token_ids": [VOCAB]}, {"logit_bias": {str(VOCAB): 1}}]
+)
+def test_what_does_not_fit_the_model_or_the_answer_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        params(**given)
+    assert (caught.value.status, caught.value.param) == (400, *given)
 
 
 def test_the_models_own_defaults_stand_where_the_request_is_silent() -> None:

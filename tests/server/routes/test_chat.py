@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Encoding
 
 from server.config import Config, LimitsSection
-from server.service import Service
+from server.conversation import Thinking, Turn
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -25,6 +25,7 @@ from tests.server.harness import (
     running,
     start_engine,
     streamed,
+    talk,
 )
 
 CONTEXT = 400  # tokens; see tests.engines
@@ -58,7 +59,7 @@ async def refusal(http: httpx2.AsyncClient, body: Any) -> tuple[int, dict[str, A
 async def test_the_answer_is_what_the_model_says(
     http: httpx2.AsyncClient, tokenizer: Tokenizer
 ) -> None:
-    ids = (await tokenizer.encode_chat(chat("Hello")["messages"], None)).ids
+    ids = (await tokenizer.encode_chat(talk())).ids
     found = await answer(http, text="Hello", max_tokens=12)
     (choice,) = found["choices"]
     assert choice["message"]["role"] == "assistant"
@@ -277,8 +278,8 @@ async def test_thinking_can_be_turned_off(
 ) -> None:
     engine.script[:] = ids_of(tokenizer, "Yes.<|im_end|>")
     found = await answer(http, **switch)
-    without = (await tokenizer.encode_chat(chat()["messages"], False)).ids
-    plain = (await tokenizer.encode_chat(chat()["messages"], None)).ids
+    without = (await tokenizer.encode_chat(talk(thinking=Thinking(enabled=False)))).ids
+    plain = (await tokenizer.encode_chat(talk())).ids
     assert found["usage"]["prompt_tokens"] == len(without) > len(plain)
     assert found["choices"][0]["message"]["content"] == "Yes."
     assert "reasoning" not in found["choices"][0]["message"]
@@ -311,7 +312,7 @@ async def test_thinking_can_be_turned_off(
             "chat_template_kwargs.enable_thinking",
         ),
         (chat(stream_options={"include_usage": True}), 400, "stream_options"),
-        (chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "tools"),
+        (chat(tools=[{"type": "custom", "custom": {"name": "f"}}]), 400, "tools[0]"),
         ("", 400, None),
         ("[]", 400, None),
         ("{" * 100_000, 400, None),
@@ -340,7 +341,7 @@ async def test_a_prompt_over_the_context_is_refused_in_the_words_that_agents_loo
 async def test_the_longest_prompt_that_fits_gets_one_token(
     http: httpx2.AsyncClient, tokenizer: Tokenizer
 ) -> None:
-    empty = (await tokenizer.encode_chat(chat("")["messages"], None)).ids
+    empty = (await tokenizer.encode_chat(talk(Turn("user", "")))).ids
     longest = "x" * (CONTEXT - 1 - len(empty))
     assert (await answer(http, text=longest))["usage"]["completion_tokens"] == 1
     status, error = await refusal(http, chat(longest + "x"))
@@ -377,9 +378,9 @@ async def test_an_engine_that_has_ended_is_a_503(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_model_without_a_template_refuses_chats(
-    service: Service, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tokenizer, "has_template", False)
+    monkeypatch.setattr(tokenizer.template, "exists", False)
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
     assert "/v1/completions" in error["message"]
@@ -388,7 +389,9 @@ async def test_a_model_without_a_template_refuses_chats(
 async def test_messages_that_the_template_cannot_render_are_refused(
     http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer._template, "chat_template", "{{ raise_exception('no') }}")
+    monkeypatch.setattr(
+        tokenizer.template._tokenizer, "chat_template", "{{ raise_exception('no') }}"
+    )
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
 
@@ -396,7 +399,7 @@ async def test_messages_that_the_template_cannot_render_are_refused(
 async def test_a_template_that_renders_nothing_makes_no_prompt(
     http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer._template, "chat_template", "{{ '' }}")
+    monkeypatch.setattr(tokenizer.template._tokenizer, "chat_template", "{{ '' }}")
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
     assert "no tokens" in error["message"]

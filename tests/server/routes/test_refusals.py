@@ -22,7 +22,7 @@ NUMBERS = (
     "repetition_penalty",
 )
 CHAT_COUNTS = ("max_completion_tokens", "top_logprobs")
-COMPLETION_COUNTS = ("logprobs", "best_of")
+COMPLETION_COUNTS = ("logprobs",)
 # As they are written: several of them no JSON library would write.
 NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e400", "-1e400", '"1"', "true", "[]", "{}", "[1]")
 TOO_BIG = (str(2**70), str(-(2**70)), "1" + "0" * 400, "-1" + "0" * 400)
@@ -111,10 +111,11 @@ async def test_a_value_of_the_wrong_type_or_size_is_named(
 @pytest.mark.parametrize(
     ("path", "name", "value"),
     [
-        (CHAT, "tools", [{"type": "function", "function": {"name": SECRET}}]),
         (CHAT, "functions", [{"name": SECRET}]),
-        (CHAT, "response_format", {"type": "json_object"}),
-        (CHAT, "response_format", {"type": "json_schema", "json_schema": {}}),
+        (CHAT, "audio", {"voice": SECRET}),
+        (CHAT, "bad_words", [SECRET]),
+        (CHAT, "chat_template", SECRET),
+        (COMPLETIONS, "guided_regex", SECRET),
         (CHAT, "n", LIMITS.max_choices + 1),
         (CHAT, "top_logprobs", 5),
         (CHAT, "chat_template_kwargs.thinking_budget", {"thinking_budget": 5}),

@@ -1,9 +1,11 @@
 import time
+from pathlib import Path
 
 import pytest
 
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer
+from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.server.harness import decoded, ids_of
 
 MANY = 20_000
@@ -29,6 +31,20 @@ def test_special_tokens_are_no_text_and_other_added_tokens_are(tokenizer: Tokeni
     ids = ids_of(tokenizer, "<|im_start|><think>a</think><|im_end|>")
     assert len(ids) == 5
     assert "".join(detokenizer.feed(i) for i in ids) == "<think>a</think>"
+
+
+@pytest.mark.parametrize(
+    ("with_tags", "text"), [(False, "a{}b"), (True, "<think>a</think><tool_call>{}</tool_call>b")]
+)
+def test_tags_that_are_special_are_text_where_they_are_read(
+    tmp_path: Path, with_tags: bool, text: str
+) -> None:
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    write_tokenizer(tmp_path, 1000, special=(*SPECIAL_TOKENS, *tags), plain=())
+    strict = Tokenizer(tmp_path)
+    detokenizer = Detokenizer(strict, with_tags=with_tags)
+    ids = ids_of(strict, "<think>a</think><tool_call>{}</tool_call>b<|im_end|>")
+    assert "".join(detokenizer.feed(i) for i in ids) == text
 
 
 def test_an_id_without_a_token_is_no_text(tokenizer: Tokenizer) -> None:

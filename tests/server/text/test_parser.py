@@ -1,6 +1,7 @@
 import pytest
 
-from server.text.parser import Part, Piece, ReasoningParser, joined
+from server.text.parser import ReasoningParser, thinking_part
+from server.text.pieces import AnswerPiece, Part, Piece, joined
 
 OPENED = "<|im_start|>assistant\n<think>\n"
 CLOSED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -41,13 +42,29 @@ def said(text: str) -> Piece:
 )
 @pytest.mark.parametrize("cut", [1, 3, 100])
 def test_thoughts_are_split_off_the_beginning(
-    prompt: str, text: str, pieces: list[Piece], cut: int
+    prompt: str, text: str, pieces: list[AnswerPiece], cut: int
 ) -> None:
     parser = ReasoningParser(prompt)
-    found: list[Piece] = []
+    found: list[AnswerPiece] = []
     for start in range(0, len(text), cut):
         found += parser.feed(text[start : start + cut])
     assert joined(found + parser.flush()) == pieces
+
+
+@pytest.mark.parametrize(
+    ("prompt", "part"),
+    [
+        (PLAIN, None),
+        ("", None),
+        (OPENED, Part.REASONING),
+        (OPENED.strip(), Part.REASONING),
+        (CLOSED, Part.CONTENT),
+    ],
+)
+def test_a_prompt_tells_whether_the_model_is_thinking_already(
+    prompt: str, part: Part | None
+) -> None:
+    assert thinking_part(prompt) is part
 
 
 def test_text_is_not_held_back_once_its_part_is_certain() -> None:
@@ -68,10 +85,3 @@ def test_it_knows_when_the_model_is_thinking() -> None:
     assert parser.reasoning
     parser.feed("</think>")
     assert not parser.reasoning
-
-
-def test_neighbours_of_one_part_are_joined() -> None:
-    assert joined([thought("a"), thought("b"), said("c"), said("d")]) == [
-        thought("ab"),
-        said("cd"),
-    ]

@@ -5,17 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from server.text.tokenizer import (
-    TemplateError,
-    Tokenizer,
-    TokenizerError,
-    common_chars,
-    tokens_within,
-)
-from tests.models import write_tokenizer
-from tests.server.harness import ids_of, token_id
+from server.conversation import Turn
+from server.text.chat_template import TemplateError
+from server.text.tokenizer import TextTooLongError, Tokenizer, TokenizerError, tokens_within
+from tests.models import SPECIAL_TOKENS, write_tokenizer
+from tests.server.harness import ids_of, talk, token_id
 
-HELLO = [{"role": "user", "content": "Hello"}]
 START = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -30,30 +25,11 @@ def change(folder: Path, **settings: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
-async def test_a_conversation_becomes_the_prompt_of_the_models_template(
-    tokenizer: Tokenizer,
-) -> None:
-    found = await tokenizer.encode_chat(HELLO, None)
+async def test_a_conversation_becomes_the_ids_of_its_prompt(tokenizer: Tokenizer) -> None:
+    found = await tokenizer.encode_chat(talk())
     assert found.text == START
     assert tokenizer.fast.decode(list(found.ids), skip_special_tokens=False) == START
-
-
-@pytest.mark.parametrize(
-    ("enable_thinking", "ending"),
-    [(None, ""), (True, ""), (False, "<think>\n\n</think>\n\n")],
-)
-async def test_thinking_is_switched_by_the_template(
-    tokenizer: Tokenizer, enable_thinking: bool | None, ending: str
-) -> None:
-    found = await tokenizer.encode_chat(HELLO, enable_thinking)
-    assert found.text == START + ending
-
-
-# --- what the system messages take -----------------------------------------------------------
-
-
-def system(text: str) -> dict[str, str]:
-    return {"role": "system", "content": text}
+    assert found.system_tokens == 0
 
 
 @pytest.mark.parametrize("text", ["Be brief.", "", "naïve 😀", "a</think>b", "<|im_end|>\n"])
@@ -61,60 +37,10 @@ async def test_the_tokens_of_the_system_message_are_those_of_its_part_of_the_pro
     tokenizer: Tokenizer, text: str
 ) -> None:
     head = f"<|im_start|>system\n{text}<|im_end|>\n"
-    for ending in ([], HELLO, [*HELLO, system("Later.")]):
-        found = await tokenizer.encode_chat([system(text), *ending], None)
+    system, hello = Turn("system", text), Turn("user", "Hello")
+    for ending in ((), (hello,), (hello, Turn("system", "Later."))):
+        found = await tokenizer.encode_chat(talk(system, *ending))
         assert found.ids[: found.system_tokens] == await tokenizer.encode(head)
-
-
-async def test_conversations_with_one_system_message_begin_with_its_tokens(
-    tokenizer: Tokenizer,
-) -> None:
-    one = await tokenizer.encode_chat([system("Be brief."), *HELLO], None)
-    other = await tokenizer.encode_chat([system("Be brief."), system("Not."), *HELLO], None)
-    assert one.ids[: one.system_tokens] == other.ids[: one.system_tokens]
-    assert one.system_tokens < other.system_tokens < len(other.ids)
-
-
-@pytest.mark.parametrize("messages", [HELLO, [*HELLO, system("Too late.")]])
-async def test_a_conversation_that_begins_with_a_user_has_no_system_tokens(
-    tokenizer: Tokenizer, messages: list[dict[str, str]]
-) -> None:
-    assert (await tokenizer.encode_chat(messages, None)).system_tokens == 0
-
-
-WANTS_A_USER = (
-    "{% for m in messages if m.role == 'user' %}{% set ns = m %}{% else %}"
-    "{{ raise_exception('no user') }}{% endfor %}{{ messages[0].content }}|"
-)
-SAYS_THE_LENGTH = "{{ messages | length }}{{ messages[0].content }}"
-
-
-@pytest.mark.parametrize("template", [WANTS_A_USER, SAYS_THE_LENGTH])
-async def test_a_template_that_tells_nothing_about_system_messages_alone_gives_none(
-    folder: Path, template: str
-) -> None:
-    change(folder, chat_template=template)
-    found = await Tokenizer(folder).encode_chat([system("Be brief."), *HELLO], None)
-    assert found.system_tokens == 0
-    assert "Be brief." in found.text
-
-
-async def test_the_switches_of_the_template_are_those_of_the_prompt(folder: Path) -> None:
-    change(
-        folder,
-        chat_template="{% if not enable_thinking %}/no_think {% endif %}"
-        "{% for m in messages %}{{ m.content }}|{% endfor %}",
-    )
-    found = await Tokenizer(folder).encode_chat([system("Be brief."), *HELLO], False)
-    assert found.system_tokens == len("/no_think Be brief.|")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "common"),
-    [("", "", 0), ("", "a", 0), ("ab", "abc", 2), ("abc", "abd", 2), ("é😀x", "é😀y", 2)],
-)
-def test_texts_are_compared_by_characters(one: str, other: str, common: int) -> None:
-    assert common_chars(one, other) == common_chars(other, one) == common
 
 
 def test_a_token_counts_when_it_ends_within_the_characters(tokenizer: Tokenizer) -> None:
@@ -128,6 +54,17 @@ def test_padding_is_no_part_of_a_text(folder: Path) -> None:
     fast.enable_padding(length=10)
     encoding = fast.encode_batch(["ab"], add_special_tokens=False)[0]
     assert [tokens_within(encoding, chars) for chars in (1, 2, 99)] == [1, 2, 2]
+
+
+async def test_what_is_too_long_whatever_its_tokens_are_is_not_encoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = tokenizer.longest_token_bytes
+    fitting = talk(Turn("user", "x" * (100 * longest - len(START) + len("Hello"))))
+    assert len((await tokenizer.encode_chat(fitting, 100)).text) == 100 * longest
+    monkeypatch.setattr(tokenizer, "_encode", None)
+    with pytest.raises(TextTooLongError):
+        await tokenizer.encode_chat(fitting, 99)
 
 
 async def test_special_tokens_of_a_text_are_recognised_and_none_are_added(
@@ -153,13 +90,7 @@ async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(tokenizer: To
 async def test_a_template_that_fails_is_the_conversations_fault(folder: Path) -> None:
     change(folder, chat_template="{{ raise_exception('no') }}")
     with pytest.raises(TemplateError, match="cannot render these messages"):
-        await Tokenizer(folder).encode_chat(HELLO, None)
-
-
-def test_a_tokenizer_without_a_template_says_so(folder: Path, tokenizer: Tokenizer) -> None:
-    change(folder, chat_template=None)
-    assert not Tokenizer(folder).has_template
-    assert tokenizer.has_template
+        await Tokenizer(folder).encode_chat(talk())
 
 
 def test_the_bytes_of_a_token_need_not_be_characters(tokenizer: Tokenizer) -> None:
@@ -178,6 +109,15 @@ def test_an_added_token_outside_of_the_byte_alphabet_is_its_own_text(folder: Pat
     tokenizer = Tokenizer(folder)
     assert tokenizer.token_bytes(1000) == "two words …".encode()
     assert tokenizer.vocab_size == 1001
+
+
+def test_tags_that_are_special_are_known(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    assert not tokenizer.special_tag_ids
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    write_tokenizer(tmp_path, 1000, special=(*SPECIAL_TOKENS, *tags), plain=())
+    strict = Tokenizer(tmp_path)
+    assert strict.special_tag_ids == {token_id(strict, tag) for tag in tags}
+    assert strict.special_tag_ids < strict.special_ids
 
 
 def test_the_longest_token_bounds_what_a_text_can_hold(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,112 @@
+"""What is asked, in whatever wire format it came: the one form that all APIs translate into.
+
+Nothing here knows HTTP, tokens or templates, and nothing of ours is imported.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    """Unique among the tools; letters, digits and ``_.:-``."""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON Schema of the object of arguments; None: any object."""
+    strict: bool = False
+    """Whether arguments must satisfy the schema also where nobody asked for the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model may, must or must not call."""
+
+    mode: Literal["none", "auto", "required", "named"] = "auto"
+    name: str | None = None
+    """The tool that must be called, with "named" alone."""
+    allowed: frozenset[str] | None = None
+    """With "auto" and "required": the names that may be called; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that was made."""
+
+    id: str
+    name: str
+    arguments: str
+    """As the model wrote them: JSON, of an object, unless the model got it wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message."""
+
+    role: Role
+    text: str = ""
+    reasoning: str = ""
+    """What an assistant thought before it said the text."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """An assistant's, after the text."""
+    tool_call_id: str | None = None
+    """Which call a tool answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """What the whole answer, after its thoughts, must be."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    value: Any = None
+    """json_schema: the schema, a dict or a bool. regex: the pattern. choice: a list of strings.
+    grammar: its text, Lark or GBNF. json_object: None."""
+    param: str = "response_format"
+    """The wire's name of what it came from, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How much the model may think before it answers."""
+
+    enabled: bool | None = None
+    """None leaves it to the model's template."""
+    budget: int | None = None
+    """Tokens; None: no limit but the answer's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is to be answered, and how."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    output: OutputFormat | None = None
+    thinking: Thinking = Thinking()
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model is told of: none where it must not call any.
+
+        Where only some may be called it is told of all, so that prompts begin alike.
+        """
+        return () if self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def max_calls(self) -> int | None:
+        """How many calls the answer may have: one, where one tool is asked for by its name."""
+        is_one = self.tool_choice.mode == "named" or not self.parallel_tool_calls
+        return 1 if is_one else None
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        choice = self.tool_choice
+        names = choice.allowed if choice.name is None else {choice.name}
+        return tuple(tool for tool in self.offered_tools if names is None or tool.name in names)

@@ -1,0 +1,147 @@
+"""What is asked -> the prompt that the engine gets. All chat APIs share this step."""
+
+from dataclasses import dataclass, replace
+
+from engine.types import TokenConstraint
+from server.conversation import Conversation, Tool
+from server.generation import Prompt
+from server.protocol.common import SamplingFields, answer_length
+from server.protocol.errors import context_length_exceeded, invalid
+from server.service import Service, new_seed
+from server.text.answer_parser import Reading
+from server.text.chat_template import TemplateError
+from server.text.grammar import Wish
+from server.text.grammar_error import GrammarError
+from server.text.parser import thinking_part
+from server.text.pieces import Part
+from server.text.thoughts import ThinkingStart
+from server.text.tokenizer import EncodedChat, TextTooLongError
+from server.text.tool_format import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for an answer to a conversation, whatever API it came by."""
+
+    conversation: Conversation
+    sampling: SamplingFields
+    """What it says about choosing tokens, by OpenAI's names."""
+    max_tokens: int | None = None
+    """The longest answer; None and -1: as long as fits."""
+    max_tokens_param: str = "max_tokens"
+    """The wire's name of that, for errors."""
+    logprobs: int | None = None
+    """How many alternatives to report with each token; None: not even its own probability."""
+    turns_param: str = "messages"
+    """The wire's name of the conversation, for errors."""
+
+
+async def chat_prompt(service: Service, asked: Asked, authorization: str | None) -> Prompt:
+    """The conversation as the engine wants it. authorization: the header, with whose key alone the
+    prompt shares prefixes.
+
+    Raises ApiError that names what cannot be done.
+    """
+    conversation, sampling = asked.conversation, asked.sampling
+    form = _tool_format(service, asked)
+    encoded = await _encode(service, asked)
+    params = sampling.sampling_params(
+        max_tokens=answer_length(
+            asked.max_tokens, len(encoded.ids), service.max_model_len, asked.max_tokens_param
+        ),
+        logprobs=asked.logprobs,
+        vocab_size=service.client.limits.vocab_size,
+        defaults=service.model.defaults,
+        stop_token_ids=service.model.stop_token_ids,
+        fallback_seed=new_seed(),
+    )
+    return Prompt(
+        encoded.ids,
+        params,
+        sampling.stop_strings(),
+        Reading(
+            encoded.text,
+            conversation.offered_tools,
+            form,
+            conversation.max_calls,
+        ),
+        choices=sampling.wanted.choices,
+        salt=service.salts.salt(authorization, sampling.cache_salt),
+        system_tokens=encoded.system_tokens,
+        priority=sampling.priority or 0,
+        constraint=await _constraint(service, asked, encoded.text, form),
+    )
+
+
+def _tool_format(service: Service, asked: Asked) -> ToolFormat:
+    """How calls will be written. Raises ApiError where the model cannot chat, or not call."""
+    template = service.tokenizer.template
+    if not template.exists:
+        raise invalid("This model has no chat template; use /v1/completions.", asked.turns_param)
+    if asked.conversation.offered_tools and template.tool_format is None:
+        raise invalid(
+            "This model's chat template knows no tools, or none whose calls can be read.", "tools"
+        )
+    return template.tool_format or ToolFormat.HERMES
+
+
+async def _encode(service: Service, asked: Asked) -> EncodedChat:
+    param = asked.turns_param
+    try:
+        encoded = await service.tokenizer.encode_chat(asked.conversation, service.max_model_len)
+    except TemplateError as error:
+        raise invalid(f"{error}.", param) from error
+    except TextTooLongError as error:
+        raise context_length_exceeded(None, service.max_model_len, param) from error
+    service.check_prompt(encoded.ids, param)
+    return encoded
+
+
+async def _constraint(
+    service: Service, asked: Asked, prompt: str, form: ToolFormat
+) -> TokenConstraint | None:
+    """What the engine holds the answer to. Raises ApiError for what cannot be enforced."""
+    wish = wish_of(asked.conversation, prompt, form)
+    try:
+        constraint = await service.grammars.compile(wish)
+    except GrammarError as error:
+        raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
+    if constraint is not None and asked.sampling.ignore_eos:
+        raise invalid(
+            "An answer of a given form, or with a budget of thoughts, has an end of its own.",
+            "ignore_eos",
+        )
+    return constraint
+
+
+def wish_of(conversation: Conversation, prompt: str, form: ToolFormat) -> Wish:
+    """What the answer must be like. prompt: as it was rendered."""
+    tools = conversation.callable_tools
+    choice = conversation.tool_choice
+    if choice.mode == "auto" and choice.allowed is not None:
+        tools = tuple(_only_named(tool) for tool in tools)
+    start = START[thinking_part(prompt)]
+    if conversation.thinking.enabled is False:
+        start = ThinkingStart.SAYING
+    return Wish(
+        conversation.output,
+        tools,
+        form,
+        must_call=choice.mode in ("required", "named"),
+        parallel=conversation.max_calls is None,
+        thinking=start,
+        thinking_budget=conversation.thinking.budget,
+    )
+
+
+def _only_named(tool: Tool) -> Tool:
+    """A tool as one of those that may be called: calls are held to their names, even where nobody
+    asked for its schema to be enforced."""
+    return tool if tool.strict else replace(tool, strict=True, parameters=None)
+
+
+START = {
+    Part.CONTENT: ThinkingStart.SAYING,
+    Part.REASONING: ThinkingStart.THINKING,
+    None: ThinkingStart.OPEN,
+}

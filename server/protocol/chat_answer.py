@@ -1,0 +1,140 @@
+"""Deltas of an answer -> the objects of /v1/chat/completions."""
+
+from dataclasses import dataclass, field
+
+from server.generation import Delta, TokenReport, Usage
+from server.protocol.answers import Heading, Json, TokenText, usage_chunk, usage_object
+from server.protocol.common import Wanted
+from server.text.pieces import AnswerPiece, Part, Piece, ToolCallStart
+
+
+@dataclass(slots=True)
+class _ChatChoice:
+    """What has been gathered of a choice."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Json] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, piece: AnswerPiece) -> None:
+        if isinstance(piece, ToolCallStart):
+            function = {"name": piece.name, "arguments": ""}
+            self.calls.append({"id": piece.id, "type": "function", "function": function})
+        elif not isinstance(piece, Piece):
+            self.calls[piece.index]["function"]["arguments"] += piece.text
+        elif piece.part is Part.REASONING:
+            self.reasoning += piece.text
+        else:
+            self.content += piece.text
+
+    def object(self, index: int) -> Json:
+        content = self.content if self.content or not self.calls else None
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+            message["reasoning"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": {"content": self.logprobs, "refusal": None} if self.logprobs else None,
+            "finish_reason": self.finish,
+        }
+
+
+@dataclass(slots=True)
+class ChatAnswer:
+    """One chat completion, streamed or whole."""
+
+    heading: Heading
+    token_bytes: TokenText
+    wanted: Wanted
+    _choices: list[_ChatChoice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._choices = [_ChatChoice() for _ in range(self.wanted.choices)]
+
+    def first_chunks(self) -> list[Json]:
+        """Say who speaks; sent before anything is generated."""
+        return [
+            self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+            for index in range(self.wanted.choices)
+        ]
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        """The chunks of a delta, with the finish reason in one of its own."""
+        chunks: list[Json] = []
+        index = delta.index
+        logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
+        for piece in delta.pieces:
+            fields = _chat_fields(piece)
+            chunks.append(self._chunk(index, fields, logprobs, None))
+            logprobs = None
+        if logprobs:
+            chunks.append(self._chunk(index, {}, logprobs, None))
+        if delta.finish is not None:
+            chunks.append(self._chunk(index, {}, None, delta.finish))
+        return chunks
+
+    def last_chunk(self, usage: Usage) -> Json | None:
+        """Usage, where it was asked for."""
+        return usage_chunk(self.heading, "chat.completion.chunk", usage, self.wanted)
+
+    def add(self, delta: Delta) -> None:
+        """Gathers a delta for ``whole``."""
+        choice = self._choices[delta.index]
+        for piece in delta.pieces:
+            choice.add(piece)
+        logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
+        choice.logprobs += (logprobs or {}).get("content", [])
+        choice.finish = delta.finish or choice.finish
+
+    def whole(self, usage: Usage) -> Json:
+        """The answer in one object."""
+        choices = [choice.object(index) for index, choice in enumerate(self._choices)]
+        return self.heading.object("chat.completion", choices) | {
+            "usage": usage_object(usage, self.wanted.cache_report)
+        }
+
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        chunk = self.heading.object("chat.completion.chunk", [choice])
+        return chunk | {"usage": None} if self.wanted.include_usage else chunk
+
+
+def _chat_fields(piece: AnswerPiece) -> Json:
+    """Reasoning goes out under both names that clients read; a call names itself once."""
+    if isinstance(piece, ToolCallStart):
+        function = {"name": piece.name, "arguments": ""}
+        call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if not isinstance(piece, Piece):
+        return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+    if piece.part is Part.REASONING:
+        return {"reasoning_content": piece.text, "reasoning": piece.text}
+    return {"content": piece.text}
+
+
+def _chat_logprobs(tokens: list[TokenReport], token_bytes: TokenText) -> Json | None:
+    if not tokens:
+        return None
+
+    def entry(token_id: int, logprob: float) -> Json:
+        raw = token_bytes(token_id)
+        return {
+            "token": raw.decode(errors="replace"),
+            "logprob": logprob,
+            "bytes": list(raw),
+        }
+
+    return {
+        "content": [
+            entry(report.token_id, report.logprobs.logprob)
+            | {"top_logprobs": [entry(token, value) for token, value in report.logprobs.top]}
+            for report in tokens
+        ],
+        "refusal": None,
+    }

@@ -1,0 +1,111 @@
+"""The messages of a chat: wire -> turns."""
+
+import json
+from typing import Any, Literal
+
+from server.conversation import ToolCall, Turn
+from server.protocol.common import WireModel
+from server.protocol.errors import invalid, quoted
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class ContentPart(WireModel):
+    """A part of a message's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class CalledFunction(WireModel):
+    """Which function was called, and with what."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+    def made(self, call_id: str) -> ToolCall:
+        """The neutral form. Some clients send the arguments as the object that they are."""
+        arguments = self.arguments or ""
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return ToolCall(call_id, self.name, arguments)
+
+
+class MadeCall(WireModel):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction | None = None
+
+
+class AudioReference(WireModel):
+    """Earlier audio, which no answer of this server has."""
+
+    id: str | None = None
+
+
+class Message(WireModel):
+    """One message of a conversation. ``name`` and whatever else it has is ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[MadeCall] | None = None
+    function_call: CalledFunction | None = None
+    audio: AudioReference | None = None
+
+    def turn(self, place: str) -> Turn:
+        """The neutral form. place: how errors name the message. Raises ApiError."""
+        if self.audio is not None:
+            raise invalid("Audio is not supported: this model reads text.", f"{place}.audio")
+        return Turn(
+            ROLES[self.role],
+            self._text(place),
+            self.reasoning_content or self.reasoning or "",
+            self._calls(place),
+            self.tool_call_id,
+        )
+
+    def _text(self, place: str) -> str:
+        """The content as one string."""
+        if self.content is None:
+            return self.refusal or ""
+        if isinstance(self.content, str):
+            return self.content
+        texts = []
+        for number, part in enumerate(self.content):
+            text = part.refusal if part.type == "refusal" else part.text
+            if part.type not in (*TEXT_PARTS, "refusal") or text is None:
+                raise invalid(
+                    f"Content of type {quoted(part.type)} is not supported: this model reads text.",
+                    f"{place}.content[{number}]",
+                )
+            texts.append(text)
+        return "".join(texts)
+
+    def _calls(self, place: str) -> tuple[ToolCall, ...]:
+        calls = []
+        for number, call in enumerate(self.tool_calls or ()):
+            if call.function is None:
+                raise invalid(
+                    f"A call of type {quoted(call.type or '')} is not supported: only functions "
+                    "can be called.",
+                    f"{place}.tool_calls[{number}]",
+                )
+            calls.append(call.function.made(call.id or ""))
+        if self.function_call is not None:
+            calls.append(self.function_call.made(""))
+        return tuple(calls)

@@ -1,0 +1,125 @@
+"""The tools of a chat, and which of them must or may be called: wire -> neutral form."""
+
+import re
+from typing import Any
+
+from pydantic import Field
+
+from server.conversation import Tool, ToolChoice
+from server.protocol.common import WireModel
+from server.protocol.errors import invalid, quoted
+
+# Names stand in the model's own formats, between quotes or tags.
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+class FunctionTool(WireModel):
+    """What a function is for, and what it takes."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class WireTool(WireModel):
+    """A tool of any type."""
+
+    type: str
+    function: FunctionTool | None = None
+
+
+class NamedTool(WireModel):
+    """A tool that a choice names."""
+
+    type: str | None = None
+    name: str | None = None
+    function: "NamedTool | None" = None
+
+    def found(self, place: str) -> str:
+        """The function's name, in one place or the other. Raises ApiError."""
+        name = self.name if self.function is None else self.function.name
+        if self.type not in ("function", None) or name is None:
+            raise invalid("Only functions can be chosen, by their name.", place)
+        return name
+
+
+class AllowedTools(WireModel):
+    """Some of the tools."""
+
+    mode: str | None = None
+    tools: list[NamedTool] = Field(default_factory=list)
+
+
+class WireToolChoice(NamedTool):
+    """A choice that is more than a word."""
+
+    allowed_tools: AllowedTools | None = None
+
+
+def read_tools(tools: list[WireTool], max_tools: int) -> tuple[Tool, ...]:
+    """The tools, in their order. Raises ApiError that names the one at fault."""
+    if len(tools) > max_tools:
+        raise invalid(f"There are {len(tools)} tools; at most {max_tools} are read.", "tools")
+    found: dict[str, Tool] = {}
+    for number, tool in enumerate(tools):
+        place = f"tools[{number}]"
+        if tool.type == "function" and tool.function is None:
+            raise invalid("This tool has no function.", f"{place}.function")
+        if tool.function is None or tool.type != "function":
+            raise invalid(
+                f"A tool of type {quoted(tool.type)} is not supported: describe it as a function.",
+                place,
+            )
+        function = tool.function
+        check_tool_name(function.name, f"{place}.function.name")
+        if function.name in found:
+            raise invalid("Two tools have this name.", f"{place}.function.name")
+        found[function.name] = Tool(
+            function.name, function.description, function.parameters, bool(function.strict)
+        )
+    return tuple(found.values())
+
+
+def check_tool_name(name: str, place: str) -> None:
+    """Raises ApiError for a name that cannot stand in every model's format."""
+    if not TOOL_NAME.fullmatch(name):
+        raise invalid(
+            "A tool's name must have 1 to 128 letters of ASCII, digits or characters of _.:/-",
+            place,
+        )
+
+
+def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    """Whether and what the model must call. Raises ApiError for a choice that cannot be made."""
+    names = {tool.name for tool in tools}
+    if choice is None or choice in ("none", "auto"):
+        return ToolChoice("none" if choice == "none" or not tools else "auto")
+    if isinstance(choice, str):
+        if choice != "required":
+            raise invalid(f"There is no tool_choice {quoted(choice)}.", "tool_choice")
+        read = ToolChoice("required")
+    elif choice.type == "allowed_tools":
+        read = _allowed(choice.allowed_tools or AllowedTools())
+    else:
+        read = ToolChoice("named", choice.found("tool_choice"))
+    if not tools:
+        raise invalid("tool_choice asks for a call, but there are no tools.", "tool_choice")
+    wanted = read.allowed or ({read.name} if read.name is not None else set())
+    if not wanted <= names:
+        raise invalid("tool_choice names a tool that is not among the tools.", "tool_choice")
+    return read
+
+
+def _allowed(allowed: AllowedTools) -> ToolChoice:
+    place = "tool_choice.allowed_tools"
+    names = frozenset(
+        tool.found(f"{place}.tools[{number}]") for number, tool in enumerate(allowed.tools)
+    )
+    if not names:
+        raise invalid("At least one tool must be allowed.", f"{place}.tools")
+    if allowed.mode == "required":
+        return ToolChoice("required", allowed=names)
+    if allowed.mode not in ("auto", None):
+        raise invalid("The mode must be auto or required.", f"{place}.mode")
+    return ToolChoice("auto", allowed=names)

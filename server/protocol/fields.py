@@ -1,0 +1,194 @@
+"""What becomes of every field that clients send: the rule, in one table.
+
+Accepted fields are those of the wire models. A field that would change the answer and is not
+supported is refused by name, unless its value says nothing. What cannot change the answer is
+ignored, and so is what nobody has heard of. null always means: as if it were not there.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from server.protocol.errors import invalid
+
+
+class Rule(Enum):
+    """What becomes of a field."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRule:
+    """The rule for one field of a request's body."""
+
+    name: str
+    rule: Rule
+    note: str
+    """Accepted: what it does here. Refused: what to do instead. Ignored: why that is no harm."""
+    harmless: tuple[Any, ...] = ()
+    """Values of a refused field that ask for what happens anyway."""
+
+
+def accepted(name: str, note: str) -> FieldRule:
+    """A field of the wire model."""
+    return FieldRule(name, Rule.ACCEPTED, note)
+
+
+def refused(name: str, note: str, *harmless: Any) -> FieldRule:
+    """A field that would change the answer."""
+    return FieldRule(name, Rule.REFUSED, note, harmless)
+
+
+def ignored(name: str, note: str) -> FieldRule:
+    """A field that would not."""
+    return FieldRule(name, Rule.IGNORED, note)
+
+
+def refuse_unsupported(rules: tuple[FieldRule, ...], given: dict[str, Any]) -> None:
+    """given: the fields that no wire model has. Raises ApiError (400) that names the first one that
+    is refused."""
+    for field in rules:
+        value = given.get(field.name)
+        if field.rule is Rule.REFUSED and value and value not in field.harmless:
+            raise invalid(f"{field.name} is not supported: {field.note}.", field.name)
+
+
+NO_USE = "it has no use here"
+SPEED_ONLY = "it could change the speed, not the answer"
+ACCOUNT = "there is no account or store that it could matter to"
+
+SAMPLING_FIELDS = (
+    accepted("model", "id, alias, folder's name or path; another one is a 404; none is ours"),
+    accepted("stream", "server-sent events"),
+    accepted("stream_options", "include_usage; include_obfuscation is ignored"),
+    accepted("max_tokens", "-1 and null: as many as fit; more than fit is cut"),
+    accepted("temperature", "0 to 2; 0 is greedy"),
+    accepted("top_p", "above 0, up to 1"),
+    accepted("top_k", "0 and -1 switch it off"),
+    accepted("min_p", "0 to 1"),
+    accepted("presence_penalty", "-2 to 2, over all generated tokens"),
+    accepted("frequency_penalty", "-2 to 2, over all generated tokens"),
+    accepted("repetition_penalty", "0.01 to 10, over prompt and generated tokens"),
+    accepted("logit_bias", "token id to -100 to 100"),
+    accepted("seed", "the same seed gives the same answer on one machine with one configuration"),
+    accepted("stop", "a string, or a list; no part of one is sent"),
+    accepted("stop_token_ids", "they end the answer as the model's own end does, and are not sent"),
+    accepted("n", "answers side by side; answer i has the seed plus i"),
+    accepted("min_tokens", "no token that ends the answer is chosen before"),
+    accepted("ignore_eos", "the model's own end does not end the answer"),
+    accepted("priority", "lower runs earlier"),
+    accepted("cache_salt", "only requests with the same one share prefixes"),
+    accepted("cache_report", "usage says why not more of the prompt came from the cache"),
+    refused("length_penalty", "there is no beam search", 1),
+    refused("use_beam_search", "use n and temperature"),
+    refused("best_of", "use n", 1),
+    refused("bad_words", "use logit_bias"),
+    refused("allowed_token_ids", "use structured_outputs"),
+    refused("include_stop_str_in_output", "a stop string is never sent"),
+    refused("skip_special_tokens", "special tokens are never sent", True),
+    refused("truncate_prompt_tokens", "shorten the prompt", -1),
+    refused("prompt_logprobs", "only generated tokens have log-probabilities here"),
+    refused("logprob_token_ids", "use top_logprobs"),
+    refused("return_token_ids", "use logprobs, which have the bytes of tokens"),
+    refused("return_tokens_as_token_ids", "use logprobs, which have the bytes of tokens"),
+    refused("return_prompt_text", "answers do not repeat their prompt"),
+    refused("repetition_detection", "use repetition_penalty"),
+    refused("typical_p", "use top_p or min_p", 1),
+    refused("tfs_z", "use top_p or min_p", 1),
+    refused("top_a", "use top_p or min_p"),
+    refused("mirostat", "use temperature"),
+    refused("dynatemp_range", "use temperature"),
+    refused("xtc_probability", "use temperature"),
+    refused("dry_multiplier", "use repetition_penalty"),
+    refused("presence_context_size", "the penalty counts the whole answer"),
+    refused("frequency_context_size", "the penalty counts the whole answer"),
+    refused("repetition_context_size", "the penalty counts prompt and answer"),
+    refused("n_predict", "use max_tokens"),
+    refused("logits_processors", "use logit_bias"),
+    refused("kv_transfer_params", "there is one server"),
+    refused("vllm_xargs", "name the field itself"),
+    refused("adapters", "the served model has none"),
+    ignored("spaces_between_special_tokens", "special tokens are never sent"),
+    ignored("truncation_side", "it says nothing without truncate_prompt_tokens"),
+    ignored("num_draft_tokens", SPEED_ONLY),
+    ignored("draft_model", SPEED_ONLY),
+    ignored("cache_prompt", "prefixes are always kept"),
+    ignored("id_slot", "there are no slots"),
+    ignored("timings_per_token", "an addition to the answer that no SDK reads"),
+    ignored("user", ACCOUNT),
+    ignored("request_id", NO_USE),
+    ignored("session_id", NO_USE),
+)
+
+STRUCTURE_FIELDS = (
+    accepted("response_format", "text, json_object (schema: as json_schema) or json_schema"),
+    accepted("structured_outputs", "one of json, json_object, regex, choice, grammar"),
+    accepted("guided_json", "a schema, as an object or as its text"),
+    accepted("guided_regex", "a regular expression for the whole answer"),
+    accepted("guided_choice", "a list of answers"),
+    accepted("guided_grammar", "a grammar for the whole answer, Lark or GBNF"),
+    refused("guided_whitespace_pattern", "white space in JSON is up to the model"),
+    refused("grammar", "use structured_outputs"),
+    refused("json_schema", "use response_format"),
+    ignored("guided_decoding_backend", SPEED_ONLY),
+)
+
+CHAT_FIELDS = (
+    accepted("messages", "text in all roles; developer is system; function is tool"),
+    accepted("max_completion_tokens", "wins over max_tokens"),
+    *SAMPLING_FIELDS,
+    accepted("logprobs", "of every token, thoughts and calls included"),
+    accepted("top_logprobs", "needs logprobs"),
+    accepted("tools", "functions; custom tools are refused"),
+    accepted("tool_choice", "none, auto, required, a function, allowed_tools"),
+    accepted("parallel_tool_calls", "false: the answer ends with its first call"),
+    *STRUCTURE_FIELDS,
+    accepted("reasoning_effort", "none: no thoughts; minimal, low and medium have budgets"),
+    accepted("thinking_token_budget", "thoughts are ended after so many tokens; wins over effort"),
+    accepted("thinking_budget", "the same"),
+    accepted("enable_thinking", "the same as chat_template_kwargs.enable_thinking"),
+    accepted("chat_template_kwargs", "enable_thinking; another one is refused"),
+    refused("functions", "use tools"),
+    refused("function_call", "use tool_choice", "none", "auto"),
+    refused("audio", "this model writes text"),
+    refused("modalities", "this model writes text", ["text"]),
+    refused("web_search_options", "this server searches nothing"),
+    refused("reasoning", "use reasoning_effort or thinking_token_budget"),
+    refused("thinking", "use enable_thinking or thinking_token_budget"),
+    refused("think", "use enable_thinking"),
+    refused("echo", "use /v1/completions"),
+    refused("add_generation_prompt", "the answer is the assistant's next turn", True),
+    refused("continue_final_message", "the answer is the assistant's next turn"),
+    refused("add_special_tokens", "the template writes them"),
+    refused("chat_template", "the template is the model's"),
+    refused("documents", "put them into a message"),
+    refused("role_mapping", "the template is the model's"),
+    ignored("verbosity", "a hint that the served models were not trained on"),
+    ignored("prediction", SPEED_ONLY),
+    ignored("service_tier", SPEED_ONLY),
+    ignored("include_reasoning", "thoughts have fields of their own, which nobody has to read"),
+    ignored("reasoning_format", "thoughts have fields of their own, which nobody has to read"),
+    ignored("metadata", ACCOUNT),
+    ignored("store", ACCOUNT),
+    ignored("safety_identifier", ACCOUNT),
+    ignored("moderation", ACCOUNT),
+    ignored("prompt_cache_key", "prefixes are found by their tokens"),
+    ignored("prompt_cache_options", "prefixes are found by their tokens"),
+    ignored("prompt_cache_retention", "prefixes are kept while there is room"),
+)
+
+COMPLETION_FIELDS = (
+    accepted("prompt", "a string, or token ids"),
+    *SAMPLING_FIELDS,
+    accepted("logprobs", "0 to 5"),
+    *(
+        refused(field.name, "use /v1/chat/completions")
+        for field in STRUCTURE_FIELDS
+        if field.rule is Rule.ACCEPTED
+    ),
+    refused("echo", "answers do not repeat their prompt"),
+    refused("suffix", "write the model's own tokens for it into the prompt"),
+)

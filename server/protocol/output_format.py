@@ -1,0 +1,116 @@
+"""What the whole answer must be, in every form that clients ask for it: wire -> neutral form."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from server.conversation import OutputFormat
+from server.protocol.common import WireModel
+from server.protocol.errors import invalid, quoted
+
+Schema = dict[str, Any] | bool
+SchemaOrText = dict[str, Any] | bool | str
+Answers = Annotated[list[str], Field(min_length=1)]
+
+
+class NamedSchema(WireModel):
+    """A schema with its name, which no model sees."""
+
+    schema_: Schema | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(WireModel):
+    """OpenAI's form. Schemas are always strict here."""
+
+    type: str
+    json_schema: NamedSchema | None = None
+    schema_: Schema | None = Field(default=None, alias="schema")
+    """Where some clients put it."""
+
+
+class StructuredOutputs(WireModel):
+    """The form of other local servers."""
+
+    json_: SchemaOrText | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Answers | None = None
+    grammar: str | None = None
+    structural_tag: Any = None
+
+
+class StructureFields(WireModel):
+    """The fields of a request that say so."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Answers | None = None
+    guided_grammar: str | None = None
+
+    def output_format(self) -> OutputFormat | None:
+        """What is asked for; None: any text. Raises ApiError, also where two things are."""
+        found = [*self._response_format(), *self._structured_outputs()]
+        if self.guided_json is not None:
+            found.append(_json(self.guided_json, "guided_json"))
+        if self.guided_regex is not None:
+            found.append(OutputFormat("regex", self.guided_regex, "guided_regex"))
+        if self.guided_choice is not None:
+            found.append(OutputFormat("choice", self.guided_choice, "guided_choice"))
+        if self.guided_grammar is not None:
+            found.append(OutputFormat("grammar", self.guided_grammar, "guided_grammar"))
+        if len(found) > 1:
+            raise invalid(
+                f"{found[0].param} and {found[1].param} both say what the answer must be.",
+                found[1].param,
+            )
+        return found[0] if found else None
+
+    def _response_format(self) -> list[OutputFormat]:
+        asked = self.response_format
+        if asked is None or asked.type == "text":
+            return []
+        if asked.type not in ("json_object", "json_schema"):
+            raise invalid(
+                f"response_format {quoted(asked.type)} is not supported.", "response_format.type"
+            )
+        if asked.json_schema is not None and asked.json_schema.schema_ is not None:
+            place = "response_format.json_schema.schema"
+            return [OutputFormat("json_schema", asked.json_schema.schema_, place)]
+        if asked.schema_ is not None:
+            return [OutputFormat("json_schema", asked.schema_, "response_format.schema")]
+        return [OutputFormat("json_object")]
+
+    def _structured_outputs(self) -> list[OutputFormat]:
+        asked = self.structured_outputs
+        if asked is None:
+            return []
+        place = "structured_outputs"
+        if asked.structural_tag:
+            raise invalid("structural_tag is not supported.", f"{place}.structural_tag")
+        found = []
+        if asked.json_ is not None:
+            found.append(_json(asked.json_, f"{place}.json"))
+        if asked.json_object:
+            found.append(OutputFormat("json_object", None, f"{place}.json_object"))
+        if asked.regex is not None:
+            found.append(OutputFormat("regex", asked.regex, f"{place}.regex"))
+        if asked.choice is not None:
+            found.append(OutputFormat("choice", asked.choice, f"{place}.choice"))
+        if asked.grammar is not None:
+            found.append(OutputFormat("grammar", asked.grammar, f"{place}.grammar"))
+        return found
+
+
+def _json(schema: SchemaOrText, param: str) -> OutputFormat:
+    """A schema may come as its text. Raises ApiError for a text that is none."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise invalid("The text is no JSON.", param) from error
+        if not isinstance(schema, dict | bool):
+            raise invalid("The text is no schema.", param)
+    return OutputFormat("json_schema", schema, param)

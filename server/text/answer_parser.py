@@ -1,0 +1,71 @@
+"""An answer's text -> thoughts, content and calls."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.conversation import Tool
+from server.text.calls import CallParser, new_call_id
+from server.text.parser import ReasoningParser
+from server.text.pieces import AnswerPiece, Part, Piece, joined
+from server.text.tool_format import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the answer to a chat is to be read."""
+
+    prompt: str
+    """As it was rendered: its end tells whether the model is thinking already."""
+    tools: tuple[Tool, ...] = ()
+    """Those that may be called; where there are none, calls are content."""
+    tool_format: ToolFormat = ToolFormat.HERMES
+    max_calls: int | None = None
+    """The answer ends with so many."""
+
+
+class AnswerParser:
+    """Takes an answer apart as it streams in. However its text is cut, the pieces, joined, are the
+    same."""
+
+    def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id) -> None:
+        self._thoughts = ReasoningParser(reading.prompt)
+        self._calls = (
+            CallParser(reading.tools, reading.tool_format, reading.max_calls, new_id)
+            if reading.tools
+            else None
+        )
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the model is thinking now."""
+        return self._thoughts.reasoning
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has ended, whatever else the model says."""
+        return self._calls is not None and self._calls.done
+
+    @property
+    def ended_with_calls(self) -> bool:
+        """Once the answer has ended: whether somebody is to make calls for it."""
+        return self._calls is not None and self._calls.ended_with_calls
+
+    def feed(self, text: str) -> list[AnswerPiece]:
+        """Pieces that are certain now, in order."""
+        return joined(self._split(self._thoughts.feed(text)))
+
+    def flush(self) -> list[AnswerPiece]:
+        """The rest, when the answer ends."""
+        pieces = self._split(self._thoughts.flush())
+        return joined(pieces + (self._calls.flush() if self._calls else []))
+
+    def _split(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+        if self._calls is None:
+            return pieces
+        found: list[AnswerPiece] = []
+        for piece in pieces:
+            if isinstance(piece, Piece) and piece.part is Part.CONTENT:
+                found += self._calls.feed(piece.text)
+            else:
+                found.append(piece)
+        return found

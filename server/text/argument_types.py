@@ -1,0 +1,84 @@
+"""What a tool's schema says about one argument, for formats that write values without quotes."""
+
+import json
+from typing import Any
+
+ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+STRING = frozenset({"string"})
+MAX_DEPTH = 16
+INFINITY = float("inf")
+# Models write these as Python does.
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def argument_types(parameters: dict[str, Any] | None, name: str) -> frozenset[str]:
+    """The JSON types that an argument may have; all of them where the schema does not say.
+
+    parameters: JSON Schema of the object of arguments.
+    """
+    properties = (parameters or {}).get("properties")
+    schema = properties.get(name) if isinstance(properties, dict) else None
+    return _types(schema, parameters, MAX_DEPTH)
+
+
+def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
+    if not isinstance(schema, dict) or depth == 0:
+        return ALL_TYPES
+    types = ALL_TYPES
+    if "type" in schema:
+        named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        known = frozenset(each for each in named if isinstance(each, str)) & ALL_TYPES
+        types &= known or ALL_TYPES
+    if "const" in schema:
+        types &= {_type_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        types &= {_type_of(value) for value in schema["enum"]}
+    if isinstance(schema.get("$ref"), str):
+        types &= _types(_found(root, schema["$ref"]), root, depth - 1)
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            branches = [_types(branch, root, depth - 1) for branch in schema[keyword]]
+            types &= frozenset().union(*branches)
+    if isinstance(schema.get("allOf"), list):
+        types = types.intersection(*(_types(part, root, depth - 1) for part in schema["allOf"]))
+    return types or ALL_TYPES
+
+
+def _found(root: Any, reference: str) -> Any:
+    """What a reference within the schema points at. RFC 6901."""
+    place = root if reference.startswith("#") else None
+    for step in reference.removeprefix("#").split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        place = place.get(step) if isinstance(place, dict) else None
+    return place
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, dict) else "array"
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """A value as it was written -> JSON of one of the types, or else a JSON string of it."""
+    written = text.strip()
+    written = PYTHON_WORDS.get(written, written)
+    try:
+        value = json.loads(written, parse_constant=str)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    kind = _type_of(value)
+    if kind == "number" and "number" not in types and value.is_integer():
+        return str(int(value)) if "integer" in types else json.dumps(text)
+    if kind == "integer" and "number" in types:
+        kind = "number"
+    quoted = kind == "string" or kind not in types or value in (INFINITY, -INFINITY)
+    return json.dumps(text, ensure_ascii=False) if quoted else written

@@ -1,0 +1,13 @@
+"""What a text that is still growing may be about to say."""
+
+
+def longest_beginning(text: str, *wanted: str) -> int:
+    """Length of the longest end of the text that begins one of the wanted, but is not all of it."""
+    longest = 0
+    for each in wanted:
+        place = text.find(each[0], max(0, len(text) - len(each) + 1))
+        while place >= 0 and not each.startswith(text[place:]):
+            place = text.find(each[0], place + 1)
+        if place >= 0:
+            longest = max(longest, len(text) - place)
+    return longest

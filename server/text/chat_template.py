@@ -1,0 +1,146 @@
+"""A conversation -> the text of its prompt, by the model's own template."""
+
+from bisect import bisect_left
+from itertools import takewhile
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from server.conversation import Conversation, Tool, ToolCall, Turn
+from server.text.json_object import json_object
+from server.text.tool_format import tool_format
+
+Message = dict[str, Any]
+ANY_OBJECT = {"type": "object", "properties": {}}
+MARK = "A message in the middle."
+
+
+class TemplateError(ValueError):
+    """A conversation that the model's template cannot render."""
+
+
+class ChatTemplate:
+    """The template in a model's folder. It is a program of the model's makers, run in a sandbox."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        text = self._text()
+        self.exists = text is not None
+        self.tool_format = tool_format(text or "")
+        """How the model writes calls; None where its template knows no tools."""
+        self.takes_late_system = self.exists and self._takes_late_system()
+        """Whether system messages may stand anywhere."""
+
+    def render(self, conversation: Conversation) -> tuple[str, int]:
+        """The prompt, and how many of its leading characters belong to the leading system messages
+        and the tools: other conversations that begin with the same ones begin with these.
+
+        Raises TemplateError.
+        """
+        messages = template_messages(conversation, self.takes_late_system)
+        arguments = _arguments(conversation)
+        try:
+            prompt = self._render(messages, add_generation_prompt=True, **arguments)
+        except Exception as error:
+            # The template is the model's own program: whatever it raises, the input was not for it.
+            raise TemplateError("the model's chat template cannot render these messages") from error
+        system = list(takewhile(lambda message: message["role"] == "system", messages))
+        return prompt, common_chars(self._system_text(system, arguments), prompt)
+
+    def _text(self) -> str | None:
+        """The template that tools would be given to; None where there is none, or none of several
+        is the default."""
+        try:
+            text: str = self._tokenizer.get_chat_template(tools=[])
+        except ValueError:
+            return None
+        return text
+
+    def _system_text(self, system: list[Message], arguments: dict[str, Any]) -> str:
+        """The leading system messages as a prompt of their own; empty where there are none, or
+        where the template wants more than those."""
+        if not system:
+            return ""
+        try:
+            return self._render(system, add_generation_prompt=False, **arguments)
+        except Exception:
+            return ""
+
+    def _takes_late_system(self) -> bool:
+        """Tries it: some templates refuse such messages, others leave them out."""
+        talk = [("user", "Hello"), ("assistant", "Hello"), ("system", MARK), ("user", "Hello")]
+        messages = [{"role": role, "content": text} for role, text in talk]
+        try:
+            return MARK in self._render(messages, add_generation_prompt=True)
+        except Exception:
+            return False
+
+    def _render(self, messages: list[Message], **arguments: Any) -> str:
+        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+        return text
+
+
+def _arguments(conversation: Conversation) -> dict[str, Any]:
+    """What the template gets besides the messages. What nobody asked for is left out: templates
+    tell that from False."""
+    arguments: dict[str, Any] = {}
+    if conversation.thinking.enabled is not None:
+        arguments["enable_thinking"] = conversation.thinking.enabled
+    if conversation.offered_tools:
+        arguments["tools"] = [_tool(tool) for tool in conversation.offered_tools]
+    return arguments
+
+
+def _tool(tool: Tool) -> Message:
+    described = {} if tool.description is None else {"description": tool.description}
+    parameters = ANY_OBJECT if tool.parameters is None else tool.parameters
+    function = {"name": tool.name, **described, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def template_messages(conversation: Conversation, takes_late_system: bool) -> list[Message]:
+    """The turns as templates want them: one system message, first.
+
+    takes_late_system: whether system messages may come later as well; else the user says them.
+    """
+    leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
+    messages = [_message(turn) for turn in conversation.turns[len(leading) :]]
+    for message in messages:
+        if message["role"] == "system" and not takes_late_system:
+            message["role"] = "user"
+    if leading:
+        system = "\n\n".join(turn.text for turn in leading)
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def _message(turn: Turn) -> Message:
+    message: Message = {"role": turn.role, "content": turn.text}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.tool_calls:
+        message["tool_calls"] = [_call(call) for call in turn.tool_calls]
+    if turn.tool_call_id is not None:
+        message["tool_call_id"] = turn.tool_call_id
+    return message
+
+
+def _call(call: ToolCall) -> Message:
+    """Templates write the arguments in the model's own form, for which they need an object."""
+    function = {"name": call.name, "arguments": arguments_object(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """Arguments as they were sent back -> an object. What is none, the model is shown as it wrote
+    it."""
+    if not text.strip():
+        return {}
+    found = json_object(text)
+    return {"arguments": text} if found is None else found
+
+
+def common_chars(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    lengths = range(1, min(len(one), len(other)) + 1)
+    return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])

@@ -1,0 +1,81 @@
+"""What a grammar allows, as a TokenConstraint; and how tags are found among tokens."""
+
+import time
+
+import numpy as np
+from llguidance import LLMatcher
+
+
+class ConstraintError(RuntimeError):
+    """A grammar that cannot go on; its message has none of the answer."""
+
+
+class GrammarConstraint:
+    """What a grammar allows.
+
+    A token that was accepted is taken in when the next mask is asked for: that is while the device
+    computes, and until then nobody has to know.
+    """
+
+    def __init__(self, matcher: LLMatcher, words: int, max_mask_s: float) -> None:
+        """words: of a mask. max_mask_s: a mask that takes more processor time ends the request."""
+        self._matcher = matcher
+        self._max_mask_s = max_mask_s
+        # Asking for an array's address takes longer than copying it.
+        self._mask = np.empty(words, np.uint32)
+        self._address, self._bytes = self._mask.ctypes.data, self._mask.nbytes
+        self._accepted: list[int] = []
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        """See TokenConstraint. Raises ConstraintError."""
+        started_s = time.thread_time()
+        self._take_in()
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
+        # A matcher with an error would let the answer end.
+        if self._matcher.is_error():
+            raise ConstraintError("the grammar has come to its limits")
+        if time.thread_time() - started_s > self._max_mask_s:
+            raise ConstraintError("the grammar takes too long")
+        np.copyto(row, self._mask)
+        return True
+
+    def accept(self, token_id: int) -> None:
+        """See TokenConstraint. What it does not allow is found with the next mask."""
+        self._accepted.append(token_id)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow any more. Raises ConstraintError."""
+        self._take_in()
+        return bool(self._matcher.is_stopped())
+
+    def _take_in(self) -> None:
+        for token_id in self._accepted:
+            if not self._matcher.consume_token(token_id):
+                raise ConstraintError("the grammar does not allow the token")
+        self._accepted.clear()
+
+    def copy(self) -> "GrammarConstraint":
+        """See TokenConstraint."""
+        return GrammarConstraint(self._matcher.deep_copy(), self._mask.size, self._max_mask_s)
+
+
+class TagWatch:
+    """Finds a tag in a text that comes in pieces."""
+
+    def __init__(self, tag: bytes) -> None:
+        """tag: its first byte must not come again in it."""
+        self._tag = tag
+        self.matched = 0
+        """How many bytes of the tag the text ends with."""
+
+    def feed(self, text: bytes) -> bool:
+        """Whether the tag is complete, somewhere in what came."""
+        window = self._tag[: self.matched] + text
+        if self._tag in window:
+            return True
+        start = window.rfind(self._tag[:1])
+        self.matched = len(window) - start if start >= 0 else 0
+        if not self._tag.startswith(window[len(window) - self.matched :]):
+            self.matched = 0
+        return False

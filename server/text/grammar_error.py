@@ -1,0 +1,53 @@
+"""Why a form of answers cannot be enforced, without repeating what was asked."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class GrammarError(ValueError):
+    """A form that cannot be enforced. The message names the keyword or the limit, and nothing that
+    came with the request; it is fit for clients."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        """param: the request's field that has the form."""
+        super().__init__(message)
+        self.param = param
+
+
+@contextmanager
+def faults_of(param: str) -> Iterator[None]:
+    """Names the request's field in errors that do not."""
+    try:
+        yield
+    except GrammarError as error:
+        error.param = error.param or param
+        raise
+
+
+# What the grammar engine says, and what that means. The first that matches counts.
+MEANINGS = (
+    (r"^NoExtension", "no answer can satisfy it"),
+    (r"oneOf", "oneOf is not supported where more than one branch may match; anyOf is"),
+    (r"min/maxProperties|minProperties", "minProperties is not supported beside optional ones"),
+    (r"disjoint|overlap", "patternProperties that overlap are not supported"),
+    (
+        r"\$ref|Anchor|[Rr]eference|Resource|Pointer|Definition|circular|stack level",
+        "$ref cannot be followed",
+    ),
+    (r"allOf", "allOf cannot be merged here"),
+    (r"Unsatisfiable|unsatisfiable", "no answer can satisfy it"),
+    (r"(integer|float) range", "a range of numbers is too wide or too fine"),
+    (r"look-?around", "look-arounds in a pattern are not supported"),
+    (r"[Rr]egex|Regex", "a pattern cannot be used"),
+    (r"nested|recursion", "it is nested too deeply"),
+    (r"too (large|big|complex|many)|limit|fuel", "it is too large"),
+)
+
+
+def meaning(complaint: str) -> str:
+    """The grammar engine's complaint in fixed words: it may quote what it complains about."""
+    for pattern, said in MEANINGS:
+        if re.search(pattern, complaint):
+            return said
+    return "it is not valid"

@@ -1,0 +1,60 @@
+"""What an answer is made of, as it streams."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Part(Enum):
+    """What a piece of text belongs to."""
+
+    REASONING = "reasoning"
+    CONTENT = "content"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text of one part."""
+
+    part: Part
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins. What follows with its index are its arguments."""
+
+    index: int
+    """Counts the calls of one answer, from 0."""
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """Some text of a call's arguments; joined they are JSON, of an object, unless the model got it
+    wrong or the answer was cut off."""
+
+    index: int
+    text: str
+
+
+AnswerPiece = Piece | ToolCallStart | ToolCallArguments
+"""A call has ended when another piece than its arguments comes, or the answer's end."""
+
+
+def joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+    """The same with neighbours of one part, or of one call's arguments, made one piece."""
+    result: list[AnswerPiece] = []
+    for piece in pieces:
+        last = result[-1] if result else None
+        if isinstance(piece, Piece) and isinstance(last, Piece) and piece.part is last.part:
+            result[-1] = Piece(last.part, last.text + piece.text)
+        elif (
+            isinstance(piece, ToolCallArguments)
+            and isinstance(last, ToolCallArguments)
+            and piece.index == last.index
+        ):
+            result[-1] = ToolCallArguments(last.index, last.text + piece.text)
+        else:
+            result.append(piece)
+    return result

@@ -1,0 +1,155 @@
+"""What constraints cost beside the model's own step: the same streams with a schema and without."""
+
+import asyncio
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.build import build_engine, plan_engine
+from engine.checkpoint import read_checkpoint
+from engine.loop import EngineLoop
+from engine.machine import machine_memory
+from engine.types import Request, SamplingParams, TokenConstraint
+from server.conversation import OutputFormat
+from server.text.grammar import GrammarCompiler, GrammarLimits, Wish
+from server.text.tokenizer import Tokenizer
+from server.text.vocabulary import Vocabulary
+from tests.bench.models import SERVING, write_endless_model
+from tests.bench.rounds import Part, Rounds
+from tests.bench.table import Goal, Row
+from tests.engines import CONFIG, ON_CPU
+
+GIB = 1024**3
+STREAMS = 16
+MOST_OF_A_STEP = 0.1
+PROMPT_TOKENS = 100
+MODEL_LEN = 2048
+STEPS = 200
+WARM_UP_STEPS = 30
+LIMITS = GrammarLimits(max_bytes=2**18, max_compile_s=10.0, max_cached=8, max_mask_s=10.0)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "kind": {"enum": ["guest", "member", "owner"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["name", "age", "kind", "tags"],
+    "additionalProperties": False,
+}
+# No answer comes to an end while it is measured.
+SCHEMA = {"type": "array", "items": PERSON, "minItems": 10**6}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Of steps that decode one token of every stream: medians, microseconds per row."""
+
+    free: float
+    """A step without constraints."""
+    cost: float
+    """How much longer the step with constraints takes that follows it."""
+    grammar: float
+    """Of that, the masks and what is done with the chosen tokens."""
+
+
+class Timed:
+    """A constraint with a stopwatch, which all of a step share."""
+
+    def __init__(self, constraint: TokenConstraint, seconds: list[float]) -> None:
+        self._constraint = constraint
+        self._seconds = seconds
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        started_s = time.perf_counter()
+        filled = self._constraint.fill_mask(row)
+        self._seconds[-1] += time.perf_counter() - started_s
+        return filled
+
+    def accept(self, token_id: int) -> None:
+        started_s = time.perf_counter()
+        self._constraint.accept(token_id)
+        self._seconds[-1] += time.perf_counter() - started_s
+
+    def copy(self) -> "Timed":
+        return Timed(self._constraint.copy(), self._seconds)
+
+
+def run_constraints(rounds: Rounds, threads: int, folder: Path) -> Part:
+    """In this process. folder: where the model goes."""
+    model = write_endless_model(folder / "constraints", SERVING)
+    constraint = asyncio.run(compile_schema(model, SCHEMA))
+    times = [_measure(model, threads, constraint) for _ in rounds]
+    return Part(rows(times), [("constraints", f"{STEPS} steps a round, fp32, 2 layers")])
+
+
+async def compile_schema(model: Path, schema: dict[str, Any]) -> TokenConstraint:
+    """A schema for the tokens of a model."""
+    tokenizer, checkpoint = Tokenizer(model), read_checkpoint(model)
+    stops = frozenset(checkpoint.eos_token_ids)
+    compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, checkpoint.vocab_size, stops), LIMITS)
+    constraint = await compiler.compile(Wish(OutputFormat("json_schema", schema)))
+    compiler.close()
+    assert constraint is not None
+    return constraint
+
+
+def rows(times: list[StepTimes]) -> list[Row]:
+    """One figure per round: what is judged, and how much of it is the grammar's."""
+    step = ("2-layer step", [one.free for one in times])
+    name = f"constraints, {STREAMS} streams"
+    cost = Row.lower_is_better(name, "us/row", [one.cost for one in times], step)
+    grammar = Row.lower_is_better(f"{name}, grammar", "us/row", [t.grammar for t in times], step)
+    return [cost.with_goal(Goal.at_least(cost.ratio.value, 1 / MOST_OF_A_STEP)), grammar]
+
+
+def _measure(folder: Path, threads: int, constraint: TokenConstraint) -> StepTimes:
+    """Steps of two engines take turns, so that both meet the same weather."""
+    seconds = [0.0]
+    free = _engine(folder, threads, None)
+    bound = _engine(folder, threads, Timed(constraint, seconds))
+    pairs = []
+    for _ in range(STEPS):
+        seconds.append(0.0)
+        pairs.append((_timed(free), _timed(bound)))
+    medians = [1e6 * statistics.median(column) / STREAMS for column in zip(*pairs, strict=True)]
+    grammar = 1e6 * statistics.median(seconds[1:]) / STREAMS
+    return StepTimes(medians[0], medians[1] - medians[0], grammar)
+
+
+def _timed(loop: EngineLoop) -> float:
+    started_s = time.perf_counter()
+    loop.step()
+    return time.perf_counter() - started_s
+
+
+def _engine(model: Path, threads: int, constraint: TokenConstraint | None) -> EngineLoop:
+    """An engine whose streams are all being answered."""
+    config = replace(
+        CONFIG,
+        page_bytes=None,
+        heap_bytes=GIB // 16,
+        kv_budget_bytes=GIB,
+        free_slack_bytes=GIB // 4,
+        max_model_len=MODEL_LEN,
+        max_num_seqs=STREAMS,
+        max_num_batched_tokens=8192,
+        threads=threads,
+        check_every_step=False,
+    )
+    memory = replace(machine_memory(), available_bytes=4 * GIB)
+    plan = plan_engine(config, read_checkpoint(model), memory, ON_CPU["posix"])
+    loop = build_engine(plan, config, lambda *_: None, lambda _: None)
+    for number in range(1, STREAMS + 1):
+        prompt = (number, *range(PROMPT_TOKENS - 1))
+        params = SamplingParams(MODEL_LEN - PROMPT_TOKENS - 1, seed=number)
+        own = None if constraint is None else constraint.copy()
+        loop.mailbox.put(Request(number, prompt, params, constraint=own))
+    while loop.stats.generated_tokens < STREAMS * WARM_UP_STEPS:
+        loop.step()
+    return loop

@@ -1,0 +1,164 @@
+"""Constraints in whole engines on RecallModel: every token is foretold, and accepted once."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from engine.constraints import BROKEN
+from engine.loop import Abort
+from engine.types import FinishReason, Request, SamplingParams
+from tests.constraints import Allowed, Scripted, every_third
+from tests.engine.test_recall_engine import assert_empty, run_dry
+from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, recall_client, recall_loop
+from tests.recall import RecallModel, recall
+
+LAYERS = SHAPE.num_layers
+WAIT_S = 10.0
+
+
+def foretold(prompt: list[int], count: int, allowed: Allowed) -> list[int]:
+    """What a greedy request says: RecallModel gives one token a logit of 1, all others 0."""
+    tokens: list[int] = []
+    for _ in range(count):
+        wanted = recall([*prompt, *tokens], LAYERS, VOCAB)
+        may = allowed(tokens)
+        tokens.append(wanted if may is None or wanted in may else min(may))
+    return tokens
+
+
+def bound(number: int, prompt: list[int], max_tokens: int) -> Request:
+    params = SamplingParams(max_tokens, temperature=0.0)
+    return Request(number, tuple(prompt), params, constraint=Scripted(every_third(VOCAB)))
+
+
+def constraint_of(request: Request) -> Scripted:
+    assert isinstance(request.constraint, Scripted)
+    return request.constraint
+
+
+def test_ragged_prompts_in_chunks_with_others_beside_them() -> None:
+    rng = random.Random(1)
+    answers = Answers.empty()
+    loop = recall_loop(answers, max_num_batched_tokens=16)
+    asked = {}
+    for number in range(1, 21):
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 120))]
+        request = bound(number, prompt, 12)
+        if number % 3 == 0:
+            request = Request(number, request.prompt_ids, request.params)
+        asked[number] = request
+        loop.mailbox.put(request)
+    run_dry(loop)
+    for number, request in asked.items():
+        free = request.constraint is None
+        want = foretold(
+            list(request.prompt_ids), 12, (lambda _: None) if free else every_third(VOCAB)
+        )
+        assert answers.tokens[number] == want
+        assert free or constraint_of(request).accepted == want
+    assert_empty(loop)
+
+
+def test_tokens_are_accepted_once_through_preemptions() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, kv_budget_bytes=16 * BLOCK_BYTES, max_model_len=250)
+    asked = {n: bound(n, list(range(n, n + 40)), 60) for n in range(1, 9)}
+    for request in asked.values():
+        loop.mailbox.put(request)
+    run_dry(loop)
+    assert loop._scheduler.counters.preemptions > 0, "the pool was meant to be too small"
+    for number, request in asked.items():
+        want = foretold(list(request.prompt_ids), 60, every_third(VOCAB))
+        assert answers.tokens[number] == constraint_of(request).accepted == want
+    assert_empty(loop)
+
+
+def test_aborts_leave_nothing_behind() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers)
+    asked = {n: bound(n, [n] * 30, 50) for n in range(1, 5)}
+    for request in asked.values():
+        loop.mailbox.put(request)
+    for _ in range(8):
+        loop.step()
+    for number in (1, 3):
+        loop.mailbox.put(Abort(number))
+    run_dry(loop)
+    for number, request in asked.items():
+        assert constraint_of(request).accepted == answers.tokens[number]
+        want = FinishReason.ABORTED if number in (1, 3) else FinishReason.LENGTH
+        assert answers.finished[number] is want
+    assert_empty(loop)
+
+
+@pytest.mark.parametrize("fault", [{"fills_until": 4}, {"accepts_until": 4}])
+def test_a_constraint_that_raises_ends_its_request_alone(fault: Any) -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers)
+    healthy = bound(1, [5, 6, 7], 10)
+    params = SamplingParams(10, temperature=0.0)
+    sick = Request(2, (5, 6, 8), params, constraint=Scripted(every_third(VOCAB), **fault))
+    loop.mailbox.put(healthy)
+    loop.mailbox.put(sick)
+    run_dry(loop)
+    assert answers.finished == {1: FinishReason.LENGTH, 2: FinishReason.ERROR}
+    assert answers.messages[2] == BROKEN
+    assert len(answers.tokens[2]) == 4
+    assert answers.tokens[1] == foretold([5, 6, 7], 10, every_third(VOCAB))
+    assert loop.stats.failed_rows == 0, "the model's output was finite"
+    assert_empty(loop)
+
+
+def test_a_step_that_fails_accepts_nothing() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(
+        answers,
+        model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({777})),
+    )
+    request = bound(1, [1, 777], 5)
+    loop.mailbox.put(request)
+    run_dry(loop)
+    assert answers.finished[1] is FinishReason.ERROR
+    assert constraint_of(request).accepted == []
+    loop.mailbox.put(bound(2, [1, 2], 5))
+    run_dry(loop)
+    assert answers.tokens[2] == foretold([1, 2], 5, every_third(VOCAB))
+
+
+def test_a_constraint_ends_its_answer_with_a_stop_token() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers)
+    constraint = Scripted(lambda accepted: {9} if len(accepted) == 3 else {4, 5})
+    params = SamplingParams(50, temperature=0.0, stop_token_ids=frozenset({9}))
+    loop.mailbox.put(Request(1, (1, 2, 3), params, constraint=constraint))
+    run_dry(loop)
+    assert answers.finished[1] is FinishReason.STOP
+    assert constraint.accepted[-1] == 9
+    assert len(constraint.accepted) == 4
+
+
+async def test_every_choice_follows_a_copy_of_its_own() -> None:
+    client = recall_client()
+    client.attach()
+    given = Scripted(every_third(VOCAB))
+    prompt = tuple(range(40))
+    params = [SamplingParams(20, seed=seed) for seed in range(4)]
+    streams = client.submit_choices(prompt, params, constraint=given)
+    heard: list[list[int]] = []
+    for stream in streams:
+        tokens: list[int] = []
+        while not stream.exhausted:
+            async with asyncio.timeout(WAIT_S):
+                events = await stream.next_batch(WAIT_S)
+            tokens += [event.token_id for event in events if event.token_id is not None]
+        heard.append(tokens)
+    assert client.stop(WAIT_S)
+    assert given.accepted == []
+    assert [copy.accepted for copy in given.copies] == heard
+    assert len({tuple(tokens) for tokens in heard}) == 4
+    allowed = every_third(VOCAB)
+    for tokens in heard:
+        for place, token in enumerate(tokens):
+            assert token in (allowed(tokens[:place]) or ())

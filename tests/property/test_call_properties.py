@@ -1,0 +1,264 @@
+"""However an answer with calls is cut, it is the same answer; what a model means arrives."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types import FinishReason
+from server.conversation import Tool
+from server.generation import Delta, Usage
+from server.protocol.answers import Heading
+from server.protocol.chat_answer import ChatAnswer
+from server.protocol.common import Wanted
+from server.text.answer_parser import AnswerParser, Reading
+from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart, joined
+from server.text.tokenizer import Tokenizer
+from server.text.tool_format import ToolFormat
+from tests.engines import VOCAB
+from tests.models import SPECIAL_TOKENS, write_tokenizer
+from tests.property.test_text_properties import before_the_first_stop, cut, cuts
+from tests.server.streams import prepared, said
+from tests.server.text.calling import LOOK, ids
+
+EXAMPLES = settings(max_examples=400, deadline=None, derandomize=True)
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+FORMS = st.sampled_from(list(ToolFormat))
+PROMPTS = st.sampled_from(["assistant\n", "assistant\n<think>\n", "<think>\n\n</think>\n\n"])
+FRAGMENTS = [
+    *TAGS,
+    "<tool_call>\n",
+    "\n</tool_call>",
+    '{"name": "look", "arguments": {',
+    '"at": "x',
+    '"',
+    "\\",
+    "{",
+    "}}",
+    "}",
+    "<function=look>\n",
+    "<function=",
+    "look>",
+    "</function>",
+    "<parameter=at>\n",
+    "<parameter=times>",
+    "\n</parameter>\n",
+    "</",
+    "<",
+    ">",
+    "5",
+    "\n",
+    " ",
+    "é",
+    "😀",
+]
+answers = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
+limits = st.sampled_from([None, 1, 2])
+
+
+@pytest.fixture(scope="module", params=["plain tags", "special tags"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    if request.param == "plain tags":
+        write_tokenizer(folder, VOCAB)
+    else:
+        write_tokenizer(folder, VOCAB, special=(*SPECIAL_TOKENS, *TAGS), plain=())
+    return Tokenizer(folder)
+
+
+def parsed(reading: Reading, parts: list[str]) -> tuple[list[AnswerPiece], bool, bool]:
+    parser = AnswerParser(reading, ids())
+    found = [piece for part in parts for piece in parser.feed(part)]
+    return joined(found + parser.flush()), parser.ended_with_calls, parser.done
+
+
+@given(prompt=PROMPTS, form=FORMS, max_calls=limits, text=answers, places=cuts)
+@EXAMPLES
+def test_any_cut_gives_the_same_pieces(
+    prompt: str, form: ToolFormat, max_calls: int | None, text: str, places: list[int]
+) -> None:
+    reading = Reading(prompt, (LOOK,), form, max_calls)
+    at_once = parsed(reading, [text])
+    assert parsed(reading, cut(text, places)) == at_once
+    assert parsed(reading, list(text)) == at_once
+
+
+@given(form=FORMS, text=answers)
+@EXAMPLES
+def test_a_call_begins_before_its_arguments_and_calls_are_counted(
+    form: ToolFormat, text: str
+) -> None:
+    pieces, ended, _ = parsed(Reading("", (LOOK,), form), [text])
+    starts = [piece for piece in pieces if isinstance(piece, ToolCallStart)]
+    assert [start.index for start in starts] == list(range(len(starts)))
+    assert len({start.id for start in starts}) == len(starts)
+    begun = -1
+    for piece in pieces:
+        if isinstance(piece, ToolCallStart):
+            begun = piece.index
+        elif isinstance(piece, ToolCallArguments):
+            assert piece.index == begun
+            assert piece.text
+    assert starts or not ended
+
+
+# --- what a model means ----------------------------------------------------------------------
+
+names = st.from_regex(r"[A-Za-z0-9_.:/-]{1,20}", fullmatch=True)
+plain = st.text(st.characters(codec="utf-8"), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | plain | st.just("</tool_call>\n<tool_call>"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(plain, inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+arguments = st.dictionaries(plain, values, max_size=4)
+contents = st.sampled_from(["", "Sure.", "é 😀", "a < b"])
+
+
+@given(
+    calls=st.lists(st.tuples(names, arguments), min_size=1, max_size=3),
+    before=contents,
+    separators=st.sampled_from([(", ", ": "), (",", ":")]),
+    places=cuts,
+)
+@EXAMPLES
+def test_hermes_calls_arrive_as_they_were_written(
+    calls: list[tuple[str, dict[str, Any]]],
+    before: str,
+    separators: tuple[str, str],
+    places: list[int],
+) -> None:
+    written = [json.dumps(each, ensure_ascii=False, separators=separators) for _, each in calls]
+    text = "\n".join(
+        ([before] if before else [])
+        + [
+            f'<tool_call>\n{{"name": "{name}", "arguments": {each}}}\n</tool_call>'
+            for (name, _), each in zip(calls, written, strict=True)
+        ]
+    )
+    wanted: list[AnswerPiece] = [Piece(Part.CONTENT, before)] if before else []
+    for index, ((name, _), each) in enumerate(zip(calls, written, strict=True)):
+        wanted += [ToolCallStart(index, f"call_{index}", name), ToolCallArguments(index, each)]
+    reading = Reading("</think>", (LOOK,))
+    assert parsed(reading, cut(text, places)) == (wanted, True, False)
+
+
+def typed(value: Any) -> dict[str, Any]:
+    """A schema that tells what the value is, as far as a template would show it."""
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
+    return {"type": kinds.get(type(value), "null" if value is None else "object")}
+
+
+keys = st.text("abc_é-", min_size=1, max_size=5)
+shown = values.filter(lambda value: not isinstance(value, str) or "</parameter>" not in value)
+
+
+@given(arguments=st.dictionaries(keys, shown, max_size=4), before=contents, places=cuts)
+@EXAMPLES
+def test_xml_calls_arrive_with_the_types_of_their_schema(
+    arguments: dict[str, Any], before: str, places: list[int]
+) -> None:
+    schema = {"properties": {key: typed(value) for key, value in arguments.items()}}
+    written = [
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in arguments.items()
+    ]
+    parameters = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in written)
+    text = f"{before}\n<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>"
+    reading = Reading("</think>", (Tool("f", parameters=schema),), ToolFormat.XML)
+    pieces, ended, _ = parsed(reading, cut(text, places))
+    assert ended
+    last = pieces[-1]
+    assert isinstance(last, ToolCallArguments)
+    found = json.loads(last.text)
+    assert found == arguments
+    assert [type(value) for value in found.values()] == [type(v) for v in arguments.values()]
+
+
+# --- streamed and whole ----------------------------------------------------------------------
+
+
+def gathered(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a client makes of a stream: the message, and why it ended."""
+    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
+    finish = None
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        finish = choice["finish_reason"] or finish
+        delta = choice["delta"]
+        message["content"] += delta.get("content", "")
+        message["reasoning"] += delta.get("reasoning", "")
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                function = dict(call["function"])
+                message["tool_calls"].append({"id": call["id"], "function": function})
+            else:
+                made = message["tool_calls"][call["index"]]
+                made["function"]["arguments"] += call["function"]["arguments"]
+    return message | {"finish": finish}
+
+
+def whole(answer: ChatAnswer) -> dict[str, Any]:
+    (choice,) = answer.whole(Usage(1, 1, 0))["choices"]
+    message = choice["message"]
+    calls = [{"id": c["id"], "function": c["function"]} for c in message.get("tool_calls", [])]
+    assert (message["content"] is None) <= bool(calls)
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning", ""),
+        "tool_calls": calls,
+        "finish": choice["finish_reason"],
+    }
+
+
+@given(
+    text=answers.filter(bool),
+    stops=st.lists(
+        st.sampled_from(["}", '"at"', "</tool_call>", "\n", "x5", "</think>"]), max_size=2
+    ).map(tuple),
+    reading=st.builds(Reading, PROMPTS, st.just((LOOK,)), FORMS, limits),
+    finish=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+    places=cuts,
+)
+@EXAMPLES
+def test_a_stream_and_a_whole_answer_are_one_answer(
+    tokenizer: Tokenizer,
+    text: str,
+    stops: tuple[str, ...],
+    reading: Reading,
+    finish: FinishReason,
+    places: list[int],
+) -> None:
+    events = said(tokenizer, text, finish)
+    ends = sorted({min(place, len(events) - 1) for place in places})
+    steps = [events[a:b] for a, b in zip([0, *ends], [*ends, len(events)], strict=True)]
+
+    async def deltas() -> list[Delta]:
+        choices, _ = prepared(tokenizer, steps, stop=stops, chat=reading)
+        return [delta async for step in choices.steps(1.0) for delta in step]
+
+    found = asyncio.run(deltas())
+    heading = Heading("id", 1, "model")
+    streamed, at_once = (ChatAnswer(heading, tokenizer.token_bytes, Wanted()) for _ in range(2))
+    chunks = [chunk for delta in found for chunk in streamed.chunks(delta)]
+    for delta in found:
+        at_once.add(delta)
+    assert gathered(chunks) == whole(at_once)
+
+    before = before_the_first_stop(text, stops)
+    pieces, ended, done = parsed(reading, [text if before is None else before])
+    nameless = [piece for delta in found for piece in delta.pieces]
+    assert [without_id(piece) for piece in joined(nameless)] == [without_id(p) for p in pieces]
+    stopped = before is not None or done or finish is FinishReason.STOP
+    wanted = ("tool_calls" if ended else "stop") if stopped else "length"
+    assert found[-1].finish == wanted
+
+
+def without_id(piece: AnswerPiece) -> Any:
+    """Ids are drawn."""
+    return (piece.index, piece.name) if isinstance(piece, ToolCallStart) else piece

@@ -1,0 +1,249 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
+from server.text.chat_template import (
+    ChatTemplate,
+    TemplateError,
+    arguments_object,
+    common_chars,
+    template_messages,
+)
+from server.text.tokenizer import Tokenizer
+from server.text.tool_format import ToolFormat
+from tests.models import TEMPLATE, XML_TEMPLATE, write_tokenizer
+from tests.server.harness import talk
+
+USER = Turn("user", "Hello")
+BRIEF = Turn("system", "Be brief.")
+START = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+LOOK = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
+CONTENTS = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Any:
+    def make(template: Any) -> ChatTemplate:
+        write_tokenizer(tmp_path, 1000, template=template)
+        return Tokenizer(tmp_path).template
+
+    return make
+
+
+# --- what the template is told ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("enabled", "ending"),
+    [(None, ""), (True, ""), (False, "<think>\n\n</think>\n\n")],
+)
+def test_thinking_is_switched_by_the_template(
+    tokenizer: Tokenizer, enabled: bool | None, ending: str
+) -> None:
+    asked = talk(thinking=Thinking(enabled))
+    assert tokenizer.template.render(asked) == (START + ending, 0)
+
+
+def test_what_nobody_asked_for_is_not_defined_in_the_template(made: Any) -> None:
+    template = made("{{ enable_thinking is defined }} {{ tools is not none }}")
+    assert template.render(talk())[0] == "False False"
+    asked = talk(tools=(LOOK,), thinking=Thinking(enabled=False))
+    assert template.render(asked)[0] == "True True"
+
+
+def test_tools_are_described_as_openai_does(made: Any) -> None:
+    template = made("{{ tools | tojson }}")
+    described = (
+        '[{"type": "function", "function": {"name": "look", "description": "Looks.", '
+        '"parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}, '
+        '{"type": "function", "function": {"name": "wait", '
+        '"parameters": {"type": "object", "properties": {}}}}]'
+    )
+    assert template.render(talk(tools=(LOOK, Tool("wait"))))[0] == described
+
+
+def test_a_model_that_must_not_call_is_told_of_no_tools(made: Any) -> None:
+    template = made("{{ tools is none }}")
+    asked = talk(tools=(LOOK,), tool_choice=ToolChoice("none"))
+    assert template.render(asked)[0] == "True"
+
+
+def test_a_template_that_fails_is_the_conversations_fault(made: Any) -> None:
+    template = made("{{ raise_exception('no') }}")
+    assert (template.exists, template.takes_late_system) == (True, False)
+    with pytest.raises(TemplateError, match="cannot render these messages"):
+        template.render(talk())
+
+
+def test_a_folder_without_a_template_says_so(made: Any) -> None:
+    assert not made(None).exists
+    assert made(TEMPLATE).exists
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (TEMPLATE, ToolFormat.HERMES),
+        (XML_TEMPLATE, ToolFormat.XML),
+        (CONTENTS, None),
+        ({"default": CONTENTS, "tool_use": TEMPLATE}, ToolFormat.HERMES),
+        ({"other": CONTENTS}, None),
+    ],
+)
+def test_the_template_for_tools_tells_how_calls_are_written(
+    made: Any, template: Any, form: ToolFormat | None
+) -> None:
+    if isinstance(template, dict):
+        template = [{"name": name, "template": text} for name, text in template.items()]
+    assert made(template).tool_format is form
+
+
+# --- turns ------------------------------------------------------------------------------------
+
+
+def test_leading_system_turns_become_one_message() -> None:
+    asked = Conversation((BRIEF, Turn("system", "Two."), USER, Turn("system", "Three.")))
+    assert template_messages(asked, takes_late_system=True) == [
+        {"role": "system", "content": "Be brief.\n\nTwo."},
+        {"role": "user", "content": "Hello"},
+        {"role": "system", "content": "Three."},
+    ]
+
+
+def test_a_template_that_takes_no_late_system_message_gets_it_from_the_user() -> None:
+    asked = Conversation((BRIEF, USER, Turn("system", "Three.")))
+    assert template_messages(asked, takes_late_system=False) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "user", "content": "Three."},
+    ]
+
+
+REFUSES_LATE = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('too late') }}{% endif %}{{ m.role }}:{{ m.content }}|{% endfor %}"
+)
+LOSES_LATE = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "{{ m.role }}:{{ m.content }}|{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [REFUSES_LATE, LOSES_LATE])
+def test_no_system_message_is_lost(made: Any, template: str) -> None:
+    asked = Conversation((BRIEF, USER, Turn("system", "Three.")))
+    assert made(template).render(asked)[0] == "system:Be brief.|user:Hello|user:Three.|"
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, XML_TEMPLATE])
+def test_what_a_model_said_is_rendered_as_it_said_it(made: Any, template: str) -> None:
+    calls = (
+        ToolCall("1", "look", '{"at": "a \\"b\\"\\né", "n": [1, null], "deep": {"x": 1.5}}'),
+        ToolCall("2", "wait", "{}"),
+    )
+    turns = (
+        USER,
+        Turn("assistant", "Sure.", "Hm.", calls),
+        Turn("tool", "7", tool_call_id="1"),
+        Turn("tool", "8", tool_call_id="2"),
+    )
+    prompt, _ = made(template).render(Conversation(turns, (LOOK,)))
+    hermes = (
+        '<tool_call>\n{"name": "look", "arguments": {"at": "a \\"b\\"\\né", "n": [1, null], '
+        '"deep": {"x": 1.5}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
+    )
+    xml = (
+        '<tool_call>\n<function=look>\n<parameter=at>\na "b"\né\n</parameter>\n'
+        "<parameter=n>\n[1, null]\n</parameter>\n"
+        '<parameter=deep>\n{"x": 1.5}\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=wait>\n</function>\n</tool_call>"
+    )
+    said = "<think>\nHm.\n</think>\n\nSure.\n" + (hermes if template == TEMPLATE else xml)
+    assert f"<|im_start|>assistant\n{said}<|im_end|>\n" in prompt
+    assert "<|im_start|>tool\n7<|im_end|>\n<|im_start|>tool\n8<|im_end|>\n" in prompt
+
+
+def test_a_tools_answer_names_its_call(made: Any) -> None:
+    template = made("{% for m in messages %}{{ m.tool_call_id }}|{% endfor %}")
+    assert template.render(talk(USER, Turn("tool", "7", tool_call_id="1")))[0] == "|1|"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("", {}),
+        (" ", {}),
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": "line\nbreak"}', {"a": "line\nbreak"}),
+        ('{"a": 1', {"arguments": '{"a": 1'}),
+        ("[1]", {"arguments": "[1]"}),
+        ('{"a": "\\ud800"}', {"arguments": '{"a": "\\ud800"}'}),
+        ("null", {"arguments": "null"}),
+        ("[" * 5_000, {"arguments": "[" * 5_000}),
+    ],
+)
+def test_arguments_that_are_no_object_are_shown_as_they_were_written(
+    text: str, arguments: dict[str, Any]
+) -> None:
+    assert arguments_object(text) == arguments
+
+
+# --- what others begin with as well -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["Be brief.", "", "naïve 😀", "a</think>b", "<|im_end|>\n"])
+def test_the_characters_of_the_system_message_are_those_of_its_part_of_the_prompt(
+    tokenizer: Tokenizer, text: str
+) -> None:
+    head = f"<|im_start|>system\n{text}<|im_end|>\n"
+    for ending in ((), (USER,), (USER, Turn("system", "Later."))):
+        prompt, shared = tokenizer.template.render(talk(Turn("system", text), *ending))
+        assert prompt[:shared] == head
+
+
+def test_the_tools_are_shared_like_the_system_message(tokenizer: Tokenizer) -> None:
+    one, shared = tokenizer.template.render(talk(BRIEF, USER, tools=(LOOK,)))
+    other, _ = tokenizer.template.render(talk(BRIEF, Turn("user", "Bye"), tools=(LOOK,)))
+    assert '"look"' in one[:shared]
+    assert "Be brief." in one[:shared]
+    assert one[:shared] == other[:shared]
+
+
+@pytest.mark.parametrize("turns", [(USER,), (USER, Turn("system", "Too late."))])
+def test_a_conversation_that_begins_with_a_user_shares_nothing(
+    tokenizer: Tokenizer, turns: tuple[Turn, ...]
+) -> None:
+    assert tokenizer.template.render(talk(*turns))[1] == 0
+
+
+WANTS_A_USER = (
+    "{% for m in messages if m.role == 'user' %}{% set ns = m %}{% else %}"
+    "{{ raise_exception('no user') }}{% endfor %}{{ messages[0].content }}|"
+)
+SAYS_THE_LENGTH = "{{ messages | length }}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("template", [WANTS_A_USER, SAYS_THE_LENGTH])
+def test_a_template_that_tells_nothing_about_system_messages_alone_shares_nothing(
+    made: Any, template: str
+) -> None:
+    prompt, shared = made(template).render(talk(BRIEF, USER))
+    assert shared == 0
+    assert "Be brief." in prompt
+
+
+def test_the_switches_of_the_template_are_those_of_the_prompt(made: Any) -> None:
+    template = made("{% if not enable_thinking %}/no_think {% endif %}" + CONTENTS)
+    _, shared = template.render(talk(BRIEF, USER, thinking=Thinking(enabled=False)))
+    assert shared == len("/no_think Be brief.|")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [("", "", 0), ("", "a", 0), ("ab", "abc", 2), ("abc", "abd", 2), ("é😀x", "é😀y", 2)],
+)
+def test_texts_are_compared_by_characters(one: str, other: str, common: int) -> None:
+    assert common_chars(one, other) == common_chars(other, one) == common

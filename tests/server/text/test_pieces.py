@@ -1,0 +1,40 @@
+from server.text.pieces import Part, Piece, ToolCallArguments, ToolCallStart, joined
+
+
+def thought(text: str) -> Piece:
+    return Piece(Part.REASONING, text)
+
+
+def said(text: str) -> Piece:
+    return Piece(Part.CONTENT, text)
+
+
+def test_neighbours_of_one_part_are_joined() -> None:
+    assert joined([thought("a"), thought("b"), said("c"), said("d")]) == [
+        thought("ab"),
+        said("cd"),
+    ]
+
+
+def test_the_arguments_of_one_call_are_joined_and_those_of_two_are_not() -> None:
+    starts = [ToolCallStart(0, "call_a", "f"), ToolCallStart(1, "call_b", "f")]
+    assert joined(
+        [
+            said("a"),
+            starts[0],
+            ToolCallArguments(0, "{"),
+            ToolCallArguments(0, "}"),
+            ToolCallArguments(1, "{"),
+            starts[1],
+            ToolCallArguments(1, "}"),
+            said("b"),
+        ]
+    ) == [
+        said("a"),
+        starts[0],
+        ToolCallArguments(0, "{}"),
+        ToolCallArguments(1, "{"),
+        starts[1],
+        ToolCallArguments(1, "}"),
+        said("b"),
+    ]
