@@ -11,8 +11,8 @@ NAME := $(if $(filter configs/demo/model,$(MODEL)),--served-model-name quire-dem
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
 
-.PHONY: help setup serve test check lint types imports coverage bench soak simulate structured native arm64 \
-  roofline metal metal-lint metal-kernels metal-core metal-graph metal-cross mac-wheels lock demo clean
+.PHONY: help setup serve test check lint types imports coverage bench soak simulate structured clients native \
+  arm64 roofline metal metal-lint metal-kernels metal-core metal-graph metal-cross mac-wheels lock demo clean
 
 help:
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,12 @@ simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine on a machine of fau
 
 structured: $(VENV)/.dev  ## 1500 answers of random models that must satisfy schemas and tools
 	$(BIN)/python -m tests.structured $(STRUCTURED)
+
+clients: $(VENV)/.dev  ## SDKs, agents' traces and bodies from the schema against the server
+	$(BIN)/python -m pytest -q tests/clients
+	$(BIN)/python -m tests.clients $(CLIENTS)
+	$(BIN)/python -m tests.clients.fuzz
+	$(BIN)/python -m tests.clients.traces
 
 native:  ## C++ tests: plain, ASan+UBSan, TSan
 	$(MAKE) -C tests/native native

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -11,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from server.guards import BodyLimit
 from server.metrics import RequestCounter
+from server.openapi import DescribedApp
 from server.protocol.errors import ApiError, internal_error
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.chat import chat_routes
@@ -32,9 +34,10 @@ def create_app(service: Service) -> FastAPI:
         service.client.attach()
         yield
 
-    app = FastAPI(
+    app = DescribedApp(
+        title="quire",
+        version=version("quire"),
         lifespan=lifespan,
-        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

@@ -4,7 +4,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html: an event is a ``
 empty one; a line that begins with a colon is a comment, which clients ignore.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from pydantic_core import to_json
@@ -21,9 +21,10 @@ SIGN_OF_LIFE = b": waiting\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def event(data: dict[str, Any]) -> bytes:
-    """One event."""
-    return b"data: " + to_json(data) + b"\n\n"
+def event(data: dict[str, Any], *, named: bool = False) -> bytes:
+    """One event. named: by the type of its object."""
+    name = f"event: {data['type']}\n".encode() if named else b""
+    return name + b"data: " + to_json(data) + b"\n\n"
 
 
 class AnswerStream(StreamingResponse):
@@ -44,15 +45,20 @@ class AnswerStream(StreamingResponse):
 
 
 async def _events(choices: Choices, answer: Answer, ping_s: float) -> AsyncIterator[bytes]:
-    """A fault ends the stream with an error event and without [DONE], so that clients can tell."""
-    yield b"".join(event(chunk) for chunk in answer.first_chunks()) or SIGN_OF_LIFE
+    """A fault ends the stream with an event of its own and without [DONE], so that clients can
+    tell."""
+    named = answer.events_have_names
+
+    def written(objects: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join(event(data, named=named) for data in objects)
+
+    yield written(answer.first_chunks()) or SIGN_OF_LIFE
     try:
         async for deltas in choices.steps(ping_s):
             if not deltas:
                 yield SIGN_OF_LIFE
-            elif events := b"".join(event(c) for delta in deltas for c in answer.chunks(delta)):
+            elif events := written(c for delta in deltas for c in answer.chunks(delta)):
                 yield events
-        last = answer.last_chunk(choices.usage)
-        yield (event(last) if last is not None else b"") + DONE
+        yield written(answer.last_chunks(choices.usage)) + (b"" if named else DONE)
     except GenerationError as error:
-        yield event(internal_error(f"Generation failed: {error}.").body())
+        yield written([answer.failure(internal_error(f"Generation failed: {error}."))])

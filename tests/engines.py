@@ -55,6 +55,7 @@ def recall_loop(
     *,
     shape: KVShape = SHAPE,
     model: Callable[[KVShape, int], RecallModel] = RecallModel,
+    model_max_len: int = 4096,
     **changes: Any,
 ) -> EngineLoop:
     """An engine of the calling thread. changes: fields of EngineConfig."""
@@ -69,7 +70,7 @@ def recall_loop(
         max_model_len=config.max_model_len,
     )
     demand = MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0)
-    memory = fit(demand, request, shape, model_max_len=4096, system_page_bytes=4096)
+    memory = fit(demand, request, shape, model_max_len=model_max_len, system_page_bytes=4096)
     return assemble(memory, config, model(shape, VOCAB), VOCAB, substrate, 1, b"recall", emit)
 
 

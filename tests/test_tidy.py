@@ -1,11 +1,13 @@
 """The style that no linter checks, as tests."""
 
 import ast
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from server.config import Config
 
@@ -93,6 +95,14 @@ def test_the_commands_of_the_readme_exist() -> None:
     for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
         used = set(re.findall(r"`make ([a-z0-9-]+)", (ROOT / document).read_text()))
         assert used <= targets, document
+
+
+def test_the_settings_in_the_readme_can_be_read() -> None:
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    readers = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
+    assert {kind for kind, _ in blocks} == set(readers)
+    for kind, text in blocks:
+        assert "http://127.0.0.1:8000/v1" in str(readers[kind](text))
 
 
 def test_locks_carry_versions_and_hashes_and_no_address() -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from engine.types import PrefixReport
 from server.generation import Delta, Usage
 from server.protocol.common import Wanted
+from server.protocol.errors import ApiError
 
 TokenText = Callable[[int], bytes]
 Json = dict[str, Any]
@@ -52,15 +53,18 @@ def _cache_miss(prefix: PrefixReport | None) -> Json | None:
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}
 
 
-def usage_chunk(heading: Heading, kind: str, usage: Usage, wanted: Wanted) -> Json | None:
+def usage_chunks(heading: Heading, kind: str, usage: Usage, wanted: Wanted) -> list[Json]:
     """The chunk that ends a stream, where it was asked for."""
     if not wanted.include_usage:
-        return None
-    return heading.object(kind, []) | {"usage": usage_object(usage, wanted.cache_report)}
+        return []
+    return [heading.object(kind, []) | {"usage": usage_object(usage, wanted.cache_report)}]
 
 
 class Answer(Protocol):
     """An answer in the form of one endpoint: deltas in, objects out."""
+
+    events_have_names: ClassVar[bool]
+    """Whether streamed events are named by their objects' type; without names, [DONE] ends them."""
 
     def first_chunks(self) -> list[Json]:
         """What is streamed before anything is generated."""
@@ -68,8 +72,11 @@ class Answer(Protocol):
     def chunks(self, delta: Delta) -> list[Json]:
         """What is streamed of a delta."""
 
-    def last_chunk(self, usage: Usage) -> Json | None:
-        """What is streamed at the end, if anything."""
+    def last_chunks(self, usage: Usage) -> list[Json]:
+        """What is streamed at the end."""
+
+    def failure(self, error: ApiError) -> Json:
+        """What is streamed instead of the rest, when the engine fails."""
 
     def add(self, delta: Delta) -> None:
         """Gathers a delta for ``whole``."""

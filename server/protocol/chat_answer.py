@@ -1,10 +1,12 @@
 """Deltas of an answer -> the objects of /v1/chat/completions."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from server.generation import Delta, TokenReport, Usage
-from server.protocol.answers import Heading, Json, TokenText, usage_chunk, usage_object
+from server.protocol.answers import Heading, Json, TokenText, usage_chunks, usage_object
 from server.protocol.common import Wanted
+from server.protocol.errors import ApiError
 from server.text.pieces import AnswerPiece, Part, Piece, ToolCallStart
 
 
@@ -49,6 +51,8 @@ class _ChatChoice:
 class ChatAnswer:
     """One chat completion, streamed or whole."""
 
+    events_have_names: ClassVar[bool] = False
+
     heading: Heading
     token_bytes: TokenText
     wanted: Wanted
@@ -79,9 +83,13 @@ class ChatAnswer:
             chunks.append(self._chunk(index, {}, None, delta.finish))
         return chunks
 
-    def last_chunk(self, usage: Usage) -> Json | None:
+    def last_chunks(self, usage: Usage) -> list[Json]:
         """Usage, where it was asked for."""
-        return usage_chunk(self.heading, "chat.completion.chunk", usage, self.wanted)
+        return usage_chunks(self.heading, "chat.completion.chunk", usage, self.wanted)
+
+    def failure(self, error: ApiError) -> Json:
+        """The error alone."""
+        return error.body()
 
     def add(self, delta: Delta) -> None:
         """Gathers a delta for ``whole``."""

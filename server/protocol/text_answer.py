@@ -1,10 +1,12 @@
 """Deltas of an answer -> the objects of /v1/completions."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, TokenText, usage_chunk, usage_object
+from server.protocol.answers import Heading, Json, TokenText, usage_chunks, usage_object
 from server.protocol.common import Wanted
+from server.protocol.errors import ApiError
 from server.text.pieces import Piece
 
 
@@ -22,6 +24,8 @@ class _TextChoice:
 @dataclass(slots=True)
 class TextAnswer:
     """One text completion, streamed or whole."""
+
+    events_have_names: ClassVar[bool] = False
 
     heading: Heading
     token_bytes: TokenText
@@ -45,9 +49,13 @@ class TextAnswer:
         chunk = self.heading.object("text_completion", [choice])
         return [chunk | {"usage": None} if self.wanted.include_usage else chunk]
 
-    def last_chunk(self, usage: Usage) -> Json | None:
+    def last_chunks(self, usage: Usage) -> list[Json]:
         """Usage, where it was asked for."""
-        return usage_chunk(self.heading, "text_completion", usage, self.wanted)
+        return usage_chunks(self.heading, "text_completion", usage, self.wanted)
+
+    def failure(self, error: ApiError) -> Json:
+        """The error alone."""
+        return error.body()
 
     def add(self, delta: Delta) -> None:
         """Gathers a delta for ``whole``."""

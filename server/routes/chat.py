@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.openapi import takes
 from server.prompting import Asked, chat_prompt
 from server.protocol.chat import ChatRequest
 from server.protocol.chat_answer import ChatAnswer
@@ -15,7 +16,7 @@ def chat_routes(service: Service) -> APIRouter:
     """The route, for one service."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         wire = await parse(request, ChatRequest)
         service.check_model(wire.model)

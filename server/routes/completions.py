@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from engine.types import PrefixSalt
 from server.generation import Prompt
+from server.openapi import takes
 from server.protocol.common import answer_length
 from server.protocol.completions import CompletionRequest
 from server.protocol.errors import invalid
@@ -18,7 +19,7 @@ def completion_routes(service: Service) -> APIRouter:
     """The route, for one service."""
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         wire = await parse(request, CompletionRequest)
         service.check_model(wire.model)

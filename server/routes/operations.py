@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from server.protocol.errors import unavailable
 from server.service import Service
@@ -25,7 +25,7 @@ def operation_routes(service: Service) -> APIRouter:
             raise unavailable("The engine did not generate a token in time.")
         return JSONResponse({"status": "ready"})
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 

@@ -27,7 +27,6 @@ def error_of(response: httpx2.Response) -> dict[str, str]:
         "/v2/chat/completions",
         "/v1/embeddings",
         "/docs",
-        "/openapi.json",
         "/%00",
         "//",
         "/health/",

@@ -47,7 +47,7 @@ def test_what_came_from_the_cache_is_counted_and_the_rest_explained_on_request(
 def test_the_report_is_in_a_stream_and_in_a_whole_answer(make: Any) -> None:
     usage = replace(USAGE, prefix=PrefixReport(4, 5, MissReason.EVICTED))
     answer = make(include_usage=True, cache_report=True)
-    assert answer.last_chunk(usage)["usage"] == usage_object(usage, True)
+    assert answer.last_chunks(usage)[0]["usage"] == usage_object(usage, True)
     assert answer.whole(usage)["usage"] == usage_object(usage, True)
 
 
@@ -81,9 +81,9 @@ def test_usage_comes_in_a_chunk_of_its_own_where_it_was_asked_for(make: Any) -> 
     asked, silent = make(include_usage=True), make(include_usage=False)
     (chunk,) = asked.chunks(Delta([said("a")]))
     assert chunk["usage"] is None
-    last = asked.last_chunk(USAGE)
+    [last] = asked.last_chunks(USAGE)
     assert last["choices"] == []
     assert last["usage"] == usage_object(USAGE, False)
     (chunk,) = silent.chunks(Delta([said("a")]))
     assert "usage" not in chunk
-    assert silent.last_chunk(USAGE) is None
+    assert silent.last_chunks(USAGE) == []

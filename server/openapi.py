@@ -1,0 +1,95 @@
+"""The OpenAPI schema, from the wire models that the routes parse bodies with.
+
+A route says with ``openapi_extra=takes(Model)`` what its body is; the rest is the same for all.
+https://spec.openapis.org/oas/v3.1.0
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from server.protocol.common import WireModel
+
+Json = dict[str, Any]
+
+SHARED = "#/components/schemas/"
+OPENAI_ERROR: Json = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "minLength": 1},
+                "type": {"type": "string", "minLength": 1},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+ANTHROPIC_ERROR: Json = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {
+                "type": {"type": "string", "minLength": 1},
+                "message": {"type": "string", "minLength": 1},
+            },
+        },
+        "request_id": {"type": "string", "minLength": 1},
+    },
+}
+ERRORS = {"OpenAIError": OPENAI_ERROR, "AnthropicError": ANTHROPIC_ERROR}
+ANTHROPIC_PATHS = "/v1/messages"
+
+
+def takes(model: type[WireModel]) -> Json:
+    """What a route whose body is that model adds to its operation: the body; and that answers are
+    JSON, or events where the body may ask for a stream."""
+    answers: Json = {"application/json": {"schema": {"type": "object"}}}
+    if "stream" in model.model_fields:
+        answers["text/event-stream"] = {"schema": {"type": "string"}}
+    # Models of different bodies may have the same name.
+    body = {"schema": model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {"200": {"description": "The answer.", "content": answers}},
+    }
+
+
+class DescribedApp(FastAPI):
+    """An application whose schema tells bodies and errors as they are."""
+
+    def openapi(self) -> Json:
+        """The schema, made when it is first asked for."""
+        if self.openapi_schema is None:
+            self.openapi_schema = _completed(super().openapi())
+        return self.openapi_schema
+
+
+def _completed(schema: Json) -> Json:
+    """Moves what the bodies share to where it can be referred to, and names the errors."""
+    # FastAPI describes its own errors, which no route here answers.
+    components: Json = dict(ERRORS)
+    for path, operations in schema["paths"].items():
+        error = "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "OpenAIError"
+        for operation in operations.values():
+            for media in operation.get("requestBody", {}).get("content", {}).values():
+                parts = media["schema"].pop("$defs", {})
+                owner = media["schema"]["title"]
+                components |= {f"{owner}.{name}": part for name, part in parts.items()}
+            operation["responses"].pop("422", None)
+            operation["responses"] |= {"4XX": _failure(error), "5XX": _failure(error)}
+    schema["components"] = {"schemas": components}
+    return schema
+
+
+def _failure(error: str) -> Json:
+    content = {"application/json": {"schema": {"$ref": SHARED + error}}}
+    return {"description": "What is wrong, and how to mend it.", "content": content}

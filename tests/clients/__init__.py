@@ -1,0 +1,1 @@
+"""What clients really use, client by client: ``make clients``."""

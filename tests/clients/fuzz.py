@@ -1,0 +1,166 @@
+"""Bodies made from the OpenAPI schema, and bodies that break it: ``python -m tests.clients.fuzz``.
+
+No body gives a 500, every answer has a documented status and media type, and every error has the
+shape of its API. The seed is fixed: one run is like another.
+"""
+
+import argparse
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+from schemathesis import Case, GenerationMode, Response
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
+
+from server.app import create_app
+from server.openapi import ANTHROPIC_PATHS
+from server.text.tokenizer import Tokenizer
+from tests.engines import VOCAB
+from tests.models import write_tokenizer
+from tests.server.harness import make_service, start_engine, token_id
+
+SEED = 20
+MENDINGS = 5
+"""So often a body is sent again without the field that its error names."""
+MAX_MODEL_LEN = 64
+"""Answers that nobody bounds end here."""
+
+Statuses = dict[str, Counter[int]]
+
+
+def error_has_its_shape(_: Any, response: Response, case: Case[Any]) -> None:
+    """OpenAI's, or Anthropic's on Anthropic's paths."""
+    if response.status_code >= 400:
+        has_it = is_anthropic_error if case.path.startswith(ANTHROPIC_PATHS) else is_openai_error
+        assert has_it(response.json()), response.text
+
+
+def is_openai_error(body: Any) -> bool:
+    """Exactly ``{"error": {message, type, param, code}}``."""
+    match body:
+        case {
+            "error": {
+                "message": str(message),
+                "type": str(kind),
+                "param": str() | None,
+                "code": str() | None,
+                **more,
+            },
+            **others,
+        }:
+            return bool(message and kind) and not more and not others
+    return False
+
+
+def is_anthropic_error(body: Any) -> bool:
+    """Exactly ``{"type": "error", "error": {type, message}, "request_id"}``."""
+    match body:
+        case {
+            "type": "error",
+            "error": {"type": str(kind), "message": str(message), **more},
+            "request_id": str(),
+            **others,
+        }:
+            return bool(message and kind) and not more and not others
+    return False
+
+
+CHECKS = [
+    not_a_server_error,
+    error_has_its_shape,
+    status_code_conformance,
+    content_type_conformance,
+]
+
+
+def fuzz(app: FastAPI, examples: int) -> Statuses:
+    """So many bodies that satisfy the schema, and as many that do not, to each operation.
+
+    Returns how often it answered with which status; raises at the first answer that must not be.
+    """
+    found: Statuses = {}
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok)
+        operation = result.ok()
+        statuses = found.setdefault(operation.label, Counter())
+        modes = list(GenerationMode) if operation.body else [GenerationMode.POSITIVE]
+        for mode in modes:
+            _fuzz(operation.as_strategy(generation_mode=mode), examples, statuses)
+    return found
+
+
+def _fuzz(cases: SearchStrategy[Case[Any]], examples: int, statuses: Counter[int]) -> None:
+    @seed(SEED)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases)
+    def answers(case: Case[Any]) -> None:
+        for _ in range(MENDINGS):
+            response = case.call()
+            statuses[response.status_code] += 1
+            case.validate_response(response, checks=CHECKS)
+            field = _blamed_field(response)
+            if not isinstance(case.body, dict) or field not in case.body:
+                return
+            case.body = {name: value for name, value in case.body.items() if name != field}
+
+    answers()
+
+
+def _blamed_field(response: Response) -> str | None:
+    """The field of the body that a 400 names; without it the same body gets further."""
+    if response.status_code != 400:
+        return None
+    param = response.json()["error"].get("param") or ""
+    return re.split(r"[.\[]", param)[0]
+
+
+@contextmanager
+def fuzzed_app() -> Iterator[FastAPI]:
+    """The application around a small engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder), VOCAB)
+        tokenizer = Tokenizer(Path(folder))
+    engine = start_engine(max_model_len=MAX_MODEL_LEN, check_every_step=False)
+    end = token_id(tokenizer, "<|im_end|>")
+    try:
+        yield create_app(make_service(engine.client, tokenizer, stop_token_ids=frozenset({end})))
+    finally:
+        engine.stop()
+
+
+def main() -> None:
+    """Prints what was answered."""
+    parser = argparse.ArgumentParser(description="Bodies from the OpenAPI schema.")
+    parser.add_argument("--examples", type=int, default=200)
+    options = parser.parse_args()
+    started = time.monotonic()
+    with fuzzed_app() as app:
+        found = fuzz(app, options.examples)
+    for label, statuses in found.items():
+        counts = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
+        print(f"{label:32} {counts}")
+    print(
+        f"{sum(map(Counter.total, found.values()))} answers in {time.monotonic() - started:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What the clients' servers serve: small models that are told of tools as Qwen3 is."""
+
+import json
+from pathlib import Path
+
+from tests.models import write_model, write_tokenizer
+
+TEMPLATE = Path(__file__).parents[2] / "configs" / "demo" / "chat_template.jinja"
+THOUGHTS_OFF = "{%- set enable_thinking = enable_thinking is defined and enable_thinking -%}\n"
+
+
+def random_model(folder: Path) -> Path:
+    """Random weights: what it says makes sense only where a grammar holds it. It thinks only when
+    it is asked to: thoughts of such a model do not end."""
+    return with_template(write_model(folder), THOUGHTS_OFF + TEMPLATE.read_text())
+
+
+def tokenizer_only(folder: Path, vocab_size: int) -> Path:
+    """For models that have no weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder, vocab_size)
+    return with_template(folder, TEMPLATE.read_text())
+
+
+def with_template(folder: Path, template: str) -> Path:
+    """The same model with another template. The demo's: ChatML, hermes-style tools, thoughts in
+    <think>."""
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"chat_template": template}
+    path.write_text(json.dumps(settings))
+    return folder

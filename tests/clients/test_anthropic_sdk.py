@@ -1,0 +1,157 @@
+"""Anthropic's own package in this process, which refuses every answer that is not of its types."""
+
+from typing import Any
+
+import httpx2
+import pytest
+from anthropic import AsyncAnthropic, BadRequestError, NotFoundError
+
+MODEL = "recall"
+TOOLS: Any = [
+    {
+        "name": "get_weather",
+        "description": "What the weather is.",
+        "input_schema": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    }
+]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch={};"
+
+
+def sdk(http: httpx2.AsyncClient, **keys: Any) -> AsyncAnthropic:
+    return AsyncAnthropic(
+        base_url="http://localhost",
+        http_client=http,
+        max_retries=0,
+        _strict_response_validation=True,
+        **(keys or {"api_key": "none"}),
+    )
+
+
+@pytest.fixture
+def said(parrot: httpx2.AsyncClient) -> AsyncAnthropic:
+    return sdk(parrot)
+
+
+@pytest.fixture
+def held(random: httpx2.AsyncClient) -> AsyncAnthropic:
+    return sdk(random)
+
+
+def say(text: str) -> Any:
+    return [{"role": "user", "content": f"Repeat after me: {text}"}]
+
+
+def ask(messages: Any, **more: Any) -> Any:
+    return {"model": MODEL, "max_tokens": 2000, "messages": messages} | more
+
+
+async def both(client: AsyncAnthropic, asked: Any) -> list[Any]:
+    """The answer to a request, whole and put together from its events."""
+    whole = await client.messages.create(**asked)
+    async with client.messages.stream(**asked) as stream:
+        streamed = await stream.get_final_message()
+    return [whole, streamed]
+
+
+async def test_messages_answer_alike_streamed_and_whole(said: AsyncAnthropic) -> None:
+    for answer in await both(said, ask(say("Grüße 🙂"))):
+        assert [block.text for block in answer.content] == ["Grüße 🙂"]
+        assert answer.stop_reason == "end_turn"
+        assert answer.usage.output_tokens > 3
+
+
+async def test_the_events_of_a_stream_come_in_order(said: AsyncAnthropic) -> None:
+    stream = await said.messages.create(**ask(say("one two")), stream=True)
+    kinds = [event.type async for event in stream if event.type != "ping"]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+
+
+async def test_both_kinds_of_key_are_accepted(parrot: httpx2.AsyncClient) -> None:
+    for keys in ({"api_key": "a"}, {"auth_token": "b"}):
+        answer: Any = await sdk(parrot, **keys).messages.create(**ask(say("hi")))
+        assert answer.content[0].text == "hi"
+
+
+async def test_a_tool_is_used_and_its_result_heard(said: AsyncAnthropic) -> None:
+    for answer in await both(said, ask(say(f"Let me look.\n{CALL}"), tools=TOOLS)):
+        assert answer.stop_reason == "tool_use"
+        text, use = answer.content
+        assert text.text.strip() == "Let me look."
+        assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
+        content = [block.to_dict() for block in answer.content]
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}
+        messages = [
+            *say(CALL),
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": [result]},
+        ]
+        last: Any = await said.messages.create(**ask(messages, tools=TOOLS))
+        assert last.content[-1].text == "sunny"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+async def test_a_tool_that_must_be_used_gets_input_of_its_schema(
+    held: AsyncAnthropic, choice: Any
+) -> None:
+    for answer in await both(held, ask(say("nothing"), tools=TOOLS, tool_choice=choice)):
+        assert answer.stop_reason == "tool_use"
+        uses = [block for block in answer.content if block.type == "tool_use"]
+        assert all(use.input["city"] in ("Paris", "Rome") for use in uses)
+
+
+async def test_thoughts_are_blocks_of_their_own_and_come_back_in(said: AsyncAnthropic) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    messages = say("<think>\nHm.\n</think>\n\nYes.")
+    for answer in await both(said, ask(messages, thinking=thinking)):
+        thought, text = answer.content
+        assert thought.thinking.strip() == "Hm."
+        assert text.text.strip() == "Yes."
+        content = [block.to_dict() for block in answer.content]
+        again = [*messages, {"role": "assistant", "content": content}, *say("fine")]
+        last: Any = await said.messages.create(**ask(again, thinking=thinking))
+        assert last.content[-1].text == "fine"
+
+
+async def test_tokens_are_counted_as_they_are_charged(said: AsyncAnthropic) -> None:
+    asked: Any = {"model": MODEL, "messages": say("hi"), "system": "Be brief.", "tools": TOOLS}
+    counted = await said.messages.count_tokens(**asked)
+    usage = (await said.messages.create(**asked, max_tokens=10)).usage
+    cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    assert counted.input_tokens == usage.input_tokens + cached
+
+
+async def test_what_is_no_part_of_the_conversation_has_no_tokens(said: AsyncAnthropic) -> None:
+    text = {"type": "text", "text": "Be brief."}
+    marked = text | {"cache_control": {"type": "ephemeral"}}
+    bills = [{"type": "text", "text": BILLING.format(number)} for number in ("1a", "2b")]
+    counts = set()
+    for system in ([text], [marked], [bills[0], text], [bills[1], marked]):
+        asked: Any = {"model": MODEL, "messages": say("hi"), "system": system}
+        counts.add((await said.messages.count_tokens(**asked)).input_tokens)
+    assert len(counts) == 1
+
+
+async def test_a_stop_sequence_is_named(said: AsyncAnthropic) -> None:
+    for answer in await both(said, ask(say("one two three"), stop_sequences=["two"])):
+        assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "two")
+        assert answer.content[0].text == "one "
+
+
+async def test_errors_have_the_classes_that_callers_catch(said: AsyncAnthropic) -> None:
+    with pytest.raises(NotFoundError) as unknown:
+        await said.messages.create(**ask(say("hi"), model="claude-none"))
+    body: Any = unknown.value.body
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "not_found_error"
+    with pytest.raises(BadRequestError) as long:
+        await said.messages.create(**ask(say("long " * 20_000)))
+    body = long.value.body
+    assert body["error"]["type"] == "invalid_request_error"

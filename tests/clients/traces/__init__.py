@@ -1,0 +1,1 @@
+"""Conversations as agents resend them, and what of each prompt was computed again."""
