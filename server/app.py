@@ -8,8 +8,9 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from server.failures import failure
 from server.guards import BodyLimit
 from server.metrics import RequestCounter
 from server.openapi import DescribedApp
@@ -17,13 +18,14 @@ from server.protocol.errors import ApiError, internal_error
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
+from server.routes.messages import message_routes
 from server.routes.models import model_routes
 from server.routes.operations import operation_routes
 from server.service import Service
 
 log = logging.getLogger(__name__)
 
-ROUTES = (chat_routes, completion_routes, model_routes, operation_routes)
+ROUTES = (chat_routes, completion_routes, message_routes, model_routes, operation_routes)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -53,9 +55,9 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, error.headers)
+    return failure(request.scope["path"], error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -72,6 +72,8 @@ class Delta:
     """"stop", "length", or "tool_calls" where the answer ended with calls; with the last delta."""
     index: int = 0
     """Which of the choices it belongs to."""
+    stop_string: str | None = None
+    """With the last delta: the one that ended the answer."""
 
 
 class Generation:
@@ -123,7 +125,7 @@ class Generation:
             pieces = pieces + self._parser.flush()
             if stopped and self._parser.ended_with_calls:
                 reason = "tool_calls"
-        return Delta(joined(pieces), tokens, reason, self._index)
+        return Delta(joined(pieces), tokens, reason, self._index, self._stop.matched)
 
     @property
     def _cut(self) -> bool:

@@ -1,8 +1,8 @@
 """What stands between the socket and the routes."""
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.failures import failure
 from server.protocol.errors import ApiError
 
 
@@ -37,8 +37,7 @@ class BodyLimit:
                 code="body_too_large",
                 headers={"Connection": "close"},
             )
-            response = JSONResponse(error.body(), error.status, error.headers)
-            await response(scope, receive, send)
+            await failure(scope["path"], error)(scope, receive, send)
 
 
 class BodyTooLargeError(Exception):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from engine.types import TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
-from server.protocol.common import SamplingFields, answer_length
+from server.protocol.common import DrawingFields, answer_length
 from server.protocol.errors import context_length_exceeded, invalid
 from server.service import Service, new_seed
 from server.text.answer_parser import Reading
@@ -24,8 +24,8 @@ class Asked:
     """A request for an answer to a conversation, whatever API it came by."""
 
     conversation: Conversation
-    sampling: SamplingFields
-    """What it says about choosing tokens, by OpenAI's names."""
+    sampling: DrawingFields
+    """What it says about choosing tokens."""
     max_tokens: int | None = None
     """The longest answer; None and -1: as long as fits."""
     max_tokens_param: str = "max_tokens"
@@ -36,15 +36,16 @@ class Asked:
     """The wire's name of the conversation, for errors."""
 
 
-async def chat_prompt(service: Service, asked: Asked, authorization: str | None) -> Prompt:
-    """The conversation as the engine wants it. authorization: the header, with whose key alone the
-    prompt shares prefixes.
+async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
+    """The conversation as the engine wants it. key: the request's, with which alone the prompt
+    shares prefixes.
 
     Raises ApiError that names what cannot be done.
     """
-    conversation, sampling = asked.conversation, asked.sampling
-    form = _tool_format(service, asked)
-    encoded = await _encode(service, asked)
+    conversation, sampling, param = asked.conversation, asked.sampling, asked.turns_param
+    form = _tool_format(service, conversation, param)
+    encoded = await _encode(service, conversation, param, service.max_model_len)
+    service.check_prompt(encoded.ids, param)
     params = sampling.sampling_params(
         max_tokens=answer_length(
             asked.max_tokens, len(encoded.ids), service.max_model_len, asked.max_tokens_param
@@ -66,35 +67,42 @@ async def chat_prompt(service: Service, asked: Asked, authorization: str | None)
             conversation.max_calls,
         ),
         choices=sampling.wanted.choices,
-        salt=service.salts.salt(authorization, sampling.cache_salt),
+        salt=service.salts.salt(key, sampling.cache_salt),
         system_tokens=encoded.system_tokens,
         priority=sampling.priority or 0,
         constraint=await _constraint(service, asked, encoded.text, form),
     )
 
 
-def _tool_format(service: Service, asked: Asked) -> ToolFormat:
+async def count_prompt(service: Service, conversation: Conversation, param: str) -> int:
+    """How many tokens the prompt of a conversation would have, also where it does not fit. param:
+    the wire's name of it. Raises ApiError for what cannot be rendered."""
+    _tool_format(service, conversation, param)
+    return len((await _encode(service, conversation, param, None)).ids)
+
+
+def _tool_format(service: Service, conversation: Conversation, param: str) -> ToolFormat:
     """How calls will be written. Raises ApiError where the model cannot chat, or not call."""
     template = service.tokenizer.template
     if not template.exists:
-        raise invalid("This model has no chat template; use /v1/completions.", asked.turns_param)
-    if asked.conversation.offered_tools and template.tool_format is None:
+        raise invalid("This model has no chat template; use /v1/completions.", param)
+    if conversation.offered_tools and template.tool_format is None:
         raise invalid(
             "This model's chat template knows no tools, or none whose calls can be read.", "tools"
         )
     return template.tool_format or ToolFormat.HERMES
 
 
-async def _encode(service: Service, asked: Asked) -> EncodedChat:
-    param = asked.turns_param
+async def _encode(
+    service: Service, conversation: Conversation, param: str, most_tokens: int | None
+) -> EncodedChat:
+    """The prompt; what cannot have so few tokens is refused before the work of encoding."""
     try:
-        encoded = await service.tokenizer.encode_chat(asked.conversation, service.max_model_len)
+        return await service.tokenizer.encode_chat(conversation, most_tokens)
     except TemplateError as error:
         raise invalid(f"{error}.", param) from error
     except TextTooLongError as error:
         raise context_length_exceeded(None, service.max_model_len, param) from error
-    service.check_prompt(encoded.ids, param)
-    return encoded
 
 
 async def _constraint(

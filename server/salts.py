@@ -2,6 +2,7 @@
 
 import hmac
 import secrets
+from collections.abc import Mapping
 
 from engine.types import PrefixSalt
 
@@ -14,17 +15,23 @@ class Salts:
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)
 
-    def salt(self, authorization: str | None, cache_salt: str | None) -> PrefixSalt:
-        """authorization: the header, whose bearer token is the tenant's key; all without one are
-        one tenant. cache_salt: the request's own."""
+    def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
+        """key: the tenant's; all without one (an empty key) are one tenant. cache_salt: the
+        request's own."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)
-        return PrefixSalt(self._hashed(bearer_token(authorization)), client)
+        return PrefixSalt(self._hashed(key), client)
 
     def _hashed(self, text: str) -> bytes:
         return hmac.digest(self._secret, text.encode(), "sha256")
 
 
+def request_key(headers: Mapping[str, str]) -> str:
+    """The API key of a request: the bearer's token, or what Anthropic's clients call x-api-key;
+    empty when it carries none. headers: found whatever the case of their names."""
+    return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip()
+
+
 def bearer_token(authorization: str | None) -> str:
-    """The API key of a request; empty when it carries none. RFC 6750, section 2.1."""
+    """The token in an Authorization header; empty when it has none. RFC 6750, section 2.1."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""

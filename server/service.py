@@ -73,9 +73,11 @@ class Service:
         if name is not None and name not in self.model.names:
             raise model_not_found(name)
 
-    def heading(self, prefix: str) -> Heading:
+    def heading(self, prefix: str, separator: str = "-") -> Heading:
         """The id, time and model of a new answer."""
-        return Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.model.id)
+        return Heading(
+            f"{prefix}{separator}{secrets.token_hex(12)}", int(time.time()), self.model.id
+        )
 
     def check_room(self, choices: int) -> None:
         """Raises ApiError (400, 429 or 503) before work is spent on a request that would be

@@ -4,6 +4,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html: an event is a ``
 empty one; a line that begins with a colon is a comment, which clients ignore.
 """
 
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -53,12 +54,15 @@ async def _events(choices: Choices, answer: Answer, ping_s: float) -> AsyncItera
         return b"".join(event(data, named=named) for data in objects)
 
     yield written(answer.first_chunks()) or SIGN_OF_LIFE
+    newest = time.monotonic()
     try:
         async for deltas in choices.steps(ping_s):
-            if not deltas:
-                yield SIGN_OF_LIFE
-            elif events := written(c for delta in deltas for c in answer.chunks(delta)):
-                yield events
+            events = written(c for delta in deltas for c in answer.chunks(delta))
+            # Silence are also steps of which nothing can be sent yet.
+            is_silent = not deltas or time.monotonic() - newest >= ping_s
+            if out := events or (SIGN_OF_LIFE if is_silent else b""):
+                yield out
+                newest = time.monotonic()
         yield written(answer.last_chunks(choices.usage)) + (b"" if named else DONE)
     except GenerationError as error:
         yield written([answer.failure(internal_error(f"Generation failed: {error}."))])

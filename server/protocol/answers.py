@@ -1,4 +1,4 @@
-"""What the objects that OpenAI clients read have in common."""
+"""What the objects that clients read have in common."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
     """Token counts. cache_report: with what the cache lacked, where it lacked anything."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     if cache_report:
-        details["cache_miss"] = _cache_miss(usage.prefix)
+        details["cache_miss"] = cache_miss(usage.prefix)
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -47,7 +47,8 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
     }
 
 
-def _cache_miss(prefix: PrefixReport | None) -> Json | None:
+def cache_miss(prefix: PrefixReport | None) -> Json | None:
+    """Where a prompt left what was cached, and why; None where nothing more could be shared."""
     if prefix is None or prefix.miss is None:
         return None
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}

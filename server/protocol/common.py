@@ -53,20 +53,21 @@ class StreamOptions(WireModel):
     include_usage: bool | None = None
 
 
-class SamplingFields(WireModel):
-    """Sampling parameters as OpenAI names them, and the extensions that local servers share.
+class DrawingFields(WireModel):
+    """How tokens are drawn, in the names that all APIs use, and the extensions that local servers
+    share.
 
     null always means: as if it were not there. Fields that no model here has are kept aside:
     ``rules`` says which of them are refused.
     """
 
     model_config = ConfigDict(extra="allow")
-    rules: ClassVar[tuple[FieldRule, ...]] = SAMPLING_FIELDS
+    rules: ClassVar[tuple[FieldRule, ...]] = ()
+    stop_param: ClassVar[str] = "stop"
+    """The wire's name of the stop strings, for errors."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=MAX_TOP_K)
@@ -76,8 +77,6 @@ class SamplingFields(WireModel):
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
-    stop: str | list[str] | None = None
-    n: int | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     """Only requests with the same one share what the cache keeps."""
     cache_report: bool | None = None
@@ -89,19 +88,17 @@ class SamplingFields(WireModel):
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say. Raises ApiError that names the parameter."""
-        if not 1 <= self.wanted.choices <= limits.max_choices:
-            raise invalid(f"n is {self.n}; it must be from 1 to {limits.max_choices}.", "n")
         refuse_unsupported(self.rules, self.model_extra or {})
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options needs stream: true.", "stream_options")
         for stop in self.stop_strings():
             if not 0 < len(stop) <= limits.max_stop_string_chars:
                 raise invalid(
                     f"A stop string must have 1 to {limits.max_stop_string_chars} characters.",
-                    "stop",
+                    self.stop_param,
                 )
         if len(self.stop_strings()) > limits.max_stop_strings:
-            raise invalid(f"There may be at most {limits.max_stop_strings} stop strings.", "stop")
+            raise invalid(
+                f"There may be at most {limits.max_stop_strings} stop strings.", self.stop_param
+            )
         if len(self.logit_bias or {}) > limits.max_logit_biases:
             raise invalid(f"There may be at most {limits.max_logit_biases} biases.", "logit_bias")
         if len(self.stop_token_ids or ()) > limits.max_stop_token_ids:
@@ -112,15 +109,11 @@ class SamplingFields(WireModel):
     @property
     def wanted(self) -> Wanted:
         """The form of the answer."""
-        return Wanted(
-            choices=1 if self.n is None else self.n,
-            include_usage=bool(self.stream_options and self.stream_options.include_usage),
-            cache_report=bool(self.cache_report),
-        )
+        return Wanted(cache_report=bool(self.cache_report))
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, however they were given."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return ()
 
     def sampling_params(
         self,
@@ -177,6 +170,38 @@ class SamplingFields(WireModel):
                 )
             biases.append((int(key), amount))
         return tuple(biases)
+
+
+class SamplingFields(DrawingFields):
+    """Sampling parameters as OpenAI names them."""
+
+    rules: ClassVar[tuple[FieldRule, ...]] = SAMPLING_FIELDS
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+
+    def check(self, limits: LimitsSection) -> None:
+        """What the types cannot say. Raises ApiError that names the parameter."""
+        if not 1 <= self.wanted.choices <= limits.max_choices:
+            raise invalid(f"n is {self.n}; it must be from 1 to {limits.max_choices}.", "n")
+        super().check(limits)
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options needs stream: true.", "stream_options")
+
+    @property
+    def wanted(self) -> Wanted:
+        """The form of the answer."""
+        return Wanted(
+            choices=1 if self.n is None else self.n,
+            include_usage=bool(self.stream_options and self.stream_options.include_usage),
+            cache_report=bool(self.cache_report),
+        )
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, however they were given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 def answer_length(asked: int | None, prompt_tokens: int, max_model_len: int, param: str) -> int:

@@ -9,6 +9,7 @@ from server.prompting import Asked, chat_prompt
 from server.protocol.chat import ChatRequest
 from server.protocol.chat_answer import ChatAnswer
 from server.routes.answering import respond
+from server.salts import request_key
 from server.service import Service, parse
 
 
@@ -30,7 +31,7 @@ def chat_routes(service: Service) -> APIRouter:
             param,
             (wire.top_logprobs or 0) if wire.logprobs else None,
         )
-        prompt = await chat_prompt(service, asked, request.headers.get("authorization"))
+        prompt = await chat_prompt(service, asked, request_key(request.headers))
         answer = ChatAnswer(service.heading("chatcmpl"), service.tokenizer.token_bytes, wire.wanted)
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))
 

@@ -12,6 +12,7 @@ from server.protocol.completions import CompletionRequest
 from server.protocol.errors import invalid
 from server.protocol.text_answer import TextAnswer
 from server.routes.answering import respond
+from server.salts import request_key
 from server.service import Service, new_seed, parse
 
 
@@ -25,7 +26,7 @@ def completion_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(service.config.limits)
         service.check_room(wire.wanted.choices)
-        salt = service.salts.salt(request.headers.get("authorization"), wire.cache_salt)
+        salt = service.salts.salt(request_key(request.headers), wire.cache_salt)
         prompt = await _prompt(service, wire, salt)
         answer = TextAnswer(service.heading("cmpl"), service.tokenizer.token_bytes, wire.wanted)
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))

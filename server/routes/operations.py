@@ -1,4 +1,6 @@
-"""GET /health, /ready and /metrics."""
+"""GET and HEAD /; GET /health, /ready and /metrics."""
+
+from importlib.metadata import version
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -11,6 +13,15 @@ from server.service import Service
 def operation_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter()
+
+    @router.get("/")
+    async def root() -> dict[str, str]:
+        """Who answers here, for people and programs that look before they ask."""
+        return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
+
+    @router.head("/", include_in_schema=False)
+    async def root_head() -> Response:
+        return Response()
 
     @router.get("/health")
     async def health() -> Response:

@@ -128,8 +128,11 @@ def _blamed_field(response: Response) -> str | None:
     """The field of the body that a 400 names; without it the same body gets further."""
     if response.status_code != 400:
         return None
-    param = response.json()["error"].get("param") or ""
-    return re.split(r"[.\[]", param)[0]
+    error = response.json()["error"]
+    # Anthropic's errors begin with it.
+    named = re.match(r"\w*", error.get("param") or error["message"])
+    assert named is not None
+    return named[0]
 
 
 @contextmanager

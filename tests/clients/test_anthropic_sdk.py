@@ -1,10 +1,11 @@
 """Anthropic's own package in this process, which refuses every answer that is not of its types."""
 
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import pytest
 from anthropic import AsyncAnthropic, BadRequestError, NotFoundError
+from pydantic import BaseModel
 
 MODEL = "recall"
 TOOLS: Any = [
@@ -143,6 +144,23 @@ async def test_a_stop_sequence_is_named(said: AsyncAnthropic) -> None:
     for answer in await both(said, ask(say("one two three"), stop_sequences=["two"])):
         assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "two")
         assert answer.content[0].text == "one "
+
+
+async def test_the_system_may_speak_in_the_middle(said: AsyncAnthropic) -> None:
+    messages = [*say("one"), {"role": "system", "content": "Go on."}, *say("two")]
+    for answer in await both(said, ask(messages, system="Be brief.")):
+        assert answer.content[0].text == "two"
+
+
+class Place(BaseModel):
+    city: Literal["Paris", "Rome"]
+    nights: int
+
+
+async def test_an_answer_is_parsed_as_the_type_that_was_asked_for(held: AsyncAnthropic) -> None:
+    asked = ask(say("nothing"), output_format=Place, thinking={"type": "disabled"})
+    answer = await held.messages.parse(**asked, extra_body={"seed": 3})
+    assert isinstance(answer.parsed_output, Place)
 
 
 async def test_errors_have_the_classes_that_callers_catch(said: AsyncAnthropic) -> None:

@@ -50,6 +50,7 @@ def test_nothing_is_taken_after_a_stop_string(tokenizer: Tokenizer) -> None:
     generation, stream = started(tokenizer, stop=("STOP",))
     delta = generation.take(said(tokenizer, "a STOP b", None))
     assert (delta.pieces, delta.finish) == ([content("a ")], "stop")
+    assert delta.stop_string == "STOP"
     assert generation.completion_tokens == len("a STOP")
     assert stream.closed
 
@@ -59,6 +60,7 @@ def test_what_may_begin_a_stop_string_is_held_back_until_the_end(tokenizer: Toke
     assert generation.take(said(tokenizer, "a ST", None)).pieces == [content("a ")]
     last = generation.take(said(tokenizer, "O"))
     assert (last.pieces, last.finish) == ([content("STO")], "length")
+    assert last.stop_string is None
 
 
 def test_a_stop_token_is_counted_and_is_no_text(tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ import pytest
 from engine.types import PrefixSalt
 from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 from server.generation import Prompt
-from server.prompting import Asked, chat_prompt, wish_of
+from server.prompting import Asked, chat_prompt, count_prompt, wish_of
 from server.protocol.common import SamplingFields
 from server.protocol.errors import ApiError
 from server.service import Service
@@ -31,7 +31,7 @@ def prompt(service: Service, conversation: Conversation, **fields: Any) -> Promp
     """What the engine gets. fields: of the request, by OpenAI's names."""
     sampling = SamplingFields.model_validate(fields)
     asked = Asked(conversation, sampling, sampling.max_tokens)
-    return asyncio.run(chat_prompt(service, asked, "Bearer key"))
+    return asyncio.run(chat_prompt(service, asked, "key"))
 
 
 def refusal(service: Service, conversation: Conversation, **fields: Any) -> ApiError:
@@ -103,12 +103,21 @@ def test_errors_name_the_fields_of_their_own_api(service: Service) -> None:
     too_long = talk(Turn("user", "x" * 400))
     asked = Asked(too_long, SamplingFields(), 5, "max_output_tokens", turns_param="input")
     with pytest.raises(ApiError) as caught:
-        asyncio.run(chat_prompt(service, asked, None))
+        asyncio.run(chat_prompt(service, asked, ""))
     assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
     asked = Asked(talk(), SamplingFields(), 0, "max_output_tokens", turns_param="input")
     with pytest.raises(ApiError) as caught:
-        asyncio.run(chat_prompt(service, asked, None))
+        asyncio.run(chat_prompt(service, asked, ""))
     assert caught.value.param == "max_output_tokens"
+
+
+def test_a_prompt_is_counted_as_it_would_be_also_where_it_does_not_fit(service: Service) -> None:
+    for asked in (talk(), talk(Turn("system", "Be brief."), tools=(LOOK,))):
+        text, _ = service.tokenizer.template.render(asked)
+        counted = asyncio.run(count_prompt(service, asked, "messages"))
+        assert counted == len(asyncio.run(service.tokenizer.encode(text)))
+    too_long = talk(Turn("user", "x" * 10 * service.max_model_len))
+    assert asyncio.run(count_prompt(service, too_long, "messages")) > 10 * service.max_model_len
 
 
 # --- what the answer is held to ---------------------------------------------------------------

@@ -1,6 +1,7 @@
 import pytest
+from starlette.datastructures import Headers
 
-from server.salts import Salts, bearer_token
+from server.salts import Salts, bearer_token, request_key
 
 
 @pytest.mark.parametrize(
@@ -21,29 +22,39 @@ def test_the_key_is_what_the_bearer_carries(header: str | None, token: str) -> N
     assert bearer_token(header) == token
 
 
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({}, ""),
+        ({"Authorization": "Bearer a"}, "a"),
+        ({"X-Api-Key": " a "}, "a"),
+        ({"x-api-key": "a", "authorization": "Bearer b"}, "b"),
+        ({"x-api-key": "a", "authorization": "Bearer "}, "a"),
+        ({"x-api-key": "a", "authorization": "Basic eDp5"}, "a"),
+    ],
+)
+def test_both_kinds_of_client_name_their_key(headers: dict[str, str], key: str) -> None:
+    assert request_key(Headers(headers)) == key
+
+
 def test_the_same_key_and_salt_share_and_no_others() -> None:
     salts = Salts()
-    headers = (None, "Bearer a", "Bearer b", "Bearer é")
-    found = {salts.salt(header, salt) for header in headers for salt in (None, "a", "b", "é")}
+    keys = ("", "a", "b", "é")
+    found = {salts.salt(key, salt) for key in keys for salt in (None, "a", "b", "é")}
     assert len(found) == 16
-    assert found == {salts.salt(header, s) for header in headers for s in (None, "a", "b", "é")}
-
-
-def test_those_without_a_key_are_one_tenant() -> None:
-    salts = Salts()
-    assert salts.salt(None, "x") == salts.salt("Basic eDp5", "x") == salts.salt("Bearer ", "x")
+    assert found == {salts.salt(key, s) for key in keys for s in (None, "a", "b", "é")}
 
 
 def test_a_salt_holds_nothing_of_what_it_was_made_from_and_has_one_length() -> None:
     salts = Salts()
-    for header, cache_salt in (("Bearer sk-zebra", "zebra"), ("Bearer " + "k" * 999, "s" * 256)):
-        salt = salts.salt(header, cache_salt)
+    for key, cache_salt in (("sk-zebra", "zebra"), ("k" * 999, "s" * 256)):
+        salt = salts.salt(key, cache_salt)
         assert (len(salt.tenant), len(salt.client)) == (32, 32)
         assert "zebra" not in repr(salt) + repr(salts)
-    assert salts.salt(None, None).client == b""
+    assert salts.salt("", None).client == b""
 
 
 def test_another_process_makes_other_salts() -> None:
-    one, other = Salts().salt("Bearer a", "b"), Salts().salt("Bearer a", "b")
+    one, other = Salts().salt("a", "b"), Salts().salt("a", "b")
     assert one.tenant != other.tenant
     assert one.client != other.client

@@ -47,6 +47,7 @@ def test_every_answer_has_a_name_of_its_own(service: Service) -> None:
     names = {service.heading("cmpl").id for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("cmpl-") for name in names)
+    assert service.heading("msg", "_").id.startswith("msg_")
 
 
 def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(service: Service) -> None:

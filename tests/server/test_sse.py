@@ -22,7 +22,9 @@ SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
 HEADING = Heading("id-1", 1, "model")
 
 
-async def sent(choices: Choices, answer: Answer, leaves_after: int | None = None) -> list[Message]:
+async def sent(
+    choices: Choices, answer: Answer, leaves_after: int | None = None, ping_s: float = PING_S
+) -> list[Message]:
     """What a response writes. leaves_after: messages until the client is gone."""
     messages: list[Message] = []
 
@@ -34,7 +36,7 @@ async def sent(choices: Choices, answer: Answer, leaves_after: int | None = None
     async def receive() -> Message:
         raise AssertionError("nothing more is asked of the client")
 
-    await AnswerStream(choices, answer, PING_S)(SCOPE, receive, send)
+    await AnswerStream(choices, answer, ping_s)(SCOPE, receive, send)
     return messages
 
 
@@ -97,6 +99,14 @@ async def test_a_step_without_a_whole_character_writes_nothing(tokenizer: Tokeni
     choices, _ = prepared(tokenizer, [[first], rest])
     messages = await sent(choices, text_answer(tokenizer))
     assert len(bodies(messages)) == 3  # the sign of life, the character, the end
+
+
+async def test_steps_of_which_nothing_can_be_sent_are_silence_too(tokenizer: Tokenizer) -> None:
+    first, *rest = said(tokenizer, "é")
+    choices, _ = prepared(tokenizer, [[first], rest])
+    messages = await sent(choices, text_answer(tokenizer), ping_s=0.0)
+    assert bodies(messages)[:2] == [SIGN_OF_LIFE] * 2
+    assert len(bodies(messages)) == 4
 
 
 @pytest.mark.parametrize("answer", [chat_answer, text_answer])

@@ -15,7 +15,7 @@ from openai.types.completion_create_params import (
 
 from server.config import LimitsSection
 from server.protocol.chat import ChatRequest
-from server.protocol.common import SamplingFields
+from server.protocol.common import DrawingFields, SamplingFields
 from server.protocol.completions import CompletionRequest
 from server.protocol.errors import ApiError
 from server.protocol.fields import (
@@ -25,32 +25,36 @@ from server.protocol.fields import (
     FieldRule,
     Rule,
 )
+from server.protocol.message_fields import MESSAGES_FIELDS
+from server.protocol.messages import MessagesRequest
 
 API = Path(__file__).parents[3] / "API.md"
-TABLES: dict[type[SamplingFields], tuple[FieldRule, ...]] = {
+TABLES: dict[type[DrawingFields], tuple[FieldRule, ...]] = {
     ChatRequest: CHAT_FIELDS,
     CompletionRequest: COMPLETION_FIELDS,
     SamplingFields: SAMPLING_FIELDS,
+    MessagesRequest: MESSAGES_FIELDS,
 }
-BODIES: dict[type[SamplingFields], dict[str, Any]] = {
+BODIES: dict[type[DrawingFields], dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "Hello"}]},
     CompletionRequest: {"prompt": "Hello"},
     SamplingFields: {},
+    MessagesRequest: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
 }
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
-def rows(rule: Rule) -> list[tuple[type[SamplingFields], FieldRule]]:
+def rows(rule: Rule) -> list[tuple[type[DrawingFields], FieldRule]]:
     return [(model, row) for model, table in TABLES.items() for row in table if row.rule is rule]
 
 
-def check(model: type[SamplingFields], **given: Any) -> None:
+def check(model: type[DrawingFields], **given: Any) -> None:
     wire = model.model_validate_json(json.dumps(BODIES[model] | given))
     wire.check(LimitsSection())
 
 
 @pytest.mark.parametrize("model", TABLES)
-def test_the_accepted_fields_are_those_of_the_wire_model(model: type[SamplingFields]) -> None:
+def test_the_accepted_fields_are_those_of_the_wire_model(model: type[DrawingFields]) -> None:
     names = [row.name for row in TABLES[model]]
     assert len(names) == len(set(names))
     assert model.rules is TABLES[model]
@@ -68,7 +72,7 @@ def test_every_field_of_openais_client_has_its_rule() -> None:
     ("model", "row"), rows(Rule.REFUSED), ids=lambda value: getattr(value, "name", "")
 )
 def test_what_is_refused_is_named_unless_it_says_nothing(
-    model: type[SamplingFields], row: FieldRule
+    model: type[DrawingFields], row: FieldRule
 ) -> None:
     with pytest.raises(ApiError) as caught:
         check(model, **{row.name: "zebra"})
@@ -82,19 +86,23 @@ def test_what_is_refused_is_named_unless_it_says_nothing(
 @pytest.mark.parametrize(
     ("model", "row"), rows(Rule.IGNORED), ids=lambda value: getattr(value, "name", "")
 )
-def test_what_is_ignored_may_be_anything(model: type[SamplingFields], row: FieldRule) -> None:
+def test_what_is_ignored_may_be_anything(model: type[DrawingFields], row: FieldRule) -> None:
     for value in (*NOTHING, "x", 5, {"a": [1]}, True):
         check(model, **{row.name: value})
 
 
 @pytest.mark.parametrize("model", TABLES)
-def test_what_nobody_has_heard_of_is_ignored(model: type[SamplingFields]) -> None:
+def test_what_nobody_has_heard_of_is_ignored(model: type[DrawingFields]) -> None:
     check(model, heard_of=False, **{"a b": [1], "_private": {}, "model_fields": 1})
 
 
 @pytest.mark.parametrize(
     ("heading", "table"),
-    [("/v1/chat/completions", CHAT_FIELDS), ("/v1/completions", COMPLETION_FIELDS)],
+    [
+        ("/v1/chat/completions", CHAT_FIELDS),
+        ("/v1/completions", COMPLETION_FIELDS),
+        ("/v1/messages", MESSAGES_FIELDS),
+    ],
 )
 def test_the_documentation_has_the_table(heading: str, table: tuple[FieldRule, ...]) -> None:
     ordered = [row for rule in Rule for row in table if row.rule is rule]

@@ -1,3 +1,5 @@
+from importlib.metadata import version
+
 import httpx2
 import pytest
 
@@ -16,6 +18,14 @@ from tests.server.harness import (
 )
 
 IMPATIENT = Config(server=ServerSection(ready_timeout_s=0.3))
+
+
+async def test_who_looks_before_it_asks_finds_quire(http: httpx2.AsyncClient) -> None:
+    response = await http.get("/")
+    assert response.status_code == 200
+    assert response.json() == {"name": "quire", "version": version("quire"), "models": "/v1/models"}
+    response = await http.head("/")
+    assert (response.status_code, response.content) == (200, b"")
 
 
 async def test_a_server_whose_engine_decodes_is_ready(

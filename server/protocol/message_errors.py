@@ -1,0 +1,37 @@
+"""Errors as Anthropic's clients expect them."""
+
+import secrets
+from typing import Any
+
+from server.protocol.errors import ApiError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+REQUEST_ID_BYTES = 12
+
+
+def new_request_id() -> str:
+    """An id that no other request has; nothing here remembers it."""
+    return f"req_{secrets.token_hex(REQUEST_ID_BYTES)}"
+
+
+def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """``{"type": "error", "error": {type, message}, "request_id"}``. There is no place for the
+    parameter but the message."""
+    otherwise = "invalid_request_error" if error.status < 500 else "api_error"
+    message = error.message
+    if error.param is not None and not message.startswith(error.param):
+        message = f"{error.param}: {message}"
+    return {
+        "type": "error",
+        "error": {"type": TYPES.get(error.status, otherwise), "message": message},
+        "request_id": request_id,
+    }

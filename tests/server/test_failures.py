@@ -1,0 +1,25 @@
+import json
+
+import pytest
+
+from server.failures import failure
+from server.protocol.errors import overloaded
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x"])
+def test_anthropics_paths_have_anthropics_errors(path: str) -> None:
+    response = failure(path, overloaded(3))
+    body = json.loads(bytes(response.body))
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "3"
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "rate_limit_error"
+    assert body["request_id"] == response.headers["request-id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1", "/"])
+def test_all_others_have_openais(path: str) -> None:
+    response = failure(path, overloaded(3))
+    assert json.loads(bytes(response.body))["error"]["code"] == "queue_full"
+    assert response.headers["retry-after"] == "3"
+    assert "request-id" not in response.headers
