@@ -21,11 +21,19 @@ from server.routes.completions import completion_routes
 from server.routes.messages import message_routes
 from server.routes.models import model_routes
 from server.routes.operations import operation_routes
+from server.routes.responses import response_routes
 from server.service import Service
 
 log = logging.getLogger(__name__)
 
-ROUTES = (chat_routes, completion_routes, message_routes, model_routes, operation_routes)
+ROUTES = (
+    chat_routes,
+    completion_routes,
+    response_routes,
+    message_routes,
+    model_routes,
+    operation_routes,
+)
 
 
 def create_app(service: Service) -> FastAPI:

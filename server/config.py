@@ -57,6 +57,8 @@ class LimitsSection(Section):
     max_stop_token_ids: int = Field(default=128, ge=0)
     max_logit_biases: int = Field(default=1024, ge=0)
     max_top_logprobs: int = Field(default=20, ge=0)
+    max_stored_responses: int = Field(default=1024, ge=0)
+    max_stored_response_bytes: ByteSize = ByteSize(64 * MIB)
     max_header_bytes: int = Field(default=65536, ge=1024)
     keep_alive_s: int = Field(default=5, ge=0)
 

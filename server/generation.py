@@ -1,6 +1,6 @@
 """The one neutral form between wire formats and the engine: a prompt in, deltas of text out."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.client import NO_SALT, TokenStream
 from engine.types import (
@@ -10,11 +10,11 @@ from engine.types import (
     SamplingParams,
     TokenConstraint,
     TokenEvent,
-    TokenLogprobs,
 )
 from server.text.answer_parser import AnswerParser, Reading
 from server.text.detokenizer import Detokenizer
 from server.text.pieces import AnswerPiece, Part, Piece, joined
+from server.text.pieces import TokenReport as TokenReport
 from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 
@@ -41,14 +41,6 @@ class Prompt:
     """Lower runs earlier."""
     constraint: TokenConstraint | None = None
     """What the answer must look like; each choice gets a copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenReport:
-    """A generated token and its log-probabilities."""
-
-    token_id: int
-    logprobs: TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +81,9 @@ class Generation:
         self._stop = StopStrings(prompt.stop)
         self._parser = AnswerParser(prompt.reading) if prompt.reading is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
+        self._held: list[TokenReport] = []
+        """Tokens that are no thoughts and whose text has not come out yet."""
+        self._calls = 0
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.prefix: PrefixReport | None = None
@@ -105,10 +100,11 @@ class Generation:
             if event.finish in (FinishReason.ERROR, FinishReason.ABORTED):
                 raise GenerationError(event.message or "the request was aborted")
             self.prefix = self.prefix or event.prefix
-            pieces += self._split(self._take_token(event, tokens))
+            found = self._split(self._take_token(event, tokens))
             if event.finish is not None:
-                pieces += self._split(self._stop.feed(self._detokenizer.flush()))
-                pieces += self._split(self._stop.flush())
+                found += self._split(self._stop.feed(self._detokenizer.flush()))
+                found += self._split(self._stop.flush())
+            pieces += self._with_tokens(found)
             if event.finish is not None or self._cut:
                 return self._end(event.finish, pieces, tokens)
         return Delta(joined(pieces), tokens, None, self._index)
@@ -122,7 +118,7 @@ class Generation:
         stopped = self._cut or finish is FinishReason.STOP
         reason = "stop" if stopped else "length"
         if self._parser is not None:
-            pieces = pieces + self._parser.flush()
+            pieces = pieces + self._with_tokens(self._parser.flush())
             if stopped and self._parser.ended_with_calls:
                 reason = "tool_calls"
         return Delta(joined(pieces), tokens, reason, self._index, self._stop.matched)
@@ -136,14 +132,28 @@ class Generation:
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
         """The text that may be sent because of a token."""
         assert event.token_id is not None, "only a fault comes without a token"
+        thinking = self._parser is not None and self._parser.reasoning
         self.completion_tokens += 1
-        if self._parser is not None and self._parser.reasoning:
-            self.reasoning_tokens += 1
+        self.reasoning_tokens += thinking
         if event.token_id in self._stop_token_ids:
             return ""  # it ends the answer and is no part of it
         if event.logprobs is not None:
             tokens.append(TokenReport(event.token_id, event.logprobs))
+            self._held += [] if thinking else tokens[-1:]
         return self._stop.feed(self._detokenizer.feed(event.token_id))
+
+    def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+        """The pieces that a token has let out, the first one with the tokens that were held back
+        for it, however steps come together."""
+        if self._parser is not None and self._parser.calls > self._calls:
+            self._calls = self._parser.calls
+            # They closed a call, but for what the last one may say behind it.
+            self._held = self._held[-1:] if pieces else []
+        if not pieces or not self._held:
+            return pieces
+        first, held = pieces[0], tuple(self._held)
+        self._held.clear()
+        return [replace(first, tokens=held), *pieces[1:]] if isinstance(first, Piece) else pieces
 
     def _split(self, text: str) -> list[AnswerPiece]:
         if not text:

@@ -34,6 +34,7 @@ TESTED_ELSEWHERE = {
     "engine/kv_door.py": "tests/engine/test_shared_prefixes.py",
     "engine/safetensors_headers.py": "tests/engine/test_checkpoint.py",
     "server/text/wish.py": "tests/server/text/test_grammar.py",
+    "server/protocol/response_fields.py": "tests/server/protocol/test_fields.py",
     "kvcache/accounts.py": "tests/kvcache/test_manager.py",
     "kvcache/backend.py": "tests/kvcache/test_native_backends.py",
     "kvcache/block_supply.py": "tests/kvcache/test_manager.py",

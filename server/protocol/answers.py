@@ -1,11 +1,11 @@
 """What the objects that clients read have in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from engine.types import PrefixReport
-from server.generation import Delta, Usage
+from server.generation import Delta, TokenReport, Usage
 from server.protocol.common import Wanted
 from server.protocol.errors import ApiError
 
@@ -31,6 +31,24 @@ class Heading:
             "model": self.model,
             "choices": choices,
         }
+
+
+def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list[Json]:
+    """Tokens by their text and bytes, with their log-probabilities and the likeliest instead."""
+
+    def entry(token_id: int, logprob: float) -> Json:
+        raw = token_bytes(token_id)
+        return {
+            "token": raw.decode(errors="replace"),
+            "logprob": logprob,
+            "bytes": list(raw),
+        }
+
+    return [
+        entry(report.token_id, report.logprobs.logprob)
+        | {"top_logprobs": [entry(token, value) for token, value in report.logprobs.top]}
+        for report in tokens
+    ]
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:

@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from server.generation import Delta, TokenReport, Usage
-from server.protocol.answers import Heading, Json, TokenText, usage_chunks, usage_object
+from server.protocol.answers import (
+    Heading,
+    Json,
+    TokenText,
+    token_objects,
+    usage_chunks,
+    usage_object,
+)
 from server.protocol.common import Wanted
 from server.protocol.errors import ApiError
 from server.text.pieces import AnswerPiece, Part, Piece, ToolCallStart
@@ -129,20 +136,4 @@ def _chat_fields(piece: AnswerPiece) -> Json:
 def _chat_logprobs(tokens: list[TokenReport], token_bytes: TokenText) -> Json | None:
     if not tokens:
         return None
-
-    def entry(token_id: int, logprob: float) -> Json:
-        raw = token_bytes(token_id)
-        return {
-            "token": raw.decode(errors="replace"),
-            "logprob": logprob,
-            "bytes": list(raw),
-        }
-
-    return {
-        "content": [
-            entry(report.token_id, report.logprobs.logprob)
-            | {"top_logprobs": [entry(token, value) for token, value in report.logprobs.top]}
-            for report in tokens
-        ],
-        "refusal": None,
-    }
+    return {"content": token_objects(tokens, token_bytes), "refusal": None}

@@ -26,6 +26,22 @@ class ContentPart(WireModel):
     refusal: str | None = None
 
 
+def content_text(content: str | list[ContentPart], place: str) -> str:
+    """Content as one string. place: how errors name it. Raises ApiError for what is no text."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in (*TEXT_PARTS, "refusal") or text is None:
+            raise invalid(
+                f"Content of type {quoted(part.type)} is not supported: this model reads text.",
+                f"{place}[{number}]",
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
 class CalledFunction(WireModel):
     """Which function was called, and with what."""
 
@@ -83,18 +99,7 @@ class Message(WireModel):
         """The content as one string."""
         if self.content is None:
             return self.refusal or ""
-        if isinstance(self.content, str):
-            return self.content
-        texts = []
-        for number, part in enumerate(self.content):
-            text = part.refusal if part.type == "refusal" else part.text
-            if part.type not in (*TEXT_PARTS, "refusal") or text is None:
-                raise invalid(
-                    f"Content of type {quoted(part.type)} is not supported: this model reads text.",
-                    f"{place}.content[{number}]",
-                )
-            texts.append(text)
-        return "".join(texts)
+        return content_text(self.content, f"{place}.content")
 
     def _calls(self, place: str) -> tuple[ToolCall, ...]:
         calls = []

@@ -56,6 +56,11 @@ class WireToolChoice(NamedTool):
 
     allowed_tools: AllowedTools | None = None
 
+    @property
+    def allowed(self) -> tuple[AllowedTools, str]:
+        """Some of the tools, and how errors name what says so."""
+        return self.allowed_tools or AllowedTools(), "tool_choice.allowed_tools"
+
 
 def read_tools(tools: list[WireTool], max_tools: int) -> tuple[Tool, ...]:
     """The tools, in their order. Raises ApiError that names the one at fault."""
@@ -100,7 +105,7 @@ def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...
             raise invalid(f"There is no tool_choice {quoted(choice)}.", "tool_choice")
         read = ToolChoice("required")
     elif choice.type == "allowed_tools":
-        read = _allowed(choice.allowed_tools or AllowedTools())
+        read = _allowed(*choice.allowed)
     else:
         read = ToolChoice("named", choice.found("tool_choice"))
     if not tools:
@@ -111,8 +116,7 @@ def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...
     return read
 
 
-def _allowed(allowed: AllowedTools) -> ToolChoice:
-    place = "tool_choice.allowed_tools"
+def _allowed(allowed: AllowedTools, place: str) -> ToolChoice:
     names = frozenset(
         tool.found(f"{place}.tools[{number}]") for number, tool in enumerate(allowed.tools)
     )

@@ -46,6 +46,11 @@ class AnswerParser:
         return self._calls is not None and self._calls.done
 
     @property
+    def calls(self) -> int:
+        """Calls that are complete."""
+        return 0 if self._calls is None else self._calls.calls
+
+    @property
     def ended_with_calls(self) -> bool:
         """Once the answer has ended: whether somebody is to make calls for it."""
         return self._calls is not None and self._calls.ended_with_calls

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from engine.types import TokenLogprobs
+
 
 class Part(Enum):
     """What a piece of text belongs to."""
@@ -12,11 +14,21 @@ class Part(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenReport:
+    """A generated token and its log-probabilities."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Some text of one part."""
 
     part: Part
     text: str
+    tokens: tuple[TokenReport, ...] = ()
+    """What made it, as far as that is content and was reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,8 @@ def joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
     for piece in pieces:
         last = result[-1] if result else None
         if isinstance(piece, Piece) and isinstance(last, Piece) and piece.part is last.part:
-            result[-1] = Piece(last.part, last.text + piece.text)
+            text, tokens = last.text + piece.text, last.tokens + piece.tokens
+            result[-1] = Piece(last.part, text, tokens)
         elif (
             isinstance(piece, ToolCallArguments)
             and isinstance(last, ToolCallArguments)

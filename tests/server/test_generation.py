@@ -5,7 +5,7 @@ import pytest
 from engine.types import FinishReason, MissReason, PrefixReport, Request, SamplingParams, TokenEvent
 from server.generation import Delta, Generation, GenerationError, Prompt
 from server.text.answer_parser import Reading
-from server.text.pieces import Part, Piece, ToolCallArguments, ToolCallStart
+from server.text.pieces import Part, Piece, ToolCallArguments, ToolCallStart, joined
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of, token_id
 from tests.server.streams import PreparedStream, fault, reading, said, token
@@ -68,7 +68,8 @@ def test_a_stop_token_is_counted_and_is_no_text(tokenizer: Tokenizer) -> None:
     generation, _ = started(tokenizer, stop_token_ids=frozenset({end}))
     letter = ids_of(tokenizer, "a")[0]
     delta = generation.take([token(letter, None, -1.0), token(end, FinishReason.STOP, -2.0)])
-    assert (delta.pieces, delta.finish) == ([content("a")], "stop")
+    assert delta.pieces == [Piece(Part.CONTENT, "a", tuple(delta.tokens))]
+    assert delta.finish == "stop"
     assert [report.logprobs.logprob for report in delta.tokens] == [-1.0]
     assert generation.completion_tokens == 2
 
@@ -161,3 +162,22 @@ def test_a_fault_is_raised_and_never_an_end(
     with pytest.raises(GenerationError, match=message):
         generation.take([*said(tokenizer, "ab", None), event])
     assert not generation.finished
+
+
+@pytest.mark.parametrize("batches", [1, 2, 100])
+def test_a_piece_of_content_knows_its_tokens_however_steps_come_together(
+    tokenizer: Tokenizer, batches: int
+) -> None:
+    chat = Reading("assistant\n", (LOOK,))
+    text = f"<think>Hm</think>\n\nAb\n{CALL}\ncd STOP"
+    generation, _ = started(tokenizer, chat=chat, stop=("STOP",))
+    ids = ids_of(tokenizer, text)
+    events = [token(number, None, -1.0) for number in ids]
+    size = -(-len(events) // batches)
+    pieces = []
+    for start in range(0, len(events), size):
+        pieces += generation.take(events[start : start + size]).pieces
+    said = [p for p in joined(pieces) if isinstance(p, Piece) and p.part is Part.CONTENT]
+    texts = ["".join(tokenizer.fast.decode([t.token_id]) for t in p.tokens) for p in said]
+    assert [piece.text for piece in said] == ["Ab", "cd "]
+    assert texts == ["\n\nAb", "\ncd "]

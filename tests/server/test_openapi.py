@@ -96,6 +96,7 @@ def test_no_body_gives_a_500_and_every_error_has_its_shape() -> None:
     chat, completions = found["POST /v1/chat/completions"], found["POST /v1/completions"]
     assert {200, 400} <= set(chat)
     assert {200, 400} <= set(completions)
+    assert {200, 400} <= set(found["POST /v1/responses"])
 
 
 @pytest.mark.parametrize(

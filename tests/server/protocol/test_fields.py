@@ -12,6 +12,10 @@ from openai.types.chat.completion_create_params import (
 from openai.types.completion_create_params import (
     CompletionCreateParamsNonStreaming as TextParams,
 )
+from openai.types.responses.response_create_params import (
+    ResponseCreateParamsNonStreaming,
+    ResponseCreateParamsStreaming,
+)
 
 from server.config import LimitsSection
 from server.protocol.chat import ChatRequest
@@ -27,17 +31,21 @@ from server.protocol.fields import (
 )
 from server.protocol.message_fields import MESSAGES_FIELDS
 from server.protocol.messages import MessagesRequest
+from server.protocol.response_fields import RESPONSES_FIELDS
+from server.protocol.responses import ResponsesRequest
 
 API = Path(__file__).parents[3] / "API.md"
 TABLES: dict[type[DrawingFields], tuple[FieldRule, ...]] = {
     ChatRequest: CHAT_FIELDS,
     CompletionRequest: COMPLETION_FIELDS,
+    ResponsesRequest: RESPONSES_FIELDS,
     SamplingFields: SAMPLING_FIELDS,
     MessagesRequest: MESSAGES_FIELDS,
 }
 BODIES: dict[type[DrawingFields], dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "Hello"}]},
     CompletionRequest: {"prompt": "Hello"},
+    ResponsesRequest: {"input": "Hello"},
     SamplingFields: {},
     MessagesRequest: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
 }
@@ -65,6 +73,8 @@ def test_the_accepted_fields_are_those_of_the_wire_model(model: type[DrawingFiel
 def test_every_field_of_openais_client_has_its_rule() -> None:
     for params in (CompletionCreateParamsNonStreaming, CompletionCreateParamsStreaming):
         assert set(params.__annotations__) <= {row.name for row in CHAT_FIELDS}
+    for body in (ResponseCreateParamsNonStreaming, ResponseCreateParamsStreaming):
+        assert set(body.__annotations__) <= {row.name for row in RESPONSES_FIELDS}
     assert set(TextParams.__annotations__) <= {row.name for row in COMPLETION_FIELDS}
 
 
@@ -102,6 +112,7 @@ def test_what_nobody_has_heard_of_is_ignored(model: type[DrawingFields]) -> None
         ("/v1/chat/completions", CHAT_FIELDS),
         ("/v1/completions", COMPLETION_FIELDS),
         ("/v1/messages", MESSAGES_FIELDS),
+        ("/v1/responses", RESPONSES_FIELDS),
     ],
 )
 def test_the_documentation_has_the_table(heading: str, table: tuple[FieldRule, ...]) -> None:

@@ -1,4 +1,12 @@
-from server.text.pieces import Part, Piece, ToolCallArguments, ToolCallStart, joined
+from engine.types import TokenLogprobs
+from server.text.pieces import (
+    Part,
+    Piece,
+    TokenReport,
+    ToolCallArguments,
+    ToolCallStart,
+    joined,
+)
 
 
 def thought(text: str) -> Piece:
@@ -14,6 +22,12 @@ def test_neighbours_of_one_part_are_joined() -> None:
         thought("ab"),
         said("cd"),
     ]
+
+
+def test_what_is_joined_has_the_tokens_of_all() -> None:
+    one, other = (TokenReport(number, TokenLogprobs(-1.0, ())) for number in (1, 2))
+    pieces = [Piece(Part.CONTENT, "a", (one,)), said("b"), Piece(Part.CONTENT, "c", (other,))]
+    assert joined([*pieces]) == [Piece(Part.CONTENT, "abc", (one, other))]
 
 
 def test_the_arguments_of_one_call_are_joined_and_those_of_two_are_not() -> None:

@@ -1,0 +1,171 @@
+"""POST /v1/responses, and the responses that are stored."""
+
+import secrets
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.openapi import takes
+from server.prompting import Asked, chat_prompt
+from server.protocol.answers import Heading
+from server.protocol.errors import ApiError, invalid
+from server.protocol.response_answer import ResponseAnswer
+from server.protocol.response_items import Item, WireItem
+from server.protocol.responses import ResponsesRequest
+from server.response_store import ResponseStore, StoredResponse
+from server.routes.answering import respond
+from server.salts import request_key
+from server.service import Service, parse
+
+Json = dict[str, Any]
+ID_BYTES = 12
+MAX_LISTED_ITEMS = 100
+LISTED_ITEMS = 20
+WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
+
+
+class Shelf:
+    """What one API key has in the store."""
+
+    def __init__(self, service: Service, store: ResponseStore, request: Request) -> None:
+        self._tenant = service.salts.salt(request_key(request.headers), None).tenant
+        self._store = store
+
+    def before(self, response_id: str | None) -> tuple[Json, ...]:
+        """All items of the conversation that a response has ended. Raises ApiError (400)."""
+        if response_id is None:
+            return ()
+        stored = self._store.find(self._tenant, response_id)
+        if stored is None:
+            raise invalid(
+                "No response with this id is stored for this API key, or not any more (store: "
+                "false, a restart, or too many others): send its conversation's items as input.",
+                "previous_response_id",
+                "previous_response_not_found",
+            )
+        return stored.items
+
+    def item(self, item_id: str) -> Item | None:
+        """A stored item."""
+        found = self._store.find_item(self._tenant, item_id)
+        return None if found is None else read_item(found)
+
+    def response(self, response_id: str) -> StoredResponse:
+        """A stored response. Raises ApiError (404)."""
+        stored = self._store.find(self._tenant, response_id)
+        if stored is None:
+            raise _not_stored()
+        return stored
+
+    def keep(self, response: Json, history: tuple[Json, ...], items: list[Item]) -> None:
+        """Stores a response with what it answered."""
+        given = tuple(item.kept(secrets.token_hex(ID_BYTES)) for item in items)
+        self._store.keep(self._tenant, StoredResponse(response, history, given))
+
+    def forget(self, response_id: str) -> None:
+        """Raises ApiError (404) where it is not stored."""
+        if not self._store.forget(self._tenant, response_id):
+            raise _not_stored()
+
+
+def response_routes(service: Service) -> APIRouter:
+    """The routes, for one service."""
+    router = APIRouter()
+    limits = service.config.limits
+    store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
+
+    @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
+    async def create_response(request: Request) -> Response:
+        wire = await parse(request, ResponsesRequest)
+        service.check_model(wire.model)
+        wire.check(limits)
+        service.check_room(1)
+        shelf = Shelf(service, store, request)
+        history = shelf.before(wire.previous_response_id)
+        items = wire.items(shelf.item)
+        before = [read_item(item) for item in history]
+        conversation = wire.conversation(before, items, limits, service.config.reasoning)
+        max_tokens, param = wire.asked_length
+        asked = Asked(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
+        prompt = await chat_prompt(service, asked, request_key(request.headers))
+
+        def keep(response: Json) -> None:
+            if wire.store is not False:
+                shelf.keep(response, history, items)
+
+        answer = ResponseAnswer(
+            new_heading(service),
+            service.tokenizer.token_bytes,
+            wire.repeated(conversation, prompt.params),
+            wire.wanted.cache_report,
+            wire.packs_thoughts,
+            keep,
+        )
+        return await respond(request, service, prompt, answer, stream=bool(wire.stream))
+
+    @router.get("/v1/responses/{response_id}")
+    async def get_response(request: Request, response_id: str) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise invalid("A stored response is not streamed.", "stream")
+        return JSONResponse(Shelf(service, store, request).response(response_id).response)
+
+    @router.delete("/v1/responses/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> Response:
+        Shelf(service, store, request).forget(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def list_input_items(request: Request, response_id: str) -> Response:
+        stored = Shelf(service, store, request).response(response_id)
+        return JSONResponse(_page(stored.input, request))
+
+    return router
+
+
+def new_heading(service: Service) -> Heading:
+    """The id, time and model of a new response."""
+    return Heading(f"resp_{secrets.token_hex(ID_BYTES)}", int(time.time()), service.model.id)
+
+
+def read_item(item: Json) -> Item:
+    """An item that was stored."""
+    found: Item = WIRE_ITEM.validate_python(item)
+    return found
+
+
+def _not_stored() -> ApiError:
+    return ApiError(
+        404,
+        "No response with this id is stored for this API key, or not any more.",
+        type="not_found_error",
+        param="response_id",
+        code="response_not_found",
+    )
+
+
+def _page(items: tuple[Json, ...], request: Request) -> Json:
+    """Some of the items, as the query asks. Raises ApiError for a query that makes no sense."""
+    query = request.query_params
+    order, limit = query.get("order", "desc"), query.get("limit", str(LISTED_ITEMS))
+    if order not in ("asc", "desc"):
+        raise invalid("order must be asc or desc.", "order")
+    if limit not in {str(number) for number in range(1, MAX_LISTED_ITEMS + 1)}:
+        raise invalid(f"limit must be from 1 to {MAX_LISTED_ITEMS}.", "limit")
+    ordered = items if order == "asc" else items[::-1]
+    if (after := query.get("after")) is not None:
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
+            raise invalid("No item of this response has this id.", "after")
+        ordered = ordered[ids.index(after) + 1 :]
+    page = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": list(page),
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": len(page) < len(ordered),
+    }
