@@ -74,8 +74,8 @@ class TokenStream:
     async def next_batches(
         streams: Sequence["TokenStream"], timeout_s: float
     ) -> list[list[TokenEvent]]:
-        """``next_batch`` of streams from one ``submit_choices``: waits for the first event of any
-        of them, and takes those of all."""
+        """``next_batch`` of streams that are read together: waits for the first event of any of
+        them, and takes those of all."""
         if _silent(streams):
             wake = streams[0]._wake
             with suppress(TimeoutError):
@@ -217,11 +217,12 @@ class EngineClient:
         salt: PrefixSalt = NO_SALT,
         system_tokens: int = 0,
         constraint: TokenConstraint | None = None,
+        read_with: TokenStream | None = None,
         beyond_queue: bool = False,
     ) -> list[TokenStream]:
         """Hands over one request for each of ``params``, all with the same prompt; or none of them.
-        The first is an ordinary request, the others are forks of it. constraint: each gets a copy
-        of it. Raises as ``submit`` does."""
+        The first is an ordinary request, the others are forks of it. constraint: each gets a copy.
+        read_with: a stream that these are read together with. Raises as ``submit`` does."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
         limits = self.limits
@@ -229,7 +230,7 @@ class EngineClient:
             raise PromptTooLongError(len(prompt_ids), limits.max_model_len)
         if not self.has_room(len(params)) and not beyond_queue:
             raise QueueFullError
-        wake = asyncio.Event()
+        wake = asyncio.Event() if read_with is None else read_with._wake
         streams: list[TokenStream] = []
         for number, its_params in enumerate(params, start=self._last_id + 1):
             fork_of = streams[0].request.request_id if streams else None

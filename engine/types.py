@@ -56,6 +56,9 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     """No stop token is chosen before so many tokens, unless a constraint allows nothing else."""
+    prompt_logprobs: int | None = None
+    """How many alternatives to report with each token of the prompt; None reports none. Where it is
+    set, ``max_tokens`` may be 0."""
 
     @property
     def greedy(self) -> bool:
@@ -199,7 +202,7 @@ class TokenLogprobs:
     """Log-probabilities of one position, of the model's own distribution."""
 
     logprob: float
-    """Of the token that was chosen."""
+    """Of the token that was chosen, or that stands in the prompt."""
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens, best first."""
 
@@ -215,6 +218,9 @@ class TokenEvent(NamedTuple):
     """Why, for FinishReason.ERROR: a fixed sentence without contents."""
     prefix: PrefixReport | None = None
     """With the first token of a request, and with its end."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """In a request's first event, where they are wanted: one for each token of the prompt, None for
+    the first one. ``logprob`` is that of the prompt's own token, given all before it."""
 
 
 class Sampled(NamedTuple):

@@ -22,6 +22,7 @@ from server.routes.messages import message_routes
 from server.routes.models import model_routes
 from server.routes.operations import operation_routes
 from server.routes.responses import response_routes
+from server.routes.tokenize import tokenize_routes
 from server.service import Service
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ ROUTES = (
     completion_routes,
     response_routes,
     message_routes,
+    tokenize_routes,
     model_routes,
     operation_routes,
 )

@@ -46,6 +46,7 @@ class LimitsSection(Section):
     retry_after_s: int = Field(default=1, ge=1)
     max_stream_backlog_events: int = Field(default=8192, ge=1)
     max_choices: int = Field(default=8, ge=1)
+    max_prompts: int = Field(default=64, ge=1)
     max_messages: int = Field(default=1024, ge=1)
     max_tools: int = Field(default=256, ge=0)
     max_grammar_bytes: ByteSize = ByteSize(MIB // 4)

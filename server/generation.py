@@ -10,6 +10,7 @@ from engine.types import (
     SamplingParams,
     TokenConstraint,
     TokenEvent,
+    TokenLogprobs,
 )
 from server.text.answer_parser import AnswerParser, Reading
 from server.text.detokenizer import Detokenizer
@@ -66,6 +67,9 @@ class Delta:
     """Which of the choices it belongs to."""
     stop_string: str | None = None
     """With the last delta: the one that ended the answer."""
+    prompt: tuple[TokenLogprobs | None, ...] = ()
+    """With the first delta, where they are wanted: log-probabilities of the prompt's tokens; None
+    for the first one."""
 
 
 class Generation:
@@ -84,6 +88,7 @@ class Generation:
         self._held: list[TokenReport] = []
         """Tokens that are no thoughts and whose text has not come out yet."""
         self._calls = 0
+        self._max_tokens = prompt.params.max_tokens
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.prefix: PrefixReport | None = None
@@ -96,18 +101,20 @@ class Generation:
         """
         pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
+        scored: tuple[TokenLogprobs | None, ...] = ()
         for event in events:
             if event.finish in (FinishReason.ERROR, FinishReason.ABORTED):
                 raise GenerationError(event.message or "the request was aborted")
             self.prefix = self.prefix or event.prefix
+            scored = event.prompt_logprobs or scored
             found = self._split(self._take_token(event, tokens))
             if event.finish is not None:
                 found += self._split(self._stop.feed(self._detokenizer.flush()))
                 found += self._split(self._stop.flush())
             pieces += self._with_tokens(found)
             if event.finish is not None or self._cut:
-                return self._end(event.finish, pieces, tokens)
-        return Delta(joined(pieces), tokens, None, self._index)
+                return replace(self._end(event.finish, pieces, tokens), prompt=scored)
+        return Delta(joined(pieces), tokens, None, self._index, prompt=scored)
 
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
@@ -131,16 +138,23 @@ class Generation:
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
         """The text that may be sent because of a token."""
-        assert event.token_id is not None, "only a fault comes without a token"
+        if event.token_id is None:
+            assert self._max_tokens == 0, "only a fault comes without a token"
+            return ""
         thinking = self._parser is not None and self._parser.reasoning
         self.completion_tokens += 1
         self.reasoning_tokens += thinking
         if event.token_id in self._stop_token_ids:
-            return ""  # it ends the answer and is no part of it
+            # It ends the answer and is no part of it. Who reads the tokens of a text counts it.
+            if event.logprobs is not None and self._parser is None:
+                report = TokenReport(event.token_id, event.logprobs, self._detokenizer.chars)
+                tokens.append(report)
+            return ""
+        text = self._detokenizer.feed(event.token_id)
         if event.logprobs is not None:
-            tokens.append(TokenReport(event.token_id, event.logprobs))
+            tokens.append(TokenReport(event.token_id, event.logprobs, self._detokenizer.offset))
             self._held += [] if thinking else tokens[-1:]
-        return self._stop.feed(self._detokenizer.feed(event.token_id))
+        return self._stop.feed(text)
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
         """The pieces that a token has let out, the first one with the tokens that were held back

@@ -74,11 +74,16 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
     )
 
 
-async def count_prompt(service: Service, conversation: Conversation, param: str) -> int:
-    """How many tokens the prompt of a conversation would have, also where it does not fit. param:
-    the wire's name of it. Raises ApiError for what cannot be rendered."""
+async def encode_conversation(
+    service: Service, conversation: Conversation, param: str, *, add_generation_prompt: bool = True
+) -> EncodedChat:
+    """The prompt of a conversation, also where it does not fit. param: the wire's name of it.
+    add_generation_prompt: whether an answer is to follow. Raises ApiError for what cannot be
+    rendered."""
     _tool_format(service, conversation, param)
-    return len((await _encode(service, conversation, param, None)).ids)
+    return await _encode(
+        service, conversation, param, None, add_generation_prompt=add_generation_prompt
+    )
 
 
 def _tool_format(service: Service, conversation: Conversation, param: str) -> ToolFormat:
@@ -94,11 +99,18 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
 
 
 async def _encode(
-    service: Service, conversation: Conversation, param: str, most_tokens: int | None
+    service: Service,
+    conversation: Conversation,
+    param: str,
+    most_tokens: int | None,
+    *,
+    add_generation_prompt: bool = True,
 ) -> EncodedChat:
     """The prompt; what cannot have so few tokens is refused before the work of encoding."""
     try:
-        return await service.tokenizer.encode_chat(conversation, most_tokens)
+        return await service.tokenizer.encode_chat(
+            conversation, most_tokens, add_generation_prompt=add_generation_prompt
+        )
     except TemplateError as error:
         raise invalid(f"{error}.", param) from error
     except TextTooLongError as error:

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -50,6 +51,17 @@ class ServedModel:
         """What the model is called in answers."""
         return self.names[0]
 
+    def is_called(self, name: str) -> bool:
+        """Whether a client means this model. Slashes at the end do not matter, and neither does
+        what stands before the last one in between, where only one of both has that: ``name`` is
+        ``org/name`` and ``org/alias`` is ``alias``, but ``mine/name`` is not ``yours/name``."""
+        asked = name.rstrip("/")
+        last = asked.rpartition("/")[2]
+        own = [name.rstrip("/") for name in self.names]
+        return bool(asked) and (
+            asked in own or last in own or asked in [name.rpartition("/")[2] for name in own]
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -70,7 +82,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not served; no name means ours."""
-        if name is not None and name not in self.model.names:
+        if name is not None and not self.model.is_called(name):
             raise model_not_found(name)
 
     def heading(self, prefix: str, separator: str = "-") -> Heading:
@@ -79,21 +91,31 @@ class Service:
             f"{prefix}{separator}{secrets.token_hex(12)}", int(time.time()), self.model.id
         )
 
-    def check_room(self, choices: int) -> None:
-        """Raises ApiError (400, 429 or 503) before work is spent on a request that would be
-        refused."""
+    def check_room(self, choices: int, prompts: int = 1) -> None:
+        """choices: answers to each prompt. Raises ApiError (400, 429 or 503) before work is spent
+        on a request that would be refused."""
         if not self.client.alive:
             raise unavailable(ENGINE_ENDED)
-        if choices > self.client.capacity:
-            most = self.client.capacity
-            raise invalid(f"n is {choices}; this server has room for {most} answers at most.", "n")
-        if not self.client.has_room(choices):
+        most = self.client.capacity
+        if choices * prompts > most:
+            asked = f"n is {choices}" + (f" and there are {prompts} prompts" if prompts > 1 else "")
+            raise invalid(
+                f"{asked}; this server has room for {most} answers at most.",
+                "prompt" if prompts > 1 else "n",
+            )
+        if not self.client.has_room(choices * prompts):
             raise overloaded(self.config.limits.retry_after_s)
 
     def check_bytes(self, text: str, param: str) -> None:
         """Refuses, before it is encoded, a text that has too many bytes to fit in any encoding."""
         if len(text.encode()) > self.max_model_len * self.tokenizer.longest_token_bytes:
             raise context_length_exceeded(None, self.max_model_len, param)
+
+    def check_token_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises ApiError for ids that the model does not have."""
+        most = self.client.limits.vocab_size - 1
+        if max(ids, default=0) > most:
+            raise invalid(f"The {param} has a token id above {most}.", param)
 
     def check_prompt(self, ids: tuple[int, ...], param: str) -> None:
         """Raises ApiError for a prompt that is empty or can never fit."""
@@ -102,11 +124,11 @@ class Service:
         if len(ids) >= self.max_model_len:
             raise context_length_exceeded(len(ids), self.max_model_len, param)
 
-    def start(self, prompt: Prompt) -> Choices:
-        """Hands a prompt that ``check_prompt`` has let pass to the engine. Raises ApiError: 429 or
+    def start(self, *prompts: Prompt) -> Choices:
+        """Hands prompts that ``check_prompt`` has let pass to the engine. Raises ApiError: 429 or
         503."""
         try:
-            return Choices(self.client, self.tokenizer, prompt)
+            return Choices(self.client, self.tokenizer, *prompts)
         except QueueFullError as error:
             raise overloaded(self.config.limits.retry_after_s) from error
         except EngineDeadError as error:

@@ -22,6 +22,8 @@ MAX_PRIORITY = 2**31 - 1
 
 Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+# There may be millions of them: one that is wrong is enough.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +206,16 @@ class SamplingFields(DrawingFields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-def answer_length(asked: int | None, prompt_tokens: int, max_model_len: int, param: str) -> int:
+def answer_length(
+    asked: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
+) -> int:
     """How many tokens may be generated. None and -1 mean: as many as fit; more than fit is cut.
 
-    Raises ApiError for 0 and below -1.
+    Raises ApiError for less than ``least``, -1 aside.
     """
     room = max_model_len - prompt_tokens
     if asked is None or asked == -1:
         return room
-    if asked < 1:
-        raise invalid(f"{param} is {asked}; it must be at least 1.", param)
+    if asked < least:
+        raise invalid(f"{param} is {asked}; it must be at least {least}.", param)
     return min(asked, room)

@@ -29,7 +29,13 @@ class FieldRule:
     note: str
     """Accepted: what it does here. Refused: what to do instead. Ignored: why that is no harm."""
     harmless: tuple[Any, ...] = ()
-    """Values of a refused field that ask for what happens anyway."""
+    """Values of a refused field that ask for what happens anyway. So does nothing (false, 0, an
+    empty text or list), unless true does."""
+
+    def says_nothing(self, value: Any) -> bool:
+        """Whether a refused field may have that value."""
+        wants_true = any(harmless is True for harmless in self.harmless)
+        return value is None or value in self.harmless or not (value or wants_true)
 
 
 def accepted(name: str, note: str) -> FieldRule:
@@ -51,8 +57,7 @@ def refuse_unsupported(rules: tuple[FieldRule, ...], given: dict[str, Any]) -> N
     """given: the fields that no wire model has. Raises ApiError (400) that names the first one that
     is refused."""
     for field in rules:
-        value = given.get(field.name)
-        if field.rule is Rule.REFUSED and value and value not in field.harmless:
+        if field.rule is Rule.REFUSED and not field.says_nothing(given.get(field.name)):
             raise invalid(f"{field.name} is not supported: {field.note}.", field.name)
 
 
@@ -60,8 +65,10 @@ NO_USE = "it has no use here"
 SPEED_ONLY = "it could change the speed, not the answer"
 ACCOUNT = "there is no account or store that it could matter to"
 
+MODEL = "id, alias, folder's name or path; another one is a 404; none is ours"
+
 SAMPLING_FIELDS = (
-    accepted("model", "id, alias, folder's name or path; another one is a 404; none is ours"),
+    accepted("model", MODEL),
     accepted("stream", "server-sent events"),
     accepted("stream_options", "include_usage; include_obfuscation is ignored"),
     accepted("max_tokens", "-1 and null: as many as fit; more than fit is cut"),
@@ -90,11 +97,11 @@ SAMPLING_FIELDS = (
     refused("include_stop_str_in_output", "a stop string is never sent"),
     refused("skip_special_tokens", "special tokens are never sent", True),
     refused("truncate_prompt_tokens", "shorten the prompt", -1),
-    refused("prompt_logprobs", "only generated tokens have log-probabilities here"),
+    refused("prompt_logprobs", "use echo and logprobs of /v1/completions"),
     refused("logprob_token_ids", "use top_logprobs"),
     refused("return_token_ids", "use logprobs, which have the bytes of tokens"),
     refused("return_tokens_as_token_ids", "use logprobs, which have the bytes of tokens"),
-    refused("return_prompt_text", "answers do not repeat their prompt"),
+    refused("return_prompt_text", "use echo of /v1/completions"),
     refused("repetition_detection", "use repetition_penalty"),
     refused("typical_p", "use top_p or min_p", 1),
     refused("tfs_z", "use top_p or min_p", 1),
@@ -136,6 +143,14 @@ STRUCTURE_FIELDS = (
     ignored("guided_decoding_backend", SPEED_ONLY),
 )
 
+THINKING_FIELDS = (
+    accepted("reasoning_effort", "none: no thoughts; minimal, low and medium have budgets"),
+    accepted("thinking_token_budget", "thoughts are ended after so many tokens; wins over effort"),
+    accepted("thinking_budget", "the same"),
+    accepted("enable_thinking", "the same as chat_template_kwargs.enable_thinking"),
+    accepted("chat_template_kwargs", "enable_thinking; another one is refused"),
+)
+
 CHAT_FIELDS = (
     accepted("messages", "text in all roles; developer is system; function is tool"),
     accepted("max_completion_tokens", "wins over max_tokens"),
@@ -146,11 +161,7 @@ CHAT_FIELDS = (
     accepted("tool_choice", "none, auto, required, a function, allowed_tools"),
     accepted("parallel_tool_calls", "false: the answer ends with its first call"),
     *STRUCTURE_FIELDS,
-    accepted("reasoning_effort", "none: no thoughts; minimal, low and medium have budgets"),
-    accepted("thinking_token_budget", "thoughts are ended after so many tokens; wins over effort"),
-    accepted("thinking_budget", "the same"),
-    accepted("enable_thinking", "the same as chat_template_kwargs.enable_thinking"),
-    accepted("chat_template_kwargs", "enable_thinking; another one is refused"),
+    *THINKING_FIELDS,
     refused("functions", "use tools"),
     refused("function_call", "use tool_choice", "none", "auto"),
     refused("audio", "this model writes text"),
@@ -181,14 +192,43 @@ CHAT_FIELDS = (
 )
 
 COMPLETION_FIELDS = (
-    accepted("prompt", "a string, or token ids"),
-    *SAMPLING_FIELDS,
-    accepted("logprobs", "0 to 5"),
+    accepted("prompt", "a string, token ids, or a list of either; each prompt has n answers"),
+    *(field for field in SAMPLING_FIELDS if field.name != "best_of"),
+    accepted("echo", "the prompt before each answer; then max_tokens may be 0"),
+    accepted("logprobs", "0 to 5; with echo of the prompt's tokens, too"),
+    accepted("best_of", "where it is n; another number is refused"),
     *(
         refused(field.name, "use /v1/chat/completions")
         for field in STRUCTURE_FIELDS
         if field.rule is Rule.ACCEPTED
     ),
-    refused("echo", "answers do not repeat their prompt"),
     refused("suffix", "write the model's own tokens for it into the prompt"),
+    refused("add_special_tokens", "write them into the prompt"),
+    refused("prompt_embeds", "send text or token ids"),
+)
+
+TOKENIZE_FIELDS = (
+    accepted("model", MODEL),
+    accepted("prompt", "a text; its tokens are those that /v1/completions reads"),
+    accepted("content", "the same"),
+    accepted("messages", "as in /v1/chat/completions"),
+    accepted("tools", "as in /v1/chat/completions"),
+    accepted("tool_choice", "as in /v1/chat/completions"),
+    *THINKING_FIELDS,
+    accepted("add_generation_prompt", "false: the messages alone"),
+    accepted(
+        "add_special_tokens", "with those that the tokenizer puts around a text; not for messages"
+    ),
+    accepted("return_token_strs", "the text of each token as well"),
+    refused("add_special", "use add_special_tokens"),
+    refused("parse_special", "special tokens in a text are recognised", True),
+    refused("with_pieces", "use return_token_strs"),
+    refused("continue_final_message", "the answer is the assistant's next turn"),
+    refused("chat_template", "the template is the model's"),
+    refused("mm_processor_kwargs", "this model reads text"),
+)
+
+DETOKENIZE_FIELDS = (
+    accepted("model", MODEL),
+    accepted("tokens", "token ids; special ones are text here"),
 )

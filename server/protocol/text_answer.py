@@ -1,39 +1,56 @@
-"""Deltas of an answer -> the objects of /v1/completions."""
+"""Deltas of answers -> the objects of /v1/completions."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from engine.types import TokenLogprobs
 from server.generation import Delta, Usage
 from server.protocol.answers import Heading, Json, TokenText, usage_chunks, usage_object
 from server.protocol.common import Wanted
 from server.protocol.errors import ApiError
 from server.text.pieces import Piece
+from server.text.tokenizer import EncodedText
+
+Row = tuple[int, TokenLogprobs | None, int]
+"""A token, its log-probabilities, and the characters before the one that it begins in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompts, each of which stands before its answers."""
+
+    prompts: tuple[EncodedText, ...]
+    logprobs: bool
+    """Whether those of their tokens are reported."""
 
 
 @dataclass(slots=True)
 class _TextChoice:
     """What has been gathered of a choice."""
 
+    begun: bool = False
+    """Whether its prompt has been echoed."""
     text: str = ""
     logprobs: Json | None = None
-    offset: int = 0
-    """Characters of the tokens whose log-probabilities have been reported."""
     finish: str | None = None
 
 
 @dataclass(slots=True)
 class TextAnswer:
-    """One text completion, streamed or whole."""
+    """One text completion, streamed or whole: ``wanted.choices`` answers to each prompt."""
 
     events_have_names: ClassVar[bool] = False
 
     heading: Heading
     token_bytes: TokenText
     wanted: Wanted
+    prompts: int = 1
+    echo: Echo | None = None
     _choices: list[_TextChoice] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._choices = [_TextChoice() for _ in range(self.wanted.choices)]
+        self._choices = [_TextChoice() for _ in range(self.prompts * self.wanted.choices)]
 
     def first_chunks(self) -> list[Json]:
         """Nothing needs to be said first."""
@@ -41,8 +58,7 @@ class TextAnswer:
 
     def chunks(self, delta: Delta) -> list[Json]:
         """One chunk, or none when there is nothing to say."""
-        text = _text(delta)
-        logprobs = self._text_logprobs(delta)
+        text, logprobs = self._grown(delta)
         if not text and logprobs is None and delta.finish is None:
             return []
         choice = _text_choice(delta.index, text, logprobs, delta.finish)
@@ -59,16 +75,16 @@ class TextAnswer:
 
     def add(self, delta: Delta) -> None:
         """Gathers a delta for ``whole``."""
+        text, more = self._grown(delta)
         choice = self._choices[delta.index]
-        choice.text += _text(delta)
-        more = self._text_logprobs(delta)
+        choice.text += text
         if more is not None:
             so_far = choice.logprobs or {name: [] for name in more}
             choice.logprobs = {name: so_far[name] + more[name] for name in more}
         choice.finish = delta.finish or choice.finish
 
     def whole(self, usage: Usage) -> Json:
-        """The answer in one object."""
+        """The answers in one object."""
         choices = [
             _text_choice(index, choice.text, choice.logprobs, choice.finish)
             for index, choice in enumerate(self._choices)
@@ -77,33 +93,51 @@ class TextAnswer:
             "usage": usage_object(usage, self.wanted.cache_report)
         }
 
-    def _text_logprobs(self, delta: Delta) -> Json | None:
-        """The parallel lists of the older format; offsets count characters of the choice."""
-        if not delta.tokens:
-            return None
+    def _grown(self, delta: Delta) -> tuple[str, Json | None]:
+        """What a delta adds to its choice; the first one, where prompts are echoed, the prompt."""
+        text = "".join(piece.text for piece in delta.pieces if isinstance(piece, Piece))
+        rows = list(self._rows(delta))
         choice = self._choices[delta.index]
-        texts = [self._text_of(report.token_id) for report in delta.tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(choice.offset)
-            choice.offset += len(text)
+        if self.echo is not None and not choice.begun:
+            prompt = self._prompt(delta.index)
+            text = prompt.text + text
+            if self.echo.logprobs:
+                rows = [*zip(prompt.ids, delta.prompt, prompt.offsets, strict=True), *rows]
+        choice.begun = True
+        return text, self._text_logprobs(rows) if rows else None
+
+    def _prompt(self, index: int) -> EncodedText:
+        """The prompt of a choice."""
+        assert self.echo is not None
+        return self.echo.prompts[index // self.wanted.choices]
+
+    def _rows(self, delta: Delta) -> Iterator[Row]:
+        """The generated tokens of a delta."""
+        before = len(self._prompt(delta.index).text) if self.echo is not None else 0
+        for report in delta.tokens:
+            yield report.token_id, report.logprobs, before + report.offset
+
+    def _text_logprobs(self, rows: list[Row]) -> Json:
+        """The parallel lists of the older format."""
         return {
-            "tokens": texts,
-            "token_logprobs": [report.logprobs.logprob for report in delta.tokens],
+            "tokens": [self._text_of(token) for token, _, _ in rows],
+            "token_logprobs": [logprobs and logprobs.logprob for _, logprobs, _ in rows],
             "top_logprobs": [
-                {self._text_of(token): value for token, value in report.logprobs.top}
-                for report in delta.tokens
+                logprobs and self._top(token, logprobs) for token, logprobs, _ in rows
             ],
-            "text_offset": offsets,
+            "text_offset": [offset for _, _, offset in rows],
         }
+
+    def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens and the token itself. Of several with the same text the likeliest
+        is told."""
+        best: dict[str, float] = {}
+        for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
+            best.setdefault(self._text_of(token), value)
+        return best
 
     def _text_of(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
-
-
-def _text(delta: Delta) -> str:
-    """A delta of an answer that is not parsed is all content."""
-    return "".join(piece.text for piece in delta.pieces if isinstance(piece, Piece))
 
 
 def _text_choice(index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:

@@ -1,6 +1,7 @@
 """How a route answers: as a stream, or whole while it watches whether the client is still there."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -20,7 +21,19 @@ async def respond(
     request: Request, service: Service, prompt: Prompt, answer: Answer, *, stream: bool
 ) -> Response:
     """Starts the answer to a prompt, and the response for it."""
-    choices = service.start(prompt)
+    return await respond_to_all(request, service, (prompt,), answer, stream=stream)
+
+
+async def respond_to_all(
+    request: Request,
+    service: Service,
+    prompts: Sequence[Prompt],
+    answer: Answer,
+    *,
+    stream: bool,
+) -> Response:
+    """Starts the answers to several prompts, and the one response for them."""
+    choices = service.start(*prompts)
     ping_s = service.config.server.sse_ping_s
     if stream:
         return AnswerStream(choices, answer, ping_s)

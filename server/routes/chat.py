@@ -14,9 +14,10 @@ from server.service import Service, parse
 
 
 def chat_routes(service: Service) -> APIRouter:
-    """The route, for one service."""
+    """The route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
 
+    @router.post("/chat/completions", include_in_schema=False)
     @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         wire = await parse(request, ChatRequest)

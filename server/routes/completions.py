@@ -1,5 +1,9 @@
 """POST /v1/completions."""
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,49 +12,88 @@ from engine.types import PrefixSalt
 from server.generation import Prompt
 from server.openapi import takes
 from server.protocol.common import answer_length
-from server.protocol.completions import CompletionRequest
-from server.protocol.errors import invalid
-from server.protocol.text_answer import TextAnswer
-from server.routes.answering import respond
+from server.protocol.completions import CompletionRequest, PromptText
+from server.protocol.text_answer import Echo, TextAnswer
+from server.routes.answering import respond_to_all
 from server.salts import request_key
 from server.service import Service, new_seed, parse
+from server.text.detokenizer import decoded_text
+from server.text.tokenizer import EncodedText
 
 
 def completion_routes(service: Service) -> APIRouter:
-    """The route, for one service."""
+    """The route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
 
+    @router.post("/completions", include_in_schema=False)
     @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         wire = await parse(request, CompletionRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
-        service.check_room(wire.wanted.choices)
+        service.check_room(wire.wanted.choices, len(wire.prompts))
+        encoded = [
+            await _encoded(service, wire, prompt, wire.place(number))
+            for number, prompt in enumerate(wire.prompts)
+        ]
         salt = service.salts.salt(request_key(request.headers), wire.cache_salt)
-        prompt = await _prompt(service, wire, salt)
-        answer = TextAnswer(service.heading("cmpl"), service.tokenizer.token_bytes, wire.wanted)
-        return await respond(request, service, prompt, answer, stream=bool(wire.stream))
+        prompts = _prompts(service, wire, [text.ids for text in encoded], salt)
+        answer = TextAnswer(
+            service.heading("cmpl"),
+            service.tokenizer.token_bytes,
+            wire.wanted,
+            len(prompts),
+            Echo(tuple(encoded), wire.logprobs is not None) if wire.echo else None,
+        )
+        return await respond_to_all(request, service, prompts, answer, stream=bool(wire.stream))
 
     return router
 
 
-async def _prompt(service: Service, wire: CompletionRequest, salt: PrefixSalt) -> Prompt:
-    """The prompt as the engine wants it."""
-    vocab_size = service.client.limits.vocab_size
-    if isinstance(wire.prompt, str):
-        service.check_bytes(wire.prompt, "prompt")
-        ids = await service.tokenizer.encode(wire.prompt)
+async def _encoded(
+    service: Service, wire: CompletionRequest, prompt: PromptText, place: str
+) -> EncodedText:
+    """The prompt's ids; its text as well, where that is echoed. Raises ApiError for a prompt that
+    cannot be answered."""
+    if isinstance(prompt, str):
+        service.check_bytes(prompt, place)
+        encoded = await service.tokenizer.encode_text(prompt)
     else:
-        ids = tuple(wire.prompt)
-        if max(ids) >= vocab_size:
-            raise invalid(f"The prompt has a token id above {vocab_size - 1}.", "prompt")
-    service.check_prompt(ids, "prompt")
-    params = wire.sampling_params(
-        max_tokens=answer_length(wire.asked_length, len(ids), service.max_model_len, "max_tokens"),
-        logprobs=wire.logprobs,
-        vocab_size=vocab_size,
-        defaults=service.model.defaults,
-        stop_token_ids=service.model.stop_token_ids,
-        fallback_seed=new_seed(),
-    )
-    return Prompt(ids, params, wire.stop_strings(), choices=wire.wanted.choices, salt=salt)
+        service.check_token_ids(prompt, place)
+        encoded = EncodedText("", tuple(prompt), ())
+    service.check_prompt(encoded.ids, place)
+    if wire.echo and not isinstance(prompt, str):
+        return await asyncio.to_thread(decoded_text, service.tokenizer, encoded.ids)
+    return encoded
+
+
+def _prompts(
+    service: Service, wire: CompletionRequest, all_ids: Sequence[tuple[int, ...]], salt: PrefixSalt
+) -> list[Prompt]:
+    """The prompts as the engine wants them, each as if it came alone."""
+
+    def prompt(ids: tuple[int, ...]) -> Prompt:
+        params = wire.sampling_params(
+            max_tokens=answer_length(
+                wire.asked_length,
+                len(ids),
+                service.max_model_len,
+                "max_tokens",
+                least=0 if wire.echo else 1,
+            ),
+            logprobs=wire.logprobs,
+            vocab_size=service.client.limits.vocab_size,
+            defaults=service.model.defaults,
+            stop_token_ids=service.model.stop_token_ids,
+            fallback_seed=new_seed(),
+        )
+        return Prompt(
+            ids,
+            replace(params, prompt_logprobs=wire.prompt_logprobs),
+            wire.stop_strings(),
+            choices=wire.wanted.choices,
+            salt=salt,
+            priority=wire.priority or 0,
+        )
+
+    return [prompt(ids) for ids in all_ids]

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from server.failures import REQUEST_ID_HEADER
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt, count_prompt
+from server.prompting import Asked, chat_prompt, encode_conversation
 from server.protocol.message_answer import MessageAnswer
 from server.protocol.message_errors import new_request_id
 from server.protocol.messages import CountTokensRequest, MessagesRequest
@@ -46,6 +46,7 @@ def message_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         conversation = wire.conversation(service.config.limits, service.config.reasoning)
         response.headers[REQUEST_ID_HEADER] = new_request_id()
-        return {"input_tokens": await count_prompt(service, conversation, "messages")}
+        encoded = await encode_conversation(service, conversation, "messages")
+        return {"input_tokens": len(encoded.ids)}
 
     return router

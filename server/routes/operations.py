@@ -1,4 +1,4 @@
-"""GET and HEAD /; GET /health, /ready and /metrics."""
+"""GET and HEAD /, /version, /health, /ready and /metrics."""
 
 from importlib.metadata import version
 
@@ -14,14 +14,12 @@ def operation_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter()
 
-    @router.get("/")
     async def root() -> dict[str, str]:
         """Who answers here, for people and programs that look before they ask."""
         return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
 
-    @router.head("/", include_in_schema=False)
-    async def root_head() -> Response:
-        return Response()
+    router.add_api_route("/", root, methods=["GET", "HEAD"], include_in_schema=False)
+    router.add_api_route("/version", root, methods=["GET"], include_in_schema=False)
 
     @router.get("/health")
     async def health() -> Response:

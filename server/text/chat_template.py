@@ -31,16 +31,21 @@ class ChatTemplate:
         self.takes_late_system = self.exists and self._takes_late_system()
         """Whether system messages may stand anywhere."""
 
-    def render(self, conversation: Conversation) -> tuple[str, int]:
+    def render(
+        self, conversation: Conversation, *, add_generation_prompt: bool = True
+    ) -> tuple[str, int]:
         """The prompt, and how many of its leading characters belong to the leading system messages
         and the tools: other conversations that begin with the same ones begin with these.
 
-        Raises TemplateError.
+        add_generation_prompt: whether the beginning of the answer is part of it. Raises
+        TemplateError.
         """
         messages = template_messages(conversation, self.takes_late_system)
         arguments = _arguments(conversation)
         try:
-            prompt = self._render(messages, add_generation_prompt=True, **arguments)
+            prompt = self._render(
+                messages, add_generation_prompt=add_generation_prompt, **arguments
+            )
         except Exception as error:
             # The template is the model's own program: whatever it raises, the input was not for it.
             raise TemplateError("the model's chat template cannot render these messages") from error

@@ -19,6 +19,8 @@ class TokenReport:
 
     token_id: int
     logprobs: TokenLogprobs
+    offset: int = 0
+    """Where it begins: the characters of the answer before the one that it begins in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,16 @@ class TextTooLongError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text and its tokens."""
+
+    text: str
+    ids: tuple[int, ...]
+    offsets: tuple[int, ...]
+    """For each of the ids: the characters before the one that it begins in."""
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedChat:
     """A conversation as a prompt."""
 
@@ -64,26 +74,46 @@ class Tokenizer:
         self.longest_token_bytes = max(len(self.token_bytes(i)) for i in vocabulary.values())
 
     async def encode_chat(
-        self, conversation: Conversation, max_prompt_tokens: int | None = None
+        self,
+        conversation: Conversation,
+        max_prompt_tokens: int | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> EncodedChat:
-        """A conversation as a prompt. Raises TemplateError; TextTooLongError, before the work of
-        encoding, for what cannot have ``max_prompt_tokens`` or less."""
-        return await asyncio.to_thread(self._encode_chat, conversation, max_prompt_tokens)
+        """A conversation as a prompt, to which an answer is generated unless
+        ``add_generation_prompt`` is False. Raises TemplateError; TextTooLongError, before the work
+        of encoding, for what cannot have ``max_prompt_tokens`` or less."""
+        return await asyncio.to_thread(
+            self._encode_chat, conversation, max_prompt_tokens, add_generation_prompt
+        )
 
     async def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text; special tokens in it are recognised, none are added."""
-        return await asyncio.to_thread(lambda: tuple(self._encode(text).ids))
+        return (await self.encode_text(text)).ids
 
-    def _encode_chat(self, conversation: Conversation, limit: int | None) -> EncodedChat:
-        prompt, shared_chars = self.template.render(conversation)
+    async def encode_text(self, text: str, *, add_special_tokens: bool = False) -> EncodedText:
+        """A text and its tokens. add_special_tokens: with those that the tokenizer puts around one;
+        special tokens in the text are recognised in any case."""
+        return await asyncio.to_thread(self._encode_text, text, add_special_tokens)
+
+    def _encode_chat(
+        self, conversation: Conversation, limit: int | None, add_generation_prompt: bool
+    ) -> EncodedChat:
+        prompt, shared_chars = self.template.render(
+            conversation, add_generation_prompt=add_generation_prompt
+        )
         if limit is not None and len(prompt.encode()) > limit * self.longest_token_bytes:
             raise TextTooLongError
         encoding = self._encode(prompt)
         return EncodedChat(prompt, tuple(encoding.ids), tokens_within(encoding, shared_chars))
 
-    def _encode(self, text: str) -> Encoding:
+    def _encode_text(self, text: str, add_special_tokens: bool) -> EncodedText:
+        encoding = self._encode(text, add_special_tokens)
+        return EncodedText(text, tuple(encoding.ids), tuple(begin for begin, _ in encoding.offsets))
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> Encoding:
         # encode_batch lets other threads run; encode does not.
-        return self.fast.encode_batch([text], add_special_tokens=False)[0]
+        return self.fast.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which need not be whole characters; none for an unknown id."""

@@ -40,13 +40,13 @@ class Forecast(BaseModel, extra="forbid"):
     days: int = Field(ge=1, le=7)
 
 
-def sdk(http: httpx2.AsyncClient) -> AsyncOpenAI:
+def sdk(http: httpx2.AsyncClient, *, strict: bool = True) -> AsyncOpenAI:
     return AsyncOpenAI(
         api_key="none",
         base_url="http://localhost/v1",
         http_client=http,
         max_retries=0,
-        _strict_response_validation=True,
+        _strict_response_validation=strict,
     )
 
 
@@ -210,22 +210,74 @@ async def test_errors_have_the_classes_that_callers_catch(said: AsyncOpenAI) -> 
 # --- completions and embeddings --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt", ["Once", ["Once", "Twice"], [79, 110], [[79, 110], [84]]])
-async def test_completions_continue_every_kind_of_prompt(held: AsyncOpenAI, prompt: Any) -> None:
-    asked: Any = {
-        "model": MODEL,
-        "prompt": prompt,
-        "max_tokens": 3,
-        "temperature": 0,
-        "logprobs": 2,
-        "echo": True,
-    }
-    whole = await held.completions.create(**asked)
-    chunks = [chunk async for chunk in await held.completions.create(**asked, stream=True)]
+PROMPTS = (("Once", 1), (["Once", "Twice"], 2), ([79, 110], 1), ([[79, 110], [84]], 2))
+
+
+@pytest.mark.parametrize(("prompt", "count"), PROMPTS)
+@pytest.mark.parametrize("how", [{"echo": True, "n": 2}, {"logprobs": 2}], ids=["echo", "logprobs"])
+async def test_completions_continue_every_kind_of_prompt(
+    random: httpx2.AsyncClient, prompt: Any, count: int, how: dict[str, Any]
+) -> None:
+    asked: Any = {"model": MODEL, "prompt": prompt, "max_tokens": 3, "temperature": 0} | how
+    whole = await sdk(random).completions.create(**asked)
+    # The types of the package have no chunk that is not the last one.
+    stream = await sdk(random, strict=False).completions.create(**asked, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert [choice.index for choice in whole.choices] == list(range(count * how.get("n", 1)))
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 3 * len(whole.choices)
     for choice in whole.choices:
-        assert choice.logprobs is not None
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         assert choice.text == "".join(part.text for part in parts)
+        assert choice.finish_reason == parts[-1].finish_reason == "length"
+        assert (choice.logprobs is not None) == ("logprobs" in how)
+
+
+async def test_an_echoed_text_is_the_prompt_and_what_is_said_to_it(held: AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "max_tokens": 4, "temperature": 0}
+    prompts = ["Once é", "<|im_start|>Twice"]
+    plain = await held.completions.create(prompt=prompts, **asked)
+    echoed = await held.completions.create(prompt=prompts, echo=True, **asked)
+    for number, prompt in enumerate(prompts):
+        assert echoed.choices[number].text == prompt + plain.choices[number].text
+
+
+@pytest.mark.parametrize(("prompt", "count"), PROMPTS)
+@pytest.mark.parametrize("length", [0, 1])
+async def test_a_prompt_is_scored_token_by_token(
+    random: httpx2.AsyncClient, prompt: Any, count: int, length: int
+) -> None:
+    # The first token has no log-probability: a null that the types of the package do not have.
+    answer = await sdk(random, strict=False).completions.create(
+        model=MODEL, prompt=prompt, max_tokens=length, temperature=0, logprobs=1, echo=True
+    )
+    assert len(answer.choices) == count
+    for choice in answer.choices:
+        lists: Any = choice.logprobs
+        first, *others = zip(lists.token_logprobs, lists.top_logprobs, strict=True)
+        assert first == (None, None)
+        assert all(value < 0 and value <= max(top.values()) for value, top in others)
+        assert len(lists.tokens) == len(lists.text_offset) == len(others) + 1
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == count * length
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "the end"}, "suffix"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"prompt": ["Once", ""]}, "prompt[1]"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_a_completion_that_cannot_be_is_refused_by_name(
+    held: AsyncOpenAI, wrong: Any, param: str
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        await held.completions.create(**({"model": MODEL, "prompt": "Once"} | wrong))
+    assert refused.value.param == param
 
 
 async def test_a_chat_model_embeds_nothing_and_says_so(held: AsyncOpenAI) -> None:

@@ -145,6 +145,17 @@ async def test_choices_are_read_together(client: EngineClient) -> None:
     assert await TokenStream.next_batches(streams, WAIT_S) == [[], [], []]
 
 
+async def test_answers_to_two_prompts_are_read_together(client: EngineClient) -> None:
+    (first,) = client.submit_choices((1, 2), [SamplingParams(3)])
+    (second,) = client.submit_choices((3, 4), [SamplingParams(5)], read_with=first)
+    assert second.request.fork_of is None
+    counts = [0, 0]
+    while not (first.exhausted and second.exhausted):
+        for number, batch in enumerate(await TokenStream.next_batches((first, second), 5.0)):
+            counts[number] += len(batch)
+    assert counts == [3, 5]
+
+
 async def test_one_wake_up_brings_what_came_for_all() -> None:
     wake = asyncio.Event()
     requests = [Request(n, PROMPT, params()) for n in range(3)]

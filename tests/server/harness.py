@@ -221,7 +221,7 @@ def talk(*turns: Turn, **fields: Any) -> Conversation:
     return Conversation(turns or (Turn("user", "Hello"),), **fields)
 
 
-def prompt(text: str | list[int] = "Once upon", **fields: Any) -> Json:
+def prompt(text: Any = "Once upon", **fields: Any) -> Json:
     """A greedy completion."""
     return {"prompt": text, "temperature": 0} | fields
 

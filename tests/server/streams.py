@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from engine.client import EngineClient, TokenStream
 from engine.types import (
+    EngineLimits,
     EngineStats,
     FinishReason,
     PrefixReport,
@@ -18,6 +19,7 @@ from server.choices import Choices
 from server.generation import Prompt
 from server.text.answer_parser import Reading
 from server.text.tokenizer import Tokenizer
+from tests.engines import VOCAB
 from tests.server.harness import ids_of
 
 Batches = list[list[TokenEvent]]
@@ -54,28 +56,46 @@ class PreparedWake(asyncio.Event):
 class PreparedClient:
     """Answers every request with the same batches, in which the choices are 1, 2, ..."""
 
+    alive = True
+    in_flight = 0
+    capacity = 64
+    limits = EngineLimits(max_model_len=400, max_num_seqs=8, vocab_size=VOCAB)
+
     def __init__(self, batches: Batches) -> None:
         self.stats = EngineStats()
         self.streams: list[PreparedStream] = []
         self.aborted: list[int] = []
         self._batches = batches
 
+    def attach(self) -> None:
+        """There is no thread to get events from."""
+
+    def has_room(self, requests: int) -> bool:
+        return requests <= self.capacity
+
     def submit(self, ids: tuple[int, ...], params: SamplingParams, **_: Any) -> TokenStream:
         return self.submit_choices(ids, [params])[0]
 
     def submit_choices(
-        self, ids: tuple[int, ...], params: Sequence[SamplingParams], **how: Any
+        self,
+        ids: tuple[int, ...],
+        params: Sequence[SamplingParams],
+        read_with: TokenStream | None = None,
+        **how: Any,
     ) -> Sequence[TokenStream]:
-        wake = PreparedWake(iter(self._batches))
-        for number, each in enumerate(params, start=1):
-            request = Request(number, ids, each, **how)
-            wake.streams.append(PreparedStream(request, self.aborted.append, 1000, wake))
-        self.streams += wake.streams
-        return wake.streams
+        wake = PreparedWake(iter(self._batches)) if read_with is None else read_with._wake
+        assert isinstance(wake, PreparedWake)
+        streams = [
+            PreparedStream(Request(number, ids, each, **how), self.aborted.append, 1000, wake)
+            for number, each in enumerate(params, start=len(wake.streams) + 1)
+        ]
+        wake.streams += streams
+        self.streams += streams
+        return streams
 
 
 def token(
-    token_id: int,
+    token_id: int | None,
     finish: FinishReason | None = None,
     logprob: float | None = None,
     *,
@@ -85,6 +105,18 @@ def token(
     """A token that was generated."""
     logprobs = None if logprob is None else TokenLogprobs(logprob, ())
     return TokenEvent(1 + choice, token_id, finish, logprobs, prefix=prefix)
+
+
+def scored(
+    *logprobs: float,
+    token_id: int | None = None,
+    finish: FinishReason | None = None,
+    logprob: float | None = None,
+    choice: int = 0,
+) -> TokenEvent:
+    """A first event with the log-probabilities of all tokens of a prompt but the first."""
+    prompt = (None, *(TokenLogprobs(value, ()) for value in logprobs))
+    return token(token_id, finish, logprob, choice=choice)._replace(prompt_logprobs=prompt)
 
 
 def said(

@@ -23,10 +23,15 @@ def error_of(response: httpx2.Response) -> dict[str, str]:
     "path",
     [
         "/v1",
+        "/api/tags",
+        "/api/version",
+        "/api/v0/models",
+        "/props",
         "/v2/chat/completions",
         "/v1/embeddings",
         "/docs",
         "/%00",
+        "/x//",
         "/health/",
     ],
 )
@@ -48,9 +53,11 @@ async def test_a_path_without_anything_is_an_error_like_all_others(
         ("POST", "/v1/models", "GET"),
         ("POST", "/v1/models/recall", "GET"),
         ("POST", "/health", "GET"),
-        ("POST", "/", "GET"),
+        ("POST", "/", "GET, HEAD"),
         ("OPTIONS", "/metrics", "GET"),
         ("BREW", "/ready", "GET"),
+        ("POST", "/version", "GET"),
+        ("GET", "/tokenize", "POST"),
     ],
 )
 async def test_a_method_that_a_path_does_not_answer_is_named(

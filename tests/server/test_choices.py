@@ -1,18 +1,19 @@
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from itertools import zip_longest
 from typing import Any, cast
 
 import pytest
 
-from engine.client import EngineClient
+from engine.client import EngineClient, QueueFullError, TokenStream
 from engine.types import MissReason, PrefixReport, PrefixSalt, SamplingParams, TokenEvent
-from server.choices import Choices, choice_params
+from server.choices import Choices, choice_params, prefix_of_all
 from server.generation import Delta, GenerationError, Prompt, Usage
 from server.text.pieces import Piece
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import DEADLINE_S, Engine, decoded, ids_of
-from tests.server.streams import PreparedClient, fault, prepared, said, token
+from tests.server.streams import PreparedClient, PreparedStream, fault, prepared, said, token
 
 PING_S = 1.0
 
@@ -125,6 +126,86 @@ async def test_a_reader_that_leaves_ends_all_choices(tokenizer: Tokenizer) -> No
         await anext(steps)
         assert not any(stream.closed for stream in streams)
     assert all(stream.closed for stream in streams)
+
+
+# --- several prompts -------------------------------------------------------------------------
+
+
+def of_two(
+    tokenizer: Tokenizer, client: PreparedClient, first: Prompt, second: Prompt
+) -> tuple[Choices, list[PreparedStream]]:
+    return Choices(cast(EngineClient, client), tokenizer, first, second), client.streams
+
+
+async def test_the_answers_to_several_prompts_come_side_by_side(tokenizer: Tokenizer) -> None:
+    client = PreparedClient(side_by_side(tokenizer, "ab", "c", "def", "gh"))
+    params = SamplingParams(9, seed=5)
+    first, second = Prompt((1, 2), params, choices=2), Prompt((3,), params, choices=2)
+    choices, streams = of_two(tokenizer, client, first, second)
+    steps = await all_of(choices)
+    assert [[delta.index for delta in deltas] for deltas in steps] == [[0, 1, 2, 3], [0, 2, 3], [2]]
+    assert texts(steps, 4) == ["ab", "c", "def", "gh"]
+    assert choices.usage == Usage(3, 8, 0)
+    assert [stream.request.prompt_ids for stream in streams] == [(1, 2)] * 2 + [(3,)] * 2
+    assert [stream.request.params.seed for stream in streams] == [5, 6, 5, 6]
+
+
+async def test_a_fault_with_one_prompt_ends_the_answers_to_all(tokenizer: Tokenizer) -> None:
+    client = PreparedClient([said(tokenizer, "a", None), [fault("broken")]])
+    one = Prompt((1,), SamplingParams(9))
+    choices, streams = of_two(tokenizer, client, one, one)
+    with pytest.raises(GenerationError, match="broken"):
+        await all_of(choices)
+    assert [stream.closed for stream in streams] == [True] * 2
+
+
+def test_prompts_are_handed_over_together_or_not_at_all(tokenizer: Tokenizer) -> None:
+    class Full(PreparedClient):
+        def submit_choices(self, *args: Any, **how: Any) -> Sequence[TokenStream]:
+            if self.streams:
+                raise QueueFullError
+            return super().submit_choices(*args, **how)
+
+    client, one = Full([]), Prompt((1,), SamplingParams(9))
+    with pytest.raises(QueueFullError):
+        of_two(tokenizer, client, one, one)
+    assert [stream.closed for stream in client.streams] == [True]
+
+
+NOTHING = PrefixReport(3, 3, None)
+LACKING = PrefixReport(4, 5, MissReason.EVICTED)
+
+
+@pytest.mark.parametrize(
+    ("reports", "together"),
+    [
+        ([], None),
+        ([NOTHING], NOTHING),
+        ([LACKING, NOTHING], PrefixReport(7, 5, MissReason.EVICTED)),
+        ([NOTHING, LACKING, LACKING], PrefixReport(11, 5, MissReason.EVICTED)),
+    ],
+)
+def test_what_the_cache_had_adds_up_over_prompts(
+    reports: list[PrefixReport], together: PrefixReport | None
+) -> None:
+    assert prefix_of_all(reports) == together
+
+
+async def test_the_answers_to_real_prompts_are_those_that_each_gets_alone(
+    engine: Engine, tokenizer: Tokenizer
+) -> None:
+    engine.client.attach()
+    params = SamplingParams(12, temperature=2.0, seed=3)
+    prompts = [Prompt((1, 2, 3), params, choices=2), Prompt((4,) * 40, params, choices=2)]
+
+    async def answers(*prompts: Prompt) -> list[str]:
+        async with asyncio.timeout(DEADLINE_S):
+            steps = await all_of(Choices(engine.client, tokenizer, *prompts))
+        return texts(steps, 2 * len(prompts))
+
+    together = await answers(*prompts)
+    assert together == [*await answers(prompts[0]), *await answers(prompts[1])]
+    assert len(set(together)) == 4
 
 
 # --- what the engine is asked for ------------------------------------------------------------

@@ -8,7 +8,7 @@ from server.text.answer_parser import Reading
 from server.text.pieces import Part, Piece, ToolCallArguments, ToolCallStart, joined
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of, token_id
-from tests.server.streams import PreparedStream, fault, reading, said, token
+from tests.server.streams import PreparedStream, fault, reading, said, scored, token
 from tests.server.text.calling import LOOK
 
 
@@ -19,10 +19,11 @@ def started(
     chat: str | Reading | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
     index: int = 0,
+    max_tokens: int = 100,
 ) -> tuple[Generation, PreparedStream]:
     """A generation whose events are handed to it. chat: how they are read, or the rendered prompt
     alone, where thoughts are split off."""
-    params = SamplingParams(max_tokens=100, stop_token_ids=stop_token_ids)
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
     stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
     return Generation(
         stream, tokenizer, Prompt((1, 2, 3), params, stop, reading(chat)), index
@@ -68,10 +69,51 @@ def test_a_stop_token_is_counted_and_is_no_text(tokenizer: Tokenizer) -> None:
     generation, _ = started(tokenizer, stop_token_ids=frozenset({end}))
     letter = ids_of(tokenizer, "a")[0]
     delta = generation.take([token(letter, None, -1.0), token(end, FinishReason.STOP, -2.0)])
-    assert delta.pieces == [Piece(Part.CONTENT, "a", tuple(delta.tokens))]
+    assert delta.pieces == [Piece(Part.CONTENT, "a", tuple(delta.tokens[:1]))]
     assert delta.finish == "stop"
-    assert [report.logprobs.logprob for report in delta.tokens] == [-1.0]
     assert generation.completion_tokens == 2
+
+
+@pytest.mark.parametrize(("chat", "reported"), [(None, [-1.0, -2.0]), ("assistant\n", [-1.0])])
+def test_the_stop_token_is_one_of_the_tokens_of_a_text_and_none_of_a_chats(
+    tokenizer: Tokenizer, chat: str | None, reported: list[float]
+) -> None:
+    end, letter = token_id(tokenizer, "<|im_end|>"), ids_of(tokenizer, "a")[0]
+    generation, _ = started(tokenizer, chat=chat, stop_token_ids=frozenset({end}))
+    delta = generation.take([token(letter, None, -1.0), token(end, FinishReason.STOP, -2.0)])
+    assert [report.logprobs.logprob for report in delta.tokens] == reported
+    assert [report.offset for report in delta.tokens] == [0, 1][: len(reported)]
+
+
+def test_a_token_begins_where_its_first_character_does(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer, stop=("é STOP",))
+    ids = ids_of(tokenizer, "aé!<|im_end|>b")
+    delta = generation.take([token(i, None, -1.0) for i in ids])
+    assert [report.offset for report in delta.tokens] == [0, 1, 1, 2, 3, 3]
+
+
+def test_what_a_prompt_scored_comes_with_the_first_delta(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer)
+    first = scored(-1.0, -2.0, token_id=ids_of(tokenizer, "a")[0])
+    delta = generation.take([first, *said(tokenizer, "b", None)])
+    assert delta.pieces == [content("ab")]
+    assert [value and value.logprob for value in delta.prompt] == [None, -1.0, -2.0]
+    assert generation.take(said(tokenizer, "c")).prompt == ()
+
+
+def test_an_answer_without_tokens_ends_with_what_its_prompt_scored(tokenizer: Tokenizer) -> None:
+    generation, stream = started(tokenizer, max_tokens=0)
+    delta = generation.take([scored(-1.0, finish=FinishReason.LENGTH)])
+    assert (delta.pieces, delta.tokens, delta.finish) == ([], [], "length")
+    assert [value and value.logprob for value in delta.prompt] == [None, -1.0]
+    assert generation.completion_tokens == 0
+    assert stream.closed
+
+
+def test_an_answer_that_should_have_tokens_does_not_end_without_one(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer)
+    with pytest.raises(AssertionError):
+        generation.take([scored(-1.0, finish=FinishReason.LENGTH)])
 
 
 def test_the_thoughts_of_a_chat_are_apart_and_counted(tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ import pytest
 from engine.types import PrefixSalt
 from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 from server.generation import Prompt
-from server.prompting import Asked, chat_prompt, count_prompt, wish_of
+from server.prompting import Asked, chat_prompt, encode_conversation, wish_of
 from server.protocol.common import SamplingFields
 from server.protocol.errors import ApiError
 from server.service import Service
@@ -111,13 +111,14 @@ def test_errors_name_the_fields_of_their_own_api(service: Service) -> None:
     assert caught.value.param == "max_output_tokens"
 
 
-def test_a_prompt_is_counted_as_it_would_be_also_where_it_does_not_fit(service: Service) -> None:
+def test_a_prompt_is_encoded_as_it_would_be_also_where_it_does_not_fit(service: Service) -> None:
     for asked in (talk(), talk(Turn("system", "Be brief."), tools=(LOOK,))):
         text, _ = service.tokenizer.template.render(asked)
-        counted = asyncio.run(count_prompt(service, asked, "messages"))
-        assert counted == len(asyncio.run(service.tokenizer.encode(text)))
+        encoded = asyncio.run(encode_conversation(service, asked, "messages"))
+        assert encoded.ids == asyncio.run(service.tokenizer.encode(text))
     too_long = talk(Turn("user", "x" * 10 * service.max_model_len))
-    assert asyncio.run(count_prompt(service, too_long, "messages")) > 10 * service.max_model_len
+    encoded = asyncio.run(encode_conversation(service, too_long, "messages"))
+    assert len(encoded.ids) > 10 * service.max_model_len
 
 
 # --- what the answer is held to ---------------------------------------------------------------

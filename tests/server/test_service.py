@@ -14,6 +14,7 @@ from server.protocol.chat import ChatRequest
 from server.protocol.errors import ApiError
 from server.service import ServedModel, Service, new_seed, parse
 from server.text.tokenizer import Tokenizer
+from tests.engines import VOCAB
 from tests.server.harness import MODEL, OTHER_NAMES, make_service, start_engine
 from tests.server.streams import Batches, PreparedClient, PreparedStream, fault, token
 
@@ -32,10 +33,33 @@ def test_a_model_has_one_id_and_several_names(service: Service) -> None:
     assert service.model.id == MODEL
     for name in (None, MODEL, *OTHER_NAMES):
         service.check_model(name)
-    for name in ("", "RECALL", MODEL + " "):
+    for name in ("", "/", "RECALL", MODEL + " "):
         with pytest.raises(ApiError) as caught:
             service.check_model(name)
         assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "ours"),
+    [
+        (("alias",), "org/alias", True),
+        (("alias",), "/some/where/alias/", True),
+        (("alias",), "alias/", True),
+        (("alias",), "alias/other", False),
+        (("alias",), "lias", False),
+        (("org/name",), "name", True),
+        (("org/name",), "org/name/", True),
+        (("org/name",), "other/name", False),
+        (("org/name",), "org", False),
+        (("./models/name/",), "./models/name", True),
+        (("./models/name/",), "name", True),
+        (("/models/name",), "models/name", False),
+        (("name", "/models/name"), "models/name", True),
+        (("/",), "/", False),
+    ],
+)
+def test_a_name_may_have_its_owner_or_not(names: tuple[str, ...], asked: str, ours: bool) -> None:
+    assert ServedModel(names, {}, frozenset()).is_called(asked) is ours
 
 
 def test_a_model_knows_when_it_was_first_served() -> None:
@@ -57,6 +81,14 @@ def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(service: Serv
         with pytest.raises(ApiError) as caught:
             service.check_bytes(text, "prompt")
         assert caught.value.code == "context_length_exceeded"
+
+
+def test_token_ids_are_those_of_the_model(service: Service) -> None:
+    service.check_token_ids([], "tokens")
+    service.check_token_ids([0, VOCAB - 1], "tokens")
+    with pytest.raises(ApiError) as caught:
+        service.check_token_ids([0, VOCAB], "tokens")
+    assert (caught.value.status, caught.value.param) == (400, "tokens")
 
 
 def test_a_prompt_needs_a_token_and_leaves_room_for_one(service: Service) -> None:
@@ -94,11 +126,17 @@ def test_answers_that_never_fit_are_refused_and_those_that_do_not_now_are_put_of
         service.check_room(4)
     assert (caught.value.status, caught.value.param) == (400, "n")
     assert caught.value.message == "n is 4; this server has room for 3 answers at most."
+    with pytest.raises(ApiError) as caught:
+        service.check_room(1, prompts=4)
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
+    service.check_room(1, prompts=3)
     engine.client.submit((1, 2), SamplingParams(max_tokens=9))
     service.check_room(2)
-    with pytest.raises(ApiError) as caught:
-        service.check_room(3)
-    assert caught.value.status == 429
+    service.check_room(1, prompts=2)
+    for choices, prompts in ((3, 1), (1, 3)):
+        with pytest.raises(ApiError) as caught:
+            service.check_room(choices, prompts)
+        assert caught.value.status == 429
     engine.stop()
 
 

@@ -25,7 +25,9 @@ from server.protocol.errors import ApiError
 from server.protocol.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    DETOKENIZE_FIELDS,
     SAMPLING_FIELDS,
+    TOKENIZE_FIELDS,
     FieldRule,
     Rule,
 )
@@ -33,36 +35,42 @@ from server.protocol.message_fields import MESSAGES_FIELDS
 from server.protocol.messages import MessagesRequest
 from server.protocol.response_fields import RESPONSES_FIELDS
 from server.protocol.responses import ResponsesRequest
+from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 API = Path(__file__).parents[3] / "API.md"
-TABLES: dict[type[DrawingFields], tuple[FieldRule, ...]] = {
+Body = type[DrawingFields] | type[TokenizeRequest] | type[DetokenizeRequest]
+TABLES: dict[Body, tuple[FieldRule, ...]] = {
     ChatRequest: CHAT_FIELDS,
     CompletionRequest: COMPLETION_FIELDS,
     ResponsesRequest: RESPONSES_FIELDS,
     SamplingFields: SAMPLING_FIELDS,
     MessagesRequest: MESSAGES_FIELDS,
+    TokenizeRequest: TOKENIZE_FIELDS,
+    DetokenizeRequest: DETOKENIZE_FIELDS,
 }
-BODIES: dict[type[DrawingFields], dict[str, Any]] = {
+BODIES: dict[Body, dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "Hello"}]},
     CompletionRequest: {"prompt": "Hello"},
     ResponsesRequest: {"input": "Hello"},
     SamplingFields: {},
     MessagesRequest: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
+    TokenizeRequest: {"prompt": "Hello"},
+    DetokenizeRequest: {"tokens": [1]},
 }
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
-def rows(rule: Rule) -> list[tuple[type[DrawingFields], FieldRule]]:
+def rows(rule: Rule) -> list[tuple[Body, FieldRule]]:
     return [(model, row) for model, table in TABLES.items() for row in table if row.rule is rule]
 
 
-def check(model: type[DrawingFields], **given: Any) -> None:
+def check(model: Body, **given: Any) -> None:
     wire = model.model_validate_json(json.dumps(BODIES[model] | given))
     wire.check(LimitsSection())
 
 
 @pytest.mark.parametrize("model", TABLES)
-def test_the_accepted_fields_are_those_of_the_wire_model(model: type[DrawingFields]) -> None:
+def test_the_accepted_fields_are_those_of_the_wire_model(model: Body) -> None:
     names = [row.name for row in TABLES[model]]
     assert len(names) == len(set(names))
     assert model.rules is TABLES[model]
@@ -81,28 +89,33 @@ def test_every_field_of_openais_client_has_its_rule() -> None:
 @pytest.mark.parametrize(
     ("model", "row"), rows(Rule.REFUSED), ids=lambda value: getattr(value, "name", "")
 )
-def test_what_is_refused_is_named_unless_it_says_nothing(
-    model: type[DrawingFields], row: FieldRule
-) -> None:
+def test_what_is_refused_is_named_unless_it_says_nothing(model: Body, row: FieldRule) -> None:
     with pytest.raises(ApiError) as caught:
         check(model, **{row.name: "zebra"})
     assert (caught.value.status, caught.value.param) == (400, row.name)
     assert row.note in caught.value.message
     assert "zebra" not in caught.value.message
-    for value in (*NOTHING, *row.harmless):
+    wants_true = any(value is True for value in row.harmless)
+    for value in (None, *row.harmless, *(() if wants_true else NOTHING)):
         check(model, **{row.name: value})
+
+
+def test_false_is_refused_where_true_is_what_happens() -> None:
+    with pytest.raises(ApiError) as caught:
+        check(ChatRequest, skip_special_tokens=False)
+    assert caught.value.param == "skip_special_tokens"
 
 
 @pytest.mark.parametrize(
     ("model", "row"), rows(Rule.IGNORED), ids=lambda value: getattr(value, "name", "")
 )
-def test_what_is_ignored_may_be_anything(model: type[DrawingFields], row: FieldRule) -> None:
+def test_what_is_ignored_may_be_anything(model: Body, row: FieldRule) -> None:
     for value in (*NOTHING, "x", 5, {"a": [1]}, True):
         check(model, **{row.name: value})
 
 
 @pytest.mark.parametrize("model", TABLES)
-def test_what_nobody_has_heard_of_is_ignored(model: type[DrawingFields]) -> None:
+def test_what_nobody_has_heard_of_is_ignored(model: Body) -> None:
     check(model, heard_of=False, **{"a b": [1], "_private": {}, "model_fields": 1})
 
 
@@ -113,6 +126,8 @@ def test_what_nobody_has_heard_of_is_ignored(model: type[DrawingFields]) -> None
         ("/v1/completions", COMPLETION_FIELDS),
         ("/v1/messages", MESSAGES_FIELDS),
         ("/v1/responses", RESPONSES_FIELDS),
+        ("/tokenize", TOKENIZE_FIELDS),
+        ("/detokenize", DETOKENIZE_FIELDS),
     ],
 )
 def test_the_documentation_has_the_table(heading: str, table: tuple[FieldRule, ...]) -> None:

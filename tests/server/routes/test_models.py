@@ -1,3 +1,5 @@
+from urllib.parse import unquote
+
 import httpx2
 import pytest
 
@@ -18,25 +20,41 @@ async def test_the_model_is_listed_with_its_context(
                 "created": service.model.created,
                 "owned_by": "quire",
                 "max_model_len": 400,
+                "context_length": 400,
             }
         ],
     }
-    assert (await http.get("/v1/models?")).json() == found
+
+
+@pytest.mark.parametrize("base", ["/v1/models", "/models"])
+@pytest.mark.parametrize("end", ["", "?", "/", "/?", "%3F", "?limit=5"])
+async def test_the_list_is_found_however_its_address_ends(
+    http: httpx2.AsyncClient, base: str, end: str
+) -> None:
+    response = await http.get(base + end)
+    assert (response.status_code, response.json()["data"][0]["id"]) == (200, MODEL)
 
 
 @pytest.mark.parametrize(
-    "path", [MODEL, "org/alias", "org%2Falias", "/models/alias", "%2Fmodels%2Falias"]
+    "path",
+    [
+        *(MODEL, "org/alias", "org%2Falias", "/models/alias", "%2Fmodels%2Falias"),
+        *("alias", "alias/", "org/alias/", "mine/recall"),
+    ],
 )
-async def test_the_model_is_found_by_all_of_its_names(http: httpx2.AsyncClient, path: str) -> None:
+@pytest.mark.parametrize("base", ["/v1", ""])
+async def test_the_model_is_found_by_all_of_its_names(
+    http: httpx2.AsyncClient, base: str, path: str
+) -> None:
     (entry,) = (await http.get("/v1/models")).json()["data"]
-    response = await http.get(f"/v1/models/{path}")
+    response = await http.get(f"{base}/models/{path}")
     assert (response.status_code, response.json()) == (200, entry)
 
 
-@pytest.mark.parametrize("name", ["gpt-5", "org", "org/alias/", "a/b/c", "\N{SNOWMAN}", ""])
+@pytest.mark.parametrize("name", ["gpt-5", "org", "mine/org", "a/b/c", "\N{SNOWMAN}", "%20"])
 async def test_another_model_is_a_404(http: httpx2.AsyncClient, name: str) -> None:
     response = await http.get(f"/v1/models/{name}")
     assert response.status_code == 404
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("model", "model_not_found")
-    assert name in error["message"]
+    assert unquote(name) in error["message"]

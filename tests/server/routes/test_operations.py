@@ -39,6 +39,15 @@ async def test_a_server_whose_engine_decodes_is_ready(
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("HEAD", "/"), ("GET", "/version")])
+async def test_somebody_is_there(http: httpx2.AsyncClient, method: str, path: str) -> None:
+    response = await http.request(method, path)
+    assert response.status_code == 200
+    if method == "GET":
+        who = {"name": "quire", "version": version("quire"), "models": "/v1/models"}
+        assert response.json() == who
+
+
 async def test_the_canary_leaves_nothing_behind(http: httpx2.AsyncClient, engine: Engine) -> None:
     assert (await http.get("/ready")).status_code == 200
 

@@ -119,7 +119,6 @@ async def test_a_value_of_the_wrong_type_or_size_is_named(
         (CHAT, "n", LIMITS.max_choices + 1),
         (CHAT, "top_logprobs", 5),
         (CHAT, "chat_template_kwargs.thinking_budget", {"thinking_budget": 5}),
-        (COMPLETIONS, "echo", True),
         (COMPLETIONS, "suffix", SECRET),
         (COMPLETIONS, "best_of", 2),
         (COMPLETIONS, "n", LIMITS.max_choices + 1),
@@ -222,6 +221,6 @@ async def test_nothing_of_what_is_refused_reaches_the_engine(
     engine: Engine, http: httpx2.AsyncClient
 ) -> None:
     last = engine.client._last_id
-    for path, body in ((CHAT, chat(n=9)), (CHAT, chat(stop="")), (COMPLETIONS, prompt(echo=True))):
+    for path, body in ((CHAT, chat(n=9)), (CHAT, chat(stop="")), (COMPLETIONS, prompt(n=9))):
         await refusal(http, path, json.dumps(body))
     assert engine.client._last_id == last

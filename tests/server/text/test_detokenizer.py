@@ -3,12 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from server.text.detokenizer import Detokenizer
-from server.text.tokenizer import Tokenizer
+from server.text.detokenizer import Detokenizer, decoded_text
+from server.text.tokenizer import EncodedText, Tokenizer
 from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.server.harness import decoded, ids_of
 
 MANY = 20_000
+
+
+def byte_token(tokenizer: Tokenizer, byte: int) -> int:
+    (found,) = [i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([byte])]
+    return found
 
 
 def test_a_character_comes_out_when_its_last_byte_is_there(tokenizer: Tokenizer) -> None:
@@ -49,6 +54,52 @@ def test_tags_that_are_special_are_text_where_they_are_read(
 
 def test_an_id_without_a_token_is_no_text(tokenizer: Tokenizer) -> None:
     assert Detokenizer(tokenizer).feed(tokenizer.vocab_size + 7) == ""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "offsets"),
+    [
+        ("a b", [0, 1, 2]),
+        ("é!", [0, 0, 1]),
+        ("a😀b", [0, 1, 1, 1, 1, 2]),
+        # What never becomes a character is replaced by one, and counts from where it began.
+        (b"\xc3!", [0, 1]),
+        (b"\xc3\xc3\xa9!", [0, 1, 1, 2]),
+        (b"\xe0\x80!", [0, 1, 2]),
+        (b"\xf0\x9f", [0, 0]),
+    ],
+)
+def test_a_token_begins_in_the_character_that_its_first_byte_belongs_to(
+    tokenizer: Tokenizer, tokens: str | bytes, offsets: list[int]
+) -> None:
+    raw = tokens.encode() if isinstance(tokens, str) else tokens
+    detokenizer = Detokenizer(tokenizer)
+    found = []
+    for byte in raw:
+        detokenizer.feed(byte_token(tokenizer, byte))
+        found.append(detokenizer.offset)
+    assert found == offsets
+
+
+def test_a_token_that_is_no_text_begins_where_the_text_has_come_to(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    ids = ids_of(tokenizer, "a<|im_end|><think>b")
+    offsets = []
+    for token in [*ids, tokenizer.vocab_size + 7]:
+        detokenizer.feed(token)
+        offsets.append(detokenizer.offset)
+    assert offsets == [0, 1, 1, 8, 9]
+    assert detokenizer.chars == 9
+
+
+def test_all_tokens_of_a_prompt_are_text(tokenizer: Tokenizer) -> None:
+    ids = ids_of(tokenizer, "<|im_start|>é<think>😀")[:-1]
+    assert decoded_text(tokenizer, ids) == EncodedText(
+        "<|im_start|>é<think>\N{REPLACEMENT CHARACTER}",
+        tuple(ids),
+        (0, 12, 12, 13, 20, 20, 20),
+    )
+    assert decoded_text(tokenizer, []) == EncodedText("", (), ())
 
 
 @pytest.mark.parametrize("text", ["é", "<|im_start|>", "w500"])

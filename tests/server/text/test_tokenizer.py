@@ -4,9 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers, processors
 
 from server.conversation import Turn
 from server.text.chat_template import TemplateError
+from server.text.detokenizer import decoded_text
 from server.text.tokenizer import TextTooLongError, Tokenizer, TokenizerError, tokens_within
 from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.server.harness import ids_of, talk, token_id
@@ -74,6 +76,42 @@ async def test_special_tokens_of_a_text_are_recognised_and_none_are_added(
     assert special in tokenizer.special_ids
     assert len(await tokenizer.encode("ab")) == 2
     assert await tokenizer.encode("") == ()
+
+
+@pytest.mark.parametrize("text", ["ab", "é<think>😀b", "w500 <|im_start|>", ""])
+async def test_the_tokens_of_a_text_begin_where_those_of_their_decoding_do(
+    tokenizer: Tokenizer, text: str
+) -> None:
+    encoded = await tokenizer.encode_text(text)
+    assert encoded == decoded_text(tokenizer, encoded.ids)
+    assert encoded.ids == await tokenizer.encode(text)
+
+
+async def test_the_tokens_around_a_text_are_added_where_they_are_asked_for(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    end = token_id(tokenizer, "<|endoftext|>")
+    tokenizer.fast.post_processor = processors.TemplateProcessing(
+        single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", end)]
+    )
+    plain = await tokenizer.encode_text("ab")
+    assert len(plain.ids) == 2
+    assert (await tokenizer.encode_text("ab", add_special_tokens=True)).ids == (*plain.ids, end)
+
+
+async def test_a_text_that_is_normalised_is_known_as_it_was_sent(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    tokenizer.fast.normalizer = normalizers.NFC()
+    encoded = await tokenizer.encode_text("ae\N{COMBINING ACUTE ACCENT}b")
+    assert encoded.ids == (await tokenizer.encode_text("aéb")).ids
+    assert encoded.text == "ae\N{COMBINING ACUTE ACCENT}b"
+    assert encoded.offsets == (0, 1, 1, 3)
+
+
+async def test_a_conversation_can_be_rendered_without_the_beginning_of_an_answer(
+    tokenizer: Tokenizer,
+) -> None:
+    found = await tokenizer.encode_chat(talk(), add_generation_prompt=False)
+    assert found.text == START.removesuffix("<|im_start|>assistant\n")
 
 
 async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,80 @@
+"""POST /tokenize and /detokenize: text and conversations -> token ids, and back."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from server.config import LimitsSection, ReasoningSection
+from server.conversation import Conversation
+from server.protocol.chat import ThinkingFields
+from server.protocol.chat_messages import Message
+from server.protocol.chat_tools import WireTool, WireToolChoice, read_tool_choice, read_tools
+from server.protocol.common import TokenIds, WireModel
+from server.protocol.errors import invalid
+from server.protocol.fields import (
+    DETOKENIZE_FIELDS,
+    TOKENIZE_FIELDS,
+    FieldRule,
+    refuse_unsupported,
+)
+
+
+class TokenizeRequest(ThinkingFields):
+    """The body of a request: a text, as vLLM's or as llama.cpp's clients name it, or messages."""
+
+    model_config = ConfigDict(extra="allow")
+    rules: ClassVar[tuple[FieldRule, ...]] = TOKENIZE_FIELDS
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[WireTool] | None = None
+    tool_choice: str | WireToolChoice | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def check(self, limits: LimitsSection) -> None:
+        """What the types cannot say. Raises ApiError that names the parameter."""
+        refuse_unsupported(self.rules, self.model_extra or {})
+        if sum(one is not None for one in (self.prompt, self.content, self.messages)) != 1:
+            raise invalid("One of prompt, content and messages must be there, and no more.")
+        if self.tools and self.messages is None:
+            raise invalid("tools need messages.", "tools")
+        if self.add_special_tokens and self.messages is not None:
+            raise invalid("The template writes the special tokens.", "add_special_tokens")
+        if len(self.messages or ()) > limits.max_messages:
+            raise invalid(f"At most {limits.max_messages} messages are read.", "messages")
+
+    @property
+    def text(self) -> str | None:
+        """The text; None for messages."""
+        return self.content if self.prompt is None else self.prompt
+
+    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+        """The messages, as /v1/chat/completions reads them. Raises ApiError."""
+        tools = read_tools(self.tools or [], limits.max_tools)
+        return Conversation(
+            turns=tuple(
+                message.turn(f"messages[{number}]")
+                for number, message in enumerate(self.messages or ())
+            ),
+            tools=tools,
+            tool_choice=read_tool_choice(self.tool_choice, tools),
+            thinking=self.thinking(efforts),
+        )
+
+
+class DetokenizeRequest(WireModel):
+    """The body of a request."""
+
+    model_config = ConfigDict(extra="allow")
+    rules: ClassVar[tuple[FieldRule, ...]] = DETOKENIZE_FIELDS
+
+    model: str | None = None
+    tokens: TokenIds
+
+    def check(self, _: LimitsSection) -> None:
+        """What the types cannot say: nothing."""
+        refuse_unsupported(self.rules, self.model_extra or {})

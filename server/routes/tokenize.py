@@ -1,0 +1,64 @@
+"""POST /tokenize and /detokenize. The engine is not asked."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from server.openapi import takes
+from server.prompting import encode_conversation
+from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from server.service import Service, parse
+from server.text.detokenizer import decoded_text
+
+
+def tokenize_routes(service: Service) -> APIRouter:
+    """The routes, for one service."""
+    router = APIRouter()
+
+    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        wire = await parse(request, TokenizeRequest)
+        service.check_model(wire.model)
+        wire.check(service.config.limits)
+        ids = await _ids(service, wire)
+        strings = (
+            await asyncio.to_thread(_strings, service, ids) if wire.return_token_strs else None
+        )
+        return {
+            "count": len(ids),
+            "max_model_len": service.max_model_len,
+            "tokens": list(ids),
+            "token_strs": strings,
+        }
+
+    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> dict[str, Any]:
+        wire = await parse(request, DetokenizeRequest)
+        service.check_model(wire.model)
+        wire.check(service.config.limits)
+        service.check_token_ids(wire.tokens, "tokens")
+        text = (await asyncio.to_thread(decoded_text, service.tokenizer, wire.tokens)).text
+        return {"prompt": text, "content": text}
+
+    return router
+
+
+async def _ids(service: Service, wire: TokenizeRequest) -> tuple[int, ...]:
+    """Of the text, or of the prompt that the messages make; however many."""
+    if wire.text is not None:
+        encoded = await service.tokenizer.encode_text(
+            wire.text, add_special_tokens=bool(wire.add_special_tokens)
+        )
+        return encoded.ids
+    conversation = wire.conversation(service.config.limits, service.config.reasoning)
+    add_generation_prompt = wire.add_generation_prompt is not False
+    chat = await encode_conversation(
+        service, conversation, "messages", add_generation_prompt=add_generation_prompt
+    )
+    return chat.ids
+
+
+def _strings(service: Service, ids: tuple[int, ...]) -> list[str]:
+    return [service.tokenizer.token_bytes(i).decode(errors="replace") for i in ids]
