@@ -9,6 +9,7 @@ from engine.checkpoint import Checkpoint
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, headroom_bytes, machine_threads
 from engine.planning.shape import ModelShape
+from engine.prompt_scores import SCORED_ROWS_AT_ONCE
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
 from engine.token_budget import TokenBudget
@@ -161,7 +162,8 @@ def activation_bytes(model: Checkpoint | ModelShape, config: EngineConfig) -> in
         HIDDEN_COPIES * model.hidden_size + 3 * model.intermediate_size + 4 * heads * model.head_dim
     )
     per_row = LOGIT_COPIES * model.vocab_size
-    floats = config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row
+    rows = max(config.max_num_seqs, SCORED_ROWS_AT_ONCE)
+    floats = config.max_num_batched_tokens * per_token + rows * per_row
     return floats * FLOAT32_BYTES
 
 
@@ -197,6 +199,7 @@ def build_engine(
         plan.threads,
         identity,
         emit,
+        embedding_size=plan.checkpoint.hidden_size if plan.checkpoint.embeds else None,
     )
 
 
@@ -214,11 +217,14 @@ def assemble(
     threads: int,
     identity: bytes,
     emit: Emit,
+    *,
+    embedding_size: int | None = None,
 ) -> EngineLoop:
     """The engine around any model; runs a first request through it.
 
-    identity: of the model, whose K and V no other model shares. Raises RuntimeError where the
-    substrate cannot be made or the model cannot decode; then nothing is left behind.
+    identity: of the model, whose K and V no other model shares. embedding_size: of the vectors that
+    it makes, if it generates nothing. Raises RuntimeError where the substrate cannot be made or the
+    model cannot decode; then nothing is left behind.
     """
     raise_descriptor_limit()
     backend = new_backend(
@@ -240,6 +246,7 @@ def assemble(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
         max_num_seqs=memory.max_num_seqs,
         vocab_size=vocab_size,
+        embedding_size=embedding_size,
     )
     most = config.max_num_batched_tokens
     budget = TokenBudget(
@@ -251,7 +258,7 @@ def assemble(
     loop = EngineLoop(
         Scheduler(kv, limits, budget, most),
         kv,
-        ModelRunner(model, kv),
+        ModelRunner(model, kv, pools=embedding_size is not None),
         LoopOptions(config.idle_release_s, config.prefix_keep_s, config.check_every_step),
         emit=emit,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.embedding_checkpoint import BARE_NAME, HEAD_NAME, is_embedding_checkpoint
 from engine.safetensors_headers import (
     ITEM_BYTES,
     CheckpointError,
@@ -67,13 +68,24 @@ class Checkpoint(Dimensions):
     """Of all tensors with their float numbers as float32."""
     num_weights: int
     """Numbers of all weight matrices, however they are packed."""
+    embeds: bool
+    """Whether it makes vectors of texts, and generates nothing."""
+    bare_names: bool
+    """Whether its tensors are named without ``model.``."""
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Checks a folder. Raises CheckpointError with one sentence that names file and field."""
+def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
+    """Checks a folder. embeds: whether it makes vectors; None: as its files say.
+
+    Raises CheckpointError with one sentence that names file and field.
+    """
     config = ModelConfig(path)
     tensors = read_tensors(path)
-    expected = dict(expected_shapes(config))
+    tied = config.flag("tie_word_embeddings")
+    if embeds is None:
+        embeds = is_embedding_checkpoint(path, tensors, tied=tied)
+    start = "" if BARE_NAME in tensors else "model."
+    expected = dict(expected_shapes(config, start, with_head=not (tied or embeds)))
     packed = {name for name in tensors if name.endswith((".scales", ".biases"))}
     num_weights = 0
     for name, shape in expected.items():
@@ -82,13 +94,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: no file holds the tensor {name} that config.json needs")
         _check_tensor(path, name, tensor, shape, tensors, config)
         num_weights += math.prod(shape)
-    tolerated = {"lm_head.weight"} if config.flag("tie_word_embeddings") else set()
+    tolerated = {HEAD_NAME} if tied or embeds else set()
     for name in tensors:
         if name not in expected and name not in packed and name not in tolerated:
             raise CheckpointError(
                 f"{path / tensors[name].file}: the tensor {name} has no place in a Qwen3 model"
             )
-    norm = tensors["model.norm.weight"]
+    norm = tensors[f"{start}norm.weight"]
     return Checkpoint(
         **config.dimensions(),
         path=path,
@@ -98,6 +110,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         stored_bytes=sum(t.size * ITEM_BYTES[t.dtype] for t in tensors.values()),
         widened_bytes=sum(t.size * ITEM_BYTES["F32"] for t in tensors.values()),
         num_weights=num_weights,
+        embeds=embeds,
+        bare_names=not start,
     )
 
 
@@ -206,16 +220,19 @@ def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor of a Qwen3 model, by its name on the hub, unpacked."""
+def expected_shapes(
+    config: ModelConfig, start: str = "model.", *, with_head: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor of a Qwen3 model, by its name on the hub, unpacked. start: of the names of all
+    below the head."""
     hidden, inner = config.count("hidden_size"), config.count("intermediate_size")
     head = config.count("head_dim")
     queries = config.count("num_attention_heads") * head
     keys = config.count("num_key_value_heads") * head
     vocab = config.count("vocab_size")
-    yield "model.embed_tokens.weight", (vocab, hidden)
+    yield f"{start}embed_tokens.weight", (vocab, hidden)
     for number in range(config.count("num_hidden_layers")):
-        layer = f"model.layers.{number}"
+        layer = f"{start}layers.{number}"
         yield f"{layer}.input_layernorm.weight", (hidden,)
         yield f"{layer}.self_attn.q_proj.weight", (queries, hidden)
         yield f"{layer}.self_attn.k_proj.weight", (keys, hidden)
@@ -227,9 +244,9 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
         yield f"{layer}.mlp.gate_proj.weight", (inner, hidden)
         yield f"{layer}.mlp.up_proj.weight", (inner, hidden)
         yield f"{layer}.mlp.down_proj.weight", (hidden, inner)
-    yield "model.norm.weight", (hidden,)
-    if not config.flag("tie_word_embeddings"):
-        yield "lm_head.weight", (vocab, hidden)
+    yield f"{start}norm.weight", (hidden,)
+    if with_head:
+        yield HEAD_NAME, (vocab, hidden)
 
 
 def _check_tensor(

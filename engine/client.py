@@ -7,11 +7,10 @@ methods here run on the event loop, but for ``_emit``.
 import asyncio
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from engine.loop import Abort, Emit, EngineLoop, Stop
+from engine.token_stream import TokenStream as TokenStream
 from engine.types import (
     EngineLimits,
     EngineStats,
@@ -44,81 +43,6 @@ class PromptTooLongError(Exception):
 
 class EngineDeadError(Exception):
     """The engine has ended; nothing can be generated any more."""
-
-
-class TokenStream:
-    """The events of one request, in order. Closing it before the end aborts the request."""
-
-    def __init__(
-        self,
-        request: Request,
-        abort: Callable[[int], None],
-        max_backlog: int,
-        wake: asyncio.Event,
-    ) -> None:
-        """wake: set when there is something to read; streams that are read together share it."""
-        self.request = request
-        self._abort = abort
-        self._max_backlog = max_backlog
-        self._events: deque[TokenEvent] = deque()
-        self._wake = wake
-        self._ended = False
-
-    async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
-        """All events since the last call; waits for the first one. Empty when the time passed
-        first, and for ever after the last event."""
-        (batch,) = await self.next_batches((self,), timeout_s)
-        return batch
-
-    @staticmethod
-    async def next_batches(
-        streams: Sequence["TokenStream"], timeout_s: float
-    ) -> list[list[TokenEvent]]:
-        """``next_batch`` of streams that are read together: waits for the first event of any of
-        them, and takes those of all."""
-        if _silent(streams):
-            wake = streams[0]._wake
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    while _silent(streams):
-                        # Set for events that were taken, or for a stream that is not read here.
-                        wake.clear()
-                        await wake.wait()
-        return [stream._take() for stream in streams]
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether there is nothing left to read, now or ever."""
-        return self._ended and not self._events
-
-    def close(self) -> None:
-        """The reader is done. Idempotent."""
-        if not self._ended:
-            self._ended = True
-            self._abort(self.request.request_id)
-
-    def deliver(self, event: TokenEvent) -> None:
-        """Takes an event; a reader that never comes ends its own request."""
-        if self._ended:
-            return
-        if len(self._events) >= self._max_backlog:
-            self.close()
-            event = TokenEvent(
-                event.request_id, None, FinishReason.ERROR, message="the reader is too slow"
-            )
-        self._events.append(event)
-        self._ended = self._ended or event.finish is not None
-        self._wake.set()
-
-    def _take(self) -> list[TokenEvent]:
-        batch = list(self._events)
-        self._events.clear()
-        return batch
-
-
-def _silent(streams: Sequence[TokenStream]) -> bool:
-    """Whether there is nothing to read, but may be later."""
-    return not any(s._events for s in streams) and not all(s._ended for s in streams)
 
 
 class EngineClient:
@@ -196,15 +120,23 @@ class EngineClient:
         params: SamplingParams,
         *,
         priority: int = 0,
+        salt: PrefixSalt = NO_SALT,
+        pooling: bool = False,
         beyond_queue: bool = False,
     ) -> TokenStream:
-        """Hands a request to the engine. beyond_queue: even when the queue is full.
+        """Hands a request to the engine. pooling: for its vector. beyond_queue: even when the queue
+        is full.
 
         Raises PromptTooLongError when it can never fit, QueueFullError when there is no room now,
         EngineDeadError when there is no engine.
         """
         (stream,) = self.submit_choices(
-            prompt_ids, (params,), priority=priority, beyond_queue=beyond_queue
+            prompt_ids,
+            (params,),
+            priority=priority,
+            salt=salt,
+            pooling=pooling,
+            beyond_queue=beyond_queue,
         )
         return stream
 
@@ -217,6 +149,7 @@ class EngineClient:
         salt: PrefixSalt = NO_SALT,
         system_tokens: int = 0,
         constraint: TokenConstraint | None = None,
+        pooling: bool = False,
         read_with: TokenStream | None = None,
         beyond_queue: bool = False,
     ) -> list[TokenStream]:
@@ -225,12 +158,12 @@ class EngineClient:
         read_with: a stream that these are read together with. Raises as ``submit`` does."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
-        limits = self.limits
-        if len(prompt_ids) >= limits.max_model_len:
-            raise PromptTooLongError(len(prompt_ids), limits.max_model_len)
+        longest = self.limits.max_model_len
+        if len(prompt_ids) > longest - any(its_params.max_tokens for its_params in params):
+            raise PromptTooLongError(len(prompt_ids), longest)
         if not self.has_room(len(params)) and not beyond_queue:
             raise QueueFullError
-        wake = asyncio.Event() if read_with is None else read_with._wake
+        wake = asyncio.Event() if read_with is None else read_with.wake
         streams: list[TokenStream] = []
         for number, its_params in enumerate(params, start=self._last_id + 1):
             fork_of = streams[0].request.request_id if streams else None
@@ -243,6 +176,7 @@ class EngineClient:
                 system_tokens,
                 fork_of,
                 constraint.copy() if constraint is not None else None,
+                pooling,
             )
             streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._streams[number] = streams[-1]

@@ -56,7 +56,7 @@ class StepRunner(Protocol):
     """The newest epoch that the device has finished."""
 
     def run(self, plan: StepPlan) -> list[Sampled]:
-        """One result for each entry that samples, in order."""
+        """One result for each entry that has one, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,9 @@ class EngineLoop:
 
         Raises RuntimeError when the model cannot decode.
         """
-        params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
-        self.mailbox.put(Request(WARM_UP_ID, (0,) * prompt_tokens, params))
+        pooling = self.limits.embedding_size is not None
+        params = SamplingParams(max_tokens=0 if pooling else WARM_UP_TOKENS, temperature=0.0)
+        self.mailbox.put(Request(WARM_UP_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Until its memory is back as well: what comes back later would be kept as a prefix.

@@ -1,12 +1,14 @@
-"""Plan and cache -> sampled tokens: one evaluation of MLX per step."""
+"""Plan and cache -> tokens, or vectors: one evaluation of MLX per step."""
 
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 import mlx.core as mx
 
+from engine.pooling import pool
+from engine.prompt_scores import joined, score, scored_rows
 from engine.sampler import sample
-from engine.step_plan import StepPlan
+from engine.step_plan import PlanEntry, StepPlan
 from engine.types import Sampled
 from kvcache.views import KVViews
 
@@ -14,10 +16,13 @@ from kvcache.views import KVViews
 class Model(Protocol):
     """A flat-token forward."""
 
-    def __call__(
+    def hidden(
         self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
     ) -> mx.array | None:
-        """Logits of the given rows; with rows None only the cache is filled."""
+        """States of the given rows, ready for the head; with rows None only the cache is filled."""
+
+    def head(self, states: mx.array) -> mx.array:
+        """Their logits."""
 
 
 class ViewSource(Protocol):
@@ -30,13 +35,15 @@ class ViewSource(Protocol):
 class ModelRunner:
     """Runs plans on the thread that owns MLX."""
 
-    def __init__(self, model: Model, kv: ViewSource) -> None:
+    def __init__(self, model: Model, kv: ViewSource, *, pools: bool = False) -> None:
+        """pools: whether what is wanted of the model are vectors, not tokens."""
         self._model = model
+        self._pools = pools
         self._kv = kv
         self.completed_epoch = 0
 
     def run(self, plan: StepPlan) -> list[Sampled]:
-        """Computes the plan's rows; one result for each entry that samples, in order."""
+        """Computes the plan's rows; one result for each entry that has one, in order."""
         entries = plan.entries
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in entries])
         tokens: list[int] = []
@@ -49,7 +56,7 @@ class ModelRunner:
             if entry.samples:
                 rows.append(len(tokens) - 1)
         try:
-            samples = self._evaluate(plan, views, tokens, positions, rows)
+            results = self._evaluate(entries, views, (tokens, positions, rows))
         except Exception:
             # What was queued before the fault may still run. Where even waiting for it fails, the
             # device is lost, and the step is never said to be complete.
@@ -58,22 +65,40 @@ class ModelRunner:
             self.completed_epoch = views.epoch
             raise
         self.completed_epoch = views.epoch
-        return samples
+        return results
 
     def _evaluate(
         self,
-        plan: StepPlan,
+        entries: list[PlanEntry],
         views: KVViews,
-        tokens: list[int],
-        positions: list[int],
-        rows: list[int],
+        batch: tuple[list[int], list[int], list[int]],
     ) -> list[Sampled]:
-        logits = self._model(
-            mx.array(tokens), mx.array(positions), views, mx.array(rows) if rows else None
-        )
-        if logits is None:
+        """batch: tokens, their positions, and the rows that sample."""
+        tokens, positions, rows = batch
+        scored = scored_rows(entries) if any(entry.scores for entry in entries) else []
+        wanted = mx.array(rows + scored) if rows or scored else None
+        states = self._model.hidden(mx.array(tokens), mx.array(positions), views, wanted)
+        if states is None:
             mx.eval(views.step_end([]))
             return []
-        samples = sample(logits, [entry.sequence for entry in plan.entries if entry.samples])
-        mx.eval(views.step_end(samples.arrays))
-        return samples.read()
+        if not scored:
+            return self._sample(entries, views, states)
+        last, inner = states[: len(rows)], states[len(rows) :]
+        sampled = self._sample(entries, views, last, inner)
+        return joined(entries, sampled, score(self._model.head, inner, entries))
+
+    def _sample(
+        self, entries: list[PlanEntry], views: KVViews, states: mx.array, *others: mx.array
+    ) -> list[Sampled]:
+        """Ends the step with the results of the entries that sample. others: what is to be
+        evaluated with them."""
+        sequences = [entry.sequence for entry in entries if entry.samples]
+        if not sequences:
+            mx.eval(views.step_end([*others]))
+            return []
+        if self._pools:
+            pending = pool(states, sequences)
+        else:
+            pending = sample(self._model.head(states), sequences)
+        mx.eval(views.step_end([*pending.arrays, *others]))
+        return pending.read()

@@ -117,12 +117,24 @@ def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A file that must be a JSON object. Raises CheckpointError that names it."""
+    values = _load(file)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: the file is not a JSON object")
+    return values
+
+
+def read_json_list(file: Path) -> list[Any]:
+    """A file that must be a JSON array. Raises CheckpointError that names it."""
+    values = _load(file)
+    if not isinstance(values, list):
+        raise CheckpointError(f"{file}: the file is not a JSON array")
+    return values
+
+
+def _load(file: Path) -> Any:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{file}: the file does not exist") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: the file is not readable JSON") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file}: the file is not a JSON object")
-    return values

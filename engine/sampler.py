@@ -14,8 +14,9 @@ import mlx.core as mx
 import numpy as np
 
 from engine.constraints import accept, fill_masks, is_masked
+from engine.logprobs import Logprobs
 from engine.token_counts import TokenCounts
-from engine.types import Sampled, SamplingParams, Sequence, TokenLogprobs
+from engine.types import Sampled, SamplingParams, Sequence
 
 # Drawn numbers have 24 bits: all that a float32 in [0, 1) can tell apart.
 DRAW_BITS = 24
@@ -44,7 +45,8 @@ def sample(logits: mx.array, sequences: SequenceOf[Sequence]) -> PendingSamples:
     if masks is not None:
         adjusted = masks.apply(adjusted)
     ids = _choose(adjusted, params, [sequence.num_generated for sequence in sequences])
-    reported = _Logprobs.of(raw, ids, params)
+    wanted = [p.logprobs for p in params]
+    reported = Logprobs.of(raw, ids, wanted)
     arrays = [ids, finite, *(reported.arrays if reported else [])]
 
     def read() -> list[Sampled]:
@@ -52,7 +54,7 @@ def sample(logits: mx.array, sequences: SequenceOf[Sequence]) -> PendingSamples:
         logprobs = reported
         if masks is not None and masks.forbidden(tokens):
             tokens = _likeliest_where(masks.forbidden(tokens), adjusted, tokens)
-            logprobs = _Logprobs.of(raw, mx.array(tokens), params)
+            logprobs = Logprobs.of(raw, mx.array(tokens), wanted)
         good: list[bool] = finite.tolist()  # type: ignore[assignment]
         told = logprobs.read() if logprobs else [None] * len(tokens)
         results = [
@@ -201,50 +203,3 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
     if not floors:
         return None
     return floors[0] if len(floors) == 1 else mx.maximum(*floors)
-
-
-# --- what is reported --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Logprobs:
-    """Log-probabilities of the model's own distribution, before penalties and temperature."""
-
-    wanted: list[int | None]
-    chosen: mx.array
-    top_ids: mx.array | None
-    top: mx.array | None
-
-    @classmethod
-    def of(
-        cls, raw: mx.array, ids: mx.array, params: SequenceOf[SamplingParams]
-    ) -> "_Logprobs | None":
-        wanted = [p.logprobs for p in params]
-        if all(n is None for n in wanted):
-            return None
-        logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
-        chosen = mx.take_along_axis(logprobs, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
-        most = min(max(n or 0 for n in wanted), raw.shape[-1])
-        if most == 0:
-            return cls(wanted, chosen, None, None)
-        places = mx.argpartition(-logprobs, most - 1, axis=-1)[:, :most]
-        return cls(wanted, chosen, places, mx.take_along_axis(logprobs, places, axis=-1))
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
-
-    def read(self) -> list[TokenLogprobs | None]:
-        result: list[TokenLogprobs | None] = []
-        chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
-        for row, count in enumerate(self.wanted):
-            if count is None:
-                result.append(None)
-                continue
-            top: list[tuple[int, float]] = []
-            if count and self.top_ids is not None and self.top is not None:
-                ids: list[int] = self.top_ids[row].tolist()  # type: ignore[assignment]
-                values: list[float] = self.top[row].tolist()  # type: ignore[assignment]
-                top = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
-            result.append(TokenLogprobs(chosen[row], tuple(top[:count])))
-        return result

@@ -10,7 +10,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine.kv_door import KVDoor
-from engine.step_plan import PlanEntry, StepPlan
+from engine.results import NOT_FINITE, end, take
+from engine.step_plan import PlanEntry, StepPlan, scored_positions
 from engine.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
@@ -73,10 +74,13 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request. Its prompt fits: the client has checked it against the limits."""
-        assert 0 < len(request.prompt_ids) < self.limits.max_model_len
+        prompt, answer = len(request.prompt_ids), request.params.max_tokens
+        assert 0 < prompt <= self.limits.max_model_len - min(1, answer)
+        assert answer or request.pooling or request.params.prompt_logprobs is not None
         assert request.request_id not in self._by_id
-        most_tokens = len(request.prompt_ids) + request.params.max_tokens
-        sequence = Sequence(request, self._arrivals, min(most_tokens, self.limits.max_model_len))
+        sequence = Sequence(
+            request, self._arrivals, min(prompt + answer, self.limits.max_model_len)
+        )
         self._arrivals += 1
         self._by_id[request.request_id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.order)
@@ -84,14 +88,11 @@ class Scheduler:
     def abort(self, request_id: int) -> list[TokenEvent]:
         """Ends a request; nothing when it has ended already."""
         sequence = self._by_id.get(request_id)
-        return [] if sequence is None else [self._finish(sequence, None, FinishReason.ABORTED)]
+        return [] if sequence is None else [self._finish(sequence, FinishReason.ABORTED)]
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
         """A step could not be run: all of its requests end with an error."""
-        return [
-            self._finish(entry.sequence, None, FinishReason.ERROR, message)
-            for entry in plan.entries
-        ]
+        return [self._finish(entry.sequence, FinishReason.ERROR, message) for entry in plan.entries]
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -109,21 +110,27 @@ class Scheduler:
         return StepPlan(entries, [] if entries else self._break_deadlock())
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
-        """Takes in what the step computed; ``sampled`` follows the entries that sample."""
+        """Takes in what the step computed; ``sampled`` follows the entries that have results."""
         events = [
-            self._finish(sequence, None, FinishReason.ERROR, "the system has no memory for it")
+            self._finish(sequence, FinishReason.ERROR, "the system has no memory for it")
             for sequence in plan.refused
         ]
         results = iter(sampled)
         for entry in plan.entries:
             sequence, start = entry.sequence, entry.start
-            end = start + entry.count
-            self.kv.commit(sequence.seq_id, sequence.token_ids[start:end])
-            sequence.num_computed = end
+            stop = start + entry.count
+            self.kv.commit(sequence.seq_id, sequence.token_ids[start:stop])
+            sequence.num_computed = stop
             if start < sequence.num_prompt:
-                self.counters.prompt_tokens += min(end, sequence.num_prompt) - start
-            if entry.samples:
-                events.append(self._take(sequence, next(results)))
+                self.counters.prompt_tokens += min(stop, sequence.num_prompt) - start
+            if entry.samples or entry.scores:
+                event = take(entry, next(results))
+                if event is not None:
+                    events.append(event)
+                    self.counters.generated_tokens += event.token_id is not None
+                    if event.finish is not None:
+                        self.counters.failed_rows += event.message == NOT_FINITE
+                        self._leave(sequence, event.finish)
         return events
 
     # --- planning -------------------------------------------------------------------------------
@@ -195,7 +202,9 @@ class Scheduler:
         if sequence.chain is None:
             sequence.chain = self.kv.chain(sequence.request.salt)
         sequence.chain.extend(sequence.token_ids, 0)
-        final = sequence.most_tokens - 1  # the last token that is sampled is never computed
+        sequence.chain.most_shared = sequence.num_reusable
+        # The last token that is sampled is never computed.
+        final = max(sequence.most_tokens - 1, sequence.num_prompt)
         return self.kv.open(
             sequence.seq_id,
             sequence.chain,
@@ -210,8 +219,8 @@ class Scheduler:
         return parent is not None and parent.num_computed < child.num_prompt
 
     def _parent_of(self, child: Sequence) -> Sequence | None:
-        """The running sequence whose pages a fork can have."""
-        number = child.request.fork_of
+        """The running sequence whose pages a fork can have, if it has a use for them."""
+        number = child.request.fork_of if child.num_reusable is None else None
         parent = self._by_id.get(number) if number is not None else None
         running = parent is not None and parent.status is SequenceStatus.RUNNING
         return parent if running else None
@@ -235,13 +244,14 @@ class Scheduler:
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
         """Adds a chunk of at most ``room`` tokens; returns how many."""
         count = min(sequence.num_missing, room)
-        end = sequence.num_computed + count
-        if not self.kv.reserve(sequence.seq_id, end):
+        stop = sequence.num_computed + count
+        if not self.kv.reserve(sequence.seq_id, stop):
             return 0
         if sequence.prefix is None:
             self._report(sequence)
         self.kv.claim(sequence.seq_id)
-        entries.append(PlanEntry(sequence, end - count, count, end == sequence.num_tokens))
+        samples, scores = stop == sequence.num_tokens, scored_positions(sequence, stop)
+        entries.append(PlanEntry(sequence, stop - count, count, samples, scores))
         return count
 
     def _report(self, sequence: Sequence) -> None:
@@ -265,30 +275,13 @@ class Scheduler:
 
     # --- results --------------------------------------------------------------------------------
 
-    def _take(self, sequence: Sequence, result: Sampled) -> TokenEvent:
-        """A sampled token joins its sequence, which may end with it."""
-        token = result.token_id
-        if token is None:
-            self.counters.failed_rows += result.message is None
-            message = result.message or "the model's output was not finite"
-            return self._finish(sequence, None, FinishReason.ERROR, message)
-        sequence.token_ids.append(token)
-        self.counters.generated_tokens += 1
-        if token in sequence.request.params.stop_token_ids:
-            return self._finish(sequence, result, FinishReason.STOP)
-        num_tokens = len(sequence.token_ids)
-        if num_tokens >= sequence.most_tokens:
-            return self._finish(sequence, result, FinishReason.LENGTH)
-        prefix = sequence.prefix if num_tokens == sequence.num_prompt + 1 else None
-        return TokenEvent(sequence.seq_id, token, None, result.logprobs, None, prefix)
-
     def _finish(
-        self,
-        sequence: Sequence,
-        result: Sampled | None,
-        reason: FinishReason,
-        message: str | None = None,
+        self, sequence: Sequence, reason: FinishReason, message: str | None = None
     ) -> TokenEvent:
+        self._leave(sequence, reason)
+        return end(sequence, reason, message)
+
+    def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is SequenceStatus.RUNNING:
             self.kv.close(sequence.seq_id, keep_prefix=reason is not FinishReason.ERROR)
             self._running.remove(sequence)
@@ -296,5 +289,3 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self._by_id[sequence.seq_id]
-        token, logprobs = (result.token_id, result.logprobs) if result else (None, None)
-        return TokenEvent(sequence.seq_id, token, reason, logprobs, message, sequence.prefix)

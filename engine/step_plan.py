@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from engine.types import Sequence
 
+NOTHING = range(0)
+
 
 @dataclass(slots=True)
 class PlanEntry:
@@ -13,6 +15,13 @@ class PlanEntry:
     start: int
     count: int
     samples: bool
+    scores: range = NOTHING
+    """Positions of the chunk at which the log-probability of the prompt's next token is wanted."""
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the step says something of it."""
+        return self.samples or bool(self.scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +36,11 @@ class StepPlan:
     def prefill_tokens(self) -> int:
         """Rows of entries that are chunks, not single decoded tokens."""
         return sum(entry.count for entry in self.entries if entry.count > 1)
+
+
+def scored_positions(sequence: Sequence, end: int) -> range:
+    """Which positions before ``end`` are still to be asked for the prompt's next token."""
+    if sequence.request.params.prompt_logprobs is None:
+        return NOTHING
+    first = max(sequence.num_computed, len(sequence.scored))
+    return range(first, min(end, sequence.num_prompt - 1))

@@ -116,6 +116,8 @@ class Request:
     """A request with the same prompt, submitted before, whose pages it shares from the start."""
     constraint: TokenConstraint | None = None
     """Its own: no other request has it."""
+    pooling: bool = False
+    """Whether it wants the vector of its prompt, and no tokens: then ``max_tokens`` is 0."""
 
     def __repr__(self) -> str:
         """Counts only: prompts are never printed."""
@@ -166,6 +168,9 @@ class Sequence:
     """Made when it first computes a token of its own."""
     counts: TokenCounts | None = None
     """Kept by the sampler for sequences with penalties."""
+    scored: "list[TokenLogprobs]" = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as the model has been asked for them. Kept
+    through preemptions."""
 
     def __post_init__(self) -> None:
         """Every step asks for these: they are looked up once."""
@@ -188,6 +193,13 @@ class Sequence:
     def num_missing(self) -> int:
         """Tokens whose K and V must be computed before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_reusable(self) -> int | None:
+        """Leading tokens whose K and V may come from others. None: all but the last one, whose
+        output is wanted. Where the prompt's log-probabilities are, those that are known already."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return len(self.scored) if wanted and len(self.scored) + 1 < self.num_prompt else None
 
     def __repr__(self) -> str:
         """Counts only."""
@@ -221,15 +233,20 @@ class TokenEvent(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """In a request's first event, where they are wanted: one for each token of the prompt, None for
     the first one. ``logprob`` is that of the prompt's own token, given all before it."""
+    embedding: np.ndarray | None = None
+    """Of a request that pools, with its end: float32 ``[hidden_size]`` of length 1."""
 
 
 class Sampled(NamedTuple):
-    """The outcome of one row: a token, or None where there is none to choose."""
+    """What a step made of an entry: a token, a vector, or None where there is none to choose."""
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     message: str | None = None
-    """Why there is no token; None where the logits were not finite."""
+    """Why there is no token; None where the model's output was not finite."""
+    scored: tuple[TokenLogprobs, ...] | None = ()
+    """Of the prompt tokens that follow those of its chunk; None where they were not finite."""
+    embedding: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +256,8 @@ class EngineLimits:
     max_model_len: int
     max_num_seqs: int
     vocab_size: int
+    embedding_size: int | None = None
+    """Of the vectors that it makes, where it pools and generates nothing."""
 
 
 @dataclass(frozen=True, slots=True)

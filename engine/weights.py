@@ -15,6 +15,7 @@ from engine.models.qwen3 import Qwen3
 
 # mlx_lm lowers the limit of open files for the whole process when it is imported.
 with mock.patch.object(resource, "setrlimit"):
+    from mlx_lm.models.qwen3 import Model, ModelArgs
     from mlx_lm.utils import dequantize_model, load_model
 
 FLOAT32_BYTES = 4
@@ -75,7 +76,15 @@ def load_qwen3(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progres
 def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progress) -> Any:
     """mlx-lm's model of that checkpoint, in that arithmetic: its layers are ours, its forward is
     what ours is compared with."""
-    model, _ = load_model(checkpoint.path, lazy=True, strict=True)
+    # Without a head of its own the model is built as if it were tied.
+    config = {"tie_word_embeddings": checkpoint.tied_embeddings or checkpoint.embeds}
+    model, _ = load_model(
+        checkpoint.path,
+        lazy=True,
+        strict=True,
+        model_config=config,
+        get_model_classes=lambda config: (_class_of(checkpoint), ModelArgs),
+    )
     if arithmetic is Arithmetic.FLOAT32:
         model = dequantize_model(model)
     if arithmetic is not Arithmetic.STORED:
@@ -90,3 +99,18 @@ def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Pro
         done += array.nbytes
         progress(done, total)
     return model
+
+
+def _class_of(checkpoint: Checkpoint) -> type:
+    """mlx-lm's model, which takes the checkpoint's weights by their own names."""
+
+    class NamedModel(Model):  # type: ignore[misc]
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            """Without the head that nobody uses."""
+            kept: dict[str, mx.array] = super().sanitize(weights)
+            start = "model." if checkpoint.bare_names else ""
+            heads = {name for name in kept if name.startswith("lm_head.")}
+            named = {start + name: kept[name] for name in kept.keys() - heads}
+            return named if checkpoint.embeds else named | {name: kept[name] for name in heads}
+
+    return NamedModel

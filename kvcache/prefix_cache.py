@@ -80,8 +80,9 @@ class PrefixCache:
     # --- who computes what ----------------------------------------------------------------------
 
     def claim(self, sequence: CachedSequence) -> None:
-        """The sequence computes its blocks itself; others may wait for those that will be found."""
-        if sequence.has_claimed or not self._enabled:
+        """The sequence computes its blocks itself; others may wait for those that will be found.
+        Nobody waits for one that computes what others may have long had."""
+        if sequence.has_claimed or not self._enabled or sequence.chain.most_shared is not None:
             return
         sequence.has_claimed = True
         if self._can_be_found(sequence, sequence.sealed):

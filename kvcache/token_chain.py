@@ -33,6 +33,9 @@ class TokenChain:
         self.tokens_per_block = tokens_per_block
         self.num_tokens = 0
         """Tokens that it knows, those of the block that is not full included."""
+        self.most_shared: int | None = None
+        """Leading tokens that may come from others; what is wanted of those behind them must be
+        computed. None: all but the last one."""
         self.tokens: list[bytes] = []
         self.digests: list[bytes] = []
         self.tenant_digests = self.digests
@@ -47,8 +50,10 @@ class TokenChain:
 
     @property
     def shareable_blocks(self) -> int:
-        """Full blocks before the last token, which must be computed for the next one's sake."""
-        return max(0, self.num_tokens - 1) // self.tokens_per_block
+        """Full blocks before the last token, which must be computed for the next one's sake; fewer
+        where more must be computed."""
+        most = self.num_tokens - 1 if self.most_shared is None else self.most_shared
+        return max(0, most) // self.tokens_per_block
 
     @property
     def tail(self) -> bytes:

@@ -18,6 +18,7 @@ from server.protocol.errors import ApiError, internal_error
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
+from server.routes.embeddings import embedding_routes
 from server.routes.messages import message_routes
 from server.routes.models import model_routes
 from server.routes.operations import operation_routes
@@ -32,6 +33,7 @@ ROUTES = (
     completion_routes,
     response_routes,
     message_routes,
+    embedding_routes,
     tokenize_routes,
     model_routes,
     operation_routes,

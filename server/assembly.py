@@ -43,6 +43,7 @@ from server.text.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 STOP_TIMEOUT_S = 30.0
+EMBEDS = {"auto": None, "generate": False, "embed": True}
 
 log = structlog.get_logger("quire")
 
@@ -53,7 +54,7 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     configure_log(settings.log)
     with faults_of_the_model():
         folder = find_model(name)
-        checkpoint = read_checkpoint(folder)
+        checkpoint = read_checkpoint(folder, embeds=EMBEDS[settings.engine.task])
     engine_plan = make_plan(settings, checkpoint)
     for line in describe(engine_plan).splitlines():
         log.info(line)

@@ -58,6 +58,7 @@ class LimitsSection(Section):
     max_stop_token_ids: int = Field(default=128, ge=0)
     max_logit_biases: int = Field(default=1024, ge=0)
     max_top_logprobs: int = Field(default=20, ge=0)
+    max_embedding_inputs: int = Field(default=2048, ge=1)
     max_stored_responses: int = Field(default=1024, ge=0)
     max_stored_response_bytes: ByteSize = ByteSize(64 * MIB)
     max_header_bytes: int = Field(default=65536, ge=1024)
@@ -76,6 +77,7 @@ class ReasoningSection(Section):
 class EngineSection(Section):
     """How the model runs."""
 
+    task: Literal["auto", "generate", "embed"] = "auto"
     max_num_seqs: int = Field(default=32, ge=1, le=4096)
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=65536)
     max_model_len: int | None = Field(default=None, ge=2)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from engine.client import EngineClient, EngineDeadError, QueueFullError
-from engine.types import SamplingParams
+from engine.types import SamplingParams, TokenEvent
 from server.choices import Choices
 from server.config import Config
 from server.generation import Prompt
@@ -93,9 +93,15 @@ class Service:
 
     def check_room(self, choices: int, prompts: int = 1) -> None:
         """choices: answers to each prompt. Raises ApiError (400, 429 or 503) before work is spent
-        on a request that would be refused."""
+        on a request for answers that would be refused; by a model that generates nothing, too."""
         if not self.client.alive:
             raise unavailable(ENGINE_ENDED)
+        if self.client.limits.embedding_size is not None:
+            raise invalid(
+                "This model makes embeddings and generates no text: use /v1/embeddings, or serve a "
+                "model that generates.",
+                "model",
+            )
         most = self.client.capacity
         if choices * prompts > most:
             asked = f"n is {choices}" + (f" and there are {prompts} prompts" if prompts > 1 else "")
@@ -104,6 +110,23 @@ class Service:
                 "prompt" if prompts > 1 else "n",
             )
         if not self.client.has_room(choices * prompts):
+            raise overloaded(self.config.limits.retry_after_s)
+
+    def check_embeds(self, dimensions: int | None) -> None:
+        """Raises ApiError as ``check_room`` does, for a request for vectors. dimensions: theirs;
+        None: as many as the model has."""
+        if not self.client.alive:
+            raise unavailable(ENGINE_ENDED)
+        size = self.client.limits.embedding_size
+        if size is None:
+            raise invalid(
+                "This model generates text and makes no embeddings: serve a model that is made for "
+                "them, such as Qwen3-Embedding.",
+                "model",
+            )
+        if dimensions is not None and dimensions > size:
+            raise invalid(f"dimensions is {dimensions}; it must be from 1 to {size}.", "dimensions")
+        if not self.client.has_room(1):
             raise overloaded(self.config.limits.retry_after_s)
 
     def check_bytes(self, text: str, param: str) -> None:
@@ -135,24 +158,33 @@ class Service:
             raise unavailable(ENGINE_ENDED) from error
 
     async def canary(self) -> bool:
-        """Whether one token can be generated now, ahead of all others."""
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        generated = self.client.stats.generated_tokens
+        """Whether one token can be generated now, ahead of all others; or one vector be made."""
+        pooling = self.client.limits.embedding_size is not None
+        params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
+        computed = self._computed_tokens
         deadline = time.monotonic() + self.config.server.ready_timeout_s
         try:
-            stream = self.client.submit((0,), params, priority=CANARY_PRIORITY, beyond_queue=True)
+            stream = self.client.submit(
+                (0,), params, priority=CANARY_PRIORITY, pooling=pooling, beyond_queue=True
+            )
         except EngineDeadError:
             return False
         try:
             while time.monotonic() < deadline:
                 if events := await stream.next_batch(CANARY_POLL_S):
-                    return any(event.token_id is not None for event in events)
+                    return any(map(_is_alive, events))
                 # While every slot is taken the canary waits; the others' tokens prove the same.
-                if self.client.stats.generated_tokens > generated:
+                if self._computed_tokens > computed:
                     return True
             return False
         finally:
             stream.close()
+
+    @property
+    def _computed_tokens(self) -> int:
+        """Tokens that the engine has generated, or only read, since it started."""
+        stats = self.client.stats
+        return stats.generated_tokens + stats.prompt_tokens
 
 
 async def parse(request: Request, model: type[WireModelT]) -> WireModelT:
@@ -167,3 +199,8 @@ async def parse(request: Request, model: type[WireModelT]) -> WireModelT:
 def new_seed() -> int:
     """For a request that names none."""
     return secrets.randbits(63)
+
+
+def _is_alive(event: TokenEvent) -> bool:
+    """Whether the model has made something."""
+    return event.token_id is not None or event.embedding is not None

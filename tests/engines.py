@@ -56,9 +56,11 @@ def recall_loop(
     shape: KVShape = SHAPE,
     model: Callable[[KVShape, int], RecallModel] = RecallModel,
     model_max_len: int = 4096,
+    pools: bool = False,
     **changes: Any,
 ) -> EngineLoop:
-    """An engine of the calling thread. changes: fields of EngineConfig."""
+    """An engine of the calling thread. pools: for vectors, which are RecallModel's logits at length
+    1. changes: fields of EngineConfig."""
     config = replace(CONFIG, **changes)
     substrate = ON_CPU[config.substrate].substrate
     request = CacheRequest(
@@ -71,7 +73,17 @@ def recall_loop(
     )
     demand = MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0)
     memory = fit(demand, request, shape, model_max_len=model_max_len, system_page_bytes=4096)
-    return assemble(memory, config, model(shape, VOCAB), VOCAB, substrate, 1, b"recall", emit)
+    return assemble(
+        memory,
+        config,
+        model(shape, VOCAB),
+        VOCAB,
+        substrate,
+        1,
+        b"recall",
+        emit,
+        embedding_size=VOCAB if pools else None,
+    )
 
 
 def recall_client(**changes: Any) -> EngineClient:

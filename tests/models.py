@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN_ADDED_TOKENS = ("<think>", "</think>")
@@ -116,6 +116,55 @@ def write_model(
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     write_tokenizer(folder, spec.vocab_size)
     return folder
+
+
+def write_embedding_model(
+    folder: Path, spec: ModelSpec = TINY, *, modules: bool = True, bare: bool = True, **how: Any
+) -> Path:
+    """As Qwen3-Embedding is saved: no head, names without ``model.``, sentence-transformers' list
+    of modules, and a tokenizer that ends every text with <|endoftext|>. modules, bare: whether it
+    has that list and those names. how: as for write_model."""
+    write_model(folder, spec, **how)
+    file = str(folder / "model.safetensors")
+    stored: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]
+    weights = {name: array for name, array in stored.items() if "lm_head" not in name}
+    if bare:
+        weights = {name.removeprefix("model."): array for name, array in weights.items()}
+    mx.eval(weights)
+    mx.save_safetensors(file, weights, {"format": "mlx"})
+    if modules:
+        write_modules(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = SPECIAL_TOKENS[0]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}",
+        pair=f"$A {end} $B {end}",
+        special_tokens=[(end, tokenizer.token_to_id(end))],
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_modules(
+    folder: Path,
+    kinds: tuple[str, ...] = ("Transformer", "Pooling", "Normalize"),
+    pooling: dict[str, Any] | None = None,
+) -> None:
+    """modules.json, and the settings of the second one."""
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": f"{number}_{kind}" if number else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for number, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    settings = folder / "1_Pooling" / "config.json"
+    settings.parent.mkdir(exist_ok=True)
+    default = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+    settings.write_text(json.dumps({"include_prompt": True} | (pooling or default)))
 
 
 def write_config(folder: Path, spec: ModelSpec, **changes: Any) -> Path:

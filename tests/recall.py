@@ -8,6 +8,7 @@ something else is named before it is hashed.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -75,14 +76,23 @@ class RecallModel:
             views.append(layer, keys, values)
         if rows is None:
             return None
-        counts = [segment.count for segment in views.segments]
-        ends = {end - 1: number for number, end in enumerate(accumulate(counts))}
+        ends = list(accumulate(segment.count for segment in views.segments))
         logits = np.zeros((rows.size, self.vocab_size), np.float32)
         for out, row in enumerate(np.array(rows).tolist()):
-            logits[out, self._recalled(views, ends[row], int(places[row]))] = 1.0
+            segment = bisect_right(ends, row)
+            logits[out, self._recalled(views, segment, int(places[row]))] = 1.0
             if int(tokens[row]) in self.non_finite_tokens:
                 logits[out] = np.nan
         return mx.array(logits)
+
+    def hidden(
+        self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
+    ) -> mx.array | None:
+        """Its states are its logits."""
+        return self(token_ids, positions, views, rows)
+
+    def head(self, states: mx.array) -> mx.array:
+        return states
 
     def _encode(self, layer: int, kind: int, places: np.ndarray, tokens: np.ndarray) -> mx.array:
         slots = np.frombuffer(_slots(layer, kind, places, tokens), np.int32).reshape(-1, FIELDS)

@@ -39,7 +39,7 @@ class Qwen3:
         """model: loaded and evaluated on the thread that will call this."""
         args = model.args
         self._model = model.model
-        self._head = (
+        self._project_out = (
             model.model.embed_tokens.as_linear if args.tie_word_embeddings else model.lm_head
         )
         self._query_heads: int = args.num_attention_heads
@@ -47,10 +47,10 @@ class Qwen3:
         self._head_dim: int = args.head_dim
         self._norms = [norm_and_rope(layer.self_attn) for layer in model.model.layers]
 
-    def __call__(
+    def hidden(
         self, token_ids: mx.array, positions: mx.array, views: LayerViews, rows: mx.array | None
     ) -> mx.array | None:
-        """Logits ``[R, vocab]`` of the given rows.
+        """States ``[R, hidden]`` of the given rows after the final norm.
 
         token_ids, positions: ``[T]`` int32. rows: ``[R]`` int32 indices into T. With rows None only
         the cache is filled, and None is returned.
@@ -67,7 +67,12 @@ class Qwen3:
                 x, attended = x[rows], attended[rows]  # no later layer needs the others
             x = x + layer.self_attn.o_proj(attended.reshape(x.shape[0], -1))
             x = x + _mlp(layer.mlp, layer.post_attention_layernorm(x))
-        logits: mx.array = self._head(self._model.norm(x))
+        states: mx.array = self._model.norm(x)
+        return states
+
+    def head(self, states: mx.array) -> mx.array:
+        """Logits ``[R, vocab]``."""
+        logits: mx.array = self._project_out(states)
         return logits
 
     def _project(

@@ -35,7 +35,8 @@ def read_shape(path: Path) -> ModelShape:
     Raises CheckpointError with one sentence that names file and field.
     """
     config = ModelConfig(path)
-    shapes = [shape for _, shape in expected_shapes(config)]
+    untied = not config.flag("tie_word_embeddings")
+    shapes = [shape for _, shape in expected_shapes(config, with_head=untied)]
     return ModelShape(
         **config.dimensions(),
         matrix_numbers=sum(math.prod(shape) for shape in shapes if len(shape) == 2),

@@ -65,6 +65,17 @@ def context_length_exceeded(prompt_tokens: int | None, max_model_len: int, param
     )
 
 
+def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiError:
+    """A text that can never fit, where there is no answer: 400, in the same words."""
+    had = "more tokens than that" if tokens is None else f"{tokens} tokens"
+    return invalid(
+        f"This model's maximum context length is {max_model_len} tokens; your {param} has {had}. "
+        "Please shorten it.",
+        param,
+        "context_length_exceeded",
+    )
+
+
 def model_not_found(name: str) -> ApiError:
     """404."""
     return ApiError(

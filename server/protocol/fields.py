@@ -191,6 +191,31 @@ CHAT_FIELDS = (
     ignored("prompt_cache_retention", "prefixes are kept while there is room"),
 )
 
+EMBEDDING_FIELDS = (
+    accepted("input", "a text, a list of texts, token ids, or a list of those; none may be empty"),
+    accepted("model", "id, alias, folder's name or path; another one is a 404; none is ours"),
+    accepted("encoding_format", "float, or base64 of little-endian float32"),
+    accepted("dimensions", "the first so many numbers, at length 1 again; 1 to the model's size"),
+    accepted("add_special_tokens", "false: texts get no end token; token ids never get one"),
+    accepted("normalize", "true; false is refused"),
+    accepted("priority", "lower runs earlier"),
+    accepted("cache_salt", "only requests with the same one share prefixes"),
+    refused("truncate_prompt_tokens", "shorten the input", -1),
+    refused("truncate", "shorten the input", "NONE"),
+    refused("messages", "write the conversation into the input"),
+    refused("instruction", "write it into the input"),
+    refused("prompt_name", "write the instruction into the input"),
+    refused("prompt", "write the instruction into the input"),
+    refused("input_type", "write the instruction into the input"),
+    refused("task", "write the instruction into the input"),
+    refused("embed_dtype", "embeddings are float32", "float32"),
+    refused("output_dtype", "embeddings are float32", "float", "float32"),
+    refused("endianness", "base64 holds little-endian numbers", "little", "native"),
+    refused("mm_processor_kwargs", "this model reads text"),
+    ignored("user", ACCOUNT),
+    ignored("request_id", NO_USE),
+)
+
 COMPLETION_FIELDS = (
     accepted("prompt", "a string, token ids, or a list of either; each prompt has n answers"),
     *(field for field in SAMPLING_FIELDS if field.name != "best_of"),

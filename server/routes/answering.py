@@ -38,7 +38,7 @@ async def respond_to_all(
     if stream:
         return AnswerStream(choices, answer, ping_s)
     gathering = asyncio.create_task(_gather(choices, answer, ping_s))
-    leaving = asyncio.create_task(_client_left(request))
+    leaving = asyncio.create_task(client_left(request))
     try:
         await asyncio.wait((gathering, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not gathering.done():
@@ -59,6 +59,7 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
     return answer.whole(choices.usage)
 
 
-async def _client_left(request: Request) -> None:
+async def client_left(request: Request) -> None:
+    """Returns when the client has closed its connection. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -2,6 +2,7 @@
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,9 @@ class Tokenizer:
             raise TokenizerError(f"{path / 'tokenizer.json'}: the file does not exist")
         self.template = ChatTemplate(loaded)
         self.fast: FastTokenizer = loaded.backend_tokenizer
+        # What a maker's last program left switched on would change prompts without a word.
+        self.fast.no_padding()
+        self.fast.no_truncation()
         self.eos_token_id: int | None = loaded.eos_token_id
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -95,6 +99,16 @@ class Tokenizer:
         """A text and its tokens. add_special_tokens: with those that the tokenizer puts around one;
         special tokens in the text are recognised in any case."""
         return await asyncio.to_thread(self._encode_text, text, add_special_tokens)
+
+    async def encode_texts(self, texts: Sequence[str], *, ends: bool) -> list[tuple[int, ...]]:
+        """Ids of texts for their vectors. ends: with what the tokenizer itself adds, the token at
+        the end whose state is the vector."""
+
+        def encode() -> list[tuple[int, ...]]:
+            encodings = self.fast.encode_batch(list(texts), add_special_tokens=ends)
+            return [tuple(encoding.ids) for encoding in encodings]
+
+        return await asyncio.to_thread(encode)
 
     def _encode_chat(
         self, conversation: Conversation, limit: int | None, add_generation_prompt: bool

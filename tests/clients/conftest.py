@@ -15,6 +15,7 @@ from server.text.tokenizer import Tokenizer
 from tests.clients.models import random_model, tokenizer_only
 from tests.clients.parrot import STOP_TIMEOUT_S, Parrot, told_engine, told_service
 from tests.engines import VOCAB
+from tests.models import write_embedding_model
 from tests.server.harness import http_client, running
 
 
@@ -53,6 +54,31 @@ def random_engine(random_folder: Path) -> Iterator[EngineClient]:
     client = start_engine(settings, make_plan(settings, read_checkpoint(random_folder)))
     yield client
     assert client.stop(STOP_TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def embedder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embedding_model(tmp_path_factory.mktemp("embedder") / "embedder")
+
+
+@pytest.fixture(scope="session")
+def embedder_engine(embedder_folder: Path) -> Iterator[EngineClient]:
+    settings = read_settings(
+        None, {"cache": {"kv_budget": "64MiB"}, "engine": {"max_model_len": 1024}}
+    )
+    client = start_engine(settings, make_plan(settings, read_checkpoint(embedder_folder)))
+    yield client
+    assert client.stop(STOP_TIMEOUT_S)
+
+
+@pytest.fixture
+async def embedder(
+    embedder_engine: EngineClient, embedder_folder: Path
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Random weights that make vectors of texts."""
+    service = told_service(embedder_engine, Tokenizer(embedder_folder), Config())
+    async with running(service) as app, http_client(app) as http:
+        yield http
 
 
 @pytest.fixture

@@ -136,12 +136,12 @@ def _blamed_field(response: Response) -> str | None:
 
 
 @contextmanager
-def fuzzed_app() -> Iterator[FastAPI]:
-    """The application around a small engine."""
+def fuzzed_app(*, pools: bool = False) -> Iterator[FastAPI]:
+    """The application around a small engine. pools: one that makes vectors and no text."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), VOCAB)
         tokenizer = Tokenizer(Path(folder))
-    engine = start_engine(max_model_len=MAX_MODEL_LEN, check_every_step=False)
+    engine = start_engine(max_model_len=MAX_MODEL_LEN, check_every_step=False, pools=pools)
     end = token_id(tokenizer, "<|im_end|>")
     try:
         yield create_app(make_service(engine.client, tokenizer, stop_token_ids=frozenset({end})))

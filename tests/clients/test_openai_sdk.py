@@ -1,13 +1,21 @@
 """OpenAI's own package in this process, which refuses every answer that is not of its types."""
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
+import mlx.core as mx
+import numpy as np
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.chat import ChatCompletionToolUnionParam
 from pydantic import BaseModel, Field
+
+from engine.checkpoint import read_checkpoint
+from engine.weights import Arithmetic, load_reference
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import ids_of
 
 MODEL = "recall"
 TOOLS: list[ChatCompletionToolUnionParam] = [
@@ -281,8 +289,58 @@ async def test_a_completion_that_cannot_be_is_refused_by_name(
 
 
 async def test_a_chat_model_embeds_nothing_and_says_so(held: AsyncOpenAI) -> None:
-    with pytest.raises(BadRequestError):
+    with pytest.raises(BadRequestError, match="made for them, such as Qwen3-Embedding"):
         await held.embeddings.create(model=MODEL, input="Hello", encoding_format="float")
+
+
+@pytest.fixture
+def embeds(embedder: httpx2.AsyncClient) -> AsyncOpenAI:
+    return sdk(embedder)
+
+
+async def test_texts_and_ids_are_embedded_as_mlx_lm_would(
+    embeds: AsyncOpenAI, embedder_folder: Path
+) -> None:
+    model = load_reference(read_checkpoint(embedder_folder), Arithmetic.FLOAT32, lambda *_: None)
+    texts = ["Hello", "Once upon a time", "x"]
+    tokenizer = Tokenizer(embedder_folder)
+    ids = [ids_of(tokenizer, text + "<|endoftext|>") for text in texts]
+    states = [model.model(mx.array([tokens]))[0, -1].astype(mx.float32) for tokens in ids]
+    for given in (texts, ids):
+        found = await embeds.embeddings.create(model=MODEL, input=given, encoding_format="float")
+        assert [one.index for one in found.data] == [0, 1, 2]
+        for one, state in zip(found.data, map(np.array, states), strict=True):
+            wanted = state / np.linalg.norm(state)
+            assert np.abs(np.array(one.embedding) - wanted).max() < 1e-5
+        assert found.usage.total_tokens == found.usage.prompt_tokens == sum(map(len, ids))
+
+
+async def test_the_sdk_reads_its_own_default_encoding(embedder: httpx2.AsyncClient) -> None:
+    """It asks for base64 and makes numbers of it, which its strict mode does not allow for."""
+    loose = AsyncOpenAI(
+        api_key="none", base_url="http://localhost/v1", http_client=embedder, max_retries=0
+    )
+    texts = [f"Text {number}" for number in range(16)]
+    packed = await loose.embeddings.create(model=MODEL, input=texts)
+    plain = await loose.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    alone = [await loose.embeddings.create(model=MODEL, input=text) for text in texts]
+    for one, other, single in zip(packed.data, plain.data, alone, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-5)
+        assert one.embedding == pytest.approx(single.data[0].embedding, abs=1e-5)
+    short = await loose.embeddings.create(model=MODEL, input=texts[0], dimensions=8)
+    head = np.array(alone[0].data[0].embedding[:8])
+    assert short.data[0].embedding == pytest.approx(head / np.linalg.norm(head), abs=1e-5)
+
+
+async def test_an_embedding_model_chats_not_and_says_so(embeds: AsyncOpenAI) -> None:
+    with pytest.raises(BadRequestError, match="/v1/embeddings") as chatting:
+        await embeds.chat.completions.create(model=MODEL, messages=say("x"))
+    assert chatting.value.param == "model"
+    with pytest.raises(BadRequestError, match="/v1/embeddings"):
+        await embeds.completions.create(model=MODEL, prompt="x")
+    with pytest.raises(BadRequestError) as empty:
+        await embeds.embeddings.create(model=MODEL, input=["a", ""], encoding_format="float")
+    assert empty.value.param == "input[1]"
 
 
 # --- responses -------------------------------------------------------------------------------

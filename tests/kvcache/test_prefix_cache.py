@@ -259,6 +259,32 @@ def test_a_sequence_whose_blocks_cannot_be_found_claims_nothing() -> None:
     assert not kv._prefixes._claims
 
 
+def test_nobody_waits_for_one_that_must_compute_what_others_may_have() -> None:
+    kv, backend = small_manager(heaps=4)
+    write(kv, 1, IDS[:32])
+    reading = kv.chain(PrefixSalt())
+    reading.most_shared = 0
+    reading.extend(IDS, 0)
+    assert kv.open(2, reading, len(IDS), final_tokens=len(IDS))
+    assert kv.adopt(2) == 0
+    assert kv.explain(2)[1] is None
+    kv.claim(2)
+    assert join(kv, 3, IDS)
+    assert kv.adopt(3) == 32
+    assert kv.claimant(3) is None
+    grow(kv, 2, 0, 48, IDS)
+    settle(kv, backend)
+    kv.check_invariants()
+    kv.close(1)
+    kv.close(2)
+    kv.close(3)
+    settle(kv, backend)
+    kv.check_invariants()
+    # A copy of what others have is found only where it is the only one.
+    assert join(kv, 4, IDS)
+    assert kv.adopt(4) == 32
+
+
 def test_no_more_buffers_than_allowed_map_a_block() -> None:
     kv, _ = small_manager(max_sharers=2)
     write(kv, 1, IDS[:32])

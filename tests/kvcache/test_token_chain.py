@@ -77,3 +77,7 @@ def test_the_tenant_digests_leave_the_clients_salt_out() -> None:
 
 def test_the_last_token_is_never_shared() -> None:
     assert [chain_of([0] * n).shareable_blocks for n in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
+    chain = chain_of([0] * 9)
+    for most, blocks in ((0, 0), (3, 0), (4, 1), (8, 2), (None, 2)):
+        chain.most_shared = most
+        assert chain.shareable_blocks == blocks

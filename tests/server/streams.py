@@ -73,8 +73,10 @@ class PreparedClient:
     def has_room(self, requests: int) -> bool:
         return requests <= self.capacity
 
-    def submit(self, ids: tuple[int, ...], params: SamplingParams, **_: Any) -> TokenStream:
-        return self.submit_choices(ids, [params])[0]
+    def submit(
+        self, ids: tuple[int, ...], params: SamplingParams, *, pooling: bool = False, **_: Any
+    ) -> TokenStream:
+        return self.submit_choices(ids, [params], pooling=pooling)[0]
 
     def submit_choices(
         self,
@@ -83,7 +85,7 @@ class PreparedClient:
         read_with: TokenStream | None = None,
         **how: Any,
     ) -> Sequence[TokenStream]:
-        wake = PreparedWake(iter(self._batches)) if read_with is None else read_with._wake
+        wake = PreparedWake(iter(self._batches)) if read_with is None else read_with.wake
         assert isinstance(wake, PreparedWake)
         streams = [
             PreparedStream(Request(number, ids, each, **how), self.aborted.append, 1000, wake)

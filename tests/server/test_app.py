@@ -28,7 +28,7 @@ def error_of(response: httpx2.Response) -> dict[str, str]:
         "/api/v0/models",
         "/props",
         "/v2/chat/completions",
-        "/v1/embeddings",
+        "/v1/rerank",
         "/docs",
         "/%00",
         "/x//",

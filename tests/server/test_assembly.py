@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from engine.build import EnginePlan
-from engine.checkpoint import read_checkpoint
+from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.weights import Arithmetic
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
@@ -33,7 +33,7 @@ from server.faults import EngineError, ModelError, SettingError
 from server.service import Service
 from server.settings import read_settings
 from server.text.tokenizer import Tokenizer
-from tests.models import TINY, write_model, write_tokenizer
+from tests.models import TINY, write_embedding_model, write_model, write_tokenizer
 from tests.server.harness import (
     COMPLETIONS,
     DEADLINE_S,
@@ -127,6 +127,23 @@ def test_a_tokenizer_with_more_tokens_than_the_weights_is_refused(tmp_path: Path
         check_vocabulary(folder, Tokenizer(folder), read_checkpoint(folder))
     write_tokenizer(folder, TINY.vocab_size)
     check_vocabulary(folder, Tokenizer(folder), read_checkpoint(folder))
+
+
+@pytest.mark.parametrize(("task", "embeds"), [("auto", True), ("generate", False), ("embed", True)])
+def test_a_setting_says_what_a_model_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, embeds: bool
+) -> None:
+    found: list[bool] = []
+
+    def plan(_: object, checkpoint: Checkpoint) -> None:
+        found.append(checkpoint.embeds)
+        raise SettingError("seen")
+
+    monkeypatch.setattr(assembly, "make_plan", plan)
+    folder = write_embedding_model(tmp_path / "model")
+    with pytest.raises(SettingError, match="seen"):
+        serve_model(str(folder), None, SMALL | {"engine": {"task": task}})
+    assert found == [embeds]
 
 
 # --- engine and socket -----------------------------------------------------------------------

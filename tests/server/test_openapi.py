@@ -99,6 +99,13 @@ def test_no_body_gives_a_500_and_every_error_has_its_shape() -> None:
     assert {200, 400} <= set(found["POST /v1/responses"])
 
 
+def test_no_body_gives_a_500_where_vectors_are_made() -> None:
+    with fuzzed_app(pools=True) as app:
+        found = fuzz(app, EXAMPLES)
+    assert {200, 400} <= set(found["POST /v1/embeddings"])
+    assert 200 not in found["POST /v1/chat/completions"]
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [

@@ -2,12 +2,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
 from engine.client import EngineClient, EngineDeadError, QueueFullError, TokenStream
-from engine.types import EngineStats, SamplingParams
+from engine.types import EngineStats, FinishReason, SamplingParams, TokenEvent
 from server.config import Config, ServerSection
 from server.generation import Prompt
 from server.protocol.chat import ChatRequest
@@ -185,6 +186,15 @@ async def test_tokens_of_others_are_a_sign_of_life_while_it_waits(service: Servi
     client = Busy([*SILENCE])
     assert await around(service, client).canary()
     assert client.streams[0].closed
+
+
+async def test_a_vector_is_one_where_there_are_no_tokens(service: Service) -> None:
+    event = TokenEvent(1, None, FinishReason.STOP, embedding=np.ones(3, np.float32))
+    client = PreparedClient([*SILENCE, [event]])
+    client.limits = replace(client.limits, embedding_size=3)
+    assert await around(service, client).canary()
+    assert client.streams[0].request.pooling
+    assert client.streams[0].request.params.max_tokens == 0
 
 
 async def test_silence_until_the_time_is_over_is_none(service: Service) -> None:

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from engine.client import TokenStream
 from engine.types import FinishReason, Request, TokenEvent
 from tests.simulation.blocks import SimulationError
-from tests.simulation.recall import Recall
+from tests.simulation.recall import Recall, vector
 
 ENDS_WITH_TOKEN = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -25,6 +27,8 @@ class Client:
     """Closes the stream when it has read so many tokens."""
     answered: int = 0
     """Tokens that the engine has emitted."""
+    heard: bool = False
+    """Whether the engine has said anything."""
     finish: FinishReason | None = None
     aborted: bool = False
     """Whether the engine was told that nobody wants it any more."""
@@ -53,7 +57,10 @@ class Client:
         if event.token_id is not None:
             self._check_token(self.answered, event.token_id)
             self.answered += 1
-        due = self._due_end(event.token_id)
+            if self.answered > self.request.params.max_tokens:
+                raise SimulationError(f"{self._name} gets a token that it did not want")
+        self._check_reading(event)
+        due = self._due_end(event)
         if event.finish in ENDS_WITH_TOKEN or due is not None:
             if event.finish is not due:
                 raise SimulationError(f"{self._name} ends with {event.finish}, due was {due}")
@@ -64,6 +71,7 @@ class Client:
         if event.finish is FinishReason.ABORTED and not self.aborted:
             raise SimulationError(f"{self._name} was aborted by nobody")
         self.finish = event.finish
+        self.heard = True
 
     def deliver(self, event: TokenEvent) -> None:
         """The event reaches the stream."""
@@ -120,11 +128,27 @@ class Client:
         if token != want:
             raise SimulationError(f"{self._name}: token {number} is {token}, not {want}")
 
-    def _due_end(self, token: int | None) -> FinishReason | None:
-        """The end that comes with this token."""
-        params = self.request.params
+    def _check_reading(self, event: TokenEvent) -> None:
+        """The first event has what was wanted of the prompt, unless it is a bad end."""
+        good = event.finish in (None, *ENDS_WITH_TOKEN) and not self.heard
+        length, found = len(self.request.prompt_ids), event.prompt_logprobs
+        wanted = good and self.request.params.prompt_logprobs is not None
+        if found != (self.recall.scores(length) if wanted else None):
+            raise SimulationError(f"{self._name} is told of its prompt: {found}")
+        pooled = event.embedding
+        if (pooled is not None) != (good and self.request.pooling):
+            raise SimulationError(f"{self._name} gets the vector {pooled}")
+        if pooled is not None and not np.array_equal(pooled, vector(self.recall.slots(length))):
+            raise SimulationError(f"{self._name} gets a vector of something else")
+
+    def _due_end(self, event: TokenEvent) -> FinishReason | None:
+        """The end that comes with this event, unless it is a bad one."""
+        params, token = self.request.params, event.token_id
+        if event.embedding is not None:
+            return FinishReason.STOP
         if token is None:
-            return None
+            reading = event.prompt_logprobs is not None and params.max_tokens == 0
+            return FinishReason.LENGTH if reading else None
         if token in params.stop_token_ids:
             return FinishReason.STOP
         full = len(self.request.prompt_ids) + self.answered >= self.max_model_len

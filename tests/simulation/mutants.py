@@ -164,8 +164,8 @@ MUTANTS = (
     Mutant(
         "a prompt finds its very last token in the cache",
         "kvcache/token_chain.py",
-        "return max(0, self.num_tokens - 1) // self.tokens_per_block",
-        "return self.num_tokens // self.tokens_per_block",
+        "most = self.num_tokens - 1 if self.most_shared is None",
+        "most = self.num_tokens if self.most_shared is None",
     ),
     Mutant(
         "the tenant's salt is ignored",
@@ -206,9 +206,9 @@ MUTANTS = (
     ),
     Mutant(
         "an answer has one token too many",
-        "engine/scheduler.py",
-        "if num_tokens >= sequence.most_tokens:",
-        "if num_tokens > sequence.most_tokens:",
+        "engine/results.py",
+        "elif len(tokens) >= sequence.most_tokens:",
+        "elif len(tokens) > sequence.most_tokens:",
     ),
     Mutant(
         "sampled tokens go to the wrong requests",
@@ -219,14 +219,44 @@ MUTANTS = (
     Mutant(
         "one request of a failed step lives on",
         "engine/scheduler.py",
-        "            for entry in plan.entries\n        ]",
-        "            for entry in plan.entries[1:]\n        ]",
+        "for entry in plan.entries]\n",
+        "for entry in plan.entries[1:]]\n",
     ),
     Mutant(
         "nobody gives way when nothing can run",
         "engine/scheduler.py",
         "        if self.kv.recovering:\n            return []\n        if len",
         "        if self.kv.recovering or self._running:\n            return []\n        if len",
+    ),
+    Mutant(
+        "a prompt that is to be scored takes over what others have",
+        "engine/scheduler.py",
+        "        sequence.chain.most_shared = sequence.num_reusable\n",
+        "",
+    ),
+    Mutant(
+        "a fork that is to be scored takes its parent's prompt",
+        "engine/scheduler.py",
+        "number = child.request.fork_of if child.num_reusable is None else None",
+        "number = child.request.fork_of",
+    ),
+    Mutant(
+        "what has been scored is scored again after a preemption",
+        "engine/step_plan.py",
+        "first = max(sequence.num_computed, len(sequence.scored))",
+        "first = sequence.num_computed",
+    ),
+    Mutant(
+        "scores of chunks are not kept",
+        "engine/results.py",
+        "    if result.scored:\n",
+        "    if result.scored and entry.samples:\n",
+    ),
+    Mutant(
+        "a token follows a prompt of which only scores are wanted",
+        "engine/results.py",
+        "        if params.max_tokens == 0:\n",
+        "        if params.max_tokens < 0:\n",
     ),
     Mutant(
         "the end of an aborted request is not said",
@@ -236,7 +266,7 @@ MUTANTS = (
     ),
     Mutant(
         "a slow reader is never cut",
-        "engine/client.py",
+        "engine/token_stream.py",
         "if len(self._events) >= self._max_backlog:",
         "if len(self._events) >= self._max_backlog + 20:",
     ),

@@ -10,6 +10,10 @@ from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
 
+import numpy as np
+
+from engine.types import TokenLogprobs
+
 SLOT_BYTES = 8
 SLOT_MASK = 2**64 - 1
 MULTIPLIER = 6364136223846793005  # Knuth's, for 64 bits
@@ -30,6 +34,17 @@ def next_token(slots: bytes, seed: int, vocab_size: int) -> int:
     """The token that follows slots 0..p."""
     digest = blake2b(slots, digest_size=8, salt=seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") % vocab_size
+
+
+def score(slots: bytes, token: int) -> TokenLogprobs:
+    """How likely the token is after slots 0..p."""
+    digest = blake2b(slots, digest_size=6, salt=token.to_bytes(8, "little")).digest()
+    return TokenLogprobs(-float(int.from_bytes(digest, "little")), ())
+
+
+def vector(slots: bytes) -> np.ndarray:
+    """What slots 0..p are pooled into."""
+    return np.frombuffer(blake2b(slots, digest_size=8).digest(), np.uint8).astype(np.float32)
 
 
 class Recall:
@@ -55,6 +70,17 @@ class Recall:
         """What the first ``count`` slots must hold."""
         self._grow(count)
         return self._slots[:count].tobytes()
+
+    def scores(self, prompt_tokens: int) -> tuple[TokenLogprobs | None, ...]:
+        """How likely each token of the prompt was."""
+        slots = self.slots(prompt_tokens)
+        return (
+            None,
+            *(
+                score(slots[: place * SLOT_BYTES], self._tokens[place])
+                for place in range(1, prompt_tokens)
+            ),
+        )
 
     def _grow(self, count: int) -> None:
         while len(self._tokens) < count:

@@ -16,7 +16,14 @@ from kvcache.manager import KVCacheManager
 from tests.simulation.blocks import Block, SimulationError
 from tests.simulation.faults import DeviceFaults
 from tests.simulation.memory import SimulatedMemory
-from tests.simulation.recall import Recall, next_token, slots_after
+from tests.simulation.recall import (
+    SLOT_BYTES,
+    Recall,
+    next_token,
+    score,
+    slots_after,
+    vector,
+)
 
 # Stands for the slot before rows that come out wrong.
 SPOILT = 0xBAD0_BAD0_BAD0_BAD0
@@ -105,7 +112,7 @@ class SimulatedRunner:
         self._complete()
 
     def run(self, plan: StepPlan) -> list[Sampled]:
-        """Writes and reads every row's slots; one result for each entry that samples."""
+        """Writes and reads every row's slots; one result for each entry that has one."""
         self.newest = plan
         views = self.kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
         lag = self.rng.randint(0, self.traits.longest_lag)
@@ -143,11 +150,11 @@ class SimulatedRunner:
             self.computed_from.setdefault(entry.sequence.seq_id, entry.start)
             if number == fails_at:
                 break
-            is_bad = not fails and entry.samples and self.faults.is_bad_row()
+            is_bad = not fails and entry.has_result and self.faults.is_bad_row()
             access = self._compute(entry, buffer, step.epoch, spoilt=fails or is_bad)
             step.accesses.append(access)
-            if entry.samples:
-                results.append(self._sample(access, is_bad))
+            if entry.has_result:
+                results.append(self._result(entry, access, is_bad))
         if fails:
             raise InjectedFaultError("the device refuses the step")
         return results
@@ -193,9 +200,18 @@ class SimulatedRunner:
             if block is not now or part != part_now:
                 raise SimulationError(f"{name} {block} was replaced or overwritten")
 
-    def _sample(self, access: _Access, is_bad: bool) -> Sampled:
-        request = access.sequence.request
+    def _result(self, entry: PlanEntry, access: _Access, is_bad: bool) -> Sampled:
+        request, held = access.sequence.request, access.held
         if is_bad:
             self.bad_rows.add(request.request_id)
-            return Sampled(None)
-        return Sampled(next_token(access.held, request.params.seed, self.traits.vocab_size))
+            return Sampled(None, scored=None if entry.scores else ())
+        tokens = access.sequence.token_ids
+        scores = tuple(
+            score(held[: (place + 1) * SLOT_BYTES], tokens[place + 1]) for place in entry.scores
+        )
+        if not entry.samples:
+            return Sampled(None, scored=scores)
+        if request.pooling:
+            return Sampled(None, embedding=vector(held))
+        token = next_token(held, request.params.seed, self.traits.vocab_size)
+        return Sampled(token, scored=scores)

@@ -162,7 +162,7 @@ class Simulation:
         rng, traits, number = self._rng, self._traits, request.request_id
         slow = rng.random() < traits.slow_reader_rate
         leaves = rng.random() < traits.abort_rate
-        leaves_after = rng.randint(1, request.params.max_tokens) if leaves else None
+        leaves_after = rng.randint(1, max(1, request.params.max_tokens)) if leaves else None
         client = Client(
             request,
             Recall(request.prompt_ids, request.params.seed, VOCAB),
@@ -195,6 +195,8 @@ class Simulation:
             client.take(event)
             self._check_report(event, client)
             self.counts["tokens"] += event.token_id is not None
+            self.counts["prompts scored"] += event.prompt_logprobs is not None
+            self.counts["vectors"] += event.embedding is not None
             if event.finish is not None:
                 self._check_error(event)
                 del self._live[event.request_id]

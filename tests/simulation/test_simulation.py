@@ -31,9 +31,11 @@ EVENTS = (
     "prefix misses: never_cached",
     "prefix misses: none",
     "prefix misses: other_salt",
+    "prompts scored",
     "refusals",
     "slow readers cut",
     "stalls",
+    "vectors",
 )
 ONE_SEED = "from tests.simulation.seeds import run_seeds; print(sorted(run_seeds([{}])[0].items()))"
 

@@ -67,6 +67,10 @@ class TrafficTraits:
     late_delivery_rate: float
     fatal_faults: bool
     """Whether a second step may fail within a minute."""
+    scoring_rate: float
+    """Who wants to know how likely the prompt was."""
+    pooling_rate: float
+    """Who wants a vector and no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,8 @@ def _draw_traffic(rng: Random, engine: EngineTraits) -> TrafficTraits:
         max_backlog=rng.choice((1, 3, 8)),
         late_delivery_rate=rng.choice((0.0, 0.5)),
         fatal_faults=rng.random() < 0.05,
+        scoring_rate=rng.choice((0.0, 0.3, 0.8)),
+        pooling_rate=rng.choice((0.0, 0.0, 0.3)),
     )
 
 
@@ -244,4 +250,18 @@ class Traffic:
             stop_token_ids=STOP_TOKENS if rng.random() < 0.5 else frozenset(),
         )
         priority = rng.randint(-1, 1) if urgent else 0
-        return Request(self._last_id, prompt, params, priority, salt, system_tokens)
+        request = Request(self._last_id, prompt, params, priority, salt, system_tokens)
+        return self._of_some_kind(request)
+
+    def _of_some_kind(self, request: Request) -> Request:
+        """The request, or one for something else than tokens. Drawn from its seed, so that lives in
+        which nobody asks for that are what they always were."""
+        rng, traits = Random(request.params.seed), self._traits
+        if rng.random() < traits.pooling_rate:
+            params = replace(request.params, max_tokens=0)
+            return replace(request, params=params, pooling=True)
+        if rng.random() < traits.scoring_rate:
+            tokens = rng.choice((0, request.params.max_tokens))
+            params = replace(request.params, max_tokens=tokens, prompt_logprobs=0)
+            return replace(request, params=params)
+        return request

@@ -12,6 +12,7 @@ from openai.types.chat.completion_create_params import (
 from openai.types.completion_create_params import (
     CompletionCreateParamsNonStreaming as TextParams,
 )
+from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import (
     ResponseCreateParamsNonStreaming,
     ResponseCreateParamsStreaming,
@@ -21,11 +22,13 @@ from server.config import LimitsSection
 from server.protocol.chat import ChatRequest
 from server.protocol.common import DrawingFields, SamplingFields
 from server.protocol.completions import CompletionRequest
+from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.errors import ApiError
 from server.protocol.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     DETOKENIZE_FIELDS,
+    EMBEDDING_FIELDS,
     SAMPLING_FIELDS,
     TOKENIZE_FIELDS,
     FieldRule,
@@ -38,11 +41,14 @@ from server.protocol.responses import ResponsesRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 API = Path(__file__).parents[3] / "API.md"
-Body = type[DrawingFields] | type[TokenizeRequest] | type[DetokenizeRequest]
+Body = (
+    type[DrawingFields] | type[EmbeddingRequest] | type[TokenizeRequest] | type[DetokenizeRequest]
+)
 TABLES: dict[Body, tuple[FieldRule, ...]] = {
     ChatRequest: CHAT_FIELDS,
     CompletionRequest: COMPLETION_FIELDS,
     ResponsesRequest: RESPONSES_FIELDS,
+    EmbeddingRequest: EMBEDDING_FIELDS,
     SamplingFields: SAMPLING_FIELDS,
     MessagesRequest: MESSAGES_FIELDS,
     TokenizeRequest: TOKENIZE_FIELDS,
@@ -52,6 +58,7 @@ BODIES: dict[Body, dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "Hello"}]},
     CompletionRequest: {"prompt": "Hello"},
     ResponsesRequest: {"input": "Hello"},
+    EmbeddingRequest: {"input": "Hello"},
     SamplingFields: {},
     MessagesRequest: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
     TokenizeRequest: {"prompt": "Hello"},
@@ -84,6 +91,7 @@ def test_every_field_of_openais_client_has_its_rule() -> None:
     for body in (ResponseCreateParamsNonStreaming, ResponseCreateParamsStreaming):
         assert set(body.__annotations__) <= {row.name for row in RESPONSES_FIELDS}
     assert set(TextParams.__annotations__) <= {row.name for row in COMPLETION_FIELDS}
+    assert set(EmbeddingCreateParams.__annotations__) <= {row.name for row in EMBEDDING_FIELDS}
 
 
 @pytest.mark.parametrize(
@@ -128,6 +136,7 @@ def test_what_nobody_has_heard_of_is_ignored(model: Body) -> None:
         ("/v1/responses", RESPONSES_FIELDS),
         ("/tokenize", TOKENIZE_FIELDS),
         ("/detokenize", DETOKENIZE_FIELDS),
+        ("/v1/embeddings", EMBEDDING_FIELDS),
     ],
 )
 def test_the_documentation_has_the_table(heading: str, table: tuple[FieldRule, ...]) -> None:

@@ -4,13 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import normalizers, processors
 
 from server.conversation import Turn
 from server.text.chat_template import TemplateError
 from server.text.detokenizer import decoded_text
 from server.text.tokenizer import TextTooLongError, Tokenizer, TokenizerError, tokens_within
-from tests.models import SPECIAL_TOKENS, write_tokenizer
+from tests.models import SPECIAL_TOKENS, write_embedding_model, write_tokenizer
 from tests.server.harness import ids_of, talk, token_id
 
 START = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
@@ -112,6 +113,24 @@ async def test_a_conversation_can_be_rendered_without_the_beginning_of_an_answer
 ) -> None:
     found = await tokenizer.encode_chat(talk(), add_generation_prompt=False)
     assert found.text == START.removesuffix("<|im_start|>assistant\n")
+
+
+async def test_texts_for_vectors_end_as_the_tokenizer_says_and_are_never_padded_or_cut(
+    tmp_path: Path,
+) -> None:
+    file = write_embedding_model(tmp_path) / "tokenizer.json"
+    loud = FastTokenizer.from_file(str(file))
+    loud.enable_padding(length=10)
+    loud.enable_truncation(5)
+    loud.save(str(file))
+    tokenizer = Tokenizer(tmp_path)
+    end = token_id(tokenizer, "<|endoftext|>")
+    short, long = await tokenizer.encode_texts(["a", "abcdefgh"], ends=True)
+    assert (len(short), len(long)) == (2, 9)
+    assert short[-1] == long[-1] == end
+    bare = await tokenizer.encode_texts(["a", "abcdefgh"], ends=False)
+    assert bare == [short[:-1], long[:-1]]
+    assert len(await tokenizer.encode("abcdefgh")) == 8
 
 
 async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,56 @@
+"""Log-probabilities, of the model's own distribution: before penalties and temperature."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from engine.types import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Arrays that are still to be evaluated, of some rows."""
+
+    wanted: SequenceOf[int | None]
+    chosen: mx.array
+    top_ids: mx.array | None
+    top: mx.array | None
+
+    @classmethod
+    def of(cls, raw: mx.array, ids: mx.array, wanted: SequenceOf[int | None]) -> "Logprobs | None":
+        """Those of the tokens ``ids``, ``[R]``; None where no row reports anything.
+
+        raw: logits ``[R, vocab]`` float32. wanted: how many alternatives each row reports, None for
+        a row that reports nothing.
+        """
+        if all(n is None for n in wanted):
+            return None
+        logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(logprobs, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
+        most = min(max(n or 0 for n in wanted), raw.shape[-1])
+        if most == 0:
+            return cls(wanted, chosen, None, None)
+        places = mx.argpartition(-logprobs, most - 1, axis=-1)[:, :most]
+        return cls(wanted, chosen, places, mx.take_along_axis(logprobs, places, axis=-1))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is to be evaluated."""
+        return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
+
+    def read(self) -> list[TokenLogprobs | None]:
+        """The values, row by row."""
+        result: list[TokenLogprobs | None] = []
+        chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
+        for row, count in enumerate(self.wanted):
+            if count is None:
+                result.append(None)
+                continue
+            top: list[tuple[int, float]] = []
+            if count and self.top_ids is not None and self.top is not None:
+                ids: list[int] = self.top_ids[row].tolist()  # type: ignore[assignment]
+                values: list[float] = self.top[row].tolist()  # type: ignore[assignment]
+                top = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+            result.append(TokenLogprobs(chosen[row], tuple(top[:count])))
+        return result

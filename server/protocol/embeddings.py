@@ -1,0 +1,90 @@
+"""POST /v1/embeddings: texts in, a vector for each out."""
+
+from base64 import b64encode
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field
+
+from server.config import LimitsSection
+from server.protocol.common import MAX_CACHE_SALT_CHARS, MAX_PRIORITY, TokenId, WireModel
+from server.protocol.errors import invalid
+from server.protocol.fields import EMBEDDING_FIELDS, FieldRule, refuse_unsupported
+
+MAX_DIMENSIONS = 2**31 - 1
+Vectors = np.ndarray
+"""float32 ``[inputs, dimensions]``, rows of length 1."""
+
+
+class EmbeddingRequest(WireModel):
+    """The body of a request. null always means: as if it were not there."""
+
+    model_config = ConfigDict(extra="allow")
+    rules: ClassVar[tuple[FieldRule, ...]] = EMBEDDING_FIELDS
+
+    input: str | list[str] | list[TokenId] | list[list[TokenId]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    add_special_tokens: bool | None = None
+    normalize: bool | None = None
+    dimensions: int | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+
+    def check(self, limits: LimitsSection) -> None:
+        """What the types cannot say. Raises ApiError that names the parameter."""
+        refuse_unsupported(self.rules, self.model_extra or {})
+        if self.normalize is False:
+            raise invalid("normalize is false; embeddings have length 1 here.", "normalize")
+        if len(self.inputs) > limits.max_embedding_inputs:
+            raise invalid(
+                f"There are {len(self.inputs)} inputs; there may be at most "
+                f"{limits.max_embedding_inputs}.",
+                "input",
+            )
+        for number, one in enumerate(self.inputs):
+            if not one:
+                raise invalid(f"The {self.name_of(number)} is empty.", self.name_of(number))
+        if not self.inputs:
+            raise invalid("The input is empty.", "input")
+
+    @property
+    def inputs(self) -> "list[str] | list[list[int]]":
+        """One text, or the ids of one, for each vector."""
+        if isinstance(self.input, str):
+            return [self.input]
+        first = self.input[0] if self.input else None
+        return [self.input] if isinstance(first, int) else self.input  # type: ignore[return-value]
+
+    def name_of(self, number: int) -> str:
+        """What an input is called in errors."""
+        whole = isinstance(self.input, str) or self.inputs is not self.input
+        return "input" if whole else f"input[{number}]"
+
+
+def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
+    """The first numbers of each vector, at length 1 again; those that are all 0 stay so."""
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    short = vectors[:, :dimensions]
+    lengths = np.linalg.norm(short, axis=1, keepdims=True)
+    return short / np.where(lengths > 0, lengths, 1)
+
+
+def embedding_list(
+    vectors: Vectors, encoding_format: str | None, model: str, tokens: int
+) -> dict[str, Any]:
+    """The answer. tokens: of all inputs."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def _encoded(vector: np.ndarray, encoding_format: str | None) -> list[float] | str:
+    if encoding_format == "base64":
+        return b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers

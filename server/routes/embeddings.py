@@ -1,0 +1,127 @@
+"""POST /v1/embeddings."""
+
+import asyncio
+
+import numpy as np
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.client import EngineDeadError
+from engine.types import PrefixSalt, SamplingParams, TokenEvent
+from server.openapi import takes
+from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_list
+from server.protocol.errors import input_too_long, internal_error, invalid, unavailable
+from server.routes.answering import CLIENT_CLOSED_REQUEST, client_left
+from server.salts import request_key
+from server.service import ENGINE_ENDED, Service, parse
+
+NO_TOKENS = SamplingParams(max_tokens=0)
+# Inputs of one body that the engine has, for each that it can run: the next ones are there when
+# these end, and the queue stays free for others.
+WINDOW = 2
+Inputs = list[tuple[int, ...]]
+
+
+def embedding_routes(service: Service) -> APIRouter:
+    """The route, for one service."""
+    router = APIRouter()
+
+    @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
+    async def embeddings(request: Request) -> Response:
+        wire = await parse(request, EmbeddingRequest)
+        service.check_model(wire.model)
+        wire.check(service.config.limits)
+        service.check_embeds(wire.dimensions)
+        inputs = await _inputs(service, wire)
+        salt = service.salts.salt(request_key(request.headers), wire.cache_salt)
+        vectors = await _unless_left(request, Batch(service, inputs, salt, wire.priority or 0))
+        if vectors is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        tokens = sum(len(ids) for ids in inputs)
+
+        def answer() -> Response:
+            short = cut(vectors, wire.dimensions)
+            return JSONResponse(
+                embedding_list(short, wire.encoding_format, service.model.id, tokens)
+            )
+
+        # Millions of numbers are written while the event loop goes on.
+        return await asyncio.to_thread(answer)
+
+    return router
+
+
+async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
+    """The ids of every input. Raises ApiError for one that can never fit."""
+    most, vocab_size = service.max_model_len, service.client.limits.vocab_size
+    texts = [one for one in wire.inputs if isinstance(one, str)]
+    for number, text in enumerate(texts):
+        if len(text.encode()) > most * service.tokenizer.longest_token_bytes:
+            raise input_too_long(None, most, wire.name_of(number))
+    ids = [tuple(one) for one in wire.inputs if not isinstance(one, str)]
+    if texts:
+        ids = await service.tokenizer.encode_texts(texts, ends=wire.add_special_tokens is not False)
+    for number, tokens in enumerate(ids):
+        name = wire.name_of(number)
+        if not tokens:
+            raise invalid(f"The {name} has no tokens.", name)
+        if len(tokens) > most:
+            raise input_too_long(len(tokens), most, name)
+        if max(tokens) >= vocab_size:
+            raise invalid(f"The {name} has a token id above {vocab_size - 1}.", name)
+    return ids
+
+
+class Batch:
+    """The inputs of one body, on their way through the engine."""
+
+    def __init__(self, service: Service, inputs: Inputs, salt: PrefixSalt, priority: int) -> None:
+        self._service = service
+        self._inputs = inputs
+        self._salt = salt
+        self._priority = priority
+        self._window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)
+
+    async def vectors(self) -> Vectors:
+        """A row for each input. Raises ApiError: 500 or 503. Leaving early aborts what runs."""
+        tasks = [asyncio.ensure_future(self._vector(ids)) for ids in self._inputs]
+        try:
+            return np.stack(await asyncio.gather(*tasks))
+        except EngineDeadError as error:
+            raise unavailable(ENGINE_ENDED) from error
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _vector(self, ids: tuple[int, ...]) -> np.ndarray:
+        async with self._window:
+            stream = self._service.client.submit(
+                ids,
+                NO_TOKENS,
+                priority=self._priority,
+                salt=self._salt,
+                pooling=True,
+                beyond_queue=True,
+            )
+            try:
+                events: list[TokenEvent] = []
+                while not events:
+                    events = await stream.next_batch(self._service.config.server.sse_ping_s)
+            finally:
+                stream.close()
+        if events[-1].embedding is None:
+            raise internal_error(f"The embedding failed: {events[-1].message or 'aborted'}.")
+        return events[-1].embedding
+
+
+async def _unless_left(request: Request, batch: Batch) -> Vectors | None:
+    """The vectors; None when the client has left before."""
+    computing = asyncio.create_task(batch.vectors())
+    leaving = asyncio.create_task(client_left(request))
+    try:
+        await asyncio.wait((computing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return computing.result() if computing.done() else None
+    finally:
+        for task in (computing, leaving):
+            task.cancel()

@@ -1,0 +1,159 @@
+"""Vectors equal those of mlx-lm's own layers, alone and in each other's company."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from engine.build import build_engine, plan_engine
+from engine.checkpoint import read_checkpoint
+from engine.client import EngineClient, PromptTooLongError
+from engine.machine import MachineMemory
+from engine.pooling import pool
+from engine.types import FinishReason, PrefixSalt, Request, Sampled, SamplingParams, Sequence
+from engine.weights import Arithmetic, load_reference
+from tests.engines import CONFIG, ON_CPU
+from tests.models import ModelSpec, write_embedding_model, write_model
+
+SPEC = ModelSpec(tie_word_embeddings=False)
+LENGTHS = (1, 2, 7, 63, 64, 65, 200, 399, 400)
+MAX_MODEL_LEN = 400
+ENGINE = replace(
+    CONFIG,
+    page_bytes=None,
+    heap_bytes=1 << 20,
+    kv_budget_bytes=None,
+    max_model_len=MAX_MODEL_LEN,
+    max_num_seqs=16,
+    step_time_target_ms=1e6,
+    prefix_keep_s=1000.0,
+)
+NO_TOKENS = SamplingParams(0)
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embedding_model(tmp_path_factory.mktemp("embedding"), SPEC, seed=3)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokens = np.random.default_rng(4).integers(0, SPEC.vocab_size, max(LENGTHS)).tolist()
+    return [tokens[:length] for length in LENGTHS]
+
+
+def vectors_of(model: Any, prompts: list[list[int]]) -> np.ndarray:
+    """mlx-lm's layers and final norm over one prompt at a time; the last state, at length 1."""
+    last = [np.array(model.model(mx.array([ids]))[0, -1].astype(mx.float32)) for ids in prompts]
+    return np.stack([state / np.linalg.norm(state) for state in last])
+
+
+def started(folder: Path, **changes: Any) -> EngineClient:
+    config = replace(ENGINE, **changes)
+    machine = MachineMemory(8 << 30, 4 << 30)
+    plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
+    client = EngineClient(
+        lambda emit: build_engine(plan, config, lambda *_: None, emit), max_queue=64, max_backlog=9
+    )
+    client.start()
+    client.attach()
+    return client
+
+
+async def vector(client: EngineClient, ids: list[int], salt: bytes = b"") -> np.ndarray:
+    stream = client.submit(tuple(ids), NO_TOKENS, pooling=True, salt=PrefixSalt(client=salt))
+    (event,) = await stream.next_batch(60.0)
+    assert stream.exhausted
+    assert (event.token_id, event.finish, event.message) == (None, FinishReason.STOP, None)
+    assert event.prefix is not None
+    assert event.embedding is not None
+    assert event.embedding.dtype == np.float32
+    return event.embedding
+
+
+@pytest.mark.parametrize("chunk", [1, 64])
+async def test_vectors_equal_mlx_lms_in_company_and_alone(
+    folder: Path, prompts: list[list[int]], chunk: int
+) -> None:
+    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32, lambda *_: None)
+    want = vectors_of(model, prompts)
+    client = started(folder, max_num_batched_tokens=chunk)
+    try:
+        assert client.limits.embedding_size == SPEC.hidden_size
+        together = np.stack(await asyncio.gather(*(vector(client, ids) for ids in prompts)))
+        assert np.abs(together - want).max() < TOLERANCE
+        assert (together * want).sum(axis=1) == pytest.approx(np.ones(len(LENGTHS)), abs=1e-6)
+        # Nobody shares with these, and they are alone.
+        alone = np.stack([await vector(client, ids, b"alone") for ids in prompts])
+        assert np.abs(together - alone).max() < TOLERANCE
+        cached = client.stats.cached_prompt_tokens
+        again = np.stack([await vector(client, ids) for ids in prompts])
+        assert np.abs(again - want).max() < TOLERANCE
+        assert client.stats.cached_prompt_tokens > cached + 500
+        assert client.stats.generated_tokens == 0
+    finally:
+        assert client.stop(10.0)
+
+
+async def test_a_text_may_fill_the_whole_context_and_no_more(folder: Path) -> None:
+    client = started(folder)
+    try:
+        assert len(await vector(client, [5] * MAX_MODEL_LEN)) == SPEC.hidden_size
+        with pytest.raises(PromptTooLongError):
+            client.submit((5,) * (MAX_MODEL_LEN + 1), NO_TOKENS, pooling=True)
+    finally:
+        assert client.stop(10.0)
+
+
+async def test_sixteen_at_once_are_sixteen_alone_with_memory_for_few(folder: Path) -> None:
+    rng = np.random.default_rng(9)
+    prompts = [rng.integers(0, SPEC.vocab_size, 150 + n).tolist() for n in range(16)]
+    block_bytes = 2 * SPEC.num_hidden_layers * 4096
+    client = started(
+        folder,
+        page_bytes=4096,
+        heap_bytes=block_bytes,
+        kv_budget_bytes=14 * block_bytes,
+        max_num_batched_tokens=32,
+    )
+    try:
+        together = np.stack(await asyncio.gather(*(vector(client, ids) for ids in prompts)))
+        alone = np.stack([await vector(client, ids, b"alone") for ids in prompts])
+        assert np.abs(together - alone).max() < TOLERANCE
+    finally:
+        assert client.stop(10.0)
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"bits": 4}], ids=str)
+@pytest.mark.parametrize("bare", [True, False])
+def test_weights_load_by_either_name(tmp_path: Path, how: dict[str, Any], bare: bool) -> None:
+    named = write_model(tmp_path / "named", SPEC, seed=3, **how)
+    folder = write_embedding_model(tmp_path / "bare", SPEC, seed=3, bare=bare, **how)
+    models = [
+        load_reference(read_checkpoint(path), Arithmetic.FLOAT32, lambda *_: None)
+        for path in (named, folder)
+    ]
+    want, found = (dict(tree_flatten(model.parameters())) for model in models)
+    assert want.keys() - found.keys() == {"lm_head.weight"}
+    assert all(mx.array_equal(array, want[name]) for name, array in found.items())
+
+
+def test_bare_names_can_generate_where_a_setting_says_so(tmp_path: Path) -> None:
+    found = read_checkpoint(write_embedding_model(tmp_path), embeds=False)
+    model = load_reference(found, Arithmetic.FLOAT32, lambda *_: None)
+    assert model(mx.array([[1, 2]])).shape == (1, 2, 1024)
+
+
+def test_a_state_that_is_not_finite_or_has_no_length_gives_no_vector() -> None:
+    states = mx.array([[3.0, 4.0], [float("nan"), 1.0], [0.0, 0.0], [float("inf"), 1.0]])
+    sequence = Sequence(Request(1, (1,), NO_TOKENS, pooling=True), 0, 1)
+    first, *others = pool(states.astype(mx.bfloat16), [sequence] * 4).read()
+    assert first.embedding is not None
+    assert first.embedding.tolist() == pytest.approx([0.6, 0.8])
+    assert others == [Sampled(None)] * 3
