@@ -6,6 +6,7 @@ in the logits. What a constraint raises ends its own request and nothing else.
 
 import logging
 from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -39,15 +40,28 @@ class Masks:
         rows, vocab = logits.shape
         # Adding eight numbers of a table for each byte takes a third of what choosing takes.
         added = mx.array(ADDED)[mx.array(self.words.view(np.uint8))].reshape(rows, -1)
-        return logits + added[:, :vocab]
+        return logits + (added if added.shape[1] == vocab else added[:, :vocab])
 
     def forbidden(self, tokens: list[int]) -> list[int]:
         """The rows whose token is not allowed."""
         return [
             row
             for row, token in enumerate(tokens)
-            if not self.words[row, token // WORD_BITS] >> np.uint32(token % WORD_BITS) & 1
+            if not self.words.item(row, token // WORD_BITS) >> token % WORD_BITS & 1
         ]
+
+
+class MaskThread:
+    """Makes masks while the engine's thread waits for the device. It never touches MLX; between
+    ``begin`` and the result nobody else may touch the constraints."""
+
+    def __init__(self) -> None:
+        """The thread begins with the first masks, and ends when this object does."""
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="masks")
+
+    def begin(self, sequences: SequenceOf[Sequence], vocab_size: int) -> Future[Masks]:
+        """The masks of a batch, one row for each sequence."""
+        return self._executor.submit(fill_masks, sequences, vocab_size)
 
 
 def is_masked(sequence: Sequence) -> bool:

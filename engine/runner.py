@@ -5,6 +5,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from engine.constraints import MaskThread
 from engine.pooling import pool
 from engine.prompt_scores import joined, score, scored_rows
 from engine.sampler import sample
@@ -40,6 +41,7 @@ class ModelRunner:
         self._model = model
         self._pools = pools
         self._kv = kv
+        self._mask_thread = MaskThread()
         self.completed_epoch = 0
 
     def run(self, plan: StepPlan) -> list[Sampled]:
@@ -99,6 +101,6 @@ class ModelRunner:
         if self._pools:
             pending = pool(states, sequences)
         else:
-            pending = sample(self._model.head(states), sequences)
+            pending = sample(self._model.head(states), sequences, self._mask_thread)
         mx.eval(views.step_end([*pending.arrays, *others]))
         return pending.read()

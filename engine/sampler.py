@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from engine.constraints import accept, fill_masks, is_masked
+from engine.constraints import MaskThread, accept, is_masked
 from engine.logprobs import Logprobs
 from engine.token_counts import TokenCounts
 from engine.types import Sampled, SamplingParams, Sequence
@@ -30,13 +30,16 @@ class PendingSamples:
     read: Callable[[], list[Sampled]]
 
 
-def sample(logits: mx.array, sequences: SequenceOf[Sequence]) -> PendingSamples:
+def sample(
+    logits: mx.array, sequences: SequenceOf[Sequence], mask_thread: MaskThread
+) -> PendingSamples:
     """Chooses the next token of each sequence. logits: ``[R, vocab]``, any float type."""
     masks = None
     if any(is_masked(sequence) for sequence in sequences):
-        # The device computes them while the masks are made.
+        # The masks are made while the device computes; a CPU lets us wait for most of that here.
+        making = mask_thread.begin(sequences, logits.shape[-1])
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        masks = fill_masks(sequences, logits.shape[-1])
+        masks = making.result()
     raw = logits.astype(mx.float32)
     # One non-finite number makes the sum non-finite.
     finite = mx.isfinite(raw.sum(axis=-1))
@@ -52,8 +55,8 @@ def sample(logits: mx.array, sequences: SequenceOf[Sequence]) -> PendingSamples:
     def read() -> list[Sampled]:
         tokens: list[int] = ids.tolist()  # type: ignore[assignment]
         logprobs = reported
-        if masks is not None and masks.forbidden(tokens):
-            tokens = _likeliest_where(masks.forbidden(tokens), adjusted, tokens)
+        if masks is not None and (forbidden := masks.forbidden(tokens)):
+            tokens = _likeliest_where(forbidden, adjusted, tokens)
             logprobs = Logprobs.of(raw, mx.array(tokens), wanted)
         good: list[bool] = finite.tolist()  # type: ignore[assignment]
         told = logprobs.read() if logprobs else [None] * len(tokens)

@@ -41,6 +41,7 @@ from server.settings import read_settings
 from server.text.grammar import GrammarCompiler, GrammarLimits
 from server.text.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer, TokenizerError
+from server.text.written_calls import WrittenCalls
 
 STOP_TIMEOUT_S = 30.0
 EMBEDS = {"auto": None, "generate": False, "embed": True}
@@ -69,7 +70,9 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     client = start_engine(settings, engine_plan)
     grammars = grammar_compiler(settings, tokenizer, model, client)
     try:
-        listen(settings, Service(settings, model, tokenizer, client, Metrics(client), grammars))
+        calls = WrittenCalls(settings.limits.max_written_call_bytes)
+        metrics = Metrics(client)
+        listen(settings, Service(settings, model, tokenizer, client, metrics, grammars, calls))
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
     finally:

@@ -53,6 +53,7 @@ class LimitsSection(Section):
     max_grammar_compile_s: float = Field(default=5.0, gt=0)
     max_cached_grammars: int = Field(default=64, ge=0)
     max_mask_s: float = Field(default=0.5, gt=0)
+    max_written_call_bytes: ByteSize = ByteSize(16 * MIB)
     max_stop_strings: int = Field(default=4, ge=1)
     max_stop_string_chars: int = Field(default=256, ge=1)
     max_stop_token_ids: int = Field(default=128, ge=0)

@@ -41,6 +41,8 @@ class ToolCall:
     name: str
     arguments: str
     """As the model wrote them: JSON, of an object, unless the model got it wrong."""
+    written: str | None = None
+    """All of the call as the model wrote it, tags and all, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

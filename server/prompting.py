@@ -65,6 +65,7 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
             conversation.offered_tools,
             form,
             conversation.max_calls,
+            service.written_calls.remember,
         ),
         choices=sampling.wanted.choices,
         salt=service.salts.salt(key, sampling.cache_salt),
@@ -109,7 +110,10 @@ async def _encode(
     """The prompt; what cannot have so few tokens is refused before the work of encoding."""
     try:
         return await service.tokenizer.encode_chat(
-            conversation, most_tokens, add_generation_prompt=add_generation_prompt
+            conversation,
+            most_tokens,
+            service.written_calls,
+            add_generation_prompt=add_generation_prompt,
         )
     except TemplateError as error:
         raise invalid(f"{error}.", param) from error

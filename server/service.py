@@ -28,6 +28,7 @@ from server.protocol.errors import (
 from server.salts import Salts
 from server.text.grammar import GrammarCompiler
 from server.text.tokenizer import Tokenizer
+from server.text.written_calls import WrittenCalls
 
 WireModelT = TypeVar("WireModelT", bound=WireModel)
 CANARY_PRIORITY = -(2**31)
@@ -73,6 +74,7 @@ class Service:
     client: EngineClient
     metrics: Metrics
     grammars: GrammarCompiler
+    written_calls: WrittenCalls
     salts: Salts = field(default_factory=Salts)
 
     @property

@@ -1,13 +1,14 @@
 """An answer's text -> thoughts, content and calls."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.conversation import Tool
 from server.text.calls import CallParser, new_call_id
 from server.text.parser import ReasoningParser
 from server.text.pieces import AnswerPiece, Part, Piece, joined
 from server.text.tool_format import ToolFormat
+from server.text.written_calls import Remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Reading:
     tool_format: ToolFormat = ToolFormat.HERMES
     max_calls: int | None = None
     """The answer ends with so many."""
+    remember: Remember | None = field(default=None, compare=False)
+    """Is told of every call as it was written."""
 
 
 class AnswerParser:
@@ -30,7 +33,9 @@ class AnswerParser:
     def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id) -> None:
         self._thoughts = ReasoningParser(reading.prompt)
         self._calls = (
-            CallParser(reading.tools, reading.tool_format, reading.max_calls, new_id)
+            CallParser(
+                reading.tools, reading.tool_format, reading.max_calls, new_id, reading.remember
+            )
             if reading.tools
             else None
         )

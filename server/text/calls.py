@@ -8,6 +8,7 @@ from server.text.beginnings import longest_beginning
 from server.text.hermes_call import HermesCall
 from server.text.pieces import AnswerPiece, Part, Piece
 from server.text.tool_format import CALL_OPEN, FUNCTION_OPEN, ToolFormat
+from server.text.written_calls import CallRecord, Remember
 from server.text.xml_call import XmlCall
 
 CALL_ID_BYTES = 12
@@ -31,17 +32,20 @@ class CallParser:
         form: ToolFormat,
         max_calls: int | None,
         new_id: Callable[[], str] = new_call_id,
+        remember: Remember | None = None,
     ) -> None:
-        """max_calls: nothing is read behind so many."""
+        """max_calls: nothing is read behind so many. remember: is told of every whole call."""
         self.calls = 0
         """Calls that are complete."""
         self._tools = tools
         self._form = form
         self._max_calls = max_calls
         self._new_id = new_id
+        self._remember = remember
         self._openers = [CALL_OPEN, FUNCTION_OPEN] if form is ToolFormat.XML else [CALL_OPEN]
         self._call: HermesCall | XmlCall | None = None
         self._opener = ""
+        self._record = CallRecord("")
         self._held = ""
         self._space = ""
         """White space before the call that is being read."""
@@ -88,7 +92,7 @@ class CallParser:
             text = self._before_a_call(self._held[:place])
             self._space = self._held[len(text) : place]
             self._held = self._held[place + len(self._opener) :]
-            self._call = self._new_call()
+            self._call, self._record = self._new_call(), CallRecord(self._opener)
             return self._content(text)
         text = self._held
         if not final:
@@ -98,20 +102,30 @@ class CallParser:
         return self._content(text)
 
     def _take_call(self, call: HermesCall | XmlCall, final: bool) -> list[AnswerPiece]:
-        pieces = call.feed(self._held)
-        self._held = ""
+        fed, self._held = self._held, ""
+        pieces = call.feed(fed)
         if final and call.rest is None:
             pieces += call.flush()
+        self._record.add(fed, pieces)
         if call.complete and self.calls + 1 == self._max_calls:
+            self._tell(call.unread if call.rest is None else call.rest, call.closing)
             self.calls += 1
         elif call.rest is not None:
             self._call, self._held = None, call.rest
             if call.started:
+                self._tell(call.rest, "")
                 self.calls += 1
                 self._said = False
             else:
                 pieces += self._content(self._space + self._opener)
         return pieces
+
+    def _tell(self, behind: str, closing: str) -> None:
+        """Has the call remembered, if it is whole."""
+        if self._remember is not None:
+            call = self._record.call(behind, closing)
+            if call is not None:
+                self._remember(call)
 
     def _new_call(self) -> HermesCall | XmlCall:
         if self._form is ToolFormat.HERMES:

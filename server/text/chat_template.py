@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from server.conversation import Conversation, Tool, ToolCall, Turn
+from server.text.call_marks import CallMarks
 from server.text.json_object import json_object
 from server.text.tool_format import tool_format
 
@@ -41,16 +42,28 @@ class ChatTemplate:
         TemplateError.
         """
         messages = template_messages(conversation, self.takes_late_system)
-        arguments = _arguments(conversation)
+        arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
         try:
-            prompt = self._render(
-                messages, add_generation_prompt=add_generation_prompt, **arguments
-            )
+            prompt = self._with_calls(conversation, arguments)
+            if prompt is None:
+                prompt = self._render(messages, **arguments)
         except Exception as error:
             # The template is the model's own program: whatever it raises, the input was not for it.
             raise TemplateError("the model's chat template cannot render these messages") from error
         system = list(takewhile(lambda message: message["role"] == "system", messages))
         return prompt, common_chars(self._system_text(system, arguments), prompt)
+
+    def _with_calls(self, conversation: Conversation, arguments: dict[str, Any]) -> str | None:
+        """The prompt with calls as the model wrote them, where that is known; None where it is of
+        none, or where the template does more with calls than to write them."""
+        marks = CallMarks()
+        messages = template_messages(conversation, self.takes_late_system, marks)
+        if not marks:
+            return None
+        try:
+            return marks.replaced(self._render(messages, **arguments))
+        except Exception:
+            return None
 
     def _text(self) -> str | None:
         """The template that tools would be given to; None where there is none, or none of several
@@ -67,7 +80,7 @@ class ChatTemplate:
         if not system:
             return ""
         try:
-            return self._render(system, add_generation_prompt=False, **arguments)
+            return self._render(system, **arguments | {"add_generation_prompt": False})
         except Exception:
             return ""
 
@@ -103,13 +116,16 @@ def _tool(tool: Tool) -> Message:
     return {"type": "function", "function": function}
 
 
-def template_messages(conversation: Conversation, takes_late_system: bool) -> list[Message]:
+def template_messages(
+    conversation: Conversation, takes_late_system: bool, marks: CallMarks | None = None
+) -> list[Message]:
     """The turns as templates want them: one system message, first.
 
     takes_late_system: whether system messages may come later as well; else the user says them.
+    marks: stand for calls whose text is known.
     """
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
-    messages = [_message(turn) for turn in conversation.turns[len(leading) :]]
+    messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
     for message in messages:
         if message["role"] == "system" and not takes_late_system:
             message["role"] = "user"
@@ -119,20 +135,23 @@ def template_messages(conversation: Conversation, takes_late_system: bool) -> li
     return messages
 
 
-def _message(turn: Turn) -> Message:
+def _message(turn: Turn, marks: CallMarks | None) -> Message:
     message: Message = {"role": turn.role, "content": turn.text}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
     if turn.tool_calls:
-        message["tool_calls"] = [_call(call) for call in turn.tool_calls]
+        message["tool_calls"] = [_call(call, marks) for call in turn.tool_calls]
     if turn.tool_call_id is not None:
         message["tool_call_id"] = turn.tool_call_id
     return message
 
 
-def _call(call: ToolCall) -> Message:
+def _call(call: ToolCall, marks: CallMarks | None) -> Message:
     """Templates write the arguments in the model's own form, for which they need an object."""
-    function = {"name": call.name, "arguments": arguments_object(call.arguments)}
+    if marks is not None and call.written is not None:
+        function = {"name": marks.add(call.written), "arguments": {}}
+    else:
+        function = {"name": call.name, "arguments": arguments_object(call.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 

@@ -36,7 +36,7 @@ class GrammarConstraint:
             raise ConstraintError("the grammar has come to its limits")
         if time.thread_time() - started_s > self._max_mask_s:
             raise ConstraintError("the grammar takes too long")
-        np.copyto(row, self._mask)
+        row[:] = self._mask
         return True
 
     def accept(self, token_id: int) -> None:

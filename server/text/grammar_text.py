@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from server.conversation import OutputFormat, Tool
 from server.text.grammar_error import GrammarError, faults_of
+from server.text.merged_patterns import MAX_PATTERNS
 from server.text.schemas import checked_schema
 from server.text.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
 from server.text.wish import Wish
@@ -19,8 +20,9 @@ from server.text.xml_values import JsonText, Parameter, lark_string, xml_paramet
 TOOLS_PARAM = "tools"
 Grammar = dict[str, Any]
 TagTokens = Callable[[str], tuple[int, ...]]
-# Between two parts of JSON: as people write it, and not without end.
-WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,32}"
+# Between two parts of JSON: nothing, one space, or a new line and its indentation, twelve levels of
+# two or six of four. A model that is unsure likes to write white space, and would without end.
+WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
 # Without \u: the engine does not see that a key written with such escapes is one it knows.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
@@ -29,6 +31,7 @@ REFUSED_ATTRIBUTES = re.compile(r"\[[^\]\n]*\b(temperature|max_tokens|stop)\b\s*
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
 )
+LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/')
 LINE = "\n"
 NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<\/parameter>(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
@@ -101,6 +104,8 @@ def _lark(text: str) -> str:
     """A grammar in Lark's syntax, or GBNF -> Lark."""
     if found := REFUSED_ATTRIBUTES.search(text):
         raise GrammarError(f"{found[1]} in a grammar is not supported")
+    if LITERAL.sub("", text).count("&") > MAX_PATTERNS:
+        raise GrammarError(f"& comes more than {MAX_PATTERNS} times in it")
     if len(DEFINITION.findall(text)) > MAX_RULES:
         raise GrammarError(f"it has more than {MAX_RULES} rules")
     try:

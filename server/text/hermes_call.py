@@ -41,6 +41,16 @@ class HermesCall:
         self._in_string = False
         self._escaped = False
 
+    @property
+    def unread(self) -> str:
+        """What has come and belongs to nothing yet."""
+        return self._held
+
+    @property
+    def closing(self) -> str:
+        """What follows arguments that are complete."""
+        return f"}}\n{CALL_CLOSE}"
+
     def feed(self, text: str) -> list[AnswerPiece]:
         """What is certain now of the call."""
         self._held += text
@@ -49,7 +59,7 @@ class HermesCall:
             pieces += self._take_head()
         if self.started and not self.complete:
             pieces += self._take_arguments()
-        if self.complete:
+        if self.complete and self.rest is None:
             self._take_tail()
         return pieces
 

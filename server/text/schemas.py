@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.text.grammar_error import GrammarError
+from server.text.merged_patterns import check_patterns
 
 # JSON Schema 2020-12, and what older drafts had. Each keyword with the types of its value.
 SCHEMA = (dict, bool)
@@ -102,6 +103,7 @@ def checked_schema(schema: Any) -> dict[str, Any]:
     cleaned = _Checker().clean(schema, 0)
     if cleaned is False:
         raise GrammarError("no answer can satisfy it")
+    check_patterns(cleaned)
     return {} if isinstance(cleaned, bool) else cleaned
 
 

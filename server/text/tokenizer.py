@@ -14,6 +14,7 @@ from server.conversation import Conversation
 from server.text.chat_template import ChatTemplate
 from server.text.parser import CLOSE, OPEN
 from server.text.tool_format import CALL_CLOSE, CALL_OPEN
+from server.text.written_calls import WrittenCalls
 
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 
@@ -81,15 +82,23 @@ class Tokenizer:
         self,
         conversation: Conversation,
         max_prompt_tokens: int | None = None,
+        written_calls: WrittenCalls | None = None,
         *,
         add_generation_prompt: bool = True,
     ) -> EncodedChat:
         """A conversation as a prompt, to which an answer is generated unless
-        ``add_generation_prompt`` is False. Raises TemplateError; TextTooLongError, before the work
-        of encoding, for what cannot have ``max_prompt_tokens`` or less."""
-        return await asyncio.to_thread(
-            self._encode_chat, conversation, max_prompt_tokens, add_generation_prompt
-        )
+        ``add_generation_prompt`` is False. written_calls: those that the prompt repeats as they
+        were.
+
+        Raises TemplateError; TextTooLongError, before the work of encoding, for what cannot have
+        ``max_prompt_tokens`` or less.
+        """
+
+        def encode() -> EncodedChat:
+            known = written_calls.recalled(conversation) if written_calls else conversation
+            return self._encode_chat(known, max_prompt_tokens, add_generation_prompt)
+
+        return await asyncio.to_thread(encode)
 
     async def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text; special tokens in it are recognised, none are added."""

@@ -61,6 +61,7 @@ class XmlCall:
         self._types: frozenset[str] = STRING
         self._parameters = 0
         self._value_begun = False
+        self._is_closed = False
         self._searched = 0
         """So much of what is held does not begin with the closing tag: it is not read again with
         every token."""
@@ -74,6 +75,16 @@ class XmlCall:
     def complete(self) -> bool:
         """Whether all of the arguments are there."""
         return self._stage is Stage.TAIL
+
+    @property
+    def unread(self) -> str:
+        """What has come and belongs to nothing yet."""
+        return self._held
+
+    @property
+    def closing(self) -> str:
+        """What follows arguments that are complete; "" where they did not end as they should."""
+        return f"\n{CALL_CLOSE}" if self._is_closed else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """What is certain now of the call."""
@@ -122,6 +133,7 @@ class XmlCall:
             return [] if rest is None else self._begin_parameter(name, rest)
         if self._held.startswith(FUNCTION_CLOSE):
             self._held = self._held[len(FUNCTION_CLOSE) :]
+            self._is_closed = True
         elif FUNCTION_CLOSE.startswith(self._held):
             return []
         # Whatever else it is, it ends the call.

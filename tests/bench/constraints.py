@@ -117,9 +117,10 @@ def _measure(folder: Path, threads: int, constraint: TokenConstraint) -> StepTim
     for _ in range(STEPS):
         seconds.append(0.0)
         pairs.append((_timed(free), _timed(bound)))
-    medians = [1e6 * statistics.median(column) / STREAMS for column in zip(*pairs, strict=True)]
-    grammar = 1e6 * statistics.median(seconds[1:]) / STREAMS
-    return StepTimes(medians[0], medians[1] - medians[0], grammar)
+    free_s = statistics.median(pair[0] for pair in pairs)
+    cost_s = statistics.median(after - before for before, after in pairs)
+    figures = (free_s, cost_s, statistics.median(seconds[1:]))
+    return StepTimes(*(1e6 * figure / STREAMS for figure in figures))
 
 
 def _timed(loop: EngineLoop) -> float:

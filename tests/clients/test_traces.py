@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.traces.__main__ import AGENTS, problems_of, report
-from tests.clients.traces.agents import ChatAgent, without_thoughts
-from tests.clients.traces.conversation import CALLS, TURNS, steps
+from tests.clients.traces.agents import ChatAgent, with_calls_rewritten, without_thoughts
+from tests.clients.traces.conversation import CALLS, TURNS, in_its_own_way, steps
 from tests.clients.traces.replay import Turn, replay, theatre
 
 A_LOOP = CALLS + 1
@@ -34,6 +34,15 @@ async def test_a_loop_of_tools_computes_what_is_new_and_a_question_drops_thought
     assert all(turn.computed < turn.prompt / 3 for turn in turns[1:A_LOOP])
     assert turns[A_LOOP].computed > turns[0].prompt / 2, "all of the loop"
     assert problems_of(turns, set()) == ["turn 5: thoughts changed unexpectedly"]
+
+
+async def test_calls_are_repeated_as_the_model_wrote_them_whatever_the_agent_made_of_them(
+    tmp_path: Path,
+) -> None:
+    async with theatre(tmp_path) as (stage, http):
+        agent = ChatAgent(with_calls_rewritten)
+        turns = await replay("one", agent, steps(in_its_own_way)[:A_LOOP], stage, http)
+    assert problems_of(turns, set()) == []
 
 
 async def test_an_agent_that_drops_thoughts_has_the_places_named(tmp_path: Path) -> None:
@@ -68,4 +77,4 @@ def test_every_turn_is_printed() -> None:
     lines = report("one", turns).splitlines()
     assert lines[0] == "one: 1005 of 1900 prompt tokens computed; changed: a call in 1 turns"
     assert lines[3].split() == ["computed", "900", "105"]
-    assert len(AGENTS) == 9
+    assert len(AGENTS) == 10

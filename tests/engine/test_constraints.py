@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine import sampler
-from engine.constraints import BROKEN
+from engine.constraints import BROKEN, MaskThread
 from engine.sampler import sample
 from engine.types import Request, Sampled, SamplingParams, Sequence, TokenConstraint
 from tests.constraints import Scripted
@@ -34,7 +34,7 @@ def logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
 
 
 def run(x: np.ndarray, sequences: list[Sequence]) -> list[Sampled]:
-    pending = sample(mx.array(x), sequences)
+    pending = sample(mx.array(x), sequences, MaskThread())
     mx.eval(pending.arrays)
     return pending.read()
 

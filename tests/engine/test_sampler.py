@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.constraints import MaskThread
 from engine.sampler import draw, sample
 from engine.types import Request, Sampled, SamplingParams, Sequence
 
@@ -28,7 +29,7 @@ def params(**changes: Any) -> SamplingParams:
 
 
 def run(logits: np.ndarray, sequences: list[Sequence]) -> list[Sampled]:
-    pending = sample(mx.array(logits), sequences)
+    pending = sample(mx.array(logits), sequences, MaskThread())
     mx.eval(pending.arrays)
     return pending.read()
 
@@ -244,6 +245,6 @@ def test_only_the_chosen_tokens_are_reported_where_no_alternatives_are_wanted() 
 
 def test_sixteen_bit_logits_are_sampled_as_floats() -> None:
     x = mx.array(logits(1)).astype(mx.bfloat16)
-    pending = sample(x, [sequence(params(temperature=0.0, logprobs=1))])
+    pending = sample(x, [sequence(params(temperature=0.0, logprobs=1))], MaskThread())
     mx.eval(pending.arrays)
     assert pending.read()[0].token_id == mx.argmax(x).item()

@@ -23,6 +23,7 @@ from server.conversation import Conversation, Turn
 from server.metrics import Metrics
 from server.service import ServedModel, Service
 from server.text.tokenizer import Tokenizer
+from server.text.written_calls import WrittenCalls
 from tests.engines import SHAPE, VOCAB, recall_loop
 from tests.recall import RecallModel, recall_many
 
@@ -181,7 +182,8 @@ def make_service(
     model = ServedModel((MODEL, *OTHER_NAMES), defaults or {}, stop_token_ids)
     config = config or Config()
     grammars = grammar_compiler(config, tokenizer, model, client)
-    return Service(config, model, tokenizer, client, Metrics(client), grammars)
+    calls = WrittenCalls(config.limits.max_written_call_bytes)
+    return Service(config, model, tokenizer, client, Metrics(client), grammars, calls)
 
 
 @asynccontextmanager

@@ -1,6 +1,9 @@
 """Asks a random-weight model, sixteen at a time, and judges every answer by its schema.
 
 The judge is a validator that has nothing to do with the grammars.
+
+A random model would think without end, and the grammar is for what comes after. So every fifth
+answer begins within thoughts that a budget ends, and all others are told not to think.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from typing import Any
 
 import httpx2
 from jsonschema import Draft202012Validator, FormatChecker
+from tokenizers import pre_tokenizers
 
 from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
@@ -36,11 +40,17 @@ AT_A_TIME = 16
 MAX_TOKENS = 6000
 MODEL_LEN = 8192
 THOUGHT_TOKENS = 12
+TWIN_EVERY = 10
+TEXTS = ("content", "reasoning_content")
 GIB = 1024**3
 STOP_S = 30.0
 FORMATS = FormatChecker(["uuid", "ipv4"])
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 TEMPLATES = {"hermes": TEMPLATE, "xml": XML_TEMPLATE}
+NO_THOUGHTS = "{{- '<think>\\n\\n</think>\\n\\n' }}"
+# The byte-level alphabet begins the vocabulary; a call may follow another one on a new line.
+LINE_BREAK = str(sorted(pre_tokenizers.ByteLevel.alphabet()).index("\u010a"))
+MORE_CALLS = {LINE_BREAK: 3}
 
 
 @dataclass
@@ -54,6 +64,9 @@ class Outcome:
     calls: int = 0
     thoughts: int = 0
     """Answers that thought before."""
+    twins: int = 0
+    """Answers that were asked for once more, streamed where they were whole and whole where they
+    were streamed, and were the same."""
     tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -63,8 +76,8 @@ class Outcome:
         calls = f"; {self.calls} calls" if self.calls else ""
         return (
             f"{self.name}: {self.valid} valid of {self.asked} asked ({ends}; "
-            f"{self.streamed} streamed, {self.thoughts} after thoughts{calls}), "
-            f"{self.tokens} tokens"
+            f"{self.streamed} streamed, {self.twins} the same both ways, "
+            f"{self.thoughts} after thoughts{calls}), {self.tokens} tokens of whole answers"
         )
 
 
@@ -116,6 +129,7 @@ def call_questions(count: int) -> list[Question]:
             "tools": [function(tool) for tool in names],
             "tool_choice": choice,
             "parallel_tool_calls": not one,
+            "logit_bias": MORE_CALLS if number % 7 == 6 else {},
         }
         questions.append(Question(asked, {tool: TOOLS[tool] for tool in may}, True, one))
     return questions
@@ -160,24 +174,43 @@ async def prove(name: str, folder: Path, tool_format: str, questions: list[Quest
 
 async def ask(http: httpx2.AsyncClient, question: Question, outcome: Outcome) -> None:
     """One request; its answer is whole or in events, and is judged alike."""
-    response = await http.post(CHAT, json=question.body, timeout=None)
-    if response.status_code != 200:
-        outcome.problems.append(f"{response.status_code}: {response.text[:300]}")
+    try:
+        reason, message = await answer(http, question.body, outcome)
+    except RefusedError as error:
+        outcome.problems.append(str(error))
         return
-    if question.body["stream"]:
-        outcome.streamed += 1
-        reason, message = joined(events(response.text))
-    else:
-        (choice,) = response.json()["choices"]
-        reason, message = choice["finish_reason"], choice["message"]
-        outcome.tokens += response.json()["usage"]["completion_tokens"]
+    outcome.streamed += question.body["stream"]
     outcome.finished[reason] += 1
-    outcome.thoughts += bool(message.get("reasoning_content"))
+    outcome.thoughts += bool(message["reasoning_content"])
     problem = judge(question, reason, message, outcome)
+    if problem is None and question.body["seed"] % TWIN_EVERY == 0:
+        other = question.body | {"stream": not question.body["stream"]}
+        outcome.twins += 1
+        if await answer(http, other, outcome) != (reason, message):
+            problem = "it differs from the same answer asked for the other way"
     if problem is None:
         outcome.valid += 1
     else:
         outcome.problems.append(f"seed {question.body['seed']}: {problem}")
+
+
+class RefusedError(Exception):
+    """No answer, but an error."""
+
+
+async def answer(http: httpx2.AsyncClient, body: Json, outcome: Outcome) -> tuple[str, Json]:
+    """The finish reason and the message, in the same form both ways. Raises RefusedError."""
+    response = await http.post(CHAT, json=body, timeout=None)
+    if response.status_code != 200:
+        raise RefusedError(f"{response.status_code}: {response.text[:300]}")
+    if body["stream"]:
+        return joined(events(response.text))
+    (choice,) = response.json()["choices"]
+    outcome.tokens += response.json()["usage"]["completion_tokens"]
+    message = choice["message"]
+    texts = {name: message.get(name) or "" for name in TEXTS}
+    calls = [{"function": call["function"]} for call in message.get("tool_calls", ())]
+    return choice["finish_reason"], texts | {"tool_calls": calls}
 
 
 def joined(chunks: list[Json]) -> tuple[str, Json]:
@@ -191,8 +224,7 @@ def joined(chunks: list[Json]) -> tuple[str, Json]:
                 call = calls.setdefault(part["index"], {"function": {"name": "", "arguments": ""}})
                 for name, text in part["function"].items():
                     call["function"][name] += text
-    names = ("content", "reasoning_content")
-    message: Json = {name: streamed(chunks, name) for name in names}
+    message: Json = {name: streamed(chunks, name) for name in TEXTS}
     return reason, message | {"tool_calls": [calls[index] for index in sorted(calls)]}
 
 
@@ -236,7 +268,9 @@ async def server(folder: Path, tool_format: str) -> AsyncIterator[httpx2.AsyncCl
     """
     write_model(folder, TINY)
     tags = CALL_TAGS if tool_format == "hermes" else ()
-    template = TEMPLATES[tool_format]
+    open_thoughts = "{%- else %}{{- '<think>\\n' }}"
+    template = TEMPLATES[tool_format].replace(NO_THOUGHTS, NO_THOUGHTS + open_thoughts)
+    assert open_thoughts in template
     plain = (*PLAIN_ADDED_TOKENS, *tags)
     write_tokenizer(folder, TINY.vocab_size, template=template, plain=plain)
     checkpoint = read_checkpoint(folder)

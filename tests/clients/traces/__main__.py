@@ -9,8 +9,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.clients.traces.agents import (
     Agent,
@@ -23,26 +25,37 @@ from tests.clients.traces.agents import (
     with_calls_rewritten,
     without_thoughts,
 )
-from tests.clients.traces.conversation import steps
+from tests.clients.traces.conversation import as_qwen3, in_its_own_way, steps
 from tests.clients.traces.replay import Turn, replay, theatre
 
-# The name of each agent, and what of the history it, or the model's template, changes.
-AGENTS: dict[str, tuple[Callable[[], Agent], set[str]]] = {
-    "resends all": (ChatAgent, {"thoughts"}),
-    "drops thoughts": (lambda: ChatAgent(without_thoughts), {"thoughts"}),
-    "rewrites calls": (lambda: ChatAgent(with_calls_rewritten), {"thoughts", "a call"}),
-    "tells the time first": (
-        lambda: ChatAgent(with_a_clock_in_the_system_prompt),
-        {"the system prompt"},
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A conversation of an agent and a model."""
+
+    agent: Callable[[], Agent]
+    changes: frozenset[str] = frozenset({"thoughts"})
+    """What of the history the agent, or the model's template, changes."""
+    write: Callable[[dict[str, Any]], str] = as_qwen3
+    """How the model writes calls."""
+
+
+AGENTS = {
+    "resends all": Trace(ChatAgent),
+    "drops thoughts": Trace(lambda: ChatAgent(without_thoughts)),
+    "rewrites calls": Trace(lambda: ChatAgent(with_calls_rewritten)),
+    "another model's calls": Trace(ChatAgent, write=in_its_own_way),
+    "tells the time first": Trace(
+        lambda: ChatAgent(with_a_clock_in_the_system_prompt), frozenset({"the system prompt"})
     ),
-    "tells the time last": (
+    "tells the time last": Trace(
         lambda: ChatAgent(with_a_clock_in_the_newest_question),
-        {"a question", "thoughts"},
+        frozenset({"a question", "thoughts"}),
     ),
-    "moves cache_control": (lambda: ChatAgent(as_parts_with_rolling_markers), {"thoughts"}),
-    "messages": (MessagesAgent, {"thoughts"}),
-    "responses": (ResponsesAgent, {"thoughts"}),
-    "responses, stored": (lambda: ResponsesAgent(stored=True), {"thoughts"}),
+    "moves cache_control": Trace(lambda: ChatAgent(as_parts_with_rolling_markers)),
+    "messages": Trace(MessagesAgent),
+    "responses": Trace(ResponsesAgent),
+    "responses, stored": Trace(lambda: ResponsesAgent(stored=True)),
 }
 
 
@@ -53,17 +66,18 @@ async def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         async with theatre(Path(folder)) as (stage, http):
             for name in names or AGENTS:
-                make, expected = AGENTS[name]
-                turns = await replay(name, make(), steps(), stage, http)
+                trace = AGENTS[name]
+                said = steps(trace.write)
+                turns = await replay(name, trace.agent(), said, stage, http)
                 print(report(name, turns), flush=True)
-                problems += [f"{name}, {problem}" for problem in problems_of(turns, expected)]
+                problems += [f"{name}, {problem}" for problem in problems_of(turns, trace.changes)]
     for problem in problems:
         print(f"NOT AS IT MUST BE: {problem}")
     print(f"{len(names or AGENTS)} agents in {time.monotonic() - started:.0f} s")
     return 1 if problems else 0
 
 
-def problems_of(turns: list[Turn], expected: set[str]) -> list[str]:
+def problems_of(turns: list[Turn], expected: Set[str]) -> list[str]:
     """What must not be; expected: what of the history may have changed."""
     found = [(number, turn.problem) for number, turn in enumerate(turns, start=1)]
     found += [

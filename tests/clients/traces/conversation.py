@@ -5,6 +5,7 @@ each of them.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,12 +53,23 @@ class Step:
     """What the tool says to the call in it; None: there is none, and the person is next."""
 
 
-def steps() -> list[Step]:
-    """The conversation. The same each time."""
-    return [_step(question, number) for question in range(QUESTIONS) for number in range(CALLS + 1)]
+def as_qwen3(call: dict[str, Any]) -> str:
+    """How the model's template writes calls, too."""
+    return json.dumps(call)
 
 
-def _step(question: int, number: int) -> Step:
+def in_its_own_way(call: dict[str, Any]) -> str:
+    """Without the spaces, as other makers train their models."""
+    return json.dumps(call, separators=(",", ":"))
+
+
+def steps(write: Callable[[dict[str, Any]], str] = as_qwen3) -> list[Step]:
+    """The conversation. The same each time. write: how the model writes calls."""
+    places = [(question, number) for question in range(QUESTIONS) for number in range(CALLS + 1)]
+    return [_step(question, number, write) for question, number in places]
+
+
+def _step(question: int, number: int, write: Callable[[dict[str, Any]], str]) -> Step:
     subject = SUBJECTS[question]
     asks = f"Please look at {subject}: why does case {question + 1} fail?" if number == 0 else None
     thought = (
@@ -68,13 +80,12 @@ def _step(question: int, number: int) -> Step:
     if number == CALLS:
         said = f"Case {question + 1} fails in {subject}, since a bound is off by one. I mended it."
         return Step(asks, thinks + said, None)
-    call = f"<tool_call>\n{_call(question, number)}\n</tool_call>"
+    call = f"<tool_call>\n{write(_call(question, number))}\n</tool_call>"
     answer = "\n".join(f"{line:4} {subject} {line * 37 % 101}" for line in range(8))
     return Step(asks, f"{thinks}I look at {subject}.\n{call}", answer)
 
 
-def _call(question: int, number: int) -> str:
-    """As Qwen3 writes calls."""
+def _call(question: int, number: int) -> dict[str, Any]:
     arguments: dict[str, Any]
     if number % 2 == 0:
         name = "read_file"
@@ -82,4 +93,4 @@ def _call(question: int, number: int) -> str:
     else:
         name = "run"
         arguments = {"command": f'pytest -k "case {question + 1}"', "timeout_s": 1.5}
-    return json.dumps({"name": name, "arguments": arguments})
+    return {"name": name, "arguments": arguments}

@@ -65,7 +65,7 @@ class Stage:
         self.computed: list[list[int]] = [[]]
         """All sequences of the running conversation, with the tokens that were generated."""
         self._tokenizer = tokenizer
-        self._parrot = Parrot(tokenizer, lambda _: self.line)
+        self._parrot = Parrot(tokenizer)
 
     def __call__(self, tokens: list[int]) -> int | None:
         """The token that follows these."""
@@ -77,6 +77,8 @@ class Stage:
     def begin(self, line: str) -> None:
         """The next request gets this answer."""
         self.line, self.prompt = line, []
+        # A new one: what was said to the same prompt before is remembered by the old one.
+        self._parrot = Parrot(self._tokenizer, lambda _: line)
 
     def end(self) -> None:
         """The request has ended; the last token that it generated was never computed."""

@@ -166,6 +166,35 @@ async def test_a_call_that_is_cut_off_has_what_was_said_of_it(
     assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("max_tokens", range(1, 75, 2))
+async def test_wherever_an_answer_is_cut_off_a_stream_and_a_whole_answer_are_the_same(
+    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient, max_tokens: int
+) -> None:
+    said = f"So.\n{hermes('look', at='a b')}"
+    engine.script[:] = ids_of(tokenizer, said + END)
+    choice = await answer(http, tools=[LOOK], max_tokens=max_tokens)
+    content = choice["message"]["content"] or ""
+    calls = choice["message"].get("tool_calls", [])
+    if choice["finish_reason"] == "length":
+        assert said.startswith(content)
+        assert all('{"at": "a b"}'.startswith(c["function"]["arguments"]) for c in calls)
+    else:
+        assert choice["finish_reason"] == "tool_calls"
+        assert calls_of(choice) == [("look", {"at": "a b"})]
+
+
+@pytest.mark.parametrize("end", [END, f"</tool_call>{END}"])
+async def test_arguments_that_the_model_does_not_finish_are_told_as_they_are(
+    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient, end: str
+) -> None:
+    said = '<tool_call>\n{"name": "look", "arguments": {"at": ["a"'
+    engine.script[:] = ids_of(tokenizer, said + end)
+    choice = await answer(http, tools=[LOOK])
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"at": ["a"'
+    assert choice["finish_reason"] == ("stop" if end == END else "tool_calls")
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [WAIT], "tool_choice": "none"}])
 async def test_nobody_calls_without_tools(
     engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient, fields: dict[str, Any]
@@ -272,6 +301,27 @@ async def test_a_call_and_its_answer_come_back(
     so_far = first["usage"]["total_tokens"]
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert so_far - 16 <= cached <= so_far
+
+
+@pytest.mark.parametrize("its_id", ["the same", "another"])
+async def test_a_call_that_comes_back_in_other_words_is_the_one_that_the_model_wrote(
+    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient, its_id: str
+) -> None:
+    wrote = '<tool_call>{"name":"look","arguments":{"times":3,"at":"a"}}</tool_call>'
+    engine.script[:] = ids_of(tokenizer, f"<think>\nHm.\n</think>\n\n{wrote}{END}")
+    body = chat(tools=[LOOK])
+    first = (await http.post(CHAT, json=body)).json()
+    message = first["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["arguments"] == '{"times":3,"at":"a"}'
+    call["function"]["arguments"] = '{ "at": "\\u0061", "times": 3.0 }'
+    body["messages"] += [message, {"role": "tool", "tool_call_id": call["id"], "content": "b"}]
+    if its_id == "another":
+        call["id"] = call["id"][:-1] + "x"
+    second = (await http.post(CHAT, json=body)).json()
+    so_far = first["usage"]["total_tokens"]
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert (so_far - 16 <= cached <= so_far) is (its_id == "the same")
 
 
 # --- other models ------------------------------------------------------------------------------

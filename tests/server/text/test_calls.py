@@ -3,8 +3,9 @@ import json
 import pytest
 
 from server.text.calls import CallParser, new_call_id
-from server.text.pieces import AnswerPiece, joined
+from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart, joined
 from server.text.tool_format import ToolFormat
+from server.text.written_calls import WrittenCall
 from tests.server.text.calling import LOOK, call, ids, in_pieces, said
 
 HERMES, XML = ToolFormat.HERMES, ToolFormat.XML
@@ -171,3 +172,86 @@ def test_no_two_calls_have_the_same_id() -> None:
     made = {new_call_id() for _ in range(1000)}
     assert len(made) == 1000
     assert all(each.startswith("call_") for each in made)
+
+
+# --- what is remembered ------------------------------------------------------------------------
+
+
+def remembered(text: str, form: ToolFormat, max_calls: int | None, cut: int) -> list[WrittenCall]:
+    calls: list[WrittenCall] = []
+    read = CallParser((LOOK,), form, max_calls, ids(), calls.append)
+    pieces = joined(in_pieces(read.feed, text, cut) + read.flush())
+    for written in calls:
+        name = next(p.name for p in pieces if isinstance(p, ToolCallStart) and p.id == written.id)
+        index = int(written.id.removeprefix("call_"))
+        told = "".join(
+            p.text for p in pieces if isinstance(p, ToolCallArguments) and p.index == index
+        )
+        assert (written.name, written.arguments) == (name, told)
+    return calls
+
+
+COMPACT = '<tool_call> {"name":"look","arguments":{"at":"x"}}</tool_call>'
+ANOTHER_ORDER = '<tool_call>{"arguments": {"at": "x"}, "name": "look"}</tool_call>'
+BRACKET_MISSING = '<tool_call>{"name": "look", "arguments": {"at": "x"}\n</tool_call>'
+OPEN_MISSING = xml(at="x").removeprefix("<tool_call>\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "call_text"),
+    [
+        (HERMES, hermes(at="x")),
+        (HERMES, COMPACT),
+        (HERMES, ANOTHER_ORDER),
+        (HERMES, BRACKET_MISSING),
+        (XML, xml(at="x", how="{}")),
+        (XML, OPEN_MISSING),
+    ],
+)
+@CUTS
+def test_calls_are_remembered_as_they_were_written(
+    form: ToolFormat, call_text: str, cut: int
+) -> None:
+    calls = remembered(f"Well.\n{call_text}\n{call_text}Done.", form, None, cut)
+    assert [call.text for call in calls] == [call_text, call_text]
+
+
+@pytest.mark.parametrize(
+    ("form", "call_text", "kept"),
+    [
+        (HERMES, hermes(at="x"), hermes(at="x")),
+        (HERMES, ANOTHER_ORDER, ANOTHER_ORDER),
+        (HERMES, BRACKET_MISSING, BRACKET_MISSING.replace("}", "}}")),
+        (HERMES, COMPACT, COMPACT.removesuffix("}</tool_call>") + "}\n</tool_call>"),
+        (XML, xml(at="x"), xml(at="x")),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 2, 7])
+def test_the_only_call_ends_as_calls_end(
+    form: ToolFormat, call_text: str, kept: str, cut: int
+) -> None:
+    (call,) = remembered(call_text * 2, form, 1, cut)
+    assert call.text in (call_text, kept), "as far as it was read before the answer was cut"
+
+
+@pytest.mark.parametrize("max_calls", [None, 1])
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, hermes(at="x")[:-20]),
+        (HERMES, "<tool_call>no</tool_call>"),
+        (XML, xml(at="x")[:-30]),
+        (XML, "<tool_call><function=look>and so on</tool_call>"),
+        (XML, "<tool_call><function=look><parameter=at>x</parameter>and so on"),
+    ],
+)
+def test_what_is_not_written_as_calls_are_is_not_remembered(
+    form: ToolFormat, text: str, max_calls: int | None
+) -> None:
+    assert remembered(text, form, max_calls, 3) == []
+
+
+def test_a_call_that_lacks_its_closing_tag_is_not_remembered() -> None:
+    text = '<tool_call>{"name": "look", "arguments": {}}'
+    assert remembered(text, HERMES, None, 3) == []
+    assert remembered(f"{text} and so on", HERMES, None, 3) == []

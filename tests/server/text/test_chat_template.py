@@ -247,3 +247,37 @@ def test_the_switches_of_the_template_are_those_of_the_prompt(made: Any) -> None
 )
 def test_texts_are_compared_by_characters(one: str, other: str, common: int) -> None:
     assert common_chars(one, other) == common_chars(other, one) == common
+
+
+# --- calls as the model wrote them -----------------------------------------------------------
+
+WROTE = '<tool_call> {"name":"look","arguments":{"at":"</tool_call>"}}</tool_call>'
+
+
+def called(written: str | None) -> Conversation:
+    """Two calls, of which the text of the second one may be known."""
+    calls = (ToolCall("a", "look", "{}"), ToolCall("b", "look", '{"at": "</tool_call>"}', written))
+    return talk(USER, Turn("assistant", "Hm.", tool_calls=calls), Turn("user", "<tool_call>"))
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, XML_TEMPLATE])
+def test_a_call_whose_text_is_known_stands_as_the_model_wrote_it(made: Any, template: str) -> None:
+    chat = made(template)
+    (plain, _), (found, _) = chat.render(called(None)), chat.render(called(WROTE))
+    begin = plain.index("<tool_call>", plain.index("<tool_call>", plain.index("Hm.")) + 1)
+    end = plain.index("<|im_end|>", begin)
+    assert found == plain[:begin] + WROTE + plain[end:]
+
+
+def test_a_template_that_does_more_with_calls_than_to_write_them_writes_them(made: Any) -> None:
+    for template in (
+        TEMPLATE.replace(
+            "{{- message.content }}", "{{- message.content }}{{ message.tool_calls }}"
+        ),
+        TEMPLATE.replace(
+            "{%- set call = call.function %}",
+            "{%- set call = call.function %}{{ raise_exception('') if call.name != 'look' }}",
+        ),
+    ):
+        chat = made(template)
+        assert chat.render(called(WROTE)) == chat.render(called(None))

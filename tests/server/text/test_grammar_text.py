@@ -11,6 +11,7 @@ import pytest
 from server.conversation import OutputFormat, Tool
 from server.text.grammar import Wish
 from server.text.grammar_text import MAX_CALLS, MAX_RULES
+from server.text.merged_patterns import MAX_PATTERNS
 from server.text.tokenizer import Tokenizer
 from server.text.tool_format import ToolFormat
 from tests.server.text.grammars import (
@@ -140,6 +141,14 @@ async def test_a_grammar_is_lark_or_gbnf(tokenizer: Tokenizer, grammar: str) -> 
             f"more than {MAX_RULES} rules",
         ),
         (output("grammar", "start: missing"), "not valid"),
+        (
+            output("grammar", "start: T\nT: /a/" + " & /a.*/" * (MAX_PATTERNS + 1)),
+            f"& comes more than {MAX_PATTERNS} times",
+        ),
+        (
+            output("json_schema", {"allOf": [{"pattern": f"a{{{n}}}.*b"} for n in range(300)]}),
+            f"pattern is supported up to {MAX_PATTERNS} times",
+        ),
     ],
 )
 async def test_what_cannot_be_enforced_is_refused_with_its_field(
@@ -312,3 +321,12 @@ async def test_calls_at_random_are_whole(tokenizer: Tokenizer, form: ToolFormat,
     if form is ToolFormat.HERMES:
         first = text.split("</tool_call>")[0].removeprefix("<tool_call>")
         assert json.loads(first)["name"] in ("place", "now")
+
+
+@pytest.mark.parametrize(("written", "value"), [('"&&&"', "&&&"), ("/&{3}|&{9}\\/&/", "&&&")])
+async def test_what_a_grammar_says_literally_does_not_count(
+    tokenizer: Tokenizer, written: str, value: str
+) -> None:
+    others = " ".join(['"&"'] * 20)
+    constraint = await compiled(tokenizer, output("grammar", f"start: {others} A\nA: {written}"))
+    assert takes(constraint, tokenizer, "&" * 20 + value)

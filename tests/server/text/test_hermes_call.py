@@ -128,3 +128,9 @@ def test_the_beginning_of_a_call_is_none(text: str) -> None:
 def test_a_whole_call_may_come_in_any_order() -> None:
     assert whole_call('{"arguments": {"a": [1, "é"]}, "name": "f"}') == ("f", '{"a": [1, "é"]}')
     assert whole_call("[]") is None
+
+
+def test_what_follows_a_call_in_another_order_is_given_back_as_it_is() -> None:
+    parser = reader()
+    parser.feed('{"arguments": {}, "name": "f"}</tool_call>\n} and on')
+    assert parser.rest == "\n} and on"
