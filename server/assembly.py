@@ -38,10 +38,10 @@ from server.log import configure_log
 from server.metrics import Metrics
 from server.service import ServedModel, Service
 from server.settings import read_settings
-from server.text.grammar import GrammarCompiler, GrammarLimits
-from server.text.vocabulary import Vocabulary
+from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
+from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer, TokenizerError
-from server.text.written_calls import WrittenCalls
+from server.text.calls.written import WrittenCalls
 
 STOP_TIMEOUT_S = 30.0
 EMBEDS = {"auto": None, "generate": False, "embed": True}

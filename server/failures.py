@@ -4,7 +4,7 @@ from starlette.responses import JSONResponse
 
 from server.openapi import ANTHROPIC_PATHS
 from server.protocol.errors import ApiError
-from server.protocol.message_errors import message_error, new_request_id
+from server.protocol.messages.errors import message_error, new_request_id
 
 REQUEST_ID_HEADER = "request-id"
 

@@ -9,14 +9,14 @@ from server.protocol.common import DrawingFields, answer_length
 from server.protocol.errors import context_length_exceeded, invalid
 from server.service import Service, new_seed
 from server.text.answer_parser import Reading
+from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import TemplateError
-from server.text.grammar import Wish
-from server.text.grammar_error import GrammarError
+from server.text.grammar.compiler import Wish
+from server.text.grammar.error import GrammarError
+from server.text.grammar.thoughts import ThinkingStart
 from server.text.parser import thinking_part
 from server.text.pieces import Part
-from server.text.thoughts import ThinkingStart
 from server.text.tokenizer import EncodedChat, TextTooLongError
-from server.text.tool_format import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)

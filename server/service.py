@@ -26,9 +26,9 @@ from server.protocol.errors import (
     unavailable,
 )
 from server.salts import Salts
-from server.text.grammar import GrammarCompiler
+from server.text.calls.written import WrittenCalls
+from server.text.grammar.compiler import GrammarCompiler
 from server.text.tokenizer import Tokenizer
-from server.text.written_calls import WrittenCalls
 
 WireModelT = TypeVar("WireModelT", bound=WireModel)
 CANARY_PRIORITY = -(2**31)

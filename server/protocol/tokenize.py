@@ -6,9 +6,9 @@ from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation
-from server.protocol.chat import ThinkingFields
-from server.protocol.chat_messages import Message
-from server.protocol.chat_tools import WireTool, WireToolChoice, read_tool_choice, read_tools
+from server.protocol.chat.messages import Message
+from server.protocol.chat.request import ThinkingFields
+from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
 from server.protocol.common import TokenIds, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import (

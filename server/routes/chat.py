@@ -6,8 +6,8 @@ from starlette.responses import Response
 
 from server.openapi import takes
 from server.prompting import Asked, chat_prompt
-from server.protocol.chat import ChatRequest
-from server.protocol.chat_answer import ChatAnswer
+from server.protocol.chat.answer import ChatAnswer
+from server.protocol.chat.request import ChatRequest
 from server.routes.answering import respond
 from server.salts import request_key
 from server.service import Service, parse

@@ -12,8 +12,8 @@ from engine.types import PrefixSalt
 from server.generation import Prompt
 from server.openapi import takes
 from server.protocol.common import answer_length
-from server.protocol.completions import CompletionRequest, PromptText
-from server.protocol.text_answer import Echo, TextAnswer
+from server.protocol.completions.answer import Echo, TextAnswer
+from server.protocol.completions.request import CompletionRequest, PromptText
 from server.routes.answering import respond_to_all
 from server.salts import request_key
 from server.service import Service, new_seed, parse

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from server.failures import REQUEST_ID_HEADER
 from server.openapi import takes
 from server.prompting import Asked, chat_prompt, encode_conversation
-from server.protocol.message_answer import MessageAnswer
-from server.protocol.message_errors import new_request_id
-from server.protocol.messages import CountTokensRequest, MessagesRequest
+from server.protocol.messages.answer import MessageAnswer
+from server.protocol.messages.errors import new_request_id
+from server.protocol.messages.request import CountTokensRequest, MessagesRequest
 from server.routes.answering import respond
 from server.salts import request_key
 from server.service import Service, parse

@@ -13,9 +13,9 @@ from server.openapi import takes
 from server.prompting import Asked, chat_prompt
 from server.protocol.answers import Heading
 from server.protocol.errors import ApiError, invalid
-from server.protocol.response_answer import ResponseAnswer
-from server.protocol.response_items import Item, WireItem
-from server.protocol.responses import ResponsesRequest
+from server.protocol.responses.answer import ResponseAnswer
+from server.protocol.responses.items import Item, WireItem
+from server.protocol.responses.request import ResponsesRequest
 from server.response_store import ResponseStore, StoredResponse
 from server.routes.answering import respond
 from server.salts import request_key

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.conversation import Tool
-from server.text.calls import CallParser, new_call_id
+from server.text.calls.parser import CallParser, new_call_id
+from server.text.calls.tool_format import ToolFormat
+from server.text.calls.written import Remember
 from server.text.parser import ReasoningParser
 from server.text.pieces import AnswerPiece, Part, Piece, joined
-from server.text.tool_format import ToolFormat
-from server.text.written_calls import Remember
 
 
 @dataclass(frozen=True, slots=True)

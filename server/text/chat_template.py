@@ -7,9 +7,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from server.conversation import Conversation, Tool, ToolCall, Turn
-from server.text.call_marks import CallMarks
+from server.text.calls.marks import CallMarks
+from server.text.calls.tool_format import tool_format
 from server.text.json_object import json_object
-from server.text.tool_format import tool_format
 
 Message = dict[str, Any]
 ANY_OBJECT = {"type": "object", "properties": {}}

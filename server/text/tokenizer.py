@@ -11,10 +11,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from server.conversation import Conversation
+from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
+from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate
 from server.text.parser import CLOSE, OPEN
-from server.text.tool_format import CALL_CLOSE, CALL_OPEN
-from server.text.written_calls import WrittenCalls
 
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 

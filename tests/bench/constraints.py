@@ -15,9 +15,9 @@ from engine.loop import EngineLoop
 from engine.machine import machine_memory
 from engine.types import Request, SamplingParams, TokenConstraint
 from server.conversation import OutputFormat
-from server.text.grammar import GrammarCompiler, GrammarLimits, Wish
+from server.text.grammar.compiler import GrammarCompiler, GrammarLimits, Wish
+from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
-from server.text.vocabulary import Vocabulary
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.rounds import Part, Rounds
 from tests.bench.table import Goal, Row

@@ -12,12 +12,12 @@ from engine.types import FinishReason
 from server.conversation import Tool
 from server.generation import Delta, Usage
 from server.protocol.answers import Heading
-from server.protocol.chat_answer import ChatAnswer
+from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import Wanted
 from server.text.answer_parser import AnswerParser, Reading
+from server.text.calls.tool_format import ToolFormat
 from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart, joined
 from server.text.tokenizer import Tokenizer
-from server.text.tool_format import ToolFormat
 from tests.engines import VOCAB
 from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.property.test_text_properties import before_the_first_stop, cut, cuts

@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from server.conversation import OutputFormat
-from server.text.grammar import Wish
-from server.text.grammar_error import GrammarError
+from server.text.grammar.compiler import Wish
+from server.text.grammar.error import GrammarError
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer

@@ -22,8 +22,8 @@ from server.config import Config
 from server.conversation import Conversation, Turn
 from server.metrics import Metrics
 from server.service import ServedModel, Service
+from server.text.calls.written import WrittenCalls
 from server.text.tokenizer import Tokenizer
-from server.text.written_calls import WrittenCalls
 from tests.engines import SHAPE, VOCAB, recall_loop
 from tests.recall import RecallModel, recall_many
 

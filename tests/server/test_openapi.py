@@ -11,9 +11,9 @@ from schemathesis.core.failures import FailureGroup
 from starlette.responses import JSONResponse
 
 from server.openapi import DescribedApp, takes
-from server.protocol.chat import ChatRequest
+from server.protocol.chat.request import ChatRequest
 from server.protocol.common import WireModel
-from server.protocol.completions import CompletionRequest
+from server.protocol.completions.request import CompletionRequest
 from tests.clients.fuzz import fuzz, fuzzed_app
 
 EXAMPLES = 10

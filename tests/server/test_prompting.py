@@ -13,10 +13,10 @@ from server.protocol.common import SamplingFields
 from server.protocol.errors import ApiError
 from server.service import Service
 from server.text.answer_parser import Reading
-from server.text.grammar import Wish
-from server.text.thoughts import ThinkingStart
+from server.text.calls.tool_format import ToolFormat
+from server.text.grammar.compiler import Wish
+from server.text.grammar.thoughts import ThinkingStart
 from server.text.tokenizer import Tokenizer
-from server.text.tool_format import ToolFormat
 from tests.engines import VOCAB
 from tests.models import XML_TEMPLATE, write_tokenizer
 from tests.server.harness import Engine, make_service, start_engine, talk

@@ -8,9 +8,9 @@ from starlette.types import Message
 
 from server.choices import Choices
 from server.protocol.answers import Answer, Heading
-from server.protocol.chat_answer import ChatAnswer
+from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import Wanted
-from server.protocol.text_answer import TextAnswer
+from server.protocol.completions.answer import TextAnswer
 from server.sse import DONE, SIGN_OF_LIFE, AnswerStream, event
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed

@@ -5,9 +5,9 @@ from typing import Any
 from engine.types import TokenLogprobs
 from server.generation import TokenReport, Usage
 from server.protocol.answers import Heading
-from server.protocol.chat_answer import ChatAnswer
+from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import Wanted
-from server.protocol.text_answer import Echo, TextAnswer
+from server.protocol.completions.answer import Echo, TextAnswer
 
 HEADING = Heading("id-1", 123, "model-1")
 USAGE = Usage(prompt_tokens=10, completion_tokens=5, reasoning_tokens=2)

@@ -19,9 +19,9 @@ from openai.types.responses.response_create_params import (
 )
 
 from server.config import LimitsSection
-from server.protocol.chat import ChatRequest
+from server.protocol.chat.request import ChatRequest
 from server.protocol.common import DrawingFields, SamplingFields
-from server.protocol.completions import CompletionRequest
+from server.protocol.completions.request import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.errors import ApiError
 from server.protocol.fields import (
@@ -34,10 +34,10 @@ from server.protocol.fields import (
     FieldRule,
     Rule,
 )
-from server.protocol.message_fields import MESSAGES_FIELDS
-from server.protocol.messages import MessagesRequest
-from server.protocol.response_fields import RESPONSES_FIELDS
-from server.protocol.responses import ResponsesRequest
+from server.protocol.messages.fields import MESSAGES_FIELDS
+from server.protocol.messages.request import MessagesRequest
+from server.protocol.responses.fields import RESPONSES_FIELDS
+from server.protocol.responses.request import ResponsesRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 API = Path(__file__).parents[3] / "API.md"

@@ -9,7 +9,7 @@ import pytest
 
 from engine.client import EngineClient
 from server.config import Config, LimitsSection
-from server.text import grammar
+from server.text.grammar import compiler as grammar_compiler
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -134,14 +134,14 @@ async def test_a_form_that_takes_too_long_is_a_400_while_other_streams_go_on(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    real = grammar.compiled
+    real = grammar_compiler.compiled
 
     def slow(text: str, *others: Any) -> Any:
         if "slow" in text:
             release.wait(DEADLINE_S)
         return real(text, *others)
 
-    monkeypatch.setattr(grammar, "compiled", slow)
+    monkeypatch.setattr(grammar_compiler, "compiled", slow)
     config = Config(limits=LimitsSection(max_grammar_compile_s=0.3))
     end = frozenset({token_id(tokenizer, END)})
     service = make_service(engine.client, tokenizer, config, stop_token_ids=end)

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from engine.types import TokenConstraint
 from server.conversation import OutputFormat
-from server.text.grammar import GrammarCompiler, GrammarLimits, Wish
-from server.text.grammar_error import GrammarError
+from server.text.grammar.compiler import GrammarCompiler, GrammarLimits, Wish
+from server.text.grammar.error import GrammarError
+from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
-from server.text.vocabulary import Vocabulary
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
 

@@ -1,8 +1,8 @@
 import pytest
 
 from server.text.answer_parser import AnswerParser, Reading
+from server.text.calls.tool_format import ToolFormat
 from server.text.pieces import joined
-from server.text.tool_format import ToolFormat
 from tests.server.text.calling import LOOK, call, ids, in_pieces, said, thought
 
 PROMPT = "<|im_start|>assistant\n"

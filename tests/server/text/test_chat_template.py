@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from server.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
+from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import (
     ChatTemplate,
     TemplateError,
@@ -12,7 +13,6 @@ from server.text.chat_template import (
     template_messages,
 )
 from server.text.tokenizer import Tokenizer
-from server.text.tool_format import ToolFormat
 from tests.models import TEMPLATE, XML_TEMPLATE, write_tokenizer
 from tests.server.harness import talk
 

@@ -1,0 +1,113 @@
+"""POST /v1/chat/completions: the request as it comes in."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from server.config import LimitsSection, ReasoningSection
+from server.conversation import Conversation, Thinking
+from server.protocol.chat.messages import Message
+from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
+from server.protocol.common import Count, SamplingFields, WireModel
+from server.protocol.errors import invalid
+from server.protocol.fields import CHAT_FIELDS
+from server.protocol.output_format import StructureFields
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class TemplateArguments(WireModel):
+    """Arguments of the chat template that a request may set; others are refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enable_thinking: bool | None = None
+
+
+class ThinkingFields(WireModel):
+    """How much the model may think, in every form that clients say it."""
+
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget: Budget | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+    def thinking(self, efforts: ReasoningSection) -> Thinking:
+        """The neutral form. What is said plainly wins over an effort."""
+        arguments = self.chat_template_kwargs or TemplateArguments()
+        said, budget = arguments.enable_thinking, self.thinking_token_budget
+        return thinking(
+            self.reasoning_effort,
+            efforts,
+            enabled=self.enable_thinking if said is None else said,
+            budget=self.thinking_budget if budget is None else budget,
+        )
+
+
+def thinking(
+    effort: Effort | None,
+    efforts: ReasoningSection,
+    *,
+    enabled: bool | None = None,
+    budget: int | None = None,
+) -> Thinking:
+    """What an effort means, where nothing plainer is said."""
+    if effort is not None:
+        enabled = effort != "none" if enabled is None else enabled
+        budgets = {
+            "minimal": efforts.minimal_effort_tokens,
+            "low": efforts.low_effort_tokens,
+            "medium": efforts.medium_effort_tokens,
+        }
+        budget = budgets.get(effort) if budget is None else budget
+    return Thinking(enabled, budget)
+
+
+class ChatRequest(ThinkingFields, StructureFields, SamplingFields):
+    """The body of a request; server/protocol/fields.py says what becomes of each field."""
+
+    rules = CHAT_FIELDS
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0)
+    tools: list[WireTool] | None = None
+    tool_choice: str | WireToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def check(self, limits: LimitsSection) -> None:
+        """What the types cannot say."""
+        super().check(limits)
+        if len(self.messages) > limits.max_messages:
+            raise invalid(
+                f"There are {len(self.messages)} messages; at most {limits.max_messages} are read.",
+                "messages",
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
+        if (self.top_logprobs or 0) > limits.max_top_logprobs:
+            raise invalid(f"top_logprobs may be at most {limits.max_top_logprobs}.", "top_logprobs")
+
+    @property
+    def asked_length(self) -> tuple[int | None, str]:
+        """The longest answer that is wanted, and the field that says so."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
+
+    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+        """The neutral form. Raises ApiError that names what cannot be part of it."""
+        tools = read_tools(self.tools or [], limits.max_tools)
+        return Conversation(
+            turns=tuple(
+                message.turn(f"messages[{number}]") for number, message in enumerate(self.messages)
+            ),
+            tools=tools,
+            tool_choice=read_tool_choice(self.tool_choice, tools),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            output=self.output_format(),
+            thinking=self.thinking(efforts),
+        )

@@ -1,0 +1,212 @@
+"""Deltas of an answer -> the events and the object of /v1/messages."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from server.generation import Delta, Usage
+from server.protocol.answers import Heading, Json, cache_miss
+from server.protocol.errors import ApiError
+from server.protocol.messages.errors import message_error, new_request_id
+from server.text.calls.tool_format import CALL_OPEN
+from server.text.json_object import json_object
+from server.text.pieces import AnswerPiece, Part, ToolCallArguments, ToolCallStart
+
+# Thoughts come back as they are, and nothing has to be proved of them. But clients drop those that
+# have no signature.
+SIGNATURE = "quire"
+STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+PING: Json = {"type": "ping"}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that is not all there: what follows may show that it is none."""
+
+    start: ToolCallStart
+    arguments: str = ""
+
+    @property
+    def input(self) -> Json | None:
+        """The arguments; None where they are no object, or have what JSON has no number for."""
+        found = json_object(self.arguments)
+        try:
+            json.dumps(found, allow_nan=False)
+        except ValueError:
+            return None
+        return found
+
+    @property
+    def text(self) -> str:
+        """As content, for a call that nobody could make."""
+        name = json.dumps(self.start.name, ensure_ascii=False)
+        return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {self.arguments}'
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Pieces -> the events of content blocks, of which one is open at a time.
+
+    A call is sent when it is all there. One whose arguments are no JSON object is text.
+    """
+
+    used_tools: bool = False
+    _count: int = 0
+    _kind: str | None = None
+    """Of the open block."""
+    _call: _Call | None = None
+
+    def feed(self, piece: AnswerPiece) -> list[Json]:
+        """What is certain with that piece."""
+        if isinstance(piece, ToolCallArguments):
+            assert self._call is not None, "arguments follow the start of their call"
+            self._call.arguments += piece.text
+            return []
+        events = self._end_call()
+        if isinstance(piece, ToolCallStart):
+            self._call = _Call(piece)
+            return events
+        if piece.part is Part.REASONING:
+            return events + self._thought(piece.text)
+        return events + self._text(piece.text)
+
+    def end(self) -> list[Json]:
+        """The rest, when the answer ends."""
+        return self._end_call() + self._close()
+
+    def _end_call(self) -> list[Json]:
+        call, self._call = self._call, None
+        if call is None:
+            return []
+        if call.input is None:
+            return self._text(("\n" if self._kind == "text" else "") + call.text)
+        self.used_tools = True
+        block = {"type": "tool_use", "id": call.start.id, "name": call.start.name, "input": {}}
+        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        return [*self._open("tool_use", block), self._delta(delta)]
+
+    def _thought(self, text: str) -> list[Json]:
+        block = {"type": "thinking", "thinking": "", "signature": ""}
+        delta = {"type": "thinking_delta", "thinking": text}
+        return [*self._open("thinking", block), self._delta(delta)]
+
+    def _text(self, text: str) -> list[Json]:
+        block = {"type": "text", "text": ""}
+        return [*self._open("text", block), self._delta({"type": "text_delta", "text": text})]
+
+    def _open(self, kind: str, block: Json) -> list[Json]:
+        """Nothing where such a block is open already and goes on."""
+        if kind == self._kind != "tool_use":
+            return []
+        events = self._close()
+        self._kind = kind
+        start = {"type": "content_block_start", "index": self._count, "content_block": block}
+        return [*events, start]
+
+    def _close(self) -> list[Json]:
+        kind, self._kind = self._kind, None
+        if kind is None:
+            return []
+        signed = [self._delta({"type": "signature_delta", "signature": SIGNATURE})]
+        stop = {"type": "content_block_stop", "index": self._count}
+        events = [*(signed if kind == "thinking" else []), stop]
+        self._count += 1
+        return events
+
+    def _delta(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": self._count, "delta": delta}
+
+
+@dataclass(slots=True)
+class MessageAnswer:
+    """One message, streamed or whole. Whole it is what the events of its stream add up to."""
+
+    events_have_names: ClassVar[bool] = True
+
+    heading: Heading
+    prompt_tokens: int
+    context_ends_it: bool = False
+    """Whether the model's context has less room than was asked for."""
+    cache_report: bool = False
+    _blocks: _Blocks = field(default_factory=_Blocks)
+    _content: list[Json] = field(default_factory=list)
+    _end: Json = field(default_factory=lambda: {"stop_reason": None, "stop_sequence": None})
+
+    def first_chunks(self) -> list[Json]:
+        """The message without content. What of the prompt came from the cache is not known yet:
+        message_delta has the counts that are."""
+        usage = self._usage(Usage(self.prompt_tokens, 0, 0))
+        return [{"type": "message_start", "message": self._message([], usage)}, PING]
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        """The events of a delta."""
+        events = [event for piece in delta.pieces for event in self._blocks.feed(piece)]
+        if delta.finish is None:
+            return events
+        events += self._blocks.end()
+        reason = STOP_REASONS[delta.finish]
+        if delta.finish == "stop" and delta.stop_string is not None:
+            reason = "stop_sequence"
+        elif delta.finish == "tool_calls" and not self._blocks.used_tools:
+            reason = "end_turn"
+        elif delta.finish == "length" and self.context_ends_it:
+            reason = "model_context_window_exceeded"
+        stop_string = delta.stop_string if reason == "stop_sequence" else None
+        self._end = {"stop_reason": reason, "stop_sequence": stop_string}
+        return events
+
+    def last_chunks(self, usage: Usage) -> list[Json]:
+        """Why it ended, and what it took."""
+        end = {"type": "message_delta", "delta": self._end, "usage": self._usage(usage)}
+        return [end, {"type": "message_stop"}]
+
+    def failure(self, error: ApiError) -> Json:
+        """The error alone."""
+        return message_error(error, new_request_id())
+
+    def add(self, delta: Delta) -> None:
+        """Gathers a delta for ``whole``."""
+        add_events(self._content, self.chunks(delta))
+
+    def whole(self, usage: Usage) -> Json:
+        """The answer in one object."""
+        return self._message(self._content, self._usage(usage))
+
+    def _message(self, content: list[Json], usage: Json) -> Json:
+        return {
+            "id": self.heading.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.heading.model,
+            "content": content,
+            **self._end,
+            "usage": usage,
+        }
+
+    def _usage(self, usage: Usage) -> Json:
+        """What came from the cache is no part of input_tokens. What is kept costs nobody anything,
+        so that nothing is ever counted as written."""
+        cached = usage.prefix.cached_tokens if usage.prefix else 0
+        counts: Json = {
+            "input_tokens": usage.prompt_tokens - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        }
+        return counts | ({"cache_miss": cache_miss(usage.prefix)} if self.cache_report else {})
+
+
+def add_events(content: list[Json], events: Iterable[Json]) -> None:
+    """Adds what the events of content blocks say to the blocks so far."""
+    for event in events:
+        if event["type"] == "content_block_start":
+            content.append(dict(event["content_block"]))
+        elif event["type"] == "content_block_delta":
+            block, delta = content[event["index"]], event["delta"]
+            if delta["type"] == "input_json_delta":
+                block["input"] = json_object(delta["partial_json"])
+            else:
+                (name,) = delta.keys() - {"type"}
+                block[name] += delta[name]

@@ -1,0 +1,123 @@
+"""POST /v1/messages and /v1/messages/count_tokens: the requests as they come in."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from server.config import LimitsSection, ReasoningSection
+from server.conversation import Conversation, OutputFormat, Thinking, Turn
+from server.protocol.chat.request import Budget, Effort, TemplateArguments, thinking
+from server.protocol.common import DrawingFields, WireModel
+from server.protocol.errors import invalid
+from server.protocol.messages.blocks import Block, InputMessage, system_texts
+from server.protocol.messages.fields import MESSAGES_FIELDS
+from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offered_tools
+from server.protocol.output_format import StructureFields
+
+Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
+SCHEMA_PARAM = "output_config.format.schema"
+
+
+class ThinkingConfig(WireModel):
+    """Whether and how much to think. ``display`` is ignored: thoughts are sent as they are."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Budget | None = None
+
+
+class JsonFormat(WireModel):
+    """A schema for the whole answer."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, object] | bool = Field(alias="schema")
+
+
+class OutputConfig(WireModel):
+    """How much effort an answer is worth, and what form it has."""
+
+    effort: Effort | None = None
+    format: JsonFormat | None = None
+
+
+class ConversationFields(StructureFields):
+    """All that becomes part of the prompt, and the form of the answer."""
+
+    model: str | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    system: str | list[Block] | None = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: OfferedChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+        """The neutral form. Raises ApiError that names what cannot be part of it."""
+        tools = read_offered_tools(self.tools or [], limits.max_tools)
+        choice = self.tool_choice or OfferedChoice(type="auto")
+        return Conversation(
+            turns=self._turns(limits.max_messages),
+            tools=tools,
+            tool_choice=choice.read(tools),
+            parallel_tool_calls=choice.disable_parallel_tool_use is not True,
+            output=self._output(),
+            thinking=self._thinking(efforts),
+        )
+
+    def _turns(self, max_messages: int) -> tuple[Turn, ...]:
+        if len(self.messages) > max_messages:
+            raise invalid(
+                f"There are {len(self.messages)} messages; at most {max_messages} are read.",
+                "messages",
+            )
+        if self.messages[-1].role == "assistant":
+            raise invalid(
+                "An answer cannot be begun for the model: the last message must be the user's.",
+                f"messages[{len(self.messages) - 1}].role",
+            )
+        turns = [Turn("system", text) for text in system_texts(self.system or "", "system")]
+        for number, message in enumerate(self.messages):
+            turns += message.turns(f"messages[{number}]")
+        return tuple(turns)
+
+    def _output(self) -> OutputFormat | None:
+        found = self.output_format()
+        config = self.output_config or OutputConfig()
+        if config.format is None:
+            return found
+        if found is not None:
+            raise invalid(
+                f"{found.param} and output_config both say what the answer must be.", found.param
+            )
+        return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
+
+    def _thinking(self, efforts: ReasoningSection) -> Thinking:
+        """What is said plainly wins over an effort; Anthropic's field wins over the others."""
+        asked = self.thinking
+        if asked is not None and asked.type in ("disabled", "between_tools"):
+            return Thinking(False)
+        effort = (self.output_config or OutputConfig()).effort
+        if asked is not None and asked.type == "enabled":
+            return thinking(effort, efforts, enabled=True, budget=asked.budget_tokens)
+        arguments = self.chat_template_kwargs or TemplateArguments()
+        said = arguments.enable_thinking
+        return thinking(effort, efforts, enabled=self.enable_thinking if said is None else said)
+
+
+class MessagesRequest(ConversationFields, DrawingFields):
+    """The body of a request; server/protocol/messages/fields.py says what becomes of each field."""
+
+    rules = MESSAGES_FIELDS
+    stop_param: ClassVar[str] = "stop_sequences"
+
+    max_tokens: Length
+    stop_sequences: list[str] | None = None
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return tuple(self.stop_sequences or ())
+
+
+class CountTokensRequest(ConversationFields):
+    """The same, of which only the conversation counts."""

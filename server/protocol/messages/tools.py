@@ -1,0 +1,84 @@
+"""The tools of /v1/messages, and which of them must or may be called: wire -> neutral form."""
+
+from typing import Any, Literal
+
+from server.conversation import Tool, ToolChoice
+from server.protocol.chat.tools import check_tool_name
+from server.protocol.common import WireModel
+from server.protocol.errors import invalid, quoted
+
+# Anthropic's servers run these themselves. The model is not told of them, so that a client that
+# always offers some of them gets answers.
+SERVER_TOOLS = (
+    "web_search_",
+    "web_fetch_",
+    "code_execution_",
+    "tool_search_tool_",
+    "mcp_toolset",
+    "advisor_",
+)
+
+
+class OfferedTool(WireModel):
+    """A tool of any type. Of Anthropic's own types nobody here knows what they take."""
+
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def is_run_by_anthropic(self) -> bool:
+        """Whether the server is to run it."""
+        return self.type is not None and self.type.startswith(SERVER_TOOLS)
+
+    def tool(self, place: str) -> Tool:
+        """The neutral form. Raises ApiError."""
+        if self.type not in (None, "custom"):
+            raise invalid(
+                f"A tool of type {quoted(self.type or '')} is not supported: describe it with an "
+                "input_schema.",
+                place,
+            )
+        if self.name is None:
+            raise invalid("This tool has no name.", f"{place}.name")
+        check_tool_name(self.name, f"{place}.name")
+        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
+
+
+class OfferedChoice(WireModel):
+    """Whether the model may, must or must not call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def read(self, tools: tuple[Tool, ...]) -> ToolChoice:
+        """The neutral form. Raises ApiError for a choice that cannot be made."""
+        if self.type in ("auto", "none"):
+            return ToolChoice("none" if self.type == "none" or not tools else "auto")
+        if not tools:
+            raise invalid("tool_choice asks for a call, but there are no tools.", "tool_choice")
+        if self.type == "any":
+            return ToolChoice("required")
+        if self.name not in {tool.name for tool in tools}:
+            raise invalid(
+                "tool_choice names a tool that is not among the tools.", "tool_choice.name"
+            )
+        return ToolChoice("named", self.name)
+
+
+def read_offered_tools(tools: list[OfferedTool], max_tools: int) -> tuple[Tool, ...]:
+    """The tools that a client runs, in their order. Raises ApiError that names the one at fault."""
+    if len(tools) > max_tools:
+        raise invalid(f"There are {len(tools)} tools; at most {max_tools} are read.", "tools")
+    found: dict[str, Tool] = {}
+    for number, offered in enumerate(tools):
+        if offered.is_run_by_anthropic:
+            continue
+        tool = offered.tool(f"tools[{number}]")
+        if tool.name in found:
+            raise invalid("Two tools have this name.", f"tools[{number}].name")
+        found[tool.name] = tool
+    return tuple(found.values())

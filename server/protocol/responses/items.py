@@ -1,0 +1,280 @@
+"""The items of /v1/responses: wire -> turns, and the form in which they are kept.
+
+One turn of an assistant comes as several items: what it thought, what it said, and each call. They
+become one turn again, so that a template writes what the model wrote, and the prompt begins with
+the tokens of the one that was answered.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag
+
+from server.conversation import Role, ToolCall, Turn
+from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
+from server.protocol.common import WireModel
+from server.protocol.errors import ApiError, invalid, quoted
+
+Json = dict[str, Any]
+# What the model thought, for clients that send back nothing else. It is no secret of theirs.
+THOUGHTS_MARK = "quire1."
+
+
+def packed_thoughts(text: str) -> str:
+    """Thoughts as the one string that ``read_thoughts`` reads."""
+    return THOUGHTS_MARK + base64.b64encode(text.encode()).decode()
+
+
+def read_thoughts(packed: str) -> str | None:
+    """None where it was not packed here."""
+    if not packed.startswith(THOUGHTS_MARK):
+        return None
+    try:
+        return base64.b64decode(packed[len(THOUGHTS_MARK) :], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+class MessageItem(WireModel):
+    """Something that was said, whoever said it."""
+
+    type: Literal["message"] | None = None
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[ContentPart] | None = None
+
+    def turn(self, place: str) -> Turn:
+        """The turn it is, or a part of. place: how errors name the item. Raises ApiError."""
+        return Turn(ROLES[self.role], content_text(self.content or "", f"{place}.content"))
+
+    def kept(self, key: str) -> Json:
+        """The item in full, as the SDKs type it; ``turn`` must have let it pass. key: makes an id
+        that no other item has, for one without."""
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        return {
+            "type": "message",
+            "id": self.id or f"msg_{key}",
+            "role": self.role,
+            "status": "completed",
+            "content": _kept_content(self.content or "", kind),
+        }
+
+
+class CallItem(CalledFunction):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    id: str | None = None
+    call_id: str | None = None
+
+    def turn(self, place: str) -> Turn:
+        """See MessageItem."""
+        return Turn("assistant", tool_calls=(self._call,))
+
+    def kept(self, key: str) -> Json:
+        """See MessageItem."""
+        return {
+            "type": "function_call",
+            "id": self.id or f"fc_{key}",
+            "call_id": self._call.id,
+            "name": self.name,
+            "arguments": self._call.arguments,
+            "status": "completed",
+        }
+
+    @property
+    def _call(self) -> ToolCall:
+        return self.made(self.call_id or "")
+
+
+class CallOutputItem(WireModel):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    id: str | None = None
+    call_id: str | None = None
+    output: str | list[ContentPart] | None = None
+
+    def turn(self, place: str) -> Turn:
+        """See MessageItem."""
+        text = content_text(self.output or "", f"{place}.output")
+        return Turn("tool", text, tool_call_id=self.call_id)
+
+    def kept(self, key: str) -> Json:
+        """See MessageItem."""
+        output = self.output or ""
+        return {
+            "type": "function_call_output",
+            "id": self.id or f"fco_{key}",
+            "call_id": self.call_id,
+            "output": output if isinstance(output, str) else _kept_content(output, "input_text"),
+            "status": "completed",
+        }
+
+
+class ThoughtPart(WireModel):
+    """A part of what was thought."""
+
+    text: str = ""
+
+
+class ReasoningItem(WireModel):
+    """What the model thought before it said something."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    content: list[ThoughtPart] | None = None
+    summary: list[ThoughtPart] | None = None
+    encrypted_content: str | None = None
+
+    def turn(self, place: str) -> Turn:
+        """See MessageItem. Thoughts that are there in full win over those that are packed, and
+        these over a summary."""
+        text = "".join(part.text for part in self.content or ())
+        if not text and self.encrypted_content:
+            unpacked = read_thoughts(self.encrypted_content)
+            if unpacked is None:
+                raise invalid(
+                    "This was not encrypted here: leave the item out.",
+                    f"{place}.encrypted_content",
+                    "invalid_encrypted_content",
+                )
+            text = unpacked
+        text = text or "\n\n".join(part.text for part in self.summary or ())
+        return Turn("assistant", reasoning=text)
+
+    def kept(self, key: str) -> Json:
+        """See MessageItem."""
+        text = self.turn("").reasoning
+        return {
+            "type": "reasoning",
+            "id": self.id or f"rs_{key}",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": text}],
+            "status": "completed",
+        }
+
+
+class ReferenceItem(WireModel):
+    """An item of a response that is stored."""
+
+    type: Literal["item_reference"] | None = None
+    id: str
+
+
+class OtherItem(WireModel):
+    """What no model here makes or reads."""
+
+    type: str
+
+
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+TAGS = {
+    "message": "Message",
+    "function_call": "Call",
+    "function_call_output": "CallOutput",
+    "reasoning": "Reasoning",
+    "item_reference": "Reference",
+}
+
+
+def _tag(item: Any) -> str:
+    """Which model reads an item. Tags begin with capitals, so that errors leave them out."""
+    if not isinstance(item, dict):
+        return "Message"
+    if item.get("type") is None:
+        return "Reference" if "id" in item and "role" not in item else "Message"
+    return TAGS.get(str(item["type"]), "Other")
+
+
+WireItem = Annotated[
+    Annotated[MessageItem, Tag("Message")]
+    | Annotated[CallItem, Tag("Call")]
+    | Annotated[CallOutputItem, Tag("CallOutput")]
+    | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[ReferenceItem, Tag("Reference")]
+    | Annotated[OtherItem, Tag("Other")],
+    Discriminator(_tag),
+]
+Input = Annotated[
+    Annotated[str, Tag("Text")] | Annotated[list[WireItem], Tag("Items")],
+    Discriminator(lambda value: "Text" if isinstance(value, str) else "Items"),
+]
+
+
+def read_input(asked: str | list[WireItem], stored: Callable[[str], Item | None]) -> list[Item]:
+    """The items, references followed. stored: the item of an id, if there is one. Raises ApiError
+    for what is no part of a conversation here."""
+    if isinstance(asked, str):
+        return [MessageItem(role="user", content=asked)]
+    items: list[Item] = []
+    for number, item in enumerate(asked):
+        if isinstance(item, OtherItem):
+            raise invalid(
+                f"An item of type {quoted(item.type)} is not supported.", f"input[{number}]"
+            )
+        found = stored(item.id) if isinstance(item, ReferenceItem) else item
+        if found is None:
+            raise _unknown_reference(f"input[{number}]")
+        items.append(found)
+    return items
+
+
+def _unknown_reference(place: str) -> ApiError:
+    return invalid(
+        "This refers to an item that is not stored, or not any more: send the item itself.",
+        place,
+        "item_not_found",
+    )
+
+
+def turns(items: Iterable[tuple[str, Item]]) -> tuple[Turn, ...]:
+    """What items say together; each with its place, by which errors name it. Raises ApiError."""
+    made: list[Turn] = []
+    last: Item | None = None
+    for place, item in items:
+        turn = item.turn(place)
+        if last is not None and _goes_on(made[-1].role, last, turn.role, item):
+            made[-1] = _together(made[-1], turn)
+        else:
+            made.append(turn)
+        last = item
+    return tuple(made)
+
+
+def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
+    """Whether an item belongs to the same turn as the one before. A model thinks before it says or
+    calls anything, and says nothing twice in a row."""
+    if (last_role, role) != ("assistant", "assistant"):
+        return False
+    if isinstance(item, ReasoningItem):
+        return isinstance(last, ReasoningItem)
+    return not (isinstance(item, MessageItem) and isinstance(last, MessageItem))
+
+
+def _together(one: Turn, more: Turn) -> Turn:
+    between = "\n" if one.reasoning and more.reasoning else ""
+    return replace(
+        one,
+        text=one.text + more.text,
+        reasoning=one.reasoning + between + more.reasoning,
+        tool_calls=one.tool_calls + more.tool_calls,
+    )
+
+
+def _kept_content(content: str | list[ContentPart], kind: str) -> list[Json]:
+    if isinstance(content, str):
+        return [_kept_part(kind, content)]
+    return [
+        {"type": "refusal", "refusal": part.refusal}
+        if part.type == "refusal"
+        else _kept_part(kind, part.text or "")
+        for part in content
+    ]
+
+
+def _kept_part(kind: str, text: str) -> Json:
+    return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})

@@ -1,0 +1,182 @@
+"""Pieces of an answer -> the output items of a response, and the events that tell of them."""
+
+from typing import Literal
+
+from server.protocol.answers import Json, TokenText, token_objects
+from server.protocol.responses.items import packed_thoughts
+from server.text.pieces import AnswerPiece, Part, Piece, TokenReport, ToolCallStart
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextItem:
+    """What is thought, or what is said: an item with one part, which grows."""
+
+    def __init__(self, id: str, part: Part, token_bytes: TokenText, packs_thoughts: bool) -> None:
+        self._id = id
+        self._thinks = part is Part.REASONING
+        self._token_bytes = token_bytes
+        self._packs_thoughts = packs_thoughts
+        self._event = "reasoning_text" if self._thinks else "output_text"
+        self._text = ""
+        self._logprobs: list[Json] = []
+
+    def takes(self, piece: AnswerPiece) -> bool:
+        """Whether a piece belongs to this item."""
+        return isinstance(piece, Piece) and (piece.part is Part.REASONING) == self._thinks
+
+    def opened(self) -> list[Json]:
+        """The item without its part, and the part without its text."""
+        item = self._object("in_progress", [])
+        return [
+            {"type": "response.output_item.added", "item": item},
+            self._of_part("response.content_part.added") | {"part": self._part()},
+        ]
+
+    def grown(self, piece: AnswerPiece) -> list[Json]:
+        """Some text."""
+        assert isinstance(piece, Piece)
+        self._text += piece.text
+        delta = self._of_part(f"response.{self._event}.delta") | {"delta": piece.text}
+        return [self._with_logprobs(delta, piece.tokens)]
+
+    def closed(self, status: Status) -> list[Json]:
+        """All of the text, of the part and of the item."""
+        done = self._of_part(f"response.{self._event}.done") | {"text": self._text}
+        if not self._thinks:
+            done["logprobs"] = self._logprobs
+        return [
+            done,
+            self._of_part("response.content_part.done") | {"part": self._part()},
+            {"type": "response.output_item.done", "item": self.object(status)},
+        ]
+
+    def object(self, status: Status) -> Json:
+        """The item as it is now."""
+        return self._object(status, [self._part()])
+
+    def _object(self, status: Status, content: list[Json]) -> Json:
+        item = {"id": self._id, "status": status, "content": content}
+        if not self._thinks:
+            return {"type": "message", "role": "assistant", **item}
+        packed = {"encrypted_content": packed_thoughts(self._text)} if self._packs_thoughts else {}
+        return {"type": "reasoning", **item, "summary": [], **packed}
+
+    def _part(self) -> Json:
+        part: Json = {"type": self._event, "text": self._text}
+        if not self._thinks:
+            part |= {"annotations": [], "logprobs": list(self._logprobs)}
+        return part
+
+    def _of_part(self, type: str) -> Json:
+        return {"type": type, "item_id": self._id, "content_index": 0}
+
+    def _with_logprobs(self, delta: Json, tokens: tuple[TokenReport, ...]) -> Json:
+        if self._thinks:
+            return delta
+        logprobs = token_objects(tokens, self._token_bytes)
+        self._logprobs += logprobs
+        return delta | {"logprobs": logprobs}
+
+
+class CallItem:
+    """A call, whose arguments grow."""
+
+    def __init__(self, id: str, start: ToolCallStart) -> None:
+        self._id = id
+        self._start = start
+        self._arguments = ""
+
+    def takes(self, piece: AnswerPiece) -> bool:
+        """Whether a piece belongs to this item."""
+        return not isinstance(piece, Piece | ToolCallStart)
+
+    def opened(self) -> list[Json]:
+        """The call without its arguments."""
+        return [{"type": "response.output_item.added", "item": self.object("in_progress")}]
+
+    def grown(self, piece: AnswerPiece) -> list[Json]:
+        """Some of the arguments."""
+        assert not isinstance(piece, Piece | ToolCallStart)
+        self._arguments += piece.text
+        kind = "response.function_call_arguments.delta"
+        return [{"type": kind, "item_id": self._id, "delta": piece.text}]
+
+    def closed(self, status: Status) -> list[Json]:
+        """All of the arguments, and the call."""
+        done = {
+            "type": "response.function_call_arguments.done",
+            "item_id": self._id,
+            "name": self._start.name,
+            "arguments": self._arguments,
+        }
+        return [done, {"type": "response.output_item.done", "item": self.object(status)}]
+
+    def object(self, status: Status) -> Json:
+        """The item as it is now."""
+        return {
+            "type": "function_call",
+            "id": self._id,
+            "call_id": self._start.id,
+            "name": self._start.name,
+            "arguments": self._arguments,
+            "status": status,
+        }
+
+
+class Output:
+    """The items of a response as they come into being, one after the other."""
+
+    def __init__(self, key: str, token_bytes: TokenText, packs_thoughts: bool) -> None:
+        """key: what the items' ids have in common, and with those of no other response."""
+        self._key = key
+        self._token_bytes = token_bytes
+        self._packs_thoughts = packs_thoughts
+        self._done: list[Json] = []
+        self._open: TextItem | CallItem | None = None
+
+    @property
+    def items(self) -> list[Json]:
+        """All of them; the last one is incomplete unless it has been closed."""
+        return self._done + ([self._open.object("incomplete")] if self._open else [])
+
+    def take(self, piece: AnswerPiece) -> list[Json]:
+        """The events of a piece."""
+        events: list[Json] = []
+        if self._open is None or not self._open.takes(piece):
+            events = self._close("completed")
+            item = self._open = self._new(piece)
+            events += self._numbered(item.opened())
+        if not isinstance(piece, ToolCallStart):
+            events += self._numbered(self._open.grown(piece))
+        return events
+
+    def end(self, finish: str) -> list[Json]:
+        """The events of the answer's end. finish: why it ended."""
+        events: list[Json] = []
+        if not self.items:
+            events = self.take(Piece(Part.CONTENT, ""))
+        # An answer that ends by itself with a complete call ends with "tool_calls".
+        cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
+        return events + self._close("incomplete" if cut else "completed")
+
+    def _new(self, piece: AnswerPiece) -> TextItem | CallItem:
+        number = f"{self._key}{len(self._done):04x}"
+        if isinstance(piece, ToolCallStart):
+            return CallItem(f"fc_{number}", piece)
+        assert isinstance(piece, Piece), "arguments follow their call"
+        prefix = "rs" if piece.part is Part.REASONING else "msg"
+        id = f"{prefix}_{number}"
+        return TextItem(id, piece.part, self._token_bytes, self._packs_thoughts)
+
+    def _close(self, status: Status) -> list[Json]:
+        if self._open is None:
+            return []
+        events = self._numbered(self._open.closed(status))
+        self._done.append(self._open.object(status))
+        self._open = None
+        return events
+
+    def _numbered(self, events: list[Json]) -> list[Json]:
+        """With the place of the item that is open."""
+        return [event | {"output_index": len(self._done)} for event in events]

@@ -1,0 +1,222 @@
+"""POST /v1/responses: the request as it comes in."""
+
+from collections.abc import Callable, Sequence
+
+from pydantic import ConfigDict, Field
+
+from engine.types import SamplingParams
+from server.config import LimitsSection, ReasoningSection
+from server.conversation import Conversation, OutputFormat, Thinking, Turn
+from server.protocol.chat.request import Effort, ThinkingFields
+from server.protocol.chat.tools import read_tool_choice
+from server.protocol.common import Count, SamplingFields, WireModel
+from server.protocol.errors import invalid, quoted
+from server.protocol.output_format import StructureFields
+from server.protocol.responses.fields import RESPONSES_FIELDS
+from server.protocol.responses.items import Input, Item, read_input, turns
+from server.protocol.responses.tools import (
+    FlatTool,
+    FlatToolChoice,
+    Json,
+    read_flat_tools,
+    tool_choice_object,
+    tool_object,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+PACKED_THOUGHTS = "reasoning.encrypted_content"
+DEFAULT_FORMAT_NAME = "answer"
+
+
+class ReasoningField(WireModel):
+    """How much the model should think. No summaries are made, whoever asks for one."""
+
+    effort: Effort | None = None
+    context: str | None = None
+    mode: str | None = None
+
+    def check(self) -> None:
+        """Raises ApiError for what would change the answer and is not done here."""
+        if self.context not in (None, "auto"):
+            raise invalid(
+                "Only auto is supported: the model's template says which thoughts it is shown.",
+                "reasoning.context",
+            )
+        if self.mode not in (None, "standard"):
+            raise invalid("Only standard is supported: use effort.", "reasoning.mode")
+
+
+class TextFormat(WireModel):
+    """What the answer must be. Schemas are always strict here; no model sees their names."""
+
+    type: str
+    name: str | None = None
+    schema_: Json | None = Field(default=None, alias="schema")
+
+    def output(self) -> OutputFormat | None:
+        """The neutral form; None: any text. Raises ApiError."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return OutputFormat("json_object", None, "text.format")
+            case "json_schema":
+                if self.schema_ is None:
+                    raise invalid("This format has no schema.", "text.format.schema")
+                return OutputFormat("json_schema", self.schema_, "text.format.schema")
+        raise invalid(f"A format {quoted(self.type)} is not supported.", "text.format.type")
+
+    def object(self) -> Json:
+        """As responses repeat it."""
+        if self.schema_ is None:
+            return {"type": self.type}
+        name = self.name or DEFAULT_FORMAT_NAME
+        return {"type": self.type, "name": name, "schema": self.schema_, "strict": True}
+
+
+class TextField(WireModel):
+    """The form of what is said."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+    """A hint that the served models were not trained on."""
+
+    def object(self) -> Json:
+        """As responses repeat it."""
+        wanted = self.format or TextFormat(type="text")
+        said = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return {"format": wanted.object(), **said}
+
+
+class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
+    """The body of a request; response_fields.py says what becomes of each field."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": ["input"]}, {"required": ["previous_response_id"]}]
+        }
+    )
+    rules = RESPONSES_FIELDS
+
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    max_output_tokens: Count | None = None
+    top_logprobs: int | None = Field(default=None, ge=0)
+    tools: list[FlatTool] | None = None
+    tool_choice: str | FlatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningField | None = None
+    text: TextField | None = None
+
+    def check(self, limits: LimitsSection) -> None:
+        """What the types cannot say."""
+        super().check(limits)
+        if self.n not in (None, 1):
+            raise invalid("A response is one answer.", "n")
+        if self.input in (None, []) and self.previous_response_id is None:
+            raise invalid("There is nothing to answer.", "input")
+        if (self.top_logprobs or 0) > limits.max_top_logprobs:
+            raise invalid(f"top_logprobs may be at most {limits.max_top_logprobs}.", "top_logprobs")
+        if self.reasoning is not None:
+            self.reasoning.check()
+
+    @property
+    def asked_length(self) -> tuple[int | None, str]:
+        """The longest answer that is wanted, and the field that says so."""
+        if self.max_output_tokens is not None:
+            return self.max_output_tokens, "max_output_tokens"
+        return self.max_tokens, "max_tokens"
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives to report with each token; None: not even its own probability."""
+        if self.top_logprobs or LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return None
+
+    @property
+    def packs_thoughts(self) -> bool:
+        """Whether thoughts should also come in the form of which clients know nothing."""
+        return PACKED_THOUGHTS in (self.include or ())
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model should think, in one place or the other."""
+        return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
+
+    def thinking(self, efforts: ReasoningSection) -> Thinking:
+        """See ThinkingFields."""
+        wire = self.model_copy(update={"reasoning_effort": self.effort})
+        return ThinkingFields.thinking(wire, efforts)
+
+    def output_format(self) -> OutputFormat | None:
+        """See StructureFields."""
+        other = super().output_format()
+        wanted = None if self.text is None or self.text.format is None else self.text.format
+        own = None if wanted is None else wanted.output()
+        if own is not None and other is not None:
+            raise invalid(
+                f"{own.param} and {other.param} both say what the answer must be.", other.param
+            )
+        return own or other
+
+    def items(self, stored: Callable[[str], Item | None]) -> list[Item]:
+        """The new items. stored: the item of an id, if there is one. Raises ApiError."""
+        return [] if self.input is None else read_input(self.input, stored)
+
+    def conversation(
+        self,
+        history: Sequence[Item],
+        items: Sequence[Item],
+        limits: LimitsSection,
+        efforts: ReasoningSection,
+    ) -> Conversation:
+        """The neutral form. history: what was said before the new items. Raises ApiError that names
+        what cannot be part of it."""
+        if len(history) + len(items) > limits.max_messages:
+            raise invalid(
+                f"There are {len(history) + len(items)} items; at most {limits.max_messages} are "
+                "read.",
+                "input",
+            )
+        tools = read_flat_tools(self.tools or [], limits.max_tools)
+        # Each response has instructions of its own.
+        said = (Turn("system", self.instructions),) if self.instructions else ()
+        placed = [(f"input[{number}]", item) for number, item in enumerate(items)]
+        return Conversation(
+            turns=(*said, *turns([*(("history", item) for item in history), *placed])),
+            tools=tools,
+            tool_choice=read_tool_choice(self.tool_choice, tools),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            output=self.output_format(),
+            thinking=self.thinking(efforts),
+        )
+
+    def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:
+        """What the response repeats of the request, with what is in force where it said nothing."""
+        choice: str | Json = "auto"
+        if isinstance(self.tool_choice, str):
+            choice = self.tool_choice
+        elif self.tool_choice is not None:
+            choice = tool_choice_object(conversation.tool_choice)
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.asked_length[0],
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": conversation.parallel_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "reasoning": {"effort": self.effort, "summary": None},
+            "store": self.store is not False,
+            "temperature": params.temperature,
+            "text": (self.text or TextField()).object(),
+            "tool_choice": choice,
+            "tools": [tool_object(tool) for tool in conversation.tools],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "background": False,
+        }

@@ -1,0 +1,1 @@
+"""Calls of tools: what a model writes -> calls, and back."""

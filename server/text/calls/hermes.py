@@ -1,0 +1,161 @@
+"""One call in hermes format: ``{"name": "f", "arguments": {"x": 1}}`` between two tags."""
+
+import json
+import re
+from collections.abc import Callable
+
+from server.text.calls.tool_format import CALL_CLOSE
+from server.text.json_object import json_object
+from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
+
+# No name has what could begin the closing tag, so that it does not matter how the text is cut.
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\<\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+NO_CALL = re.compile(r"\s*[^\s{]")
+# What comes after more than this is read when it is whole.
+MAX_HEAD_CHARS = 1024
+FILLING = re.compile(r"[\s}]*")
+
+
+class HermesCall:
+    """Reads what follows an opening tag, as it streams in.
+
+    The arguments are sent as they are written, but for line breaks and the like within strings,
+    which JSON wants as escapes. A call that does not come in the usual order is read when it is
+    whole. What is neither is no call.
+    """
+
+    def __init__(self, index: int, new_id: Callable[[], str]) -> None:
+        self.started = False
+        self.complete = False
+        """Whether all of the arguments are there."""
+        self.rest: str | None = None
+        """What follows the call, or all of it when it has turned out not to be one; None: it goes
+        on."""
+        self._index = index
+        self._new_id = new_id
+        self._held = ""
+        self._searched = 0
+        """So much of what is held does not begin with the closing tag: it is not read again with
+        every token."""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    @property
+    def unread(self) -> str:
+        """What has come and belongs to nothing yet."""
+        return self._held
+
+    @property
+    def closing(self) -> str:
+        """What follows arguments that are complete."""
+        return f"}}\n{CALL_CLOSE}"
+
+    def feed(self, text: str) -> list[AnswerPiece]:
+        """What is certain now of the call."""
+        self._held += text
+        pieces: list[AnswerPiece] = []
+        if not self.started:
+            pieces += self._take_head()
+        if self.started and not self.complete:
+            pieces += self._take_arguments()
+        if self.complete and self.rest is None:
+            self._take_tail()
+        return pieces
+
+    def flush(self) -> list[AnswerPiece]:
+        """The same, when the answer ends here."""
+        if not self.started:
+            return self._take_whole(self._held, "")
+        if self.complete:
+            self.rest = ""
+            return []
+        return self._arguments(self._held)
+
+    def _take_head(self) -> list[AnswerPiece]:
+        if NO_CALL.match(self._held, 0, MAX_HEAD_CHARS):
+            self.rest = self._held
+            return []
+        if found := HEAD.match(self._held, 0, MAX_HEAD_CHARS):
+            self._held = self._held[found.end() :]
+            return self._start(found[1])
+        place = self._held.find(CALL_CLOSE, self._searched)
+        if place >= 0:
+            return self._take_whole(self._held[:place], self._held[place + len(CALL_CLOSE) :])
+        self._searched = max(0, len(self._held) - len(CALL_CLOSE))
+        return []
+
+    def _take_whole(self, text: str, rest: str) -> list[AnswerPiece]:
+        found = whole_call(text)
+        if found is None:
+            self.rest = self._held
+            return []
+        name, arguments = found
+        self.complete, self._held, self.rest = True, rest, rest
+        return [*self._start(name), *self._arguments(arguments)]
+
+    def _take_arguments(self) -> list[AnswerPiece]:
+        """Up to the bracket that closes the first one; or to the closing tag, where it comes first
+        and outside of strings: then the model has forgotten that bracket."""
+        text: list[str] = []
+        taken = len(self._held)
+        for place, character in enumerate(self._held):
+            if character == "<" and not self._in_string:
+                after = self._held[place:]
+                self.complete = after.startswith(CALL_CLOSE)
+                if self.complete or CALL_CLOSE.startswith(after):
+                    taken = place
+                    break
+            text.append(self._escape(character))
+            if self._depth == 0:
+                self.complete, taken = True, place + 1
+                break
+        self._held = self._held[taken:]
+        return self._arguments("".join(text))
+
+    def _escape(self, character: str) -> str:
+        """The character as JSON wants it; keeps count of strings and brackets."""
+        if self._in_string:
+            ends = character == '"' and not self._escaped
+            self._in_string = not ends
+            self._escaped = character == "\\" and not self._escaped
+            return json.dumps(character)[1:-1] if character < " " else character
+        if character == '"':
+            self._in_string = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+        return character
+
+    def _take_tail(self) -> None:
+        filling = FILLING.match(self._held)
+        assert filling is not None
+        after = self._held[filling.end() :]
+        if after.startswith(CALL_CLOSE):
+            self.rest = after[len(CALL_CLOSE) :]
+        elif not CALL_CLOSE.startswith(after):
+            self.rest = after
+
+    def _start(self, name: str) -> list[AnswerPiece]:
+        self.started = True
+        return [ToolCallStart(self._index, self._new_id(), name)]
+
+    def _arguments(self, text: str) -> list[AnswerPiece]:
+        return [ToolCallArguments(self._index, text)] if text else []
+
+
+def whole_call(text: str) -> tuple[str, str] | None:
+    """Name and arguments of a call that is all there; None where it is none.
+
+    The arguments may be an object, the same as a string, or left out.
+    """
+    call = json_object(text) or {}
+    name, arguments = call.get("name"), call.get("arguments")
+    if not isinstance(name, str) or not name:
+        return None
+    if isinstance(arguments, str):
+        return (name, arguments) if json_object(arguments) is not None else None
+    if not isinstance(arguments, dict | None):
+        return None
+    return name, json.dumps(arguments or {}, ensure_ascii=False)

@@ -1,0 +1,52 @@
+"""Marks that stand for calls while a template writes all around them."""
+
+import secrets
+
+from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
+
+NONCE_BYTES = 12
+# What templates write between a tag and the name, and behind it where there are no arguments.
+MAX_AROUND_CHARS = 64
+
+
+class MarkError(ValueError):
+    """A template that does more with calls than to write each between its tags, in order."""
+
+
+class CallMarks:
+    """A call whose text is known gets a name that stands nowhere else; what the template has made
+    of it is found by that name, and replaced."""
+
+    def __init__(self) -> None:
+        self._nonce = secrets.token_hex(NONCE_BYTES)
+        self._texts: list[str] = []
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._texts)
+
+    def add(self, text: str) -> str:
+        """The name that stands for a call, which must have no arguments. text: with its tags."""
+        self._texts.append(text)
+        return self._mark(len(self._texts) - 1)
+
+    def replaced(self, prompt: str) -> str:
+        """The prompt with the calls' texts. Raises MarkError."""
+        if prompt.count(self._nonce) != len(self._texts):
+            raise MarkError("there are more calls, or fewer")
+        parts: list[str] = []
+        done = 0
+        for number, text in enumerate(self._texts):
+            mark = self._mark(number)
+            place = prompt.find(mark, done)
+            start = prompt.rfind(CALL_OPEN, max(done, place - MAX_AROUND_CHARS), place)
+            behind = place + len(mark)
+            end = prompt.find(CALL_CLOSE, behind, behind + MAX_AROUND_CHARS)
+            if min(place, start, end) < 0:
+                raise MarkError("a call has no tags, or they are not in order")
+            parts += [prompt[done:start], text]
+            done = end + len(CALL_CLOSE)
+        return "".join([*parts, prompt[done:]])
+
+    def _mark(self, number: int) -> str:
+        return f"call_{self._nonce}_{number}_"

@@ -1,0 +1,129 @@
+"""Calls as models wrote them, for prompts that repeat them.
+
+Agents send a call back as its name and arguments, written anew, and the model's template writes
+them a third time. Where that gives other text than the model's own, the prompt leaves what is in
+the cache with the first call. So the text of the newest calls is kept, by their ids.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from server.conversation import Conversation, ToolCall
+from server.text.calls.tool_format import CALL_CLOSE
+from server.text.json_object import json_object
+from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """A call that this server's model has made."""
+
+    id: str
+    name: str
+    arguments: str
+    """As the client was told."""
+    text: str
+    """As the model wrote it, with the tags around."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, nearly."""
+        return len((self.id + self.name + self.arguments + self.text).encode())
+
+
+Remember = Callable[[WrittenCall], None]
+
+
+class CallRecord:
+    """Gathers one call while it is read."""
+
+    def __init__(self, opener: str) -> None:
+        """opener: the tag that it began with."""
+        self._text = opener
+        self._start: ToolCallStart | None = None
+        self._arguments = ""
+
+    def add(self, text: str, pieces: list[AnswerPiece]) -> None:
+        """text: what the model has written on. pieces: what became of it."""
+        self._text += text
+        for piece in pieces:
+            if isinstance(piece, ToolCallStart):
+                self._start = piece
+            else:
+                assert isinstance(piece, ToolCallArguments), "a call is made of nothing else"
+                self._arguments += piece.text
+
+    def call(self, behind: str, closing: str) -> WrittenCall | None:
+        """The call. behind: how the text goes on behind its arguments, or, where its closing tag
+        was read, behind that. closing: what would follow the arguments; "" where nobody has cut
+        the answer off there. None where the call is not as calls are written."""
+        assert self._start is not None, "only a call that has begun is one"
+        text = self._text[: len(self._text) - len(behind)]
+        if not text.endswith(CALL_CLOSE):
+            if not closing:
+                return None
+            text += closing
+        return WrittenCall(self._start.id, self._start.name, self._arguments, text)
+
+
+class WrittenCalls:
+    """The newest calls, up to so many bytes.
+
+    It knows nothing of API keys: ids are random, and cannot be guessed. Whoever had one would have
+    to know name and arguments as well, and would then learn nothing but the white space between.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """max_bytes: of all calls together; 0: none is kept."""
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._calls: OrderedDict[str, WrittenCall] = OrderedDict()
+        # Calls come from the event loop; prompts are made on other threads.
+        self._lock = threading.Lock()
+
+    def remember(self, call: WrittenCall) -> None:
+        """Keeps a call; the ones that were not asked for the longest make room."""
+        with self._lock:
+            self._calls[call.id] = call
+            self._bytes += call.size
+            while self._bytes > self._max_bytes:
+                _, oldest = self._calls.popitem(last=False)
+                self._bytes -= oldest.size
+
+    def recalled(self, conversation: Conversation) -> Conversation:
+        """The conversation with the text of its calls, where it is known."""
+        turns = tuple(
+            replace(turn, tool_calls=tuple(map(self._recalled, turn.tool_calls)))
+            for turn in conversation.turns
+        )
+        return replace(conversation, turns=turns)
+
+    def _recalled(self, call: ToolCall) -> ToolCall:
+        with self._lock:
+            known = self._calls.get(call.id)
+            if known is None:
+                return call
+            self._calls.move_to_end(call.id)
+        is_same = known.name == call.name and same_arguments(known.arguments, call.arguments)
+        return replace(call, written=known.text) if is_same else call
+
+
+def same_arguments(one: str, other: str) -> bool:
+    """Whether two texts are the same object, or the same text where they are none."""
+    if one == other:
+        return True
+    left, right = json_object(one), json_object(other)
+    return left is not None and right is not None and same_value(left, right)
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values are the same JSON: 1 is 1.0, but not true. The order of keys says
+    nothing."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(one[k], other[k]) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)

@@ -1,0 +1,1 @@
+"""Forms of answers -> constraints of the engine."""

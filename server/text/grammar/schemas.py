@@ -1,0 +1,224 @@
+"""JSON Schema -> what the grammar engine enforces of it, or the keyword that it would not.
+
+The engine ignores some of what it does not know, and some that old drafts did not know. Here
+every keyword that says something about the answer is supported or refused by its name. What is left
+out of the result says nothing about the answer, or nothing that could fail.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from server.text.grammar.error import GrammarError
+from server.text.grammar.merged_patterns import check_patterns
+
+# JSON Schema 2020-12, and what older drafts had. Each keyword with the types of its value.
+SCHEMA = (dict, bool)
+VALUES: dict[str, tuple[type[Any], ...]] = {
+    "$ref": (str,),
+    "type": (str, list),
+    "enum": (list,),
+    "const": (object,),
+    "anyOf": (list,),
+    "oneOf": (list,),
+    "allOf": (list,),
+    "items": (*SCHEMA, list),
+    "additionalItems": SCHEMA,
+    "prefixItems": (list,),
+    "minItems": (int,),
+    "maxItems": (int,),
+    "properties": (dict,),
+    "additionalProperties": SCHEMA,
+    "patternProperties": (dict,),
+    "required": (list,),
+    "minProperties": (int,),
+    "maxProperties": (int,),
+    "minLength": (int,),
+    "maxLength": (int,),
+    "pattern": (str,),
+    "format": (str,),
+    "minimum": (int, float),
+    "maximum": (int, float),
+    "exclusiveMinimum": (int, float, bool),
+    "exclusiveMaximum": (int, float, bool),
+    "multipleOf": (int, float),
+    "$defs": (dict,),
+    "definitions": (dict,),
+}
+REFUSED = frozenset(
+    {
+        "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired",
+        "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames",
+        "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+    }
+)  # fmt: skip
+# Values of refused keywords that ask for nothing. Generators of schemas like to write them.
+ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+}
+FORMATS = frozenset(
+    {
+        "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
+    }
+)  # fmt: skip
+# Formats that JSON Schema defines as well. Whatever else stands there is a note for people.
+REFUSED_FORMATS = frozenset(
+    {
+        "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
+        "relative-json-pointer", "uri-reference", "uri-template",
+    }
+)  # fmt: skip
+TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+COUNTS = frozenset(name for name, types in VALUES.items() if types == (int,))
+SUBSCHEMAS = frozenset({"items", "additionalItems", "additionalProperties"})
+PROPERTIES = frozenset({"properties", "patternProperties"})
+LITERALS = frozenset({"const", "enum", "required"})
+SUBSCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
+SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+# The grammar engine's numbers are float64.
+LARGEST_EXACT = 2**53
+# How far from a bound a number is that is not the bound; and bounds to which that can be added.
+BESIDE = 1e-9
+LARGEST_CLOSED = 10**6
+# Escapes that it may write; other control characters it cannot.
+WRITABLE_CONTROLS = frozenset("\b\f\n\r\t")
+# It recurses on its own stack, and takes time with the square of the number of properties.
+MAX_DEPTH = 50
+MAX_SUBSCHEMAS = 5000
+MAX_PROPERTIES = 1000
+MAX_COUNT = 10**9
+
+
+Schema = dict[str, Any] | bool
+
+
+def checked_schema(schema: Any) -> dict[str, Any]:
+    """The schema with nothing in it that would be ignored. Raises GrammarError."""
+    cleaned = _Checker().clean(schema, 0)
+    if cleaned is False:
+        raise GrammarError("no answer can satisfy it")
+    check_patterns(cleaned)
+    return {} if isinstance(cleaned, bool) else cleaned
+
+
+@dataclass(slots=True)
+class _Checker:
+    """Goes through a schema once."""
+
+    subschemas: int = 0
+
+    def clean(self, schema: Any, depth: int) -> Schema:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise GrammarError("a schema must be an object")
+        self.subschemas += 1
+        if depth > MAX_DEPTH:
+            raise GrammarError(f"it is nested more than {MAX_DEPTH} deep")
+        if self.subschemas > MAX_SUBSCHEMAS:
+            raise GrammarError(f"it has more than {MAX_SUBSCHEMAS} parts")
+        if depth and "$id" in schema:
+            raise GrammarError("$id is not supported but at the top")
+        cleaned = {}
+        for keyword, value in schema.items():
+            if keyword in REFUSED and value not in ASKS_NOTHING.get(keyword, ()):
+                raise GrammarError(f"{keyword} is not supported")
+            if keyword in VALUES:
+                value = _typed(keyword, value)
+                _check(keyword, value)
+                cleaned[keyword] = self._subschemas(keyword, value, depth + 1)
+        if cleaned.get("format") not in FORMATS:
+            cleaned.pop("format", None)
+        _close_bounds(cleaned)
+        if cleaned.get("minProperties", 0) > len(set(cleaned.get("required", ()))) + 1:
+            # The engine does not see that two of the free names are the same.
+            raise GrammarError("minProperties is supported up to one more than are required")
+        return cleaned
+
+    def _subschemas(self, keyword: str, value: Any, depth: int) -> Any:
+        """The value with the schemas in it cleaned."""
+        if keyword in SUBSCHEMA_MAPS:
+            if len(value) > MAX_PROPERTIES and keyword in PROPERTIES:
+                raise GrammarError(f"{keyword} has more than {MAX_PROPERTIES} entries")
+            return {name: self.clean(part, depth) for name, part in value.items()}
+        if keyword in SUBSCHEMA_LISTS and isinstance(value, list):
+            return [self.clean(part, depth) for part in value]
+        return self.clean(value, depth) if keyword in SUBSCHEMAS else value
+
+
+def _close_bounds(schema: dict[str, Any]) -> None:
+    """Exclusive bounds that are whole numbers become inclusive ones beside them: the engine lets
+    such a bound itself through where the other one is less than 1 away."""
+    for inclusive, exclusive, sign in (
+        ("minimum", "exclusiveMinimum", 1),
+        ("maximum", "exclusiveMaximum", -1),
+    ):
+        bound = schema.pop(exclusive, False)
+        if bound is True:  # draft 4: it says something of the other keyword
+            bound = schema.pop(inclusive, False)
+        if bound is False:
+            continue
+        if bound != int(bound) or abs(bound) > LARGEST_CLOSED:
+            schema[exclusive] = bound
+            continue
+        closed = [bound + sign * BESIDE, schema.get(inclusive, -sign * math.inf)]
+        schema[inclusive] = max(closed) if sign > 0 else min(closed)
+
+
+def _typed(keyword: str, value: Any) -> Any:
+    """The value as the engine wants it."""
+    types = VALUES[keyword]
+    if keyword in COUNTS and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_wrong_bool = isinstance(value, bool) and not {bool, object} & set(types)
+    if is_wrong_bool or not isinstance(value, types):
+        raise GrammarError(f"{keyword} has a value that is not valid")
+    if keyword in COUNTS and not 0 <= value <= MAX_COUNT:
+        raise GrammarError(f"{keyword} is not between 0 and {MAX_COUNT}")
+    return value
+
+
+def _check(keyword: str, value: Any) -> None:
+    """What can be said of a keyword by itself."""
+    named = [value] if isinstance(value, str) else value
+    if keyword == "type" and not all(isinstance(n, str) and n in TYPES for n in named):
+        raise GrammarError("type names a type that JSON does not have")
+    if keyword == "format" and value in REFUSED_FORMATS:
+        raise GrammarError(f"the format {value} is not supported")
+    if keyword == "$ref" and not value.startswith("#"):
+        raise GrammarError("$ref is supported within the schema only")
+    if keyword == "enum" and not value:
+        raise GrammarError("enum has no values")
+    if keyword == "required" and not all(isinstance(name, str) for name in value):
+        raise GrammarError("required must be a list of names")
+    if keyword in LITERALS or not isinstance(value, str | list | dict):
+        _check_literal(keyword, value, 0)
+    if keyword in SUBSCHEMA_MAPS:
+        _check_literal(keyword, list(value), 0)
+
+
+def _check_literal(keyword: str, value: Any, depth: int) -> None:
+    """Whether the engine can write a value, exactly."""
+    if depth > MAX_DEPTH:
+        raise GrammarError(f"{keyword} is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, str) and any(is_control(character) for character in value):
+        raise GrammarError(f"{keyword} has control characters that are not supported")
+    if isinstance(value, int | float) and not -LARGEST_EXACT <= value <= LARGEST_EXACT:
+        raise GrammarError(f"{keyword} has a number that is too large to be exact")
+    if isinstance(value, dict):
+        _check_literal(keyword, list(value), depth)
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            _check_literal(keyword, part, depth + 1)
+
+
+def is_control(character: str) -> bool:
+    """Whether JSON can write a character as an escape with its number only."""
+    return (character < " " or character == "\x7f") and character not in WRITABLE_CONTROLS

@@ -1,0 +1,204 @@
+"""Wishes -> the grammar engine's own form: a list of grammars that refer to each other."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from server.conversation import OutputFormat, Tool
+from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
+from server.text.grammar.error import GrammarError, faults_of
+from server.text.grammar.merged_patterns import MAX_PATTERNS
+from server.text.grammar.schemas import checked_schema
+from server.text.grammar.wish import Wish
+from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
+
+TOOLS_PARAM = "tools"
+Grammar = dict[str, Any]
+TagTokens = Callable[[str], tuple[int, ...]]
+# Between two parts of JSON: nothing, one space, or a new line and its indentation, twelve levels of
+# two or six of four. A model that is unsure likes to write white space, and would without end.
+WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
+# Without \u: the engine does not see that a key written with such escapes is one it knows.
+ESCAPES = 'nrbtf\\"'
+JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
+# The engine would ignore them, or take back what was said.
+REFUSED_ATTRIBUTES = re.compile(r"\[[^\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
+DEFINITION = re.compile(
+    r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
+)
+LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/')
+LINE = "\n"
+NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<\/parameter>(?s:.*)/"
+NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
+# A model that must call need not find an end of its own.
+MAX_CALLS = 32
+# Converting from GBNF takes time with the square of it.
+MAX_RULES = 500
+ANY_OBJECT = {"type": "object"}
+
+
+def grammar_text(wish: Wish, tag_tokens: TagTokens, is_lazy: bool) -> str:
+    """The grammar of an answer that has a form; or, lazily, of one call behind its opening tag.
+
+    Raises GrammarError.
+    """
+    grammar = CallGrammar(tag_tokens)
+    ways = []
+    if wish.output is not None and not wish.must_call:
+        with faults_of(wish.output.param):
+            ways.append(grammar.add_part("answer", output_grammar(wish.output)))
+    if wish.tools:
+        with faults_of(TOOLS_PARAM):
+            schemas = [_arguments(tool, wish.must_call) for tool in wish.tools]
+            names = [tool.name for tool in wish.tools]
+            grammar.add_calls(dict(zip(names, schemas, strict=True)), wish.tool_format, is_lazy)
+        several = wish.parallel and not is_lazy
+        ways.append(f'call ("\\n" call){{0,{MAX_CALLS - 1}}}' if several else "call")
+    return grammar.text(" | ".join(ways))
+
+
+def output_grammar(output: OutputFormat) -> Grammar:
+    """What a whole answer may be. Raises GrammarError."""
+    value = output.value
+    match output.kind:
+        case "json_object":
+            return _json(ANY_OBJECT)
+        case "json_schema":
+            return _json(checked_schema(value))
+        case "regex":
+            return _only(LLMatcher.grammar_from_regex(_text(value)))
+        case "choice":
+            if not isinstance(value, list) or not value:
+                raise GrammarError("it has no choices")
+            return {"lark_grammar": "start: " + " | ".join(lark_string(_text(v)) for v in value)}
+        case _:
+            return {"lark_grammar": _lark(_text(value))}
+
+
+def _json(schema: dict[str, Any]) -> Grammar:
+    return {"json_schema": schema | {"x-guidance": JSON_OPTIONS}}
+
+
+def _only(text: str) -> Grammar:
+    (grammar,) = json.loads(text)["grammars"]
+    return {"lark_grammar": grammar["lark_grammar"]}
+
+
+def _text(value: Any) -> str:
+    """A text that is there and can be encoded. Raises GrammarError."""
+    if not isinstance(value, str) or not value:
+        raise GrammarError("it must be a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError("it has halves of characters") from error
+    return value
+
+
+def _lark(text: str) -> str:
+    """A grammar in Lark's syntax, or GBNF -> Lark."""
+    if found := REFUSED_ATTRIBUTES.search(text):
+        raise GrammarError(f"{found[1]} in a grammar is not supported")
+    if LITERAL.sub("", text).count("&") > MAX_PATTERNS:
+        raise GrammarError(f"& comes more than {MAX_PATTERNS} times in it")
+    if len(DEFINITION.findall(text)) > MAX_RULES:
+        raise GrammarError(f"it has more than {MAX_RULES} rules")
+    try:
+        lark: str = any_to_lark(text)
+    except RecursionError as error:
+        raise GrammarError("it is nested too deeply") from error
+    except Exception as error:
+        # The converter raises whatever it stumbles over, with the text around.
+        raise GrammarError("it is neither Lark nor GBNF") from error
+    return lark
+
+
+# --- calls -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CallGrammar:
+    """Grammars of calls: their rules, and the grammars that these refer to."""
+
+    tag_tokens: TagTokens
+    """The tokens of a tag."""
+    rules: list[str] = field(default_factory=list)
+    parts: list[Grammar] = field(default_factory=list)
+
+    def add_calls(self, tools: dict[str, dict[str, Any]], form: ToolFormat, opened: bool) -> None:
+        """The rule ``call``: one call of one of the tools.
+
+        tools: schemas of arguments, by name. opened: the opening tag is there already. Raises
+        GrammarError.
+        """
+        before = "" if opened else self._tag(CALL_OPEN)
+        add = self._add_hermes if form is ToolFormat.HERMES else self._add_xml
+        calls = [f"call_{number}" for number in range(len(tools))]
+        for rule, (name, schema) in zip(calls, tools.items(), strict=True):
+            add(rule, name, schema)
+        self.rules.append(f"call: {before} ({' | '.join(calls)}) {self._tag(CALL_CLOSE)}")
+
+    def add_part(self, name: str, grammar: Grammar) -> str:
+        """A grammar that rules may name; returns what they write."""
+        self.parts.append({"name": name, **grammar})
+        return f"@{name}"
+
+    def text(self, start: str) -> str:
+        """All of it. start: what an answer is."""
+        lark = "\n".join([f"start: {start}", *self.rules])
+        return json.dumps({"grammars": [{"lark_grammar": lark}, *self.parts]})
+
+    def _tag(self, tag: str) -> str:
+        """A tag: as one token, where there is one for it."""
+        ids = self.tag_tokens(tag)
+        return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(tag)
+
+    def _add_hermes(self, rule: str, name: str, schema: dict[str, Any]) -> None:
+        quoted = json.dumps(name, ensure_ascii=False)
+        head = lark_string(f'\n{{"name": {quoted}, "arguments": ')
+        arguments = self.add_part(f"{rule}_arguments", _json(schema))
+        self.rules.append(f"{rule}: {head} {arguments} {lark_string('}' + LINE)}")
+
+    def _add_xml(self, rule: str, name: str, schema: dict[str, Any]) -> None:
+        parts = [lark_string(f"{LINE}<function={name}>{LINE}")]
+        for number, parameter in enumerate(xml_parameters(schema)):
+            parts.append(self._add_parameter(f"{rule}_{number}", parameter))
+        parts.append(lark_string(f"</function>{LINE}"))
+        self.rules.append(f"{rule}: {' '.join(parts)}")
+
+    def _add_parameter(self, rule: str, parameter: Parameter) -> str:
+        """How often the rule for a parameter comes in its call."""
+        if NO_TAG not in self.rules:
+            self.rules += [NO_TAG, NAME]
+        close = lark_string(f"{LINE}</parameter>{LINE}")
+        values = []
+        for number, form in enumerate(parameter.forms):
+            part = f"{rule}_{number}"
+            if isinstance(form, JsonText):
+                values.append(f"{self.add_part(part, _json(form.schema))} {close}")
+            else:
+                # One terminal up to and with the tag: what a string is ends nowhere else.
+                values.append(part.upper())
+                terms = " & ".join([*form.terms, "NO_TAG"])
+                self.rules += [f"{part.upper()}_TEXT: {terms}"]
+                self.rules += [f"{part.upper()}: {part.upper()}_TEXT {close}"]
+        name = "NAME" if parameter.name is None else lark_string(parameter.name)
+        head = f'"<parameter=" {name} {lark_string(">" + LINE)}'
+        self.rules.append(f"{rule}: {head} ({' | '.join(values)})")
+        return f"{rule}{parameter.times}"
+
+
+def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object whatever it says. Those of a tool that
+    is not strict are any object where nobody has asked for a call."""
+    if tool.parameters is None or not (enforced or tool.strict):
+        return ANY_OBJECT
+    schema = checked_schema(tool.parameters)
+    if not {"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "const"} & set(schema):
+        schema = {**ANY_OBJECT, **schema}
+    return schema

@@ -1,0 +1,232 @@
+"""What may stand for a value in Qwen3-Coder's calls, by the schema of the parameter.
+
+Strings stand there as they are, all else as JSON; and where a schema allows both, what reads as
+JSON of an allowed type is that, and whatever else is a string (``argument_types``).
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llguidance import regex_to_lark
+
+from server.text.calls.argument_types import STRING, argument_types
+from server.text.grammar.error import GrammarError
+from server.text.grammar.schemas import LARGEST_EXACT
+
+MAX_DEPTH = 16
+REFERENCE = re.compile(r'"\$ref": "(#/?(?:[^"\\]|\\.)*)"')
+DEFINITIONS = ("$defs", "definitions")
+ROOT_KEYWORDS = {"type", "properties", "required", "additionalProperties", *DEFINITIONS}
+BRANCHES = ("anyOf", "oneOf")
+NUMBERS = r"-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
+SPACE = r"[\s\x1C-\x1F]*"
+# What reads as JSON of a type, as a regular expression.
+READS_AS = {
+    "number": f"{SPACE}{NUMBERS}{SPACE}",
+    "integer": f"{SPACE}{NUMBERS}{SPACE}",
+    "boolean": f"{SPACE}([Tt]rue|[Ff]alse){SPACE}",
+    "null": f"{SPACE}(null|None){SPACE}",
+    "object": SPACE + r"\{(?s:.*)",
+    "array": SPACE + r"\[(?s:.*)",
+}
+# The same where a string could stand as well.
+SCALARS = {
+    "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
+    "integer": r"-?(0|[1-9][0-9]{0,14})",
+    "boolean": "true|false",
+    "null": "null",
+}
+SCALAR_KEYWORDS = {
+    "$ref", "allOf", "anyOf", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum",
+    "multipleOf", "oneOf",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RawText:
+    """A text that stands as it is: a string without quotes, or what can be told from one."""
+
+    terms: tuple[str, ...]
+    """Lark terminals, all of which must match."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonText:
+    """JSON of a schema."""
+
+    schema: dict[str, Any]
+
+
+Form = RawText | JsonText
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a tool."""
+
+    name: str | None
+    """None: any name."""
+    times: Literal["", "?", "*"]
+    """How often it may come: once, not at all, at will."""
+    forms: list[Form]
+    """What its value may be."""
+
+
+def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
+    """The parameters that a call may have, in their order.
+
+    schema: a checked one, of the object of arguments. Raises GrammarError.
+    """
+    for keyword in schema:
+        if keyword not in ROOT_KEYWORDS:
+            raise GrammarError(f"{keyword} at the top is not supported in this model's calls")
+    for reference in REFERENCE.findall(json.dumps(schema)):
+        if not reference.startswith(tuple(f"#/{name}/" for name in DEFINITIONS)):
+            raise GrammarError("$ref is supported to $defs only in this model's calls")
+    required = schema.get("required", [])
+    others = schema.get("additionalProperties", True)
+    properties = {**schema.get("properties", {})}
+    for name in required:
+        properties.setdefault(name, others)
+    root = {**schema, "properties": properties}
+    if not properties and others is not False:
+        return [Parameter(None, "*", _told_apart(_forms(others, root), root))]
+    found = []
+    for name, value in properties.items():
+        if name != name.strip() or not name or set(name) & set("<>\n"):
+            raise GrammarError("properties has a name that this model's calls cannot hold")
+        if value is not False:
+            forms = _told_apart(_forms(value, root), root)
+            found.append(Parameter(name, "" if name in required else "?", forms))
+        elif name in required:
+            raise GrammarError("no answer can satisfy it")
+    return found
+
+
+def _told_apart(forms: list[Form], root: dict[str, Any]) -> list[Form]:
+    """The forms of one value. Where strings are among them, whatever reads as JSON of a type that
+    the value may have as well is no string."""
+    if all(isinstance(form, JsonText) for form in forms):
+        return [_json_text(form, root) for form in forms if isinstance(form, JsonText)]
+    found: list[Form] = [form for form in forms if isinstance(form, RawText)]
+    schemas = [form.schema for form in forms if isinstance(form, JsonText)]
+    pairs = [(kind, schema) for schema in schemas for kind in sorted(_types(schema, root) - STRING)]
+    unlike = tuple(f"~/{READS_AS[kind]}/" for kind in sorted({kind for kind, _ in pairs}))
+    found = [RawText(form.terms + unlike) for form in found if isinstance(form, RawText)]
+    for kind, schema in pairs:
+        if kind in SCALARS:
+            found.append(RawText((_scalar(kind, schema, root),)))
+        else:
+            found.append(_json_text(JsonText(schema | {"type": kind}), root))
+    return found
+
+
+def _scalar(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> str:
+    """A terminal for JSON that is no string, object or array: it must end where a string could."""
+    depth = MAX_DEPTH
+    while set(schema) - {"type"} == {"$ref"}:
+        schema, depth = _found(schema["$ref"], root, depth), depth - 1
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        fitting = [json.dumps(value) for value in values if kind in _types({"const": value}, root)]
+        return f"({' | '.join(map(lark_string, fitting))})"
+    for keyword in schema:
+        if keyword in SCALAR_KEYWORDS:
+            raise GrammarError(f"{keyword} beside strings is not supported in this model's calls")
+    return f"/{SCALARS[kind]}/"
+
+
+def _forms(schema: Any, root: dict[str, Any], depth: int = MAX_DEPTH) -> list[Form]:
+    schema = {} if schema is True else schema
+    types = _types(schema, root)
+    if "string" not in types:
+        return [JsonText(schema)]
+    if "$ref" in schema and len(schema) == 1:
+        return _forms(_found(schema["$ref"], root, depth), root, depth - 1)
+    for keyword in BRANCHES:
+        if set(schema) - {"type"} == {keyword} and depth:
+            branches = [part for part in schema[keyword] if part is not False]
+            return [form for part in branches for form in _forms(part, root, depth - 1)]
+    if types == STRING:
+        return [RawText(tuple(_terms(schema, root, depth)))]
+    if "enum" in schema:
+        return _forms_of_values(schema, root)
+    rest = [JsonText(schema | {"type": kind}) for kind in sorted(types - STRING)]
+    return [*rest, RawText(tuple(_terms(schema | {"type": "string"}, root, depth)))]
+
+
+def _forms_of_values(schema: dict[str, Any], root: dict[str, Any]) -> list[Form]:
+    strings = [value for value in schema["enum"] if isinstance(value, str)]
+    others = [value for value in schema["enum"] if not isinstance(value, str)]
+    text = schema | {"type": "string", "enum": strings}
+    return [JsonText({"enum": others}), RawText(tuple(_terms(text, root, MAX_DEPTH)))]
+
+
+def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
+    """The form with what its schema refers to, and numbers that do not become infinite."""
+    schema = form.schema
+    if "number" in _types(schema, root) and not {"enum", "const"} & set(schema):
+        schema = {"minimum": -LARGEST_EXACT, "maximum": LARGEST_EXACT, **schema}
+    return JsonText({**{name: root[name] for name in DEFINITIONS if name in root}, **schema})
+
+
+def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
+    """The JSON types of a value, as the reader of calls sees them."""
+    return argument_types({**root, "properties": {"it": schema}}, "it")
+
+
+def _found(reference: str, root: Any, depth: int) -> dict[str, Any]:
+    """What a reference points at."""
+    for step in reference.split("/")[1:]:
+        root = root.get(step.replace("~1", "/").replace("~0", "~"))
+        if not isinstance(root, dict) or not depth:
+            raise GrammarError("$ref cannot be followed")
+    found: dict[str, Any] = root
+    return found
+
+
+# --- strings -----------------------------------------------------------------------------------
+
+
+def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str]:
+    """Terminals that a string must match, all of them."""
+    terms = []
+    for keyword in BRANCHES:
+        if keyword in schema:
+            raise GrammarError(f"{keyword} beside others is not supported in this model's calls")
+    if "$ref" in schema:
+        terms += _terms(_found(schema["$ref"], root, depth), root, depth - 1)
+    for part in schema.get("allOf", ()):
+        terms += _terms(part if isinstance(part, dict) else {}, root, depth - 1)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        terms.append(f"({' | '.join(lark_string(value) for value in values)})")
+    if "minLength" in schema or "maxLength" in schema:
+        most = schema.get("maxLength", "")
+        terms.append(f"/(?s:.{{{schema.get('minLength', 0)},{most}}})/")
+    if "pattern" in schema:
+        terms.append(f"/{_whole(schema['pattern'])}/")
+    return terms
+
+
+def lark_string(text: str) -> str:
+    """A string as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _whole(pattern: str) -> str:
+    """A pattern that is looked for in a text, as one that the whole text matches.
+
+    Raises GrammarError where that takes more than what is done here.
+    """
+    inner = pattern.removeprefix("^")
+    begins = inner != pattern
+    ends = inner.endswith("$") and not inner.endswith("\\$")
+    inner = inner.removesuffix("$") if ends else inner
+    plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", inner)
+    if re.search(r"[$^]", plain) or ((begins or ends) and "|" in re.sub(r"\(.*\)", "", plain)):
+        raise GrammarError("pattern with anchors in it is not supported in this model's calls")
+    before, after = "" if begins else "(?s:.*)", "" if ends else "(?s:.*)"
+    return f"{before}(?:{regex_to_lark(inner, 'dw')}){after}"

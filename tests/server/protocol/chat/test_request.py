@@ -1,0 +1,205 @@
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from server.config import LimitsSection, ReasoningSection
+from server.conversation import (
+    Conversation,
+    OutputFormat,
+    Thinking,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Turn,
+)
+from server.protocol.chat.request import ChatRequest
+from server.protocol.errors import ApiError, from_validation
+
+LIMITS = LimitsSection(max_messages=3, max_top_logprobs=5, max_tools=2)
+EFFORTS = ReasoningSection(minimal_effort_tokens=10, low_effort_tokens=20, medium_effort_tokens=30)
+USER = {"role": "user", "content": "Hello"}
+LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+def request(**given: Any) -> ChatRequest:
+    return ChatRequest.model_validate_json(json.dumps({"messages": [USER]} | given))
+
+
+def conversation(**given: Any) -> Conversation:
+    return request(**given).conversation(LIMITS, EFFORTS)
+
+
+def refusal(**given: Any) -> ApiError:
+    """What a request is refused with, by its types or by its meaning."""
+    try:
+        asked = request(**given)
+        asked.check(LIMITS)
+        asked.conversation(LIMITS, EFFORTS)
+    except ValidationError as error:
+        return from_validation(error)
+    except ApiError as error:
+        return error
+    raise AssertionError("it was let pass")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": "Hello"}, "messages"),
+        ({"messages": ["Hello"]}, "messages[0]"),
+        ({"messages": [USER] * 4}, "messages"),
+        ({"messages": [{"content": "Hello"}]}, "messages[0].role"),
+        ({"messages": [USER, USER | {"content": 5}]}, "messages[1].content"),
+        ({"messages": [USER, USER | {"audio": {"id": "a"}}]}, "messages[1].audio"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens"),
+        ({"max_completion_tokens": "many"}, "max_completion_tokens"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": 6, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+        ({"response_format": "text"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [LOOK], "tool_choice": "look"}, "tool_choice"),
+        ({"tools": LOOK}, "tools"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": "no"}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
+        ({"reasoning_effort": "some"}, "reasoning_effort"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_budget": True}, "thinking_budget"),
+        ({"enable_thinking": "yes"}, "enable_thinking"),
+        ({"n": LIMITS.max_choices + 1}, "n"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_refused_by_name(
+    given: dict[str, Any], param: str
+) -> None:
+    error = refusal(**given)
+    assert (error.status, error.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"messages": [USER] * 3},
+        {"logprobs": True, "top_logprobs": 5},
+        {"logprobs": False, "top_logprobs": 0},
+        {"response_format": {"type": "text"}},
+        {"tools": [], "functions": [], "tool_choice": "auto"},
+        {"chat_template_kwargs": {}},
+        {"metadata": {"k": "v"}, "user": "u", "store": True, "service_tier": "auto"},
+        {"messages": [USER | {"extra": 1, "name": "me"}]},
+        {name: None for name in ChatRequest.model_fields if name != "messages"},
+    ],
+)
+def test_a_request_that_can_be_answered_is_let_pass(given: dict[str, Any]) -> None:
+    asked = request(**given)
+    asked.check(LIMITS)
+    asked.conversation(LIMITS, EFFORTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        ({}, (None, "max_tokens")),
+        ({"max_tokens": 5}, (5, "max_tokens")),
+        ({"max_completion_tokens": 6}, (6, "max_completion_tokens")),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, (6, "max_completion_tokens")),
+        ({"max_tokens": 5, "max_completion_tokens": None}, (5, "max_tokens")),
+    ],
+)
+def test_the_newer_name_of_the_answers_length_wins(
+    given: dict[str, Any], length: tuple[int | None, str]
+) -> None:
+    assert request(**given).asked_length == length
+
+
+@pytest.mark.parametrize(
+    ("given", "enabled"),
+    [
+        ({}, None),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"chat_template_kwargs": {"enable_thinking": None}}, None),
+        ({"enable_thinking": False}, False),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "high"}, True),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"reasoning_effort": "high", "enable_thinking": False}, False),
+        ({"thinking_token_budget": 5}, None),
+    ],
+)
+def test_thinking_can_be_switched_in_several_ways(
+    given: dict[str, Any], enabled: bool | None
+) -> None:
+    assert conversation(**given).thinking.enabled is enabled
+
+
+@pytest.mark.parametrize(
+    ("given", "budget"),
+    [
+        ({}, None),
+        ({"thinking_token_budget": 0}, 0),
+        ({"thinking_budget": 5}, 5),
+        ({"thinking_token_budget": 7, "thinking_budget": 5}, 7),
+        ({"reasoning_effort": "none"}, None),
+        ({"reasoning_effort": "minimal"}, 10),
+        ({"reasoning_effort": "low"}, 20),
+        ({"reasoning_effort": "medium"}, 30),
+        ({"reasoning_effort": "high"}, None),
+        ({"reasoning_effort": "xhigh"}, None),
+        ({"reasoning_effort": "max"}, None),
+        ({"reasoning_effort": "low", "thinking_token_budget": 5}, 5),
+    ],
+)
+def test_an_effort_is_a_budget_unless_one_is_named(
+    given: dict[str, Any], budget: int | None
+) -> None:
+    assert conversation(**given).thinking.budget == budget
+
+
+def test_a_request_becomes_the_neutral_form() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    asked = conversation(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call]},
+            {"role": "tool", "content": "7", "tool_call_id": "1"},
+        ],
+        tools=[LOOK],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        response_format={"type": "json_object"},
+        reasoning_effort="low",
+    )
+    assert asked == Conversation(
+        turns=(
+            Turn("system", "Be brief."),
+            Turn("assistant", "", "Hm.", (ToolCall("1", "look", "{}"),)),
+            Turn("tool", "7", tool_call_id="1"),
+        ),
+        tools=(Tool("look"),),
+        tool_choice=ToolChoice("required"),
+        parallel_tool_calls=False,
+        output=OutputFormat("json_object"),
+        thinking=Thinking(True, 20),
+    )
+
+
+def test_a_request_that_says_nothing_leaves_everything_to_the_model() -> None:
+    plain = Conversation((Turn("user", "Hello"),), tool_choice=ToolChoice("none"))
+    assert conversation() == plain
+    assert conversation(tools=[], parallel_tool_calls=None) == plain

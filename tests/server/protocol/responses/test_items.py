@@ -1,0 +1,239 @@
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter, ValidationError
+
+from server.conversation import ToolCall, Turn
+from server.protocol.common import WireModel
+from server.protocol.errors import ApiError, from_validation
+from server.protocol.responses.items import (
+    Input,
+    Item,
+    MessageItem,
+    packed_thoughts,
+    read_input,
+    read_thoughts,
+    turns,
+)
+
+INPUT: TypeAdapter[Any] = TypeAdapter(Input)
+SDK: TypeAdapter[Any] = TypeAdapter(ResponseItem)
+CALL = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": '{"at": 1}'}
+MADE = ToolCall("call_1", "look", '{"at": 1}')
+ASKED = {"role": "user", "content": "Hello"}
+HEARD = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
+
+
+class Body(WireModel):
+    input: Input
+
+
+def said(text: str) -> dict[str, Any]:
+    """What an answer's message looks like."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "role": "assistant", "id": "msg_1", "content": [part]}
+
+
+def thought(text: str) -> dict[str, Any]:
+    """What an answer's thoughts look like."""
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": content}
+
+
+def items(given: Any) -> list[Item]:
+    return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None)
+
+
+def read(*given: Any) -> tuple[Turn, ...]:
+    return turns((f"input[{number}]", item) for number, item in enumerate(items(list(given))))
+
+
+def refusal(*given: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read(*given)
+    assert caught.value.status == 400
+    return caught.value
+
+
+# --- turns -----------------------------------------------------------------------------------
+
+
+def test_a_text_is_what_the_user_says() -> None:
+    assert items("Hello") == [MessageItem(role="user", content="Hello")]
+    assert turns([("input", item) for item in items("")]) == (Turn("user", ""),)
+
+
+@pytest.mark.parametrize(
+    ("role", "as_turn"),
+    [("user", "user"), ("assistant", "assistant"), ("system", "system"), ("developer", "system")],
+)
+@pytest.mark.parametrize("typed", [{}, {"type": "message"}, {"type": None, "id": "msg_1"}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Hello",
+        [{"type": "input_text", "text": "Hel"}, {"type": "output_text", "text": "lo"}],
+        [{"type": "text", "text": "Hello", "annotations": [], "cache": 1}],
+    ],
+)
+def test_messages_may_be_short_or_complete(
+    role: str, as_turn: Any, typed: Any, content: Any
+) -> None:
+    assert read({"role": role, "content": content} | typed) == (Turn(as_turn, "Hello"),)
+
+
+def test_the_items_of_one_turn_are_one_turn() -> None:
+    other = CALL | {"call_id": "call_2"}
+    assert read(ASKED, thought("Hm."), said("Sure."), CALL, other, HEARD) == (
+        Turn("user", "Hello"),
+        Turn("assistant", "Sure.", "Hm.", (MADE, ToolCall("call_2", "look", '{"at": 1}'))),
+        Turn("tool", "sunny", tool_call_id="call_1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([CALL, HEARD, CALL], [("", "", 1), ("sunny", "", 0), ("", "", 1)]),
+        ([said("a"), CALL, said("b")], [("ab", "", 1)]),
+        ([said("a"), said("b")], [("a", "", 0), ("b", "", 0)]),
+        ([thought("a"), thought("b"), said("c")], [("c", "a\nb", 0)]),
+        ([said("a"), thought("b"), said("c")], [("a", "", 0), ("c", "b", 0)]),
+        ([CALL, thought("b"), CALL], [("", "", 1), ("", "b", 1)]),
+        ([ASKED, ASKED], [("Hello", "", 0), ("Hello", "", 0)]),
+        ([HEARD, HEARD], [("sunny", "", 0), ("sunny", "", 0)]),
+        ([said("a"), ASKED, said("b")], [("a", "", 0), ("Hello", "", 0), ("b", "", 0)]),
+        ([], []),
+    ],
+)
+def test_a_turn_ends_where_another_one_must_have_begun(given: Any, expected: Any) -> None:
+    found = [(turn.text, turn.reasoning, len(turn.tool_calls)) for turn in read(*given)]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"content": [{"type": "reasoning_text", "text": "a"}, {"text": "b"}]}, "ab"),
+        ({"encrypted_content": packed_thoughts("Grüße")}, "Grüße"),
+        (
+            {"content": None, "summary": [{"type": "summary_text", "text": "s"}, {"text": "t"}]},
+            "s\n\nt",
+        ),
+        (
+            {"content": [{"text": "a"}], "encrypted_content": "gAAAA", "summary": [{"text": "s"}]},
+            "a",
+        ),
+        ({"encrypted_content": packed_thoughts("p"), "summary": [{"text": "s"}]}, "p"),
+        ({"encrypted_content": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_thoughts_come_back_in_the_best_form_that_is_there(fields: Any, text: str) -> None:
+    assert read({"type": "reasoning"} | fields) == (Turn("assistant", reasoning=text),)
+
+
+@pytest.mark.parametrize("packed", ["gAAAAABo", "quire1.%", "quire1.YQ", "quire1./w==", "quire1.é"])
+def test_thoughts_that_were_packed_elsewhere_are_refused(packed: str) -> None:
+    assert read_thoughts(packed) is None
+    error = refusal(ASKED, {"type": "reasoning", "encrypted_content": packed})
+    assert error.param == "input[1].encrypted_content"
+    assert error.code == "invalid_encrypted_content"
+    assert packed not in error.message
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ("sunny", "sunny"),
+        ([{"type": "input_text", "text": "sun"}, {"type": "text", "text": "ny"}], "sunny"),
+        (None, ""),
+    ],
+)
+def test_what_came_of_a_call_is_text_or_parts(output: Any, text: str) -> None:
+    (turn,) = read(HEARD | {"output": output})
+    assert turn == Turn("tool", text, tool_call_id="call_1")
+
+
+def test_arguments_may_come_as_the_object_that_they_are() -> None:
+    (turn,) = read({"type": "function_call", "name": "look", "arguments": {"at": 1}})
+    assert turn.tool_calls == (ToolCall("", "look", '{"at": 1}'),)
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"type": "web_search_call", "id": "ws_1", "action": {}}, "input[1]"),
+        ({"type": "custom_tool_call", "call_id": "c", "name": "n", "input": "x"}, "input[1]"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "input[1].content[0]"),
+        (HEARD | {"output": [{"type": "input_file"}]}, "input[1].output[0]"),
+        ({"type": "item_reference", "id": "msg_none"}, "input[1]"),
+        ({"id": "msg_none"}, "input[1]"),
+        ({"type": None, "id": "msg_none"}, "input[1]"),
+    ],
+)
+def test_what_cannot_be_part_of_a_conversation_is_named(item: Any, param: str) -> None:
+    assert refusal(ASKED, item).param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        (5, "input"),
+        ([5], "input[0]"),
+        ([{"content": "x"}], "input[0].role"),
+        ([{"role": "robot", "content": "x"}], "input[0].role"),
+        ([{"role": "user", "content": 5}], "input[0].content"),
+        ([{"type": 5}], "input[0].type"),
+        ([ASKED, {"type": "function_call"}], "input[1].name"),
+        ([{"type": "item_reference"}], "input[0].id"),
+        ([{"type": "reasoning", "content": "x"}], "input[0].content"),
+    ],
+)
+def test_an_item_of_the_wrong_form_is_named(given: Any, param: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Body.model_validate_json(json.dumps({"input": given}))
+    assert from_validation(caught.value).param == param
+
+
+def test_a_reference_is_followed() -> None:
+    kept = MessageItem(role="user", content="Hello")
+    given = INPUT.validate_json('[{"type": "item_reference", "id": "a"}, {"id": "b"}]')
+    assert read_input(given, {"a": kept, "b": kept}.get) == [kept, kept]
+
+
+# --- how items are kept ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        ASKED,
+        {"role": "user"},
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        },
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        said("Yes."),
+        thought("Hm."),
+        {"type": "reasoning", "encrypted_content": packed_thoughts("Hm.")},
+        CALL,
+        CALL | {"arguments": {"at": 1}},
+        HEARD,
+        HEARD | {"output": [{"type": "input_text", "text": "sunny"}]},
+        {"type": "function_call_output"},
+    ],
+)
+def test_what_is_kept_says_the_same_and_is_complete(item: Any) -> None:
+    kept = items([item])[0].kept("1f")
+    assert kept["id"] == item.get("id") or kept["id"].endswith("_1f")
+    assert read(kept) == read(item)
+    assert items([kept])[0].kept("2f") == kept
+    found = SDK.validate_python(kept)
+    assert found.to_dict() == kept

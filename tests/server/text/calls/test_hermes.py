@@ -1,0 +1,136 @@
+import pytest
+
+from server.text.calls.hermes import HermesCall, whole_call
+from server.text.pieces import AnswerPiece, joined
+from tests.server.text.calling import call, ids, in_pieces
+
+CUTS = pytest.mark.parametrize("cut", [1, 2, 7, 1000])
+
+
+def reader() -> HermesCall:
+    return HermesCall(0, ids())
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "rest"),
+    [
+        ('\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', '{"a": 1}', ""),
+        ('{"name":"f","arguments":{}}</tool_call> more', "{}", " more"),
+        ('{ "name" : "f" ,\n"arguments" :\n{ "a":[{}] } } </tool_call>', '{ "a":[{}] }', ""),
+        # What looks like an end within a string is none.
+        (
+            '{"name": "f", "arguments": {"a": "</tool_call>}]\\"}"}}\n</tool_call>',
+            '{"a": "</tool_call>}]\\"}"}',
+            "",
+        ),
+        # Line breaks within strings, which JSON wants escaped.
+        ('{"name": "f", "arguments": {"a": "x\ny\t"}}</tool_call>', '{"a": "x\\ny\\t"}', ""),
+        # The closing tag, or a bracket, is missing or there once too often.
+        ('{"name": "f", "arguments": {"a": 1}} and', '{"a": 1}', "and"),
+        ('{"name": "f", "arguments": {"a": 1}\n</tool_call>', '{"a": 1}', ""),
+        ('{"name": "f", "arguments": {"a": 1}}}\n</tool_call>', '{"a": 1}', ""),
+        ('{"name": "f", "arguments": {"a": 1\n</tool_call>x', '{"a": 1\n', "x"),
+        ('{"name": "f", "arguments": {"a": <b>}}</tool_call>', '{"a": <b>}', ""),
+        ('{"name": "f", "arguments": {}}\n<tool_call>', "{}", "<tool_call>"),
+        # Another order, or another form.
+        ('{"arguments": {"a": "é"}, "name": "f"}</tool_call>x', '{"a": "é"}', "x"),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', '{"a": 1}', ""),
+        ('{"name": "f"}</tool_call>', "{}", ""),
+        ('{"name": "\\u0066", "arguments": null}</tool_call>', "{}", ""),
+    ],
+)
+@CUTS
+def test_a_call_is_read(text: str, arguments: str, rest: str, cut: int) -> None:
+    parser = reader()
+    found: list[AnswerPiece] = []
+    for start in range(0, len(text), cut):
+        found += parser.feed(text[start : start + cut])
+        if parser.rest is not None:
+            break
+    assert joined(found) == call(0, "f", arguments)
+    assert (parser.started, parser.complete) == (True, True)
+    assert (parser.rest or "") + text[start + cut :] == rest
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello",
+        "\n[1]",
+        '"name"',
+        "{}</tool_call>",
+        '{"name": 5}</tool_call>',
+        '{"name": ""}</tool_call>',
+        '{"name": "f", "arguments": [1]}</tool_call>',
+        '{"name": "f", "arguments": "x"}</tool_call>',
+        '{"name": "f", "arguments": 5}</tool_call>',
+        '{"name": <function-name>, "arguments": {}}</tool_call>',
+        '{"name": "a</tool_call>", "arguments": {}}',
+        '{"name": "f", oops}</tool_call> more',
+        '{"name": "\\ud800", "arguments": {}}</tool_call>',
+        '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>',
+        "[" * 5_000 + "</tool_call>",
+        '{"a":' * 5_000 + "</tool_call>",
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 1000])
+def test_what_is_no_call_is_given_back_whole(text: str, cut: int) -> None:
+    parser = reader()
+    given = 0
+    while parser.rest is None:
+        assert parser.feed(text[given : given + cut]) == []
+        given += cut
+    assert (parser.started, parser.complete) == (False, False)
+    assert parser.rest == text[:given]
+
+
+@CUTS
+def test_arguments_are_sent_as_they_come(cut: int) -> None:
+    parser = reader()
+    assert in_pieces(parser.feed, '{"name": "f", "arguments": {"a": "long te', cut) == call(
+        0, "f", '{"a": "long te'
+    )
+
+
+def test_no_more_is_held_back_than_may_be_a_closing_tag() -> None:
+    parser = reader()
+    parser.feed('{"name": "f", "arguments": {"a": 1')
+    assert parser.feed("</tool") == []
+    assert joined(parser.feed("s")) == call(0, "f", "</tools")[1:]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "complete"),
+    [
+        ('{"name": "f", "arguments": {"a": "x', '{"a": "x', False),
+        ('{"name": "f", "arguments": {"a": 1</tool', '{"a": 1</tool', False),
+        ('{"name": "f", "arguments": {}}\n</tool', "{}", True),
+        ('{"arguments": {}, "name": "f"}', "{}", True),
+    ],
+)
+@CUTS
+def test_an_answer_may_end_within_a_call(
+    text: str, arguments: str, complete: bool, cut: int
+) -> None:
+    parser = reader()
+    assert joined(in_pieces(parser.feed, text, cut) + parser.flush()) == call(0, "f", arguments)
+    assert parser.complete is complete
+    assert (parser.rest == "") is complete
+
+
+@pytest.mark.parametrize("text", ["", "\n", '{"name": "f", "arg', '{"name": "f", "arguments": '])
+def test_the_beginning_of_a_call_is_none(text: str) -> None:
+    parser = reader()
+    assert parser.feed(text) + parser.flush() == []
+    assert (parser.started, parser.rest) == (False, text)
+
+
+def test_a_whole_call_may_come_in_any_order() -> None:
+    assert whole_call('{"arguments": {"a": [1, "é"]}, "name": "f"}') == ("f", '{"a": [1, "é"]}')
+    assert whole_call("[]") is None
+
+
+def test_what_follows_a_call_in_another_order_is_given_back_as_it_is() -> None:
+    parser = reader()
+    parser.feed('{"arguments": {}, "name": "f"}</tool_call>\n} and on')
+    assert parser.rest == "\n} and on"

@@ -1,0 +1,150 @@
+import threading
+from typing import Any
+
+import pytest
+
+from server.conversation import Conversation, ToolCall, Turn
+from server.text.calls.written import (
+    CallRecord,
+    WrittenCall,
+    WrittenCalls,
+    same_arguments,
+    same_value,
+)
+from server.text.pieces import ToolCallArguments, ToolCallStart
+
+TEXT = '<tool_call>\n{"name":"look","arguments":{"at":1}}\n</tool_call>'
+
+
+def written(number: int = 0, name: str = "look", arguments: str = '{"at":1}') -> WrittenCall:
+    return WrittenCall(f"call_{number}", name, arguments, TEXT)
+
+
+def recalled(calls: WrittenCalls, *made: ToolCall) -> list[str | None]:
+    """The texts that are known."""
+    asked = Conversation((Turn("user", "Hello"), Turn("assistant", tool_calls=made)))
+    found = calls.recalled(asked)
+    assert found.turns[0] == asked.turns[0]
+    assert [(call.id, call.name, call.arguments) for call in found.turns[1].tool_calls] == [
+        (call.id, call.name, call.arguments) for call in made
+    ]
+    return [call.written for call in found.turns[1].tool_calls]
+
+
+# --- one call --------------------------------------------------------------------------------
+
+
+def test_a_call_is_gathered_from_what_is_read_of_it() -> None:
+    record = CallRecord("<tool_call>")
+    record.add("\n{...", [ToolCallStart(0, "call_0", "look"), ToolCallArguments(0, '{"at"')])
+    record.add("...}\n</tool_call>\nand on", [ToolCallArguments(0, ":1}")])
+    text = "<tool_call>\n{......}\n</tool_call>"
+    assert record.call("\nand on", "") == WrittenCall("call_0", "look", '{"at":1}', text)
+    assert record.call("\nand on", "closing") == WrittenCall("call_0", "look", '{"at":1}', text)
+
+
+@pytest.mark.parametrize(("closing", "end"), [("", None), ("}</tool_call>", "..}</tool_call>")])
+def test_a_call_that_was_cut_off_behind_its_arguments_gets_its_end(
+    closing: str, end: str | None
+) -> None:
+    record = CallRecord("<tool_call>")
+    record.add("..}</to", [ToolCallStart(0, "call_0", "look")])
+    found = record.call("}</to", closing)
+    assert (found and found.text) == (end and f"<tool_call>{end}")
+
+
+# --- all of them -----------------------------------------------------------------------------
+
+
+def test_a_call_that_comes_back_is_recalled_by_its_id() -> None:
+    calls = WrittenCalls(1000)
+    calls.remember(written(1))
+    same = ToolCall("call_1", "look", '{ "at": 1.0 }')
+    assert recalled(calls, same, ToolCall("call_2", "look", '{"at": 1}')) == [TEXT, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("wait", '{"at":1}'), ("look", '{"at":2}'), ("look", ""), ("look", "[")]
+)
+def test_a_call_that_was_changed_is_not_recalled(name: str, arguments: str) -> None:
+    calls = WrittenCalls(1000)
+    calls.remember(written(1))
+    assert recalled(calls, ToolCall("call_1", name, arguments)) == [None]
+
+
+def test_no_more_is_kept_than_fits_and_what_was_asked_for_last_stays() -> None:
+    calls = WrittenCalls(2 * written().size)
+    made = [ToolCall(f"call_{number}", "look", '{"at": 1}') for number in range(3)]
+    calls.remember(written(0))
+    calls.remember(written(1))
+    assert recalled(calls, made[0]) == [TEXT]
+    calls.remember(written(2))
+    assert recalled(calls, *made) == [TEXT, None, TEXT]
+    calls.remember(written(3, arguments="x" * 1000))
+    assert recalled(calls, *made) == [None, None, None]
+    calls.remember(written(1))
+    assert recalled(calls, made[1]) == [TEXT], "what did not fit has left nothing behind"
+
+
+def test_nothing_is_kept_where_nothing_may_be() -> None:
+    calls = WrittenCalls(0)
+    calls.remember(written(0))
+    assert recalled(calls, ToolCall("call_0", "look", '{"at":1}')) == [None]
+
+
+def test_prompts_are_made_while_calls_are_remembered() -> None:
+    calls = WrittenCalls(20 * written().size)
+    made = ToolCall("call_0", "look", '{"at":1}')
+
+    def remember() -> None:
+        for number in range(2000):
+            calls.remember(written(number))
+
+    writer = threading.Thread(target=remember)
+    writer.start()
+    while writer.is_alive():
+        assert recalled(calls, made) in ([TEXT], [None])
+    writer.join()
+
+
+# --- what is the same ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("{}", "{}", True),
+        ("{}", "", False),
+        ('{"a": 1', '{"a": 1', True),
+        ('{"a": 1', '{"a":1', False),
+        ('{"a":1,"b":[1,2]}', '{ "b": [1, 2], "a": 1e0 }', True),
+        ('{"a": "\\u00e9\\/"}', '{"a": "é/"}', True),
+        ('{"a": "x\ny"}', '{"a": "x\\ny"}', True),
+    ],
+)
+def test_arguments_are_the_same_however_they_are_written(one: str, other: str, same: bool) -> None:
+    assert same_arguments(one, other) is same_arguments(other, one) is same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (0, False),
+        (0, None),
+        (1, "1"),
+        (1, 2),
+        ([1], [True]),
+        ([1], [1, 1]),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1}, {"a": 1, "b": 1}),
+        ({"a": [0]}, {"a": [False]}),
+        ([], {}),
+        ("", []),
+    ],
+)
+def test_values_that_differ_are_not_the_same(one: Any, other: Any) -> None:
+    assert not same_value(one, other)
+    assert not same_value(other, one)
+    assert same_value(one, one)
+    assert same_value(other, other)

@@ -1,0 +1,127 @@
+import json
+from random import Random
+
+import numpy as np
+import pytest
+
+from server.text.grammar.compiler import compiled
+from server.text.grammar.constraints import ConstraintError, GrammarConstraint, TagWatch
+from server.text.grammar.vocabulary import Vocabulary
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import token_id
+from tests.server.text.grammars import (
+    allowed_ids,
+    follows,
+    stop_ids,
+    takes,
+    text_of,
+    vocabulary,
+    wander,
+)
+
+TAG = b"<tool_call>"
+
+
+@pytest.fixture(scope="module")
+def words(tokenizer: Tokenizer) -> Vocabulary:
+    return vocabulary(tokenizer)
+
+
+def of_lark(words: Vocabulary, lark: str, max_mask_s: float = 10.0) -> GrammarConstraint:
+    matcher = compiled(json.dumps({"grammars": [{"lark_grammar": lark}]}), words, "")
+    return GrammarConstraint(matcher, words.words, max_mask_s)
+
+
+def test_only_what_the_grammar_allows_comes_next_and_then_the_end(
+    words: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    constraint = of_lark(words, 'start: "ab" | "ac"')
+    assert takes(constraint, tokenizer, "ab")
+    assert not takes(constraint, tokenizer, "a")
+    assert not takes(constraint, tokenizer, "abc")
+    assert allowed_ids(constraint) == [token_id(tokenizer, "a")]
+    constraint.accept(token_id(tokenizer, "a"))
+    assert not constraint.complete
+    constraint.accept(token_id(tokenizer, "c"))
+    assert constraint.complete
+    assert set(allowed_ids(constraint) or ()) == stop_ids(tokenizer)
+
+
+def test_copies_go_their_own_ways(words: Vocabulary, tokenizer: Tokenizer) -> None:
+    first = of_lark(words, "start: /[a-z]{4}/")
+    second = first.copy()
+    assert follows(first, tokenizer.fast.encode("abcd").ids)
+    assert follows(second, tokenizer.fast.encode("wxyz").ids)
+    assert first.complete
+    assert second.complete
+
+
+def test_padding_and_special_tokens_are_never_allowed_in_text(
+    words: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    allowed = allowed_ids(of_lark(words, "start: /(?s:.*)/"))
+    assert allowed is not None
+    assert max(allowed) < tokenizer.vocab_size
+    assert token_id(tokenizer, "<|im_start|>") not in allowed
+
+
+def test_a_token_that_is_not_allowed_is_a_fault(words: Vocabulary, tokenizer: Tokenizer) -> None:
+    constraint = of_lark(words, 'start: "ab"')
+    constraint.accept(token_id(tokenizer, "x"))
+    for _ in range(2):
+        with pytest.raises(ConstraintError, match="does not allow"):
+            constraint.fill_mask(np.zeros(words.words, np.uint32))
+
+
+def test_a_grammar_that_leads_nowhere_is_a_fault(words: Vocabulary, tokenizer: Tokenizer) -> None:
+    endless = {"a": {"$ref": "#/$defs/a"}}
+    schema = {"type": "object", "properties": endless, "required": ["a"], "$defs": endless}
+    matcher = compiled(json.dumps({"grammars": [{"json_schema": schema}]}), words, "")
+    constraint = GrammarConstraint(matcher, words.words, 10.0)
+    assert follows(constraint, tokenizer.fast.encode('{"a":').ids)
+    with pytest.raises(ConstraintError, match="limits"):
+        allowed_ids(constraint)
+
+
+def test_a_mask_that_takes_too_long_is_a_fault(words: Vocabulary) -> None:
+    with pytest.raises(ConstraintError, match="too long"):
+        allowed_ids(of_lark(words, 'start: "ab"', max_mask_s=0.0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_at_random_are_of_the_language(
+    words: Vocabulary, tokenizer: Tokenizer, seed: int
+) -> None:
+    tokens = wander(of_lark(words, 'start: ("ab" | "c"){1,9} "!"'), tokenizer, Random(seed))
+    assert tokens is not None
+    assert text_of(tokenizer, tokens).replace("ab", "").strip("c") == "!"
+
+
+# --- tags ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [b"a<tool_call>", b"<<tool_call>b", b"<tool<tool_call>", TAG * 2])
+def test_a_tag_is_found_however_the_text_is_cut(text: bytes) -> None:
+    end = text.find(TAG) + len(TAG)
+    for first in range(len(text) + 1):
+        for second in range(first, len(text) + 1):
+            watch = TagWatch(TAG)
+            found = []
+            for piece in (text[:first], text[first:second], text[second:]):
+                found.append(watch.feed(piece))
+                if found[-1]:
+                    break
+            assert found[-1]
+            assert [first, second, len(text)][len(found) - 1] >= end
+
+
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [(b"", 0), (b"a<", 1), (b"<tool_cal", 9), (b"<tool x", 0), (b"<tool<", 1), (b"<a<tool", 5)],
+)
+def test_how_much_of_a_tag_is_there_is_known(text: bytes, matched: int) -> None:
+    for cut in range(len(text) + 1):
+        watch = TagWatch(TAG)
+        assert not watch.feed(text[:cut])
+        assert not watch.feed(text[cut:])
+        assert watch.matched == matched

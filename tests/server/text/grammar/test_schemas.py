@@ -1,0 +1,193 @@
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from server.text.grammar.error import GrammarError
+from server.text.grammar.schemas import MAX_DEPTH, MAX_PROPERTIES, MAX_SUBSCHEMAS, checked_schema
+
+
+def refused(schema: Any) -> str:
+    with pytest.raises(GrammarError) as caught:
+        checked_schema(schema)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems",
+        "propertyNames", "dependencies", "dependentRequired", "dependentSchemas",
+        "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_keyword_that_would_be_ignored_is_refused_by_its_name(keyword: str, depth: int) -> None:
+    schema: Any = {keyword: {"a": {"minLength": 2}}}
+    schema = {"properties": {"a": {"items": schema}}} if depth else schema
+    assert refused(schema) == f"{keyword} is not supported"
+
+
+def test_old_drafts_do_not_make_keywords_unknown() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "dependentRequired": {"a": ["b"]},
+    }
+    assert refused(schema) == "dependentRequired is not supported"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"uniqueItems": False},
+        {"propertyNames": {"type": "string"}},
+        {"propertyNames": {}},
+        {"unevaluatedProperties": True},
+        {"dependentRequired": {}},
+        {"$schema": "anything", "$id": "https://example.com/a", "title": "A", "default": 3},
+        {"x-guidance": {"lenient": True}},
+        {"format": "a note of somebody's", "deprecated": True, "examples": [{"not": 1}]},
+        True,
+    ],
+)
+def test_what_asks_for_nothing_is_left_out(schema: Any) -> None:
+    assert checked_schema(schema) == {}
+
+
+def test_everything_else_stays_as_it_is() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "not": {"type": ["string", "null"], "minLength": 1, "maxLength": 5, "pattern": "^a"},
+            "when": {"type": "string", "format": "date-time"},
+            "n": {"minimum": 0, "exclusiveMaximum": 1.5, "multipleOf": 0.5},
+            "tuple": {"prefixItems": [{"const": 1}, True], "items": False, "minItems": 2},
+            "more": {"items": [{"enum": [1, "a", None, {"if": 1}]}], "additionalItems": False},
+            "of": {"anyOf": [{"$ref": "#/$defs/of"}, {"oneOf": [{"type": "null"}]}]},
+            "all": {"allOf": [{"maxItems": 3}], "additionalProperties": {"type": "null"}},
+        },
+        "required": ["not"],
+        "patternProperties": {"^x-": {"type": "integer"}},
+        "maxProperties": 9,
+        "minProperties": 2,
+        "$defs": {"of": {"type": "object"}},
+        "definitions": {"other": True},
+    }
+    before = copy.deepcopy(schema)
+    assert checked_schema(schema) == schema == before
+    assert list(checked_schema(schema)["properties"]) == list(before["properties"]), "in order"
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({"exclusiveMinimum": 0}, {"minimum": 1e-9}),
+        ({"exclusiveMinimum": -2.0, "minimum": -3}, {"minimum": -2 + 1e-9}),
+        ({"exclusiveMinimum": -2, "minimum": 3}, {"minimum": 3}),
+        ({"exclusiveMaximum": 5, "maximum": 4}, {"maximum": 4}),
+        ({"exclusiveMaximum": 5, "maximum": 9}, {"maximum": 5 - 1e-9}),
+        ({"minimum": 3, "exclusiveMinimum": True}, {"minimum": 3 + 1e-9}),
+        ({"minimum": 0.5, "exclusiveMinimum": True}, {"exclusiveMinimum": 0.5}),
+        ({"exclusiveMinimum": True, "exclusiveMaximum": False}, {}),
+        ({"exclusiveMinimum": 10**9}, {"exclusiveMinimum": 10**9}),
+    ],
+)
+def test_exclusive_whole_bounds_become_numbers_beside_them(
+    schema: dict[str, Any], closed: dict[str, Any]
+) -> None:
+    assert checked_schema(schema) == closed
+
+
+def test_whole_numbers_are_counts_however_they_are_written() -> None:
+    assert checked_schema({"minLength": 2.0}) == {"minLength": 2}
+    assert "minLength" in refused({"minLength": 2.5})
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (5, "a schema must be an object"),
+        (None, "a schema must be an object"),
+        (False, "no answer can satisfy it"),
+        ({"properties": {"a": 3}}, "a schema must be an object"),
+        ({"properties": []}, "properties has a value that is not valid"),
+        ({"required": "a"}, "required has a value"),
+        ({"required": [1]}, "required must be a list of names"),
+        ({"type": "text"}, "type names a type"),
+        ({"type": [["string"]]}, "type names a type"),
+        ({"enum": []}, "enum has no values"),
+        ({"minimum": True}, "minimum has a value"),
+        ({"minimum": "1"}, "minimum has a value"),
+        ({"maxItems": -1}, "maxItems is not between 0 and"),
+        ({"maxItems": 10**12}, "maxItems is not between 0 and"),
+        ({"maxItems": True}, "maxItems has a value"),
+        ({"pattern": 3}, "pattern has a value"),
+        ({"format": "idn-email"}, "the format idn-email is not supported"),
+        ({"$ref": "https://example.com/a"}, "$ref is supported within the schema only"),
+        ({"$ref": "other.json#/a"}, "$ref is supported within the schema only"),
+        ({"$defs": {"a": {"$id": "b"}}}, "$id is not supported but at the top"),
+        ({"minProperties": 2}, "minProperties is supported up to one more than are required"),
+        ({"minProperties": 3, "required": ["a", "a"]}, "minProperties is supported"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_keyword(schema: Any, says: str) -> None:
+    assert says in refused(schema)
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum", "minimum", "multipleOf", "exclusiveMaximum"])
+def test_numbers_that_float64_does_not_hold_are_refused(keyword: str) -> None:
+    for number in (2**53 + 2, -(2**60), 1e300):
+        value = [1, {"a": number}] if keyword == "enum" else number
+        assert refused({keyword: value}) == f"{keyword} has a number that is too large to be exact"
+    value = [2**53] if keyword == "enum" else 2**53
+    assert checked_schema({keyword: value}) == {keyword: value}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": "a\x01"},
+        {"enum": ["a", ["\x7f"]]},
+        {"const": {"\x00": 1}},
+        {"properties": {"a\x1f": {}}},
+        {"required": ["\x0b"]},
+    ],
+)
+def test_characters_that_cannot_be_written_are_refused(schema: dict[str, Any]) -> None:
+    (keyword,) = schema
+    assert refused(schema) == f"{keyword} has control characters that are not supported"
+
+
+def test_the_usual_control_characters_are_no_problem() -> None:
+    assert checked_schema({"const": "a\n\t\r\b\f"}) == {"const": "a\n\t\r\b\f"}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+def test_depth_size_and_width_have_limits() -> None:
+    assert checked_schema(nested(MAX_DEPTH)) == nested(MAX_DEPTH)
+    assert "nested more than" in refused(nested(MAX_DEPTH + 1))
+    assert "nested more than" in refused({"const": json.loads("[" * 60 + "]" * 60)})
+    many = {f"p{n}": True for n in range(MAX_PROPERTIES + 1)}
+    assert refused({"properties": many}) == f"properties has more than {MAX_PROPERTIES} entries"
+    parts: dict[str, Any] = {"anyOf": [{}] * MAX_SUBSCHEMAS}
+    assert refused(parts) == f"it has more than {MAX_SUBSCHEMAS} parts"
+
+
+def test_errors_hold_nothing_of_the_schema_but_keywords() -> None:
+    secret = "a secret"
+    schemas: list[dict[str, Any]] = [
+        {"type": secret},
+        {"$ref": secret},
+        {"required": [secret, 1]},
+        {"const": f"{secret}\x01"},
+        {"properties": {secret: {"not": {}}}},
+    ]
+    for schema in schemas:
+        assert secret not in refused(schema)

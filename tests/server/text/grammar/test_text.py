@@ -1,0 +1,332 @@
+"""What the grammars of outputs and calls take, and what they refuse."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from server.conversation import OutputFormat, Tool
+from server.text.calls.tool_format import ToolFormat
+from server.text.grammar.compiler import Wish
+from server.text.grammar.merged_patterns import MAX_PATTERNS
+from server.text.grammar.text import MAX_CALLS, MAX_RULES
+from server.text.tokenizer import Tokenizer
+from tests.server.text.grammars import (
+    compiled,
+    of_schema,
+    refusal,
+    tagged_tokenizer,
+    takes,
+    text_of,
+    wander,
+)
+
+PLACE = Tool("place", parameters={
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+})  # fmt: skip
+NOW = Tool("now", parameters={"type": "object", "additionalProperties": False})
+CALL = '<tool_call>\n{"name": "place", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
+NOW_CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+XML_CALL = (
+    "<tool_call>\n<function=place>\n<parameter=city>\nOslo\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+
+
+def output(kind: Any, value: Any = None) -> Wish:
+    return Wish(OutputFormat(kind, value))
+
+
+def calls(*tools: Tool, **changes: Any) -> Wish:
+    return replace(Wish(tools=tools, must_call=True), **changes)
+
+
+# --- outputs -----------------------------------------------------------------------------------
+
+
+async def test_a_json_object_is_any_object_and_nothing_around_it(tokenizer: Tokenizer) -> None:
+    constraint = await compiled(tokenizer, output("json_object"))
+    for text in ("{}", '{"a": [1, {"b": null}], "é": "\\n"}', '{\n  "a": 1\r\n\t\t}'):
+        assert takes(constraint, tokenizer, text)
+    for text in ("[]", "{} ", " {}", '{"a": 1', "text", '{"a":  1}', '{"a":\n\n1}'):
+        assert not takes(constraint, tokenizer, text)
+
+
+async def test_a_schema_is_enforced(tokenizer: Tokenizer) -> None:
+    constraint = await of_schema(tokenizer, PLACE.parameters)
+    assert takes(constraint, tokenizer, '{"city": "Oslo", "days": 3}')
+    assert takes(constraint, tokenizer, '{"city":"日本"}')
+    for text in (
+        '{"days": 3}',
+        '{"city": 3}',
+        '{"city": "Oslo", "x": 1}',
+        '{"city": "0123456789"}',
+    ):
+        assert not takes(constraint, tokenizer, text)
+
+
+async def test_a_known_key_cannot_come_again_in_disguise(tokenizer: Tokenizer) -> None:
+    constraint = await of_schema(
+        tokenizer, {"properties": {"a": {"type": "integer"}}, "type": "object"}
+    )
+    assert takes(constraint, tokenizer, '{"a": 1, "b": "x"}')
+    assert not takes(constraint, tokenizer, '{"a": 1, "a": "x"}')
+    assert not takes(constraint, tokenizer, '{"a": 1, "\\u0061": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "other"),
+    [("[a-z]+/\\d{2}", "ab/12", "ab/1"), ("^yes|no$", "no", "maybe"), ('"\\\\?"', '"\\"', "x")],
+)
+async def test_a_pattern_is_of_the_whole_answer(
+    tokenizer: Tokenizer, pattern: str, text: str, other: str
+) -> None:
+    constraint = await compiled(tokenizer, output("regex", pattern))
+    assert takes(constraint, tokenizer, text)
+    assert not takes(constraint, tokenizer, other)
+    assert not takes(constraint, tokenizer, text + "!")
+
+
+async def test_a_choice_is_taken_letter_by_letter(tokenizer: Tokenizer) -> None:
+    wanted = ["yes", "yes, but", 'a"\\b\n', "日本😀", "\x7f\x01", "|"]
+    constraint = await compiled(tokenizer, output("choice", wanted))
+    assert all(takes(constraint, tokenizer, text) for text in wanted)
+    assert not any(takes(constraint, tokenizer, text) for text in ("", "yes,", "no", "yes |"))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: greeting NAME\ngreeting: "hi " | "bye "\nNAME: /[a-z]+/',
+        'root ::= greeting name\ngreeting ::= "hi " | "bye "\nname ::= [a-z]+',
+    ],
+)
+async def test_a_grammar_is_lark_or_gbnf(tokenizer: Tokenizer, grammar: str) -> None:
+    constraint = await compiled(tokenizer, output("grammar", grammar))
+    assert takes(constraint, tokenizer, "hi ann")
+    assert takes(constraint, tokenizer, "bye bob")
+    assert not takes(constraint, tokenizer, "hi ")
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        (output("json_schema", {"not": {}}), "not is not supported"),
+        (output("json_schema", {"oneOf": [{"minLength": 1}, {"minLength": 2}]}), "oneOf"),
+        (output("json_schema", {"type": "string", "pattern": "(?=a)"}), "look-around"),
+        (output("json_schema", {"$ref": "#"}), "no answer"),
+        (output("json_schema", {"allOf": [{"type": "null"}, {"type": "object"}]}), "no answer"),
+        (output("json_schema", 3), "must be an object"),
+        (output("regex", "("), "a pattern cannot be used"),
+        (output("regex", ""), "it must be a text"),
+        (output("regex", "a\ud800"), "halves of characters"),
+        (output("regex", None), "it must be a text"),
+        (output("choice", []), "no choices"),
+        (output("choice", "yes"), "no choices"),
+        (output("choice", ["a", ""]), "it must be a text"),
+        (output("grammar", "hello"), "neither Lark nor GBNF"),
+        (output("grammar", "root ::= ("), "neither Lark nor GBNF"),
+        (output("grammar", "root ::= " + "(" * 800 + '"a"' + ")" * 800), "nested too deeply"),
+        (output("grammar", "start: " + "(" * 800 + '"a"' + ")" * 800), "nested"),
+        (output("grammar", 'start: a\na[temperature=0.5]: "x"'), "temperature in a grammar"),
+        (output("grammar", 'start: a\na[lazy, stop="x"]: /y+/'), "stop in a grammar"),
+        (
+            output("grammar", 'start: "a"\n' + 'x: "b"\n' * MAX_RULES),
+            f"more than {MAX_RULES} rules",
+        ),
+        (output("grammar", "start: missing"), "not valid"),
+        (
+            output("grammar", "start: T\nT: /a/" + " & /a.*/" * (MAX_PATTERNS + 1)),
+            f"& comes more than {MAX_PATTERNS} times",
+        ),
+        (
+            output("json_schema", {"allOf": [{"pattern": f"a{{{n}}}.*b"} for n in range(300)]}),
+            f"pattern is supported up to {MAX_PATTERNS} times",
+        ),
+    ],
+)
+async def test_what_cannot_be_enforced_is_refused_with_its_field(
+    tokenizer: Tokenizer, wish: Wish, says: str
+) -> None:
+    error = await refusal(tokenizer, wish)
+    assert says in str(error)
+    assert error.param == "response_format"
+
+
+# --- calls -------------------------------------------------------------------------------------
+
+
+async def test_calls_that_must_be_made_satisfy_their_tools_schemas(tokenizer: Tokenizer) -> None:
+    constraint = await compiled(tokenizer, calls(PLACE, NOW))
+    for text in (CALL, NOW_CALL, f"{CALL}\n{NOW_CALL}"):
+        assert takes(constraint, tokenizer, text)
+    for text in (
+        "",
+        "text",
+        f"text {CALL}",
+        f"{CALL} text",
+        f"{CALL}{NOW_CALL}",
+        CALL.replace("3", '"3"'),
+        CALL.replace('"city": "Oslo", ', ""),
+        CALL.replace("place", "other"),
+        NOW_CALL.replace("{}", '{"a": 1}'),
+    ):
+        assert not takes(constraint, tokenizer, text)
+
+
+async def test_there_is_an_end_to_calls(tokenizer: Tokenizer) -> None:
+    constraint = await compiled(tokenizer, calls(NOW))
+    assert takes(constraint, tokenizer, "\n".join([NOW_CALL] * MAX_CALLS))
+    assert not takes(constraint, tokenizer, "\n".join([NOW_CALL] * (MAX_CALLS + 1)))
+
+
+async def test_one_call_is_one_call(tokenizer: Tokenizer) -> None:
+    constraint = await compiled(tokenizer, calls(PLACE, NOW, parallel=False))
+    assert takes(constraint, tokenizer, NOW_CALL)
+    assert not takes(constraint, tokenizer, f"{CALL}\n{NOW_CALL}")
+
+
+async def test_calls_in_xml_satisfy_them_too(tokenizer: Tokenizer) -> None:
+    constraint = await compiled(tokenizer, calls(PLACE, NOW, tool_format=ToolFormat.XML))
+    now = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    for text in (
+        XML_CALL,
+        now,
+        f"{XML_CALL}\n{now}",
+        XML_CALL.replace("Oslo", "\nO<b>\n"),
+        XML_CALL.replace("<parameter=days>\n3\n</parameter>\n", ""),
+    ):
+        assert takes(constraint, tokenizer, text)
+    for text in (
+        CALL,
+        XML_CALL.replace("Oslo", "0123456789"),
+        XML_CALL.replace("3", "three"),
+        XML_CALL.replace("3", '"3"'),
+        XML_CALL.replace("place", "now"),
+        XML_CALL.replace("<parameter=city>\nOslo\n</parameter>\n", ""),
+        XML_CALL.replace("Oslo", "Os</parameter>lo"),
+    ):
+        assert not takes(constraint, tokenizer, text)
+
+
+@pytest.mark.parametrize("form", ToolFormat)
+async def test_a_tool_without_a_schema_takes_any_object(
+    tokenizer: Tokenizer, form: ToolFormat
+) -> None:
+    constraint = await compiled(tokenizer, calls(Tool("place"), tool_format=form))
+    call = CALL if form is ToolFormat.HERMES else XML_CALL
+    for value in ("3", "true", "null", "-2.5", '{"x": 1}', "[]"):
+        assert takes(constraint, tokenizer, call.replace("3", value))
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts", "others"),
+    [
+        ({"type": ["string", "null"]}, ["a", "", "null", "nul", "3", "{"], ["None"]),
+        ({"anyOf": [{"type": "integer"}, {"maxLength": 2, "type": "string"}]}, ["12345", "-a"],
+         ["1.5", "1e5", "abc", "007"]),
+        ({"enum": ["a", "2", 3, None]}, ["a", "3", "null"], ["2", "4", "b"]),
+        ({"type": ["string", "array"]}, ['["a"]', "a]", "1"], ["[", "[a]"]),
+        ({"type": "string", "enum": ["x\ny", ""]}, ["x\ny", ""], ["x", "y"]),
+    ],
+)  # fmt: skip
+async def test_values_of_several_types_are_what_their_reader_takes_them_for(
+    tokenizer: Tokenizer, schema: Any, texts: list[str], others: list[str]
+) -> None:
+    parameters = {"type": "object", "properties": {"city": schema, "days": {}}}
+    wish = calls(Tool("place", parameters=parameters), tool_format=ToolFormat.XML)
+    constraint = await compiled(tokenizer, wish)
+    for text in texts:
+        assert takes(constraint, tokenizer, XML_CALL.replace("Oslo", text)), text
+    for text in others:
+        assert not takes(constraint, tokenizer, XML_CALL.replace("Oslo", text)), text
+
+
+async def test_parameters_are_an_object_whatever_their_schema_leaves_out(
+    tokenizer: Tokenizer,
+) -> None:
+    constraint = await compiled(tokenizer, calls(Tool("now", parameters={"maxProperties": 0})))
+    assert takes(constraint, tokenizer, NOW_CALL)
+    assert not takes(constraint, tokenizer, NOW_CALL.replace("{}", "[]"))
+
+
+@pytest.mark.parametrize("form", ToolFormat)
+@pytest.mark.parametrize("special", [True, False])
+async def test_tags_that_are_tokens_are_written_as_such(
+    tmp_path: Path, form: ToolFormat, special: bool
+) -> None:
+    caller = tagged_tokenizer(tmp_path, special=special)
+    text = CALL if form is ToolFormat.HERMES else XML_CALL
+    constraint = await compiled(caller, calls(PLACE, tool_format=form))
+    assert takes(constraint, caller, text)
+    assert not takes(constraint, caller, text + "\n" + text + "x")
+
+
+async def test_a_form_and_tools_that_may_be_called_leave_the_model_the_choice(
+    tokenizer: Tokenizer,
+) -> None:
+    wish = Wish(OutputFormat("json_schema", {"type": "integer"}), (PLACE, NOW))
+    constraint = await compiled(tokenizer, wish)
+    for text in ("12", CALL, f"{NOW_CALL}\n{NOW_CALL}", CALL.replace("3", '"three"')):
+        assert takes(constraint, tokenizer, text), "PLACE is not strict"
+    for text in ("twelve", f"12{CALL}", CALL.replace("place", "other")):
+        assert not takes(constraint, tokenizer, text)
+
+
+async def test_what_must_be_called_needs_no_form(tokenizer: Tokenizer) -> None:
+    wish = Wish(OutputFormat("json_schema", {"not": {}}), (NOW,), must_call=True)
+    assert takes(await compiled(tokenizer, wish), tokenizer, NOW_CALL)
+
+
+async def test_a_strict_tool_that_may_be_called_is_held_to_its_schema(
+    tokenizer: Tokenizer,
+) -> None:
+    strict = Tool("place", parameters=PLACE.parameters, strict=True)
+    constraint = await compiled(tokenizer, Wish(tools=(strict, NOW)))
+    for text in ("text", f"text\n{CALL}", f"{CALL}\n{NOW_CALL}", NOW_CALL.replace("{}", '{"a":1}')):
+        assert takes(constraint, tokenizer, text)
+    assert not takes(constraint, tokenizer, CALL.replace("3", '"three"'))
+
+
+async def test_the_tools_field_is_named_for_faults_of_tools(tokenizer: Tokenizer) -> None:
+    faults: list[Any] = [{"not": {}}, {"type": "string", "pattern": "("}, {"$ref": "#/x"}]
+    for parameters in faults:
+        tool = Tool("now", parameters={"type": "object", "properties": {"a": parameters}})
+        error = await refusal(tokenizer, calls(NOW, tool))
+        assert error.param == "tools"
+    wish = Wish(OutputFormat("json_object"), (Tool("now", None, {"not": {}}, strict=True),))
+    assert (await refusal(tokenizer, wish)).param == "tools"
+
+
+async def test_names_of_tools_may_be_anything_that_json_can_write(tokenizer: Tokenizer) -> None:
+    constraint = await compiled(tokenizer, calls(Tool('a"\\é', parameters=NOW.parameters)))
+    assert takes(constraint, tokenizer, NOW_CALL.replace("now", 'a\\"\\\\é'))
+
+
+@pytest.mark.parametrize("form", ToolFormat)
+@pytest.mark.parametrize("seed", range(3))
+async def test_calls_at_random_are_whole(tokenizer: Tokenizer, form: ToolFormat, seed: int) -> None:
+    constraint = await compiled(tokenizer, calls(PLACE, NOW, tool_format=form))
+    tokens = wander(constraint, tokenizer, Random(seed))
+    assert tokens is not None
+    text = text_of(tokenizer, tokens)
+    assert text.startswith("<tool_call>\n")
+    assert text.endswith("\n</tool_call>")
+    if form is ToolFormat.HERMES:
+        first = text.split("</tool_call>")[0].removeprefix("<tool_call>")
+        assert json.loads(first)["name"] in ("place", "now")
+
+
+@pytest.mark.parametrize(("written", "value"), [('"&&&"', "&&&"), ("/&{3}|&{9}\\/&/", "&&&")])
+async def test_what_a_grammar_says_literally_does_not_count(
+    tokenizer: Tokenizer, written: str, value: str
+) -> None:
+    others = " ".join(['"&"'] * 20)
+    constraint = await compiled(tokenizer, output("grammar", f"start: {others} A\nA: {written}"))
+    assert takes(constraint, tokenizer, "&" * 20 + value)
