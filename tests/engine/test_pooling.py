@@ -83,7 +83,7 @@ async def test_vectors_equal_mlx_lms_in_company_and_alone(
 ) -> None:
     model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32, lambda *_: None)
     want = vectors_of(model, prompts)
-    client = started(folder, max_num_batched_tokens=chunk)
+    client = started(folder, max_num_batched_tokens=chunk, prefix_keep_s=600.0)
     try:
         assert client.limits.embedding_size == SPEC.hidden_size
         together = np.stack(await asyncio.gather(*(vector(client, ids) for ids in prompts)))
