@@ -152,7 +152,7 @@ def fuzzed_app(*, pools: bool = False) -> Iterator[FastAPI]:
 def main() -> None:
     """Prints what was answered."""
     parser = argparse.ArgumentParser(description="Bodies from the OpenAPI schema.")
-    parser.add_argument("--examples", type=int, default=60)
+    parser.add_argument("--examples", type=int, default=40)
     examples = parser.parse_args().examples
     started = time.monotonic()
     count = 0
