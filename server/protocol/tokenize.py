@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize: text and conversations -> token ids, and back."""
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -7,8 +8,8 @@ from pydantic import ConfigDict, Field
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation
 from server.protocol.chat.messages import Message
-from server.protocol.chat.request import ThinkingFields
-from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
+from server.protocol.chat.request import ThinkingFields, read_conversation
+from server.protocol.chat.tools import WireTool, WireToolChoice
 from server.protocol.common import TokenIds, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import (
@@ -54,16 +55,8 @@ class TokenizeRequest(ThinkingFields):
 
     def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
         """The messages, as /v1/chat/completions reads them. Raises ApiError."""
-        tools = read_tools(self.tools or [], limits.max_tools)
-        return Conversation(
-            turns=tuple(
-                message.turn(f"messages[{number}]")
-                for number, message in enumerate(self.messages or ())
-            ),
-            tools=tools,
-            tool_choice=read_tool_choice(self.tool_choice, tools),
-            thinking=self.thinking(efforts),
-        )
+        asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits)
+        return replace(asked, thinking=self.thinking(efforts))
 
 
 class DetokenizeRequest(WireModel):

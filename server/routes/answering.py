@@ -1,8 +1,8 @@
 """How a route answers: as a stream, or whole while it watches whether the client is still there."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,6 +14,7 @@ from server.protocol.errors import internal_error
 from server.service import Service
 from server.sse import AnswerStream
 
+T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -37,19 +38,13 @@ async def respond_to_all(
     ping_s = service.config.server.sse_ping_s
     if stream:
         return AnswerStream(choices, answer, ping_s)
-    gathering = asyncio.create_task(_gather(choices, answer, ping_s))
-    leaving = asyncio.create_task(client_left(request))
     try:
-        await asyncio.wait((gathering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not gathering.done():
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return JSONResponse(gathering.result())
+        whole = await unless_left(request, _gather(choices, answer, ping_s))
     except GenerationError as error:
         raise internal_error(f"Generation failed: {error}.") from error
     finally:
-        for task in (gathering, leaving):
-            task.cancel()
         choices.close()
+    return Response(status_code=CLIENT_CLOSED_REQUEST) if whole is None else JSONResponse(whole)
 
 
 async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, Any]:
@@ -59,7 +54,19 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
     return answer.whole(choices.usage)
 
 
-async def client_left(request: Request) -> None:
-    """Returns when the client has closed its connection. The body must have been read."""
+async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T | None:
+    """What it computes; None, and the computation is ended, when the client closes its connection
+    before. The request's body must have been read."""
+    computing = asyncio.create_task(computation)
+    leaving = asyncio.create_task(_client_left(request))
+    try:
+        await asyncio.wait((computing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return computing.result() if computing.done() else None
+    finally:
+        for task in (computing, leaving):
+            task.cancel()
+
+
+async def _client_left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

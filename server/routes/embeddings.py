@@ -12,7 +12,7 @@ from engine.types import PrefixSalt, SamplingParams, TokenEvent
 from server.openapi import takes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_list
 from server.protocol.errors import input_too_long, internal_error, invalid, unavailable
-from server.routes.answering import CLIENT_CLOSED_REQUEST, client_left
+from server.routes.answering import CLIENT_CLOSED_REQUEST, unless_left
 from server.salts import request_key
 from server.service import ENGINE_ENDED, Service, parse
 
@@ -35,7 +35,8 @@ def embedding_routes(service: Service) -> APIRouter:
         service.check_embeds(wire.dimensions)
         inputs = await _inputs(service, wire)
         salt = service.salts.salt(request_key(request.headers), wire.cache_salt)
-        vectors = await _unless_left(request, Batch(service, inputs, salt, wire.priority or 0))
+        batch = Batch(service, inputs, salt, wire.priority or 0)
+        vectors = await unless_left(request, batch.vectors())
         if vectors is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         tokens = sum(len(ids) for ids in inputs)
@@ -54,7 +55,7 @@ def embedding_routes(service: Service) -> APIRouter:
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
     """The ids of every input. Raises ApiError for one that can never fit."""
-    most, vocab_size = service.max_model_len, service.client.limits.vocab_size
+    most = service.max_model_len
     texts = [one for one in wire.inputs if isinstance(one, str)]
     for number, text in enumerate(texts):
         if len(text.encode()) > most * service.tokenizer.longest_token_bytes:
@@ -68,8 +69,7 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
             raise invalid(f"The {name} has no tokens.", name)
         if len(tokens) > most:
             raise input_too_long(len(tokens), most, name)
-        if max(tokens) >= vocab_size:
-            raise invalid(f"The {name} has a token id above {vocab_size - 1}.", name)
+        service.check_token_ids(tokens, name)
     return ids
 
 
@@ -113,15 +113,3 @@ class Batch:
         if events[-1].embedding is None:
             raise internal_error(f"The embedding failed: {events[-1].message or 'aborted'}.")
         return events[-1].embedding
-
-
-async def _unless_left(request: Request, batch: Batch) -> Vectors | None:
-    """The vectors; None when the client has left before."""
-    computing = asyncio.create_task(batch.vectors())
-    leaving = asyncio.create_task(client_left(request))
-    try:
-        await asyncio.wait((computing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return computing.result() if computing.done() else None
-    finally:
-        for task in (computing, leaving):
-            task.cancel()

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from server.openapi import takes
 from server.prompting import Asked, chat_prompt
-from server.protocol.answers import Heading
+from server.protocol.answers import Heading, Json
 from server.protocol.errors import ApiError, invalid
 from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.responses.items import Item, WireItem
@@ -21,7 +21,6 @@ from server.routes.answering import respond
 from server.salts import request_key
 from server.service import Service, parse
 
-Json = dict[str, Any]
 ID_BYTES = 12
 MAX_LISTED_ITEMS = 100
 LISTED_ITEMS = 20

@@ -1,6 +1,7 @@
 """The two applications that clients are tested with, in this process."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -17,6 +18,17 @@ from tests.clients.parrot import STOP_TIMEOUT_S, Parrot, told_engine, told_servi
 from tests.engines import VOCAB
 from tests.models import write_embedding_model
 from tests.server.harness import http_client, running
+
+
+@contextmanager
+def engine_of(folder: Path, *, max_model_len: int) -> Iterator[EngineClient]:
+    """An engine as the server starts it."""
+    settings = read_settings(
+        None, {"cache": {"kv_budget": "64MiB"}, "engine": {"max_model_len": max_model_len}}
+    )
+    client = start_engine(settings, make_plan(settings, read_checkpoint(folder)))
+    yield client
+    assert client.stop(STOP_TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +60,8 @@ def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_engine(random_folder: Path) -> Iterator[EngineClient]:
-    settings = read_settings(
-        None, {"cache": {"kv_budget": "64MiB"}, "engine": {"max_model_len": 8192}}
-    )
-    client = start_engine(settings, make_plan(settings, read_checkpoint(random_folder)))
-    yield client
-    assert client.stop(STOP_TIMEOUT_S)
+    with engine_of(random_folder, max_model_len=8192) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
@@ -63,12 +71,8 @@ def embedder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedder_engine(embedder_folder: Path) -> Iterator[EngineClient]:
-    settings = read_settings(
-        None, {"cache": {"kv_budget": "64MiB"}, "engine": {"max_model_len": 1024}}
-    )
-    client = start_engine(settings, make_plan(settings, read_checkpoint(embedder_folder)))
-    yield client
-    assert client.stop(STOP_TIMEOUT_S)
+    with engine_of(embedder_folder, max_model_len=1024) as client:
+        yield client
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """POST /v1/chat/completions: the request as it comes in."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -100,14 +102,24 @@ class ChatRequest(ThinkingFields, StructureFields, SamplingFields):
 
     def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
         """The neutral form. Raises ApiError that names what cannot be part of it."""
-        tools = read_tools(self.tools or [], limits.max_tools)
-        return Conversation(
-            turns=tuple(
-                message.turn(f"messages[{number}]") for number, message in enumerate(self.messages)
-            ),
-            tools=tools,
-            tool_choice=read_tool_choice(self.tool_choice, tools),
+        return replace(
+            read_conversation(self.messages, self.tools, self.tool_choice, limits),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
             thinking=self.thinking(efforts),
         )
+
+
+def read_conversation(
+    messages: Sequence[Message],
+    tools: list[WireTool] | None,
+    tool_choice: str | WireToolChoice | None,
+    limits: LimitsSection,
+) -> Conversation:
+    """What becomes of these fields, in the neutral form. Raises ApiError."""
+    offered = read_tools(tools or [], limits.max_tools)
+    return Conversation(
+        turns=tuple(message.turn(f"messages[{n}]") for n, message in enumerate(messages)),
+        tools=offered,
+        tool_choice=read_tool_choice(tool_choice, offered),
+    )

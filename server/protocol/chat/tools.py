@@ -1,7 +1,8 @@
 """The tools of a chat, and which of them must or may be called: wire -> neutral form."""
 
 import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -9,6 +10,7 @@ from server.conversation import Tool, ToolChoice
 from server.protocol.common import WireModel
 from server.protocol.errors import invalid, quoted
 
+WireT = TypeVar("WireT", bound=WireModel)
 # Names stand in the model's own formats, between quotes or tags.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
@@ -20,6 +22,11 @@ class FunctionTool(WireModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def tool(self) -> Tool:
+        """The neutral form."""
+        return Tool(self.name, self.description, self.parameters, bool(self.strict))
 
 
 class WireTool(WireModel):
@@ -64,35 +71,42 @@ class WireToolChoice(NamedTool):
 
 def read_tools(tools: list[WireTool], max_tools: int) -> tuple[Tool, ...]:
     """The tools, in their order. Raises ApiError that names the one at fault."""
+    return collected(tools, max_tools, _read)
+
+
+def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
+    if tool.type == "function" and tool.function is None:
+        raise invalid("This tool has no function.", f"{place}.function")
+    if tool.function is None or tool.type != "function":
+        raise invalid(
+            f"A tool of type {quoted(tool.type)} is not supported: describe it as a function.",
+            place,
+        )
+    return tool.function.tool, f"{place}.function.name"
+
+
+def collected(
+    tools: Sequence[WireT], max_tools: int, read: Callable[[WireT, str], tuple[Tool, str] | None]
+) -> tuple[Tool, ...]:
+    """The tools of any API, in their order. read: from a tool and its place in errors to the
+    neutral form and the place of its name; None leaves it out. Raises ApiError for too many, and
+    for a name that two have, or that cannot stand in every model's format."""
     if len(tools) > max_tools:
         raise invalid(f"There are {len(tools)} tools; at most {max_tools} are read.", "tools")
     found: dict[str, Tool] = {}
-    for number, tool in enumerate(tools):
-        place = f"tools[{number}]"
-        if tool.type == "function" and tool.function is None:
-            raise invalid("This tool has no function.", f"{place}.function")
-        if tool.function is None or tool.type != "function":
+    for number, wire in enumerate(tools):
+        if (named := read(wire, f"tools[{number}]")) is None:
+            continue
+        tool, place = named
+        if not TOOL_NAME.fullmatch(tool.name):
             raise invalid(
-                f"A tool of type {quoted(tool.type)} is not supported: describe it as a function.",
+                "A tool's name must have 1 to 128 letters of ASCII, digits or characters of _.:/-",
                 place,
             )
-        function = tool.function
-        check_tool_name(function.name, f"{place}.function.name")
-        if function.name in found:
-            raise invalid("Two tools have this name.", f"{place}.function.name")
-        found[function.name] = Tool(
-            function.name, function.description, function.parameters, bool(function.strict)
-        )
+        if tool.name in found:
+            raise invalid("Two tools have this name.", place)
+        found[tool.name] = tool
     return tuple(found.values())
-
-
-def check_tool_name(name: str, place: str) -> None:
-    """Raises ApiError for a name that cannot stand in every model's format."""
-    if not TOOL_NAME.fullmatch(name):
-        raise invalid(
-            "A tool's name must have 1 to 128 letters of ASCII, digits or characters of _.:/-",
-            place,
-        )
 
 
 def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:

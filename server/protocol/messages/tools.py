@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from server.conversation import Tool, ToolChoice
-from server.protocol.chat.tools import check_tool_name
+from server.protocol.chat.tools import collected
 from server.protocol.common import WireModel
 from server.protocol.errors import invalid, quoted
 
@@ -43,7 +43,6 @@ class OfferedTool(WireModel):
             )
         if self.name is None:
             raise invalid("This tool has no name.", f"{place}.name")
-        check_tool_name(self.name, f"{place}.name")
         return Tool(self.name, self.description, self.input_schema, bool(self.strict))
 
 
@@ -71,14 +70,8 @@ class OfferedChoice(WireModel):
 
 def read_offered_tools(tools: list[OfferedTool], max_tools: int) -> tuple[Tool, ...]:
     """The tools that a client runs, in their order. Raises ApiError that names the one at fault."""
-    if len(tools) > max_tools:
-        raise invalid(f"There are {len(tools)} tools; at most {max_tools} are read.", "tools")
-    found: dict[str, Tool] = {}
-    for number, offered in enumerate(tools):
-        if offered.is_run_by_anthropic:
-            continue
-        tool = offered.tool(f"tools[{number}]")
-        if tool.name in found:
-            raise invalid("Two tools have this name.", f"tools[{number}].name")
-        found[tool.name] = tool
-    return tuple(found.values())
+    return collected(tools, max_tools, _read)
+
+
+def _read(offered: OfferedTool, place: str) -> tuple[Tool, str] | None:
+    return None if offered.is_run_by_anthropic else (offered.tool(place), f"{place}.name")

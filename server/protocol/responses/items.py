@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from server.conversation import Role, ToolCall, Turn
+from server.protocol.answers import Json
 from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
 from server.protocol.common import WireModel
 from server.protocol.errors import ApiError, invalid, quoted
 
-Json = dict[str, Any]
 # What the model thought, for clients that send back nothing else. It is no secret of theirs.
 THOUGHTS_MARK = "quire1."
 

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 from engine.types import SamplingParams
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
+from server.protocol.answers import Json
 from server.protocol.chat.request import Effort, ThinkingFields
 from server.protocol.chat.tools import read_tool_choice
 from server.protocol.common import Count, SamplingFields, WireModel
@@ -17,7 +18,6 @@ from server.protocol.responses.items import Input, Item, read_input, turns
 from server.protocol.responses.tools import (
     FlatTool,
     FlatToolChoice,
-    Json,
     read_flat_tools,
     tool_choice_object,
     tool_object,
@@ -89,7 +89,7 @@ class TextField(WireModel):
 
 
 class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
-    """The body of a request; response_fields.py says what becomes of each field."""
+    """The body of a request; fields.py beside it says what becomes of each field."""
 
     model_config = ConfigDict(
         json_schema_extra={

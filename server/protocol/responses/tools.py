@@ -5,17 +5,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from server.conversation import Tool, ToolChoice
+from server.protocol.answers import Json
 from server.protocol.chat.tools import (
     AllowedTools,
     FunctionTool,
     NamedTool,
     WireToolChoice,
-    check_tool_name,
+    collected,
 )
 from server.protocol.common import WireModel
-from server.protocol.errors import invalid
-
-Json = dict[str, Any]
 
 
 class FlatFunction(FunctionTool):
@@ -58,18 +56,11 @@ def read_flat_tools(tools: list[FlatTool], max_tools: int) -> tuple[Tool, ...]:
 
     Raises ApiError that names the one at fault.
     """
-    if len(tools) > max_tools:
-        raise invalid(f"There are {len(tools)} tools; at most {max_tools} are read.", "tools")
-    found: dict[str, Tool] = {}
-    for number, tool in enumerate(tools):
-        if not isinstance(tool, FlatFunction):
-            continue
-        place = f"tools[{number}].name"
-        check_tool_name(tool.name, place)
-        if tool.name in found:
-            raise invalid("Two tools have this name.", place)
-        found[tool.name] = Tool(tool.name, tool.description, tool.parameters, bool(tool.strict))
-    return tuple(found.values())
+    return collected(tools, max_tools, _read)
+
+
+def _read(tool: FlatTool, place: str) -> tuple[Tool, str] | None:
+    return (tool.tool, f"{place}.name") if isinstance(tool, FlatFunction) else None
 
 
 def tool_object(tool: Tool) -> Json:

@@ -1,14 +1,13 @@
 """Anthropic's API over HTTP."""
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from engine.client import TokenStream
 from engine.types import Request
 from server.config import Config, LimitsSection, ServerSection
 from server.text.tokenizer import Tokenizer
@@ -64,21 +63,6 @@ async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.Asy
     service = make_service(engine.client, tokenizer, CONFIG, stop_token_ids=end)
     async with running(service) as app, http_client(app) as client:
         yield client
-
-
-@pytest.fixture
-def submitted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """What the engine is asked from now on."""
-    requests: list[Request] = []
-    submit = engine.client.submit_choices
-
-    def noted(*arguments: Any, **options: Any) -> Sequence[TokenStream]:
-        streams = submit(*arguments, **options)
-        requests.extend(stream.request for stream in streams)
-        return streams
-
-    monkeypatch.setattr(engine.client, "submit_choices", noted)
-    return requests
 
 
 def events_of(body: str) -> list[dict[str, Any]]:

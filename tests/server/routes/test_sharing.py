@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import httpx2
@@ -17,7 +16,6 @@ from tests.server.harness import (
     COMPLETIONS,
     MODEL,
     Connection,
-    Engine,
     chat,
     events,
     eventually,
@@ -38,21 +36,6 @@ MISS = PrefixReport(cached_tokens=4, left_at=5, miss=MissReason.EVICTED)
 def path(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
-
-
-@pytest.fixture
-def submitted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """What the engine is asked from now on."""
-    requests: list[Request] = []
-    submit = engine.client.submit_choices
-
-    def noted(*arguments: Any, **options: Any) -> Sequence[TokenStream]:
-        streams = submit(*arguments, **options)
-        requests.extend(stream.request for stream in streams)
-        return streams
-
-    monkeypatch.setattr(engine.client, "submit_choices", noted)
-    return requests
 
 
 @pytest.fixture
