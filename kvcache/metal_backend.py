@@ -23,6 +23,7 @@ from kvcache.backend import (
     native_geometry,
 )
 from kvcache.layout import Group
+from kvcache.native_memory import NativeMemory
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class MetalStepRows:
         self._substrate.abandon(self._rows)
 
 
-class MetalBackend:
+class MetalBackend(NativeMemory):
     """Heaps and ranges of a Metal substrate, mapped by the mapper's thread alone."""
 
     zeroes_blocks = True
@@ -168,6 +169,7 @@ class MetalBackend:
         """kind: the substrate's. arena_bytes: of the one allocation that heaps are slices of; None
         where each is one of its own. release_heaps: whether this machine is known to release them
         without harm."""
+        super().__init__(substrate.new_heap, substrate.new_range)
         self.name = kind
         may_release = release_heaps and arena_bytes is None
         self.releases = Releases.IDLE if may_release else Releases.NOTHING
@@ -176,49 +178,24 @@ class MetalBackend:
         self._arena_bytes = arena_bytes
         self._contiguous = kind != "paged"
         self._substrate = substrate
-        self._heaps: list[metal_ext.Heap] = []
-        self._ranges: list[metal_ext.AddressRange] = []
-        self._mapper = metal_ext.Mapper()
-        self._copies = metal_ext.CopyCounter()
         self._newest_ticket = 0
-
-    @property
-    def copied_bytes(self) -> int:
-        return self._copies.bytes
-
-    def add_heap(self) -> bool:
-        try:
-            self._heaps.append(self._substrate.new_heap())
-        except OSError:
-            return False
-        return True
-
-    def add_buffer(self) -> bool:
-        try:
-            self._ranges.append(self._substrate.new_range())
-        except OSError:
-            return False
-        return True
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
-        ticket = self._map(buffer, block, heap, heap_block, count, writable)
+        ticket = self._map_queued(buffer, block, heap, heap_block, count, writable=writable)
         self._finish(ticket, "mapping")
         return not self.refused(ticket)
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        return self._map(buffer, block, heap, heap_block, count, writable=True)
-
-    def refused(self, ticket: int) -> bool:
-        return self._mapper.refused(ticket)
+        return self._map_queued(buffer, block, heap, heap_block, count, writable=True)
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
-        return self._queued(self._mapper.unmap(self._ranges[buffer], block, count))
+        return self._queued(super().unmap(buffer, block, count))
 
     def release(self, heap: int, block: int, count: int) -> int:
         assert self.releases is not Releases.NOTHING, "heaps are kept on this machine"
-        return self._queued(self._mapper.release(self._heaps[heap], block, count))
+        return self._queued(super().release(heap, block, count))
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
@@ -248,7 +225,7 @@ class MetalBackend:
     def committed_bytes(self) -> int:
         if self._arena_bytes is not None:
             return self._arena_bytes
-        return sum(heap.committed_bytes for heap in tuple(self._heaps))
+        return super().committed_bytes()
 
     def rows(self, segments: Sequence[Segment]) -> MetalStepRows:
         return MetalStepRows(segments, self._ranges, self._substrate, contiguous=self._contiguous)
@@ -262,11 +239,11 @@ class MetalBackend:
         mapped = self._mapper.wait(self._newest_ticket, MAPPING_LIMIT_S)
         return mapped and self._substrate.shutdown()
 
-    def _map(
-        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
+    def _map_queued(
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, *, writable: bool
     ) -> int:
-        range_, memory = self._ranges[buffer], self._heaps[heap]
-        return self._queued(self._mapper.map(range_, memory, heap_block, block, count, writable))
+        ticket = super()._map_queued(buffer, block, heap, heap_block, count, writable=writable)
+        return self._queued(ticket)
 
     def _queued(self, ticket: int) -> int:
         self._newest_ticket = ticket

@@ -22,6 +22,7 @@ from kvcache.backend import (
     native_geometry,
 )
 from kvcache.layout import Group
+from kvcache.native_memory import NativeMemory
 
 # Of the mappings that the system allows a process, those left to everything else in it.
 SPARE_MAPPINGS = 4096
@@ -96,7 +97,7 @@ class NativeStepRows:
         """The CPU keeps no account of steps."""
 
 
-class NativeBackend:
+class NativeBackend(NativeMemory):
     """Heaps and ranges of the extension, mapped by this thread, and ahead by the mapper's."""
 
     # A block that was used before holds what it held.
@@ -116,38 +117,15 @@ class NativeBackend:
         mapping_limit: int | None,
         heap_limit: int | None,
     ) -> None:
+        geometry = native_geometry(group)
+        super().__init__(lambda: new_heap(geometry), lambda: new_range(geometry))
         self.name = name
         self.charge = charge
         self.releases = releases
         self.shares_blocks = shares_blocks
         self.mapping_limit = mapping_limit
         self.heap_limit = heap_limit
-        self._geometry = native_geometry(group)
         self._workers = workers
-        self._new_heap = new_heap
-        self._new_range = new_range
-        self._heaps: list[metal_ext.Heap] = []
-        self._ranges: list[metal_ext.AddressRange] = []
-        self._mapper = metal_ext.Mapper()
-        self._copies = metal_ext.CopyCounter()
-
-    @property
-    def copied_bytes(self) -> int:
-        return self._copies.bytes
-
-    def add_heap(self) -> bool:
-        try:
-            self._heaps.append(self._new_heap(self._geometry))
-        except OSError:
-            return False
-        return True
-
-    def add_buffer(self) -> bool:
-        try:
-            self._ranges.append(self._new_range(self._geometry))
-        except OSError:
-            return False
-        return True
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
@@ -159,17 +137,7 @@ class NativeBackend:
         return True
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        range_, memory = self._ranges[buffer], self._heaps[heap]
-        return self._mapper.map(range_, memory, heap_block, block, count, writable=True)
-
-    def refused(self, ticket: int) -> bool:
-        return self._mapper.refused(ticket)
-
-    def unmap(self, buffer: int, block: int, count: int) -> int:
-        return self._mapper.unmap(self._ranges[buffer], block, count)
-
-    def release(self, heap: int, block: int, count: int) -> int:
-        return self._mapper.release(self._heaps[heap], block, count)
+        return self._map_queued(buffer, block, heap, heap_block, count, writable=True)
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
@@ -188,9 +156,6 @@ class NativeBackend:
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
         return self._mapper.wait(ticket, timeout_s)
-
-    def committed_bytes(self) -> int:
-        return sum(heap.committed_bytes for heap in tuple(self._heaps))
 
     def rows(self, segments: Sequence[Segment]) -> NativeStepRows:
         return NativeStepRows(segments, self._ranges, self._workers)

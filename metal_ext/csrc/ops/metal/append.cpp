@@ -7,9 +7,6 @@
 namespace quire::ops {
 namespace {
 
-constexpr size_t kNumbersPerThread = 4;
-constexpr size_t kThreadsPerGroup = 256;
-
 class DeviceAppend final : public RowsPrimitive {
  public:
   DeviceAppend(DeviceRows rows, const LayerRows& layer, metal::Kernel kernel, Heads heads)
@@ -30,10 +27,7 @@ class DeviceAppend final : public RowsPrimitive {
     encoder.input(in[2], 1);
     bind_rows(encoder, rows(), layer_, 2, RowAccess::write);
     encoder.bytes(arguments, 5);
-    const size_t threads = heads_.row_elements() / kNumbersPerThread;
-    encoder.run_threads(
-        MTL::Size(threads, rows().size(), 1),
-        MTL::Size(std::min(threads, kThreadsPerGroup), 1, 1));
+    run_over_rows(encoder, heads_.row_elements(), rows().size());
   }
 
  private:

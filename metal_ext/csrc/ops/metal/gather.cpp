@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <stdexcept>
 
 #include "ops/checks.h"
@@ -11,9 +10,6 @@
 // values, copied, or as it lies.
 namespace quire::ops {
 namespace {
-
-constexpr size_t kNumbersPerThread = 4;
-constexpr size_t kThreadsPerGroup = 256;
 
 class DeviceGather final : public RowsPrimitive {
  public:
@@ -37,10 +33,7 @@ class DeviceGather final : public RowsPrimitive {
       encoder.output(copy, 3 + i);
     }
     encoder.bytes(arguments_, 5);
-    const size_t threads = arguments_.row_elements / kNumbersPerThread;
-    encoder.run_threads(
-        MTL::Size(threads, arguments_.tokens, 1),
-        MTL::Size(std::min(threads, kThreadsPerGroup), 1, 1));
+    run_over_rows(encoder, arguments_.row_elements, arguments_.tokens);
   }
 
  private:

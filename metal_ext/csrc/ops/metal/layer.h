@@ -43,6 +43,9 @@ void bind_rows(
     Encoder& encoder, const MetalRows& rows, const LayerRows& layer, int first_index,
     RowAccess access);
 
+// Runs a kernel that copies rows, a few numbers in each thread.
+void run_over_rows(Encoder& encoder, size_t row_elements, size_t rows);
+
 // Throws std::invalid_argument unless x is [rows, heads, head_dim] of a type that kernels have.
 void check_device_rows(const char* name, const mx::array& x);
 // Throws std::invalid_argument, naming both, unless x and y have one type.
