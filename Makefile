@@ -13,8 +13,8 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve test check lint types imports coverage covered-server covered-rest bench \
-  soak simulate structured clients native arm64 roofline metal metal-lint metal-kernels metal-core \
-  metal-graph metal-cross mac-wheels lock demo clean
+  soak abuse threats simulate structured clients page native arm64 roofline metal metal-lint \
+  metal-kernels metal-core metal-graph metal-cross mac-wheels docker docker-root boards lock demo clean
 
 help:
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,7 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 	MYPYPATH=configs/demo $(BIN)/mypy configs/demo/*.py
+	MYPYPATH=docker/grafana $(BIN)/mypy docker/grafana/*.py
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
@@ -55,6 +56,14 @@ covered-rest:
 bench: $(VENV)/.dev  ## quire beside its peer, one table
 	$(BIN)/python -m tests.bench $(BENCH)
 
+abuse: $(VENV)/.dev  ## rude and honest clients for half an hour, a crowd of 1000, SIGTERM under load
+	$(BIN)/python -m tests.abuse.crowd
+	$(BIN)/python -m tests.abuse.shutdown
+	$(BIN)/python -m tests.abuse.soak $(ABUSE)
+
+threats: $(VENV)/.dev  ## threats and faults, each with the tests that hold it
+	$(BIN)/python -m tests.abuse
+
 soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
 	$(BIN)/python -m tests.soak $(SOAK)
 
@@ -69,6 +78,9 @@ clients: $(VENV)/.dev  ## SDKs, agents' traces and bodies from the schema agains
 	$(BIN)/python -m tests.clients $(CLIENTS)
 	$(BIN)/python -m tests.clients.fuzz
 	$(BIN)/python -m tests.clients.traces
+
+page: $(VENV)/.dev  ## the page in a real Chromium (installs it with apt); screenshots in build/page
+	$(BIN)/python -m tests.page $(PAGE)
 
 native:  ## C++ tests: plain, ASan+UBSan, TSan
 	$(MAKE) -C tests/native native
@@ -98,6 +110,15 @@ metal-cross: $(VENV)/.dev  ## the wheels for macOS, built and checked here
 
 mac-wheels: $(VENV)/.dev  ## MLX's wheels for macOS, unpacked below build/metal
 	$(MAKE) -C tests/metal mac-wheels
+
+docker: $(VENV)/.dev  ## boards, rules and alerts against a real Prometheus and a loaded quire
+	$(MAKE) -C tests/docker boards
+
+docker-root: $(VENV)/.dev  ## the Dockerfile's steps, in clean roots (as root, minutes)
+	$(MAKE) -C tests/docker root
+
+boards: $(VENV)/.dev  ## write the boards' JSON again
+	$(BIN)/python docker/grafana/dashboards.py
 
 demo: $(VENV)/.dev  ## train the demo model again (about an hour)
 	$(BIN)/python configs/demo/train.py

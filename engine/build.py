@@ -6,6 +6,7 @@ import mlx.core as mx
 
 import metal_ext
 from engine.checkpoint import Checkpoint
+from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, headroom_bytes, machine_threads
 from engine.planning.shape import ModelShape
@@ -261,6 +262,7 @@ def assemble(
         ModelRunner(model, kv, pools=embedding_size is not None),
         LoopOptions(config.idle_release_s, config.prefix_keep_s, config.check_every_step),
         emit=emit,
+        mlx_memory=mlx_memory,
     )
     try:
         loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))
@@ -268,6 +270,11 @@ def assemble(
         loop.close()
         raise
     return loop
+
+
+def mlx_memory() -> MlxMemory:
+    """What MLX holds now; to be asked by the thread that owns it."""
+    return MlxMemory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
 
 
 def cpu_workers(threads: int) -> metal_ext.CpuWorkers:

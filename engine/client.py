@@ -7,9 +7,14 @@ methods here run on the event loop, but for ``_emit``.
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
-from engine.loop import Abort, Emit, EngineLoop, Stop
+from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError
+from engine.loop import Emit, EngineLoop
+from engine.memory_map import MemoryMap
+from engine.messages import Abort, Look, Pressure, Stop
+from engine.places import Places
 from engine.token_stream import TokenStream as TokenStream
 from engine.types import (
     EngineLimits,
@@ -26,31 +31,23 @@ log = logging.getLogger(__name__)
 
 BuildLoop = Callable[[Emit], EngineLoop]
 NO_SALT = PrefixSalt()
-
-
-class QueueFullError(Exception):
-    """No room for so many requests now."""
-
-
-class PromptTooLongError(Exception):
-    """A prompt that can never fit."""
-
-    def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
-        super().__init__(f"{prompt_tokens} prompt tokens, {max_model_len} at most")
-        self.prompt_tokens = prompt_tokens
-        self.max_model_len = max_model_len
-
-
-class EngineDeadError(Exception):
-    """The engine has ended; nothing can be generated any more."""
+ENGINE_ENDED = "the engine has ended"
 
 
 class EngineClient:
     """An async door to an engine that runs on a thread of its own."""
 
-    def __init__(self, build: BuildLoop, *, max_queue: int, max_backlog: int) -> None:
+    def __init__(
+        self,
+        build: BuildLoop,
+        *,
+        max_queue: int,
+        max_backlog: int,
+        max_share_ratio: float = 1.0,
+    ) -> None:
         """build: makes the loop, called on the engine's thread. max_queue: requests that may wait
-        beyond those that run. max_backlog: events that a stream keeps for a slow reader."""
+        beyond those that run. max_backlog: events that a stream keeps for a slow reader.
+        max_share_ratio: the part of all places that one tenant may take."""
         self._build = build
         self._max_queue = max_queue
         self._max_backlog = max_backlog
@@ -60,7 +57,12 @@ class EngineClient:
         self._failure: BaseException | None = None
         self._events: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, TokenStream] = {}
+        self._places = Places(max_share_ratio)
         self._last_id = 0
+        self._closed = False
+        self.pressure = 0
+        """How short of memory the system is: a level of engine/pressure.py."""
+        self._looks: set[asyncio.Future[MemoryMap]] = set()
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -76,11 +78,32 @@ class EngineClient:
         self._events = asyncio.get_running_loop()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the engine after its running step; False when it did not end in time."""
+        """Ends the engine after its running step; False when it did not end in time, and at once
+        when it was given up."""
         if self._loop is not None:
             self._loop.mailbox.put(Stop())
-        self._thread.join(timeout_s)
+        self._thread.join(0.0 if isinstance(self._failure, EngineStuckError) else timeout_s)
         return not self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """Nobody expects anything of the engine any more: it is dead, and all streams end with an
+        error. From any thread."""
+        self._failure = EngineStuckError()
+        self._call_soon(self._fail_all, ENGINE_ENDED)
+
+    def end_all(self, message: str) -> None:
+        """Ends all requests with an error, and lets no more in. message: why, for
+        FinishReason.ERROR."""
+        self._closed = True
+        for request_id in list(self._streams):
+            self._abort(request_id)
+        self._fail_all(message)
+
+    def heed_pressure(self, level: int) -> None:
+        """Tells the engine how short of memory the system is. From any thread."""
+        assert self._loop is not None
+        self.pressure = level
+        self._loop.mailbox.put(Pressure(level))
 
     @property
     def alive(self) -> bool:
@@ -99,6 +122,18 @@ class EngineClient:
         return self._loop.stats if self._loop is not None else EngineStats()
 
     @property
+    def busy_since(self) -> float | None:
+        """Since when (``time.monotonic``) there has been something to do and no step was completed;
+        None when there is nothing. Never waits for the engine."""
+        return self._loop.busy_since if self._loop is not None else None
+
+    @property
+    def step_age_s(self) -> float:
+        """How long there has been something to do and no step was completed; else 0."""
+        since = self.busy_since
+        return 0.0 if since is None else max(0.0, time.monotonic() - since)
+
+    @property
     def in_flight(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
@@ -108,9 +143,28 @@ class EngineClient:
         """Requests that may run or wait at the same time."""
         return self.limits.max_num_seqs + self._max_queue
 
-    def has_room(self, requests: int) -> bool:
-        """Whether so many more requests may be submitted now."""
-        return len(self._streams) + requests <= self.capacity
+    @property
+    def max_share(self) -> int:
+        """Requests of one tenant that may run or wait at the same time."""
+        return self._places.max_share(self.capacity)
+
+    def check_room(self, requests: int, tenant: bytes) -> None:
+        """For so many more requests. Raises QueueFullError where there is none now; ShareFullError
+        where others of the tenant have to end first."""
+        self._places.check(requests, tenant, self.capacity)
+
+    async def memory_map(self) -> MemoryMap:
+        """What the memory holds, made by the engine before its next step: waits for the step that
+        runs, however long it takes. Raises EngineDeadError, also when the engine ends meanwhile."""
+        if not self.alive or self._loop is None:
+            raise EngineDeadError
+        look: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
+        self._looks.add(look)
+        self._loop.mailbox.put(Look(lambda found: self._call_soon(_answer, look, found)))
+        try:
+            return await look
+        finally:
+            self._looks.remove(look)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -156,13 +210,13 @@ class EngineClient:
         """Hands over one request for each of ``params``, all with the same prompt; or none of them.
         The first is an ordinary request, the others are forks of it. constraint: each gets a copy.
         read_with: a stream that these are read together with. Raises as ``submit`` does."""
-        if not self.alive or self._loop is None:
+        if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
         longest = self.limits.max_model_len
         if len(prompt_ids) > longest - any(its_params.max_tokens for its_params in params):
             raise PromptTooLongError(len(prompt_ids), longest)
-        if not self.has_room(len(params)) and not beyond_queue:
-            raise QueueFullError
+        if not beyond_queue:
+            self.check_room(len(params), salt.tenant)
         wake = asyncio.Event() if read_with is None else read_with.wake
         streams: list[TokenStream] = []
         for number, its_params in enumerate(params, start=self._last_id + 1):
@@ -177,11 +231,13 @@ class EngineClient:
                 fork_of,
                 constraint.copy() if constraint is not None else None,
                 pooling,
+                time.monotonic(),
             )
             streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._streams[number] = streams[-1]
             self._loop.mailbox.put(request)
         self._last_id += len(params)
+        self._places.take(len(params), salt.tenant)
         return streams
 
     def _abort(self, request_id: int) -> None:
@@ -196,12 +252,14 @@ class EngineClient:
             stream.deliver(event)
             if event.finish is not None:
                 del self._streams[event.request_id]
+                self._places.release(stream.request.salt.tenant)
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, message: str) -> None:
+        for look in self._looks:
+            if not look.done():
+                look.set_exception(EngineDeadError())
         for request_id in list(self._streams):
-            self._deliver(
-                [TokenEvent(request_id, None, FinishReason.ERROR, message="the engine has ended")]
-            )
+            self._deliver([TokenEvent(request_id, None, FinishReason.ERROR, message=message)])
 
     # --- the engine's thread --------------------------------------------------------------------
 
@@ -216,9 +274,9 @@ class EngineClient:
         try:
             self._loop.run()
         except BaseException as error:
-            log.exception("the engine has failed")
+            log.exception("the engine has failed; %s", self._loop.last_stats())
             self._failure = error
-        self._call_soon(self._fail_all)
+        self._call_soon(self._fail_all, ENGINE_ENDED)
         self._loop.close()
 
     def _emit(self, events: list[TokenEvent]) -> None:
@@ -231,3 +289,9 @@ class EngineClient:
             self._events.call_soon_threadsafe(call, *args)
         except RuntimeError:
             log.debug("the event loop has closed: events dropped")
+
+
+def _answer(look: "asyncio.Future[MemoryMap]", found: MemoryMap) -> None:
+    """Unless whoever looked has left."""
+    if not look.done():
+        look.set_result(found)

@@ -4,19 +4,18 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
-from engine.scheduler import Scheduler, SchedulerCounters
-from engine.step_plan import StepPlan
-from engine.types import (
-    EngineLimits,
-    EngineStats,
-    Request,
-    Sampled,
-    SamplingParams,
-    TokenEvent,
-)
+from engine.errors import EngineFailedError
+from engine.figures import MlxMemory, SchedulerCounters, StepMeter
+from engine.memory_map import MemoryMap, report_first
+from engine.messages import Abort, Look, Message, Pressure
+from engine.model_trial import TRIAL_ID, ModelTrial
+from engine.scheduler import Scheduler
+from engine.step_plan import StepPlan, StepRunner
+from engine.types import EngineLimits, EngineStats, Request, Sampled, SamplingParams, TokenEvent
+from kvcache.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
@@ -29,34 +28,8 @@ IDLE_POLL_S = 0.1
 STALLED_POLL_S = 0.001
 # Snapshots for metrics are not made more often.
 STATS_INTERVAL_S = 0.02
-WARM_UP_ID = 0
 WARM_UP_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Somebody no longer wants this request."""
-
-    request_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The engine should end after the running step."""
-
-
-Message = Request | Abort | Stop
 Emit = Callable[[list[TokenEvent]], None]
-
-
-class StepRunner(Protocol):
-    """Runs plans: the model, or what stands for it in a simulation."""
-
-    completed_epoch: int
-    """The newest epoch that the device has finished."""
-
-    def run(self, plan: StepPlan) -> list[Sampled]:
-        """One result for each entry that has one, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +44,6 @@ class LoopOptions:
     """Whether the cache's invariants are checked after every step, not only when idle."""
 
 
-class EngineFailedError(RuntimeError):
-    """Steps fail again and again."""
-
-
 class EngineLoop:
     """Receive, schedule, run, commit, emit."""
 
@@ -87,8 +56,10 @@ class EngineLoop:
         *,
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
+        mlx_memory: Callable[[], MlxMemory] = MlxMemory,
     ) -> None:
-        """emit: called on the engine thread, once per step with something to say."""
+        """emit: called on the engine thread, once per step with something to say. mlx_memory: what
+        MLX holds, asked for on the same thread."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
         self._scheduler = scheduler
@@ -97,6 +68,8 @@ class EngineLoop:
         self._options = options
         self._emit = emit
         self._clock = clock
+        self._mlx_memory = mlx_memory
+        self._meter = StepMeter()
         self._woken_by: Message | None = None
         self._stopping = False
         self._steps = 0
@@ -105,6 +78,10 @@ class EngineLoop:
         self._idle_since: float | None = None
         self._check_due = False
         self._stats_at = float("-inf")
+        self._trial = ModelTrial(scheduler.add, pooling=self.limits.embedding_size is not None)
+        self.busy_since: float | None = None
+        """Since when there has been something to do and no step was completed; None while there is
+        nothing. Read from other threads."""
 
     @property
     def limits(self) -> EngineLimits:
@@ -113,6 +90,8 @@ class EngineLoop:
 
     def step(self) -> bool:
         """One step; False when there was nothing to run."""
+        if self.busy_since is None:
+            self.busy_since = self._clock()
         aborted = self._receive()
         plan = self._scheduler.schedule()
         tokens = self._run(plan)
@@ -120,6 +99,8 @@ class EngineLoop:
         self._kv.step_completed(self._runner.completed_epoch)
         self._say(events)
         self._housekeep(busy=bool(plan.entries) or self._stalled)
+        if plan.entries or not self._stalled:
+            self.busy_since = None
         return bool(plan.entries)
 
     def run(self) -> None:
@@ -141,7 +122,7 @@ class EngineLoop:
         """
         pooling = self.limits.embedding_size is not None
         params = SamplingParams(max_tokens=0 if pooling else WARM_UP_TOKENS, temperature=0.0)
-        self.mailbox.put(Request(WARM_UP_ID, (0,) * prompt_tokens, params, pooling=pooling))
+        self.mailbox.put(Request(TRIAL_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Until its memory is back as well: what comes back later would be kept as a prefix.
@@ -150,6 +131,7 @@ class EngineLoop:
         self._emit = emit
         self._kv.drop_prefixes()
         self._scheduler.counters = SchedulerCounters()
+        self._meter = StepMeter()
         self._steps = 0
         broken = [event.message for event in events if event.message]
         if broken:
@@ -171,6 +153,10 @@ class EngineLoop:
                 self._scheduler.add(message)
             elif isinstance(message, Abort):
                 events += self._scheduler.abort(message.request_id)
+            elif isinstance(message, Pressure):
+                self._heed(message.level)
+            elif isinstance(message, Look):
+                message.answer(self._memory_map())
             else:
                 self._stopping = True
         return events
@@ -189,9 +175,12 @@ class EngineLoop:
         if not plan.entries:
             return []
         started = self._clock()
+        for request in plan.begun:
+            if request.submitted_s is not None:
+                self._meter.left_queue(started - request.submitted_s)
         try:
             tokens = self._runner.run(plan)
-        except AssertionError:
+        except (AssertionError, BackendFailedError, EngineFailedError):
             raise
         except Exception as error:
             log.exception("step failed")
@@ -200,14 +189,22 @@ class EngineLoop:
             self._failed_at = started
             return None
         self._step_seconds = self._clock() - started
+        self._meter.step_ran(self._step_seconds, len(plan.entries))
         self._scheduler.budget.observe(plan.prefill_tokens, self._step_seconds)
         return tokens
 
     def _commit(self, plan: StepPlan, tokens: list[Sampled] | None) -> list[TokenEvent]:
         self._steps += bool(plan.entries)
+        failed_before = self._scheduler.counters.failed_rows
         if tokens is None:
-            return self._scheduler.fail(plan, "a step of the engine failed")
-        return self._scheduler.commit(plan, tokens)
+            events = self._scheduler.fail(plan, "a step of the engine failed")
+        else:
+            events = self._scheduler.commit(plan, tokens)
+        failed = self._scheduler.counters.failed_rows - failed_before
+        if failed or self._trial.runs:
+            all_failed = tokens is not None and failed == len(tokens) > 0
+            events = self._trial.judge(events, all_failed=all_failed)
+        return events
 
     def _say(self, events: list[TokenEvent]) -> None:
         """Wakes the event loop once, and only when there is something to say."""
@@ -229,7 +226,19 @@ class EngineLoop:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:
             self._stats_at = now
+            if self._scheduler.holds_back:
+                self._kv.drop_prefixes()
             self.stats = self._snapshot()
+
+    def _heed(self, level: int) -> None:
+        """The system is short of memory, or no longer: what nobody uses goes back as long as it is,
+        and nobody comes in beside those that run."""
+        short = level > 0
+        self._scheduler.holds_back = short
+        self._kv.short_of_memory = short
+        if short:
+            self._kv.drop_prefixes()
+            self._runner.free_cache()
 
     def _give_back(self, idle_s: float) -> None:
         """What an engine without work does after a while."""
@@ -250,6 +259,19 @@ class EngineLoop:
         except queue.Empty:
             return
 
+    def last_stats(self) -> EngineStats:
+        """The figures when a fault has ended the loop, or older ones if they cannot be read."""
+        with suppress(Exception):
+            self.stats = self._snapshot()
+        return self.stats
+
+    def _memory_map(self) -> MemoryMap:
+        """Made when somebody looks, and only then. The figures for metrics are made along with it,
+        so that both agree."""
+        self.stats = self._snapshot()
+        running, waiting = map(report_first, self._scheduler.sequences)
+        return MemoryMap(self.stats, self._kv.memory_map(), running, waiting)
+
     def _snapshot(self) -> EngineStats:
         counters = self._scheduler.counters
         return EngineStats(
@@ -257,6 +279,7 @@ class EngineLoop:
             waiting=self._scheduler.num_waiting,
             steps=self._steps,
             prompt_tokens=counters.prompt_tokens,
+            submitted_prompt_tokens=counters.submitted_prompt_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,
             prefix_misses=tuple(counters.prefix_misses.items()),
             mapping_waits=self._kv.mapping_waits,
@@ -266,5 +289,7 @@ class EngineLoop:
             token_budget=self._scheduler.budget.tokens,
             step_seconds=self._step_seconds,
             copied_bytes=self._kv.copied_bytes,
+            measured=self._meter.snapshot,
+            mlx=self._mlx_memory(),
             kv=self._kv.stats(),
         )

@@ -31,12 +31,22 @@ def machine_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> Mach
     """
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
-    for folder in _own_groups(groups, own):
+    for folder in own_groups(groups, own):
         limit, used = (_number(folder / name) for name in ("memory.max", "memory.current"))
         if limit is not None and used is not None:
             total = min(total, limit)
-            available = min(available, max(0, limit - used))
+            available = min(available, max(0, limit - used + reclaimable_bytes(folder)))
     return MachineMemory(total, available)
+
+
+def reclaimable_bytes(group: Path) -> int:
+    """What a control group is charged with and gives back when it is short: page cache, of which
+    shared memory is none, though the kernel counts it among the files."""
+    try:
+        figures = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, int(figures["file"]) - int(figures["shmem"]))
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def gpu_memory(machine: MachineMemory, device: MetalDevice) -> MachineMemory:
@@ -58,7 +68,7 @@ def machine_threads() -> int:
     return min(MAX_THREADS, count)
 
 
-def _own_groups(groups: Path, own: Path) -> list[Path]:
+def own_groups(groups: Path, own: Path) -> list[Path]:
     """The process's group and those around it; each may have a limit."""
     try:
         lines = own.read_text().splitlines()

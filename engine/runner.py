@@ -6,12 +6,16 @@ from typing import Protocol
 import mlx.core as mx
 
 from engine.constraints import MaskThread
+from engine.errors import EngineFailedError
 from engine.pooling import pool
 from engine.prompt_scores import joined, score, scored_rows
 from engine.sampler import sample
 from engine.step_plan import PlanEntry, StepPlan
 from engine.types import Sampled
 from kvcache.views import KVViews
+
+# How MLX begins what it says of a command buffer that the GPU did not finish.
+GPU_FAULT = "[METAL] Command buffer execution failed"
 
 
 class Model(Protocol):
@@ -45,7 +49,10 @@ class ModelRunner:
         self.completed_epoch = 0
 
     def run(self, plan: StepPlan) -> list[Sampled]:
-        """Computes the plan's rows; one result for each entry that has one, in order."""
+        """Computes the plan's rows; one result for each entry that has one, in order.
+
+        Raises EngineFailedError where the device is lost.
+        """
         entries = plan.entries
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in entries])
         tokens: list[int] = []
@@ -59,15 +66,27 @@ class ModelRunner:
                 rows.append(len(tokens) - 1)
         try:
             results = self._evaluate(entries, views, (tokens, positions, rows))
-        except Exception:
-            # What was queued before the fault may still run. Where even waiting for it fails, the
-            # device is lost, and the step is never said to be complete.
-            mx.synchronize()
-            views.give_up()
-            self.completed_epoch = views.epoch
+        except Exception as error:
+            self._give_up(views, error)
             raise
         self.completed_epoch = views.epoch
         return results
+
+    def free_cache(self) -> None:
+        """Memory that MLX keeps for its next arrays goes back to the system."""
+        mx.clear_cache()
+
+    def _give_up(self, views: KVViews, error: Exception) -> None:
+        """What was queued before a fault may still run. Where even waiting for it fails, or where
+        the fault is the GPU's own, nobody knows what runs, and the step is never complete."""
+        try:
+            mx.synchronize()
+        except Exception as lost:
+            raise EngineFailedError("the device is lost") from lost
+        if GPU_FAULT in str(error):
+            raise EngineFailedError("the device has failed") from error
+        views.give_up()
+        self.completed_epoch = views.epoch
 
     def _evaluate(
         self,

@@ -5,10 +5,10 @@ a step's plan closes the gap under a token budget. Who misses one token goes fir
 """
 
 from bisect import insort
-from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from engine.figures import SchedulerCounters
 from engine.kv_door import KVDoor
 from engine.results import NOT_FINITE, end, take
 from engine.step_plan import PlanEntry, StepPlan, scored_positions
@@ -16,7 +16,6 @@ from engine.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
     FinishReason,
-    MissReason,
     PrefixReport,
     Request,
     Sampled,
@@ -24,18 +23,6 @@ from engine.types import (
     SequenceStatus,
     TokenEvent,
 )
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """What has happened since the start."""
-
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    prefix_misses: Counter[MissReason] = field(default_factory=Counter)
-    generated_tokens: int = 0
-    preemptions: int = 0
-    failed_rows: int = 0
 
 
 @dataclass(slots=True)
@@ -56,9 +43,12 @@ class Scheduler:
     _waiting: list[Sequence] = field(default_factory=list)
     _running: list[Sequence] = field(default_factory=list)
     _by_id: dict[int, Sequence] = field(default_factory=dict)
+    _begun: list[Request] = field(default_factory=list)
     _arrivals: int = 0
     _is_stuck: bool = False
     """Whether the last plan was empty: then those that run must go on before others come in."""
+    holds_back: bool = False
+    """Whether nobody is let in as long as somebody runs."""
 
     # --- in and out -----------------------------------------------------------------------------
 
@@ -71,6 +61,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Sequences with memory."""
         return len(self._running)
+
+    @property
+    def sequences(self) -> tuple[SequenceOf[Sequence], SequenceOf[Sequence]]:
+        """Those that run, and those that wait, in their order; to be read only."""
+        return self._running, self._waiting
 
     def add(self, request: Request) -> None:
         """Queues a request. Its prompt fits: the client has checked it against the limits."""
@@ -98,6 +93,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step's plan; empty when there is nothing to do."""
+        self._begun = []
         entries, starving = self._plan_decoding()
         if len(entries) < len(self._running):
             self._adopt(self._running)
@@ -107,7 +103,7 @@ class Scheduler:
             self._plan_chunks(entries)
             entries.sort(key=lambda entry: entry.count > 1)
         self._is_stuck = not entries
-        return StepPlan(entries, [] if entries else self._break_deadlock())
+        return StepPlan(entries, [] if entries else self._break_deadlock(), self._begun)
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
         """Takes in what the step computed; ``sampled`` follows the entries that have results."""
@@ -176,7 +172,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Lets all in that fit, in their order; whoever does not fit holds up those behind. A fork
         whose parent is not ready keeps its place."""
-        places = self.limits.max_num_seqs - len(self._running)
+        most = 1 if self.holds_back else self.limits.max_num_seqs
+        places = most - len(self._running)
         for sequence in self._waiting[: max(0, places)]:
             if self._parent_is_ahead(sequence):
                 continue
@@ -258,6 +255,8 @@ class Scheduler:
         """The sequence is about to compute its first token: what it has came from the cache."""
         left_at, miss = self.kv.explain(sequence.seq_id)
         sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
+        self._begun.append(sequence.request)
+        self.counters.submitted_prompt_tokens += sequence.num_prompt
         self.counters.cached_prompt_tokens += sequence.num_computed
         if miss is not None:
             self.counters.prefix_misses[miss] += 1

@@ -1,8 +1,9 @@
-"""What one step runs."""
+"""What one step runs, and who runs it."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from engine.types import Sequence
+from engine.types import Request, Sampled, Sequence
 
 NOTHING = range(0)
 
@@ -31,11 +32,27 @@ class StepPlan:
     entries: list[PlanEntry]
     refused: list[Sequence] = field(default_factory=list)
     """Sequences that the system has no memory for, though nobody else has any."""
+    begun: list[Request] = field(default_factory=list)
+    """Whose first tokens are computed."""
 
     @property
     def prefill_tokens(self) -> int:
         """Rows of entries that are chunks, not single decoded tokens."""
         return sum(entry.count for entry in self.entries if entry.count > 1)
+
+
+class StepRunner(Protocol):
+    """Runs plans: the model, or what stands for it in a simulation."""
+
+    completed_epoch: int
+    """The newest epoch that the device has finished."""
+
+    def run(self, plan: StepPlan) -> list[Sampled]:
+        """One result for each entry that has one, in order. Raises EngineFailedError where the
+        device is lost."""
+
+    def free_cache(self) -> None:
+        """Memory that is kept for the next steps goes back to the system."""
 
 
 def scored_positions(sequence: Sequence, end: int) -> range:

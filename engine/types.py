@@ -6,6 +6,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from engine.figures import NO_MLX, NOTHING_MEASURED, Distributions, MlxMemory
+from engine.figures import Histogram as Histogram
+from engine.figures import HistogramCounts as HistogramCounts
 from engine.token_counts import TokenCounts
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.stats import KVStats as KVStats
@@ -118,6 +121,8 @@ class Request:
     """Its own: no other request has it."""
     pooling: bool = False
     """Whether it wants the vector of its prompt, and no tokens: then ``max_tokens`` is 0."""
+    submitted_s: float | None = None
+    """When, by the engine's clock; None where nobody asks how long it waited."""
 
     def __repr__(self) -> str:
         """Counts only: prompts are never printed."""
@@ -270,8 +275,10 @@ class EngineStats:
     prompt_tokens: int = 0
     """Prompt tokens computed, recomputation included."""
     generated_tokens: int = 0
+    submitted_prompt_tokens: int = 0
+    """Prompt tokens of admitted requests, whether the cache had them or not."""
     cached_prompt_tokens: int = 0
-    """Prompt tokens of admitted requests that the cache had."""
+    """Those that the cache had."""
     prefix_misses: tuple[tuple[MissReason, int], ...] = ()
     """Requests whose prompt left the cached chain, by the reason."""
     mapping_waits: int = 0
@@ -284,4 +291,6 @@ class EngineStats:
     """Duration of the newest step."""
     copied_bytes: int = 0
     """K and V bytes that block copies moved."""
+    measured: Distributions = NOTHING_MEASURED
+    mlx: MlxMemory = NO_MLX
     kv: KVStats | None = None

@@ -1,61 +1,92 @@
 """The books: what the blocks are for, in bytes, and whether everything is accounted for."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from kvcache.backend import PageBackend, Releases
+from kvcache.backend import Charge, PageBackend, Releases
+from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
+from kvcache.prefix_cache import PrefixCache
 from kvcache.prefix_index import PrefixIndex
 from kvcache.sequences import CachedSequence
 from kvcache.sparse_heap import BlockRef, BlockState
 from kvcache.stats import KVStats
 
 
-def stats(
-    group: Group, pool: HeapPool, backend: PageBackend, sequences: Collection[CachedSequence]
-) -> KVStats:
-    """A snapshot; a block that many sequences share counts once."""
-    size = group.tokens_per_block
-    sealed = pool.count(BlockState.SEALED)
-    own_tokens = [max(0, s.planned - s.sealed * size) for s in sequences]
-    used = sum(group.blocks_for(tokens) for tokens in own_tokens)
-    live_bytes = (sealed * size + sum(own_tokens)) * group.bytes_per_token
-    waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RETURNING)
-    return KVStats(
-        capacity_bytes=pool.capacity_blocks * group.block_bytes,
-        free_bytes=pool.available_blocks * group.block_bytes,
-        live_bytes=live_bytes,
-        partial_tail_bytes=(sealed + used) * group.block_bytes - live_bytes,
-        mapped_ahead_bytes=(pool.count(BlockState.OWNED) - used) * group.block_bytes,
-        cached_bytes=pool.count(BlockState.CACHED) * group.block_bytes,
-        quarantined_bytes=waiting * group.block_bytes,
-        free_slack_bytes=pool.free_committed_bytes,
-        committed_bytes=backend.committed_bytes(),
-        num_heaps=pool.num_heaps,
-        kept_heaps=pool.num_heaps if backend.releases is Releases.NOTHING else 0,
-        num_sequences=len(sequences),
-    )
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What there is to be counted; nothing of it is changed."""
+
+    group: Group
+    pool: HeapPool
+    buffers: BufferPool
+    prefixes: PrefixCache
+    backend: PageBackend
+
+    def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
+        """A snapshot; a block that many sequences share counts once. sequences: all open ones."""
+        group, pool = self.group, self.pool
+        size = group.tokens_per_block
+        sealed = pool.count(BlockState.SEALED)
+        own_tokens = [max(0, s.planned - s.sealed * size) for s in sequences]
+        used = sum(group.blocks_for(tokens) for tokens in own_tokens)
+        live_bytes = (sealed * size + sum(own_tokens)) * group.bytes_per_token
+        waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RETURNING)
+        return KVStats(
+            capacity_bytes=pool.capacity_blocks * group.block_bytes,
+            free_bytes=pool.available_blocks * group.block_bytes,
+            live_bytes=live_bytes,
+            partial_tail_bytes=(sealed + used) * group.block_bytes - live_bytes,
+            mapped_ahead_bytes=(pool.count(BlockState.OWNED) - used) * group.block_bytes,
+            cached_bytes=pool.count(BlockState.CACHED) * group.block_bytes,
+            quarantined_bytes=waiting * group.block_bytes,
+            free_slack_bytes=pool.free_committed_bytes,
+            committed_bytes=self.backend.committed_bytes(),
+            num_heaps=pool.num_heaps,
+            kept_heaps=pool.num_heaps if self.backend.releases is Releases.NOTHING else 0,
+            num_sequences=len(sequences),
+            block_bytes=group.block_bytes,
+            block_tokens=size,
+            shared_saved_bytes=pool.saved_blocks * group.block_bytes,
+            evicted_blocks=self.prefixes.evicted_blocks,
+            mapped_blocks=self.buffers.mapped_blocks,
+            unmapped_blocks=self.buffers.unmapped_blocks,
+        )
+
+    def check(
+        self, open_sequences: Sequence[CachedSequence], closed_sequences: Sequence[CachedSequence]
+    ) -> None:
+        """Recounts who has which block. Raises AssertionError."""
+        all_sequences = [*open_sequences, *closed_sequences]
+        self.buffers.check_invariants([s.buffer for s in all_sequences])
+        self.prefixes.check_invariants(open_sequences)
+        self.pool.check_invariants()
+        sequences = Counter(b for s in open_sequences for b in s.buffer.table.blocks)
+        buffers = Counter(b for s in all_sequences for b in s.buffer.table.blocks)
+        for block in blocks_of(self.pool):
+            state = BlockState(self.pool.state(block))
+            assert self.pool.num_sequences(block) == sequences[block], f"{block}: sequences"
+            assert self.pool.num_buffers(block) == buffers[block], f"{block}: buffers"
+            _check_block(block, state, sequences[block], buffers[block], self.prefixes.index)
+        for sequence in open_sequences:
+            _check_sequence(self.group, self.pool, sequence)
+        self._check_charge(self.stats(open_sequences))
+
+    def _check_charge(self, stats: KVStats) -> None:
+        """The system charges for no more than the pool has taken of it."""
+        charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
+        if self.backend.charge is not Charge.BLOCKS:
+            charged = stats.num_heaps * self.group.heap_bytes
+        assert stats.committed_bytes <= charged, f"{stats.committed_bytes} committed, not {charged}"
 
 
-def check(
-    group: Group,
-    pool: HeapPool,
-    index: PrefixIndex,
-    open_sequences: Collection[CachedSequence],
-    closed_sequences: Iterable[CachedSequence],
-) -> None:
-    """Recounts who has which block. Raises AssertionError."""
-    pool.check_invariants()
-    sequences = Counter(b for s in open_sequences for b in s.buffer.table.blocks)
-    buffers = sequences + Counter(b for s in closed_sequences for b in s.buffer.table.blocks)
-    for block in pool.blocks():
-        state = pool.state(block)
-        assert pool.num_sequences(block) == sequences[block], f"{block}: sequences"
-        assert pool.num_buffers(block) == buffers[block], f"{block}: buffers"
-        _check_block(block, BlockState(state), sequences[block], buffers[block], index)
-    for sequence in open_sequences:
-        _check_sequence(group, pool, sequence)
+def blocks_of(pool: HeapPool) -> Iterator[BlockRef]:
+    """All blocks of made heaps."""
+    for number, heap in enumerate(pool.heaps):
+        for place in range(len(heap.states)):
+            yield BlockRef(number, place)
 
 
 def _check_block(

@@ -17,6 +17,10 @@ class BufferPool:
         self._idle: list[SparseBuffer] = []
         self._num_buffers = 0
         self._mappings = 0
+        self.mapped_blocks = 0
+        """Blocks that were mapped behind a buffer, in all regions, since the start."""
+        self.unmapped_blocks = 0
+        """Blocks that were taken from behind a buffer."""
 
     def take(self) -> SparseBuffer | None:
         """An empty buffer; None when all are taken or the system refuses to make one."""
@@ -29,6 +33,7 @@ class BufferPool:
 
     def give_back(self, buffer: SparseBuffer) -> None:
         """Nothing is mapped behind it any more: its table is emptied."""
+        self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)
 
@@ -57,10 +62,12 @@ class BufferPool:
             ):
                 break
             done += run.count
+        self.mapped_blocks += done
         if done == len(blocks):
             return True
         if done:
             self._wait(self._backend.unmap(buffer.number, first, done))
+            self.unmapped_blocks += done
         self._cut(buffer, first)
         return False
 
@@ -86,12 +93,13 @@ class BufferPool:
         place = kept = buffer.mapped_blocks
         for item in buffer.pending:
             self._wait(item.ticket)
-            if self._backend.refused(item.ticket):
-                pass
-            elif place == kept:
+            refused = self._backend.refused(item.ticket)
+            self.mapped_blocks += 0 if refused else item.count
+            if not refused and place == kept:
                 kept += item.count
-            else:
+            elif not refused:
                 self._wait(self._backend.unmap(buffer.number, place, item.count))
+                self.unmapped_blocks += item.count
             place += item.count
         buffer.pending.clear()
         return self._cut(buffer, kept)
@@ -131,4 +139,6 @@ class BufferPool:
         buffers = taken + self._idle
         assert sorted(buffer.number for buffer in buffers) == list(range(self._num_buffers))
         assert all(not b.table.blocks and not b.table.runs for b in self._idle)
+        behind = sum(buffer.mapped_blocks for buffer in taken)
+        assert self.mapped_blocks - self.unmapped_blocks == behind
         assert self._mappings == sum(buffer.mappings(self._regions) for buffer in buffers)

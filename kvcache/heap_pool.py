@@ -15,23 +15,14 @@ and no buffer has it mapped; then it is *cached* if it can be found by its prefi
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.layout import Group
-from kvcache.sparse_heap import BlockRef, BlockState, SparseHeap, runs_of
+from kvcache.sparse_heap import BlockRef, BlockState, MemoryReturn, SparseHeap, runs_of
 
 # Free blocks that a new run of blocks would like around it: as many as can be had.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
-
-
-@dataclass(slots=True)
-class _Return:
-    """Memory on its way back to the system."""
-
-    ticket: int
-    blocks: list[BlockRef]
 
 
 class HeapPool:
@@ -44,12 +35,14 @@ class HeapPool:
         self._heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
         """Heaps by the number of their free blocks, which is not 0."""
-        self._returns: list[_Return] = []
+        self._returns: list[MemoryReturn] = []
         self._max_heaps = budget_bytes // group.heap_bytes
         if backend.heap_limit is not None:
             self._max_heaps = min(self._max_heaps, backend.heap_limit)
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
+        self.saved_blocks = 0
+        """Blocks that open sequences would need beside those that they share."""
         if backend.charge is Charge.ALL:
             while self._make_heap():
                 self._commit(BlockRef(len(self._heaps) - 1, 0))
@@ -113,8 +106,7 @@ class HeapPool:
     def share(self, block: BlockRef) -> None:
         """One more sequence gets a sealed block."""
         heap = self._heaps[block.heap]
-        heap.buffers[block.place] += 1
-        heap.sequences[block.place] += 1
+        self.saved_blocks += heap.join(block.place)
         if heap.states[block.place] != BlockState.SEALED:
             self._move(block, BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED)
 
@@ -122,8 +114,9 @@ class HeapPool:
         """A sequence leaves them; its buffer still has them mapped, and the device may read."""
         for block in blocks:
             heap = self._heaps[block.heap]
-            heap.sequences[block.place] -= 1
-            if not heap.sequences[block.place]:
+            if heap.leave(block.place):
+                self.saved_blocks -= 1
+            else:
                 self._move(block, BlockState.QUARANTINED, BlockState.OWNED, BlockState.SEALED)
 
     def unmapped(self, block: BlockRef) -> bool:
@@ -205,7 +198,7 @@ class HeapPool:
             blocks = [BlockRef(number, index) for index in range(first, first + count)]
             for block in blocks:
                 self._move(block, BlockState.RETURNING, BlockState.FREE)
-            self._returns.append(_Return(ticket, blocks))
+            self._returns.append(MemoryReturn(ticket, blocks))
             returned += count
         return returned
 
@@ -278,11 +271,10 @@ class HeapPool:
         if heap.free:
             self._by_free[heap.free][number] = None
 
-    def blocks(self) -> Iterator[BlockRef]:
-        """All blocks of made heaps."""
-        for number in range(len(self._heaps)):
-            for place in range(self._group.blocks_per_heap):
-                yield BlockRef(number, place)
+    @property
+    def heaps(self) -> Sequence[SparseHeap]:
+        """Those that have been made; to be read only."""
+        return self._heaps
 
     def check_invariants(self) -> None:
         """Counts recounted from the blocks; free slack recounted from the dirty marks."""
@@ -296,5 +288,7 @@ class HeapPool:
             assert heap.free == 0 or number in self._by_free[heap.free]
             dirty_free += len(heap.free_and_dirty())
         assert dirty_free == self._dirty_free
+        had = (had for heap in self._heaps for had in heap.sequences)
+        assert self.saved_blocks == sum(max(0, sequences - 1) for sequences in had)
         returning = sum(len(item.blocks) for item in self._returns)
         assert returning == self._counts[BlockState.RETURNING]

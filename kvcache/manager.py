@@ -7,13 +7,14 @@ knows, and what a block is for, the heap pool.
 
 from collections.abc import Sequence
 
-from kvcache import accounts
-from kvcache.backend import Charge, PageBackend, Releases, Segment
+from kvcache.accounts import Books
+from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.block_supply import MAP_AHEAD_TOKENS, BlockSupply
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
+from kvcache.memory_map import KVMap, take_map
 from kvcache.prefix_cache import Match, PrefixCache
 from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, ClosedSequence
@@ -52,10 +53,13 @@ class KVCacheManager:
             enabled=limits.shares_prefixes and backend.shares_blocks,
         )
         self._supply = BlockSupply(self._group, self._pool, self._buffers, self._prefixes)
+        self._books = Books(self._group, self._pool, self._buffers, self._prefixes, backend)
         self._layers = layer_regions(layout)
         self._tokens = CacheTokens(len(self._layers))
         self._open: dict[int, CachedSequence] = {}
         self._closed: list[ClosedSequence] = []
+        self.short_of_memory = False
+        """Whether free memory goes back at once, but for one heap, instead of being kept."""
         self._issued_epoch = 0
         self._completed_epoch = 0
 
@@ -215,7 +219,7 @@ class KVCacheManager:
         # cache would seem to recover for ever.
         changed = (self._completed_epoch, len(self._closed)) != before
         if changed and self._backend.releases is not Releases.IDLE:
-            self._supply.trim(self._limits.free_slack_bytes)
+            self._supply.trim(0 if self.short_of_memory else self._limits.free_slack_bytes)
 
     def idle(self) -> None:
         """Nothing runs or waits: memory of free blocks goes back, but for one heap."""
@@ -227,7 +231,8 @@ class KVCacheManager:
         for _ in range(BLOCKS_DROPPED_AT_ONCE):
             if not self._prefixes.evict():
                 break
-        self._supply.trim(self._limits.free_slack_bytes)
+        if not self._open or self._backend.releases is not Releases.IDLE:
+            self._supply.trim(0 if self.short_of_memory else self._limits.free_slack_bytes)
 
     def shut_down(self) -> bool:
         """The ordered end: nothing may be called afterwards. False where the device did not answer:
@@ -253,21 +258,17 @@ class KVCacheManager:
 
     def stats(self) -> KVStats:
         """A snapshot of the figures; the parts add up to the capacity exactly."""
-        return accounts.stats(self._group, self._pool, self._backend, self._open.values())
+        return self._books.stats(self._open.values())
+
+    def memory_map(self) -> KVMap:
+        """What every block is for, and who has it."""
+        return take_map(self._group, self._pool, self._open.values())
 
     def check_invariants(self) -> None:
         """Every block, buffer and byte is accounted for. Raises AssertionError."""
         sequences = list(self._open.values())
-        closed = [item.sequence for item in self._closed]
-        self._buffers.check_invariants([s.buffer for s in sequences + closed])
-        self._prefixes.check_invariants(sequences)
-        accounts.check(self._group, self._pool, self._prefixes.index, sequences, closed)
+        self._books.check(sequences, [item.sequence for item in self._closed])
         self._supply.check_invariants(sequences)
-        stats = self.stats()
-        charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
-        if self._backend.charge is not Charge.BLOCKS:
-            charged = stats.num_heaps * self._group.heap_bytes
-        assert stats.committed_bytes <= charged, f"{stats.committed_bytes} committed, not {charged}"
 
     # --- inside ---------------------------------------------------------------------------------
 

@@ -36,6 +36,8 @@ class PrefixCache:
         self._full: deque[FullBlock] = deque()
         self._claims: dict[bytes, CachedSequence] = {}
         """Who is going to compute the block of that digest."""
+        self.evicted_blocks = 0
+        """Cached blocks that were freed since the start."""
 
     # --- sharing --------------------------------------------------------------------------------
 
@@ -187,6 +189,7 @@ class PrefixCache:
         block = self.index.evict()
         if block is not None:
             self._pool.free(block)
+            self.evicted_blocks += 1
         return block is not None
 
     def check_invariants(self, open_sequences: Iterable[CachedSequence]) -> None:

@@ -26,6 +26,14 @@ class BlockState(IntEnum):
 
 
 @dataclass(slots=True)
+class MemoryReturn:
+    """Memory of blocks on its way back to the system."""
+
+    ticket: int
+    blocks: list[BlockRef]
+
+
+@dataclass(slots=True)
 class SparseHeap:
     """One heap's blocks. ``dirty`` marks those that may hold memory of the system."""
 
@@ -36,6 +44,17 @@ class SparseHeap:
     sequences: "array[int]"
     """How many open sequences have it."""
     free: int
+
+    def join(self, place: int) -> bool:
+        """One more sequence maps the block; whether others have it as well."""
+        self.buffers[place] += 1
+        self.sequences[place] += 1
+        return self.sequences[place] > 1
+
+    def leave(self, place: int) -> bool:
+        """A sequence no longer has the block, though its buffer does; whether others have it."""
+        self.sequences[place] -= 1
+        return self.sequences[place] > 0
 
     @classmethod
     def of(cls, blocks: int) -> "SparseHeap":

@@ -27,3 +27,14 @@ class KVStats:
     kept_heaps: int
     """Those whose memory stays with the process until it ends: all of them, or none."""
     num_sequences: int
+    block_bytes: int
+    block_tokens: int
+    shared_saved_bytes: int
+    """What blocks that sequences share would take beside what they take, if none was shared."""
+    evicted_blocks: int
+    """Cached blocks that were forgotten since the start, for room or after a while."""
+    mapped_blocks: int
+    """Blocks that were mapped behind a sequence's addresses since the start, however many regions
+    and sequences have them."""
+    unmapped_blocks: int
+    """Those that were taken from there again."""

@@ -1,32 +1,39 @@
 """The application: routes, errors and guards around one service."""
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
+from server.drain import DrainGuard
 from server.failures import failure
-from server.guards import BodyLimit
-from server.metrics import RequestCounter
+from server.guards.body import BodyLimit
+from server.guards.bugs import BugGuard
+from server.guards.headers import SafeHeaders
+from server.guards.hosts import AllowedHosts, HostGuard
+from server.guards.keys import KeyGuard, Keys
+from server.guards.origins import AllowedOrigins, OriginGuard
 from server.openapi import DescribedApp
-from server.protocol.errors import ApiError, internal_error
+from server.protocol.errors import ApiError
+from server.request_observer import RequestObserver
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
 from server.routes.embeddings import embedding_routes
+from server.routes.memory import memory_routes
 from server.routes.messages import message_routes
 from server.routes.models import model_routes
 from server.routes.operations import operation_routes
+from server.routes.page import page_routes
 from server.routes.responses import response_routes
 from server.routes.tokenize import tokenize_routes
 from server.service import Service
-
-log = logging.getLogger(__name__)
 
 ROUTES = (
     chat_routes,
@@ -36,6 +43,8 @@ ROUTES = (
     embedding_routes,
     tokenize_routes,
     model_routes,
+    memory_routes,
+    page_routes,
     operation_routes,
 )
 
@@ -48,7 +57,8 @@ def create_app(service: Service) -> FastAPI:
         service.client.attach()
         yield
 
-    app = DescribedApp(
+    app = ObservedApp(
+        service,
         title="quire",
         version=version("quire"),
         lifespan=lifespan,
@@ -58,13 +68,45 @@ def create_app(service: Service) -> FastAPI:
     )
     for routes in ROUTES:
         app.include_router(routes(service))
-    app.add_middleware(BodyLimit, max_body_bytes=int(service.config.limits.max_body_bytes))
-    app.add_middleware(RequestCounter, metrics=service.metrics)
+    _add_guards(app, service)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_left)
-    app.add_exception_handler(Exception, _bug)
     return app
+
+
+class ObservedApp(DescribedApp):
+    """An application whose observer stands even around its answers to bugs."""
+
+    def __init__(self, service: Service, **options: Any) -> None:
+        self._service = service
+        super().__init__(**options)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """All of the application."""
+        return RequestObserver(
+            super().build_middleware_stack(),
+            self._service.metrics,
+            self._service.recent,
+            logs_requests=self._service.config.log.requests,
+        )
+
+
+def _add_guards(app: FastAPI, service: Service) -> None:
+    """Each one stands around those before it. Raises SettingError."""
+    config, count = service.config, service.metrics.count_refusal
+    app.add_middleware(BodyLimit, max_body_bytes=int(config.limits.max_body_bytes), count=count)
+    app.add_middleware(BugGuard)
+    app.add_middleware(
+        DrainGuard,
+        drain=service.drain,
+        retry_after_s=config.limits.retry_after_s,
+        count_refusal=count,
+    )
+    app.add_middleware(KeyGuard, keys=Keys.of(config.access), count=count)
+    app.add_middleware(OriginGuard, allowed=AllowedOrigins.of(config.access), count=count)
+    app.add_middleware(HostGuard, allowed=AllowedHosts.of(config), count=count)
+    app.add_middleware(SafeHeaders)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
@@ -87,8 +129,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _client_left(_: Request, error: Exception) -> Response:
     """It went away while it was still sending: nobody's fault, and nobody reads the answer."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    log.exception("request failed", exc_info=error)
-    return await _api_error(request, internal_error())

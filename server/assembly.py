@@ -13,20 +13,24 @@ from pathlib import Path
 import metal_ext  # before anything that imports MLX: it loads the BLAS
 
 import structlog
-import uvicorn
 from tqdm import tqdm
 
 from engine.build import EngineConfig, EnginePlan, build_engine
 from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.client import EngineClient
+from engine.machine import machine_memory
+from engine.overseer import Overseer
+from engine.pressure import pressure_source
 from engine.substrate import plan_for_this_machine
 from engine.weights import Arithmetic
+from kvcache.canary.footprint import footprint_with
 from kvcache.choice import SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
-from server.app import create_app
 from server.config import Config, Tables
+from server.drained_server import DrainedServer
 from server.faults import EngineError, ModelError, SettingError
+from server.guards.access import check_access
 from server.hub import (
     ModelNotFoundError,
     SamplingDefaultsError,
@@ -34,8 +38,10 @@ from server.hub import (
     model_names,
     sampling_defaults,
 )
+from server.http import LISTEN_BACKLOG, http_config
 from server.log import configure_log
 from server.metrics import Metrics
+from server.metrics.registry import About
 from server.service import ServedModel, Service
 from server.settings import read_settings
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
@@ -53,6 +59,7 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     """Serves until told to end. Raises StartError."""
     settings = read_settings(file, flags)
     configure_log(settings.log)
+    check_access(settings)
     with faults_of_the_model():
         folder = find_model(name)
         checkpoint = read_checkpoint(folder, embeds=EMBEDS[settings.engine.task])
@@ -69,9 +76,15 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
         )
     client = start_engine(settings, engine_plan)
     grammars = grammar_compiler(settings, tokenizer, model, client)
+    overseer = Overseer(
+        client,
+        watchdog_s=settings.engine.watchdog_s,
+        pressure=pressure_source() if settings.cache.heed_pressure else None,
+    )
+    overseer.start()
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
-        metrics = Metrics(client)
+        metrics = make_metrics(settings, model, client, engine_plan)
         listen(settings, Service(settings, model, tokenizer, client, metrics, grammars, calls))
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
@@ -79,6 +92,7 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
         grammars.close()
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
+        overseer.stop()
 
 
 # --- the plan ----------------------------------------------------------------------------------
@@ -199,6 +213,9 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
         lambda emit: build_engine(engine_plan, engine_config(settings), progress, emit),
         max_queue=settings.limits.max_queued_requests,
         max_backlog=settings.limits.max_stream_backlog_events,
+        max_share_ratio=(
+            settings.limits.max_key_share_ratio if len(settings.access.api_keys) > 1 else 1.0
+        ),
     )
     try:
         client.start()
@@ -210,38 +227,30 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
     return client
 
 
-class EngineBoundServer(uvicorn.Server):
-    """Ends with its engine: what can only refuse is better started again."""
+def make_metrics(
+    settings: Config, model: ServedModel, client: EngineClient, engine_plan: EnginePlan
+) -> Metrics:
+    """What /metrics shows of this server."""
+    about = About(
+        model=model.id,
+        substrate=engine_plan.substrate.substrate.setting,
+        arithmetic=engine_plan.arithmetic.arithmetic.value,
+        max_model_len=engine_plan.memory.max_model_len,
+    )
 
-    def __init__(self, config: uvicorn.Config, client: EngineClient) -> None:
-        super().__init__(config)
-        self._client = client
+    def memory() -> tuple[int, int]:
+        found = machine_memory()
+        return found.total_bytes, found.available_bytes
 
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to end; asked ten times a second."""
-        return await super().on_tick(counter) or not self._client.alive
+    names = settings.metrics.vllm_names
+    return Metrics(client, about, vllm_names=names, footprint=footprint_with, memory=memory)
 
 
 def listen(settings: Config, service: Service) -> None:
     """Binds the port and serves until told to end, or until the engine has failed."""
-    server = EngineBoundServer(
-        uvicorn.Config(
-            create_app(service),
-            host=settings.server.host,
-            port=settings.server.port,
-            http="h11",
-            h11_max_incomplete_event_size=settings.limits.max_header_bytes,
-            ws="none",
-            timeout_keep_alive=settings.limits.keep_alive_s,
-            timeout_graceful_shutdown=settings.server.drain_s,
-            server_header=False,
-            proxy_headers=False,
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-        ),
-        service.client,
-    )
+    config = http_config(settings, service)
+    drain_s = settings.server.drain_s
+    server = DrainedServer(config, service.client, service.drain, drain_s)
     # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
     # work, and the process ends with 0.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -259,7 +268,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Bound by us, so that the log can name the port that 0 stands for. Raises SettingError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
     except OSError as error:
         raise SettingError(
             f"setting server.port: {host}:{port} cannot be listened on: {error.strerror}"

@@ -1,11 +1,14 @@
 """The answers to one prompt or to several, side by side."""
 
-from collections.abc import AsyncIterator
+import math
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from engine.client import EngineClient, TokenStream
-from engine.types import PrefixReport, SamplingParams
-from server.generation import Delta, Generation, Prompt, Usage
+from engine.types import PrefixReport, SamplingParams, TokenEvent
+from server.generation import Delta, Generation, GenerationError, Prompt, Usage
+from server.metrics.answer_times import AnswerTimes, Latencies, RequestTimes
 from server.text.tokenizer import Tokenizer
 
 NUM_SEEDS = 2**64
@@ -15,9 +18,23 @@ class Choices:
     """All answers to the prompts as they come into being; those to one prompt after those to the
     one before. They end together when one has a fault."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, *prompts: Prompt) -> None:
-        """Hands all prompts to the engine, or none. Raises what ``EngineClient.submit_choices``
-        raises."""
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        *prompts: Prompt,
+        times: RequestTimes | None = None,
+        max_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Hands all prompts to the engine, or none. times: of the request that they are of, where
+        somebody wants to know. max_s: after so long, measured by ``clock``, answers that have not
+        ended are cut off. Raises what ``EngineClient.submit_choices`` raises."""
+        self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
+        self._times: list[AnswerTimes] = []
+        """Of each generation."""
+        self._clock = clock
+        self._ends_at = clock() + max_s
         self._generations: list[Generation] = []
         self._firsts: list[Generation] = []
         self._prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -44,6 +61,7 @@ class Choices:
         ]
         self._firsts.append(answers[0])
         self._generations += answers
+        self._times += self._request_times.answers_to(len(prompt.ids), len(answers))
 
     @property
     def usage(self) -> Usage:
@@ -58,26 +76,55 @@ class Choices:
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
         """What each step adds: one delta for every choice that grew, in the order of the choices,
         until each has had one with ``finish``. None at all whenever ``ping_s`` pass in silence.
+        When the time is over all that run end as if they had reached their lengths.
 
         Raises GenerationError for a fault of the engine. Leaving the iteration early aborts what
         still runs.
         """
+        timed = self._timed
         try:
-            while running := [choice for choice in self._generations if not choice.finished]:
-                streams = [choice.stream for choice in running]
-                batches = await TokenStream.next_batches(streams, ping_s)
+            while running := [pair for pair in timed if not pair[0].finished]:
+                left_s = self._ends_at - self._clock()
+                if left_s <= 0:
+                    yield [_cut_off(choice, times) for choice, times in running]
+                    return
+                streams = [choice.stream for choice, _ in running]
+                batches = await TokenStream.next_batches(streams, min(ping_s, left_s))
                 yield [
-                    choice.take(events)
-                    for choice, events in zip(running, batches, strict=True)
+                    _taken(choice, times, events)
+                    for (choice, times), events in zip(running, batches, strict=True)
                     if events
                 ]
+        except GenerationError:
+            for times in self._times:
+                times.end("error")
+            raise
         finally:
             self.close()
 
     def close(self) -> None:
         """Aborts what has not ended. Idempotent."""
-        for generation in self._generations:
+        for generation, times in self._timed:
             generation.stream.close()
+            times.end("aborted")
+
+    @property
+    def _timed(self) -> list[tuple[Generation, AnswerTimes]]:
+        return list(zip(self._generations, self._times, strict=True))
+
+
+def _cut_off(choice: Generation, times: AnswerTimes) -> Delta:
+    delta = choice.cut_off()
+    times.delivered(choice.completion_tokens, delta.finish)
+    return delta
+
+
+def _taken(choice: Generation, times: AnswerTimes, events: list[TokenEvent]) -> Delta:
+    delta = choice.take(events)
+    if choice.prefix is not None:
+        times.cached_tokens = choice.prefix.cached_tokens
+    times.delivered(choice.completion_tokens, delta.finish)
+    return delta
 
 
 def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:

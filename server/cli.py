@@ -15,6 +15,7 @@ import typer
 
 from server.config import Tables
 from server.faults import EngineError, ModelError, SettingError, StartError
+from server.settings import with_further
 
 EXIT_CODES = {EngineError: 1, SettingError: 2, ModelError: 3}
 HEAD_OF_LINE = "quire"
@@ -78,6 +79,13 @@ def serve(
         bool | None, typer.Option(help="Check the cache's invariants after every step.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    insecure_no_auth: Annotated[
+        bool | None, typer.Option(help="Listen on other addresses without a key all the same.")
+    ] = None,
+    further: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="SECTION.NAME=VALUE, for any setting of configs/quire.toml."),
+    ] = None,
 ) -> None:
     """Serve a model to OpenAI clients."""
     flags: Tables = {
@@ -101,13 +109,14 @@ def serve(
             "free_slack": free_slack,
             "dtype": kv_dtype,
         },
+        "access": {"insecure_no_auth": insecure_no_auth},
         "log": {"level": log_level},
     }
     # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
     from server.assembly import serve_model
 
     with _one_sentence():
-        serve_model(model, config, flags)
+        serve_model(model, config, with_further(flags, further or ()))
 
 
 @app.command()

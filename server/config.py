@@ -6,12 +6,13 @@ The file is TOML (``--config``; configs/quire.toml documents it), the environmen
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -19,6 +20,17 @@ from pydantic_settings import (
 MIB = 1024**2
 Tables = dict[str, dict[str, Any]]
 """``{section: {field: value}}``; a flag whose value is None was not given."""
+
+
+def _parted(value: object) -> object:
+    """A list may be written with commas, as the environment and flags can only have it."""
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parted)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 
 
 class Section(BaseModel):
@@ -36,6 +48,17 @@ class ServerSection(Section):
     sse_ping_s: float = Field(default=10.0, gt=0)
     drain_s: int = Field(default=20, ge=0)
     ready_timeout_s: float = Field(default=5.0, gt=0)
+    page: bool = True
+
+
+class AccessSection(Section):
+    """Who may ask. Lists may be written with commas."""
+
+    api_keys: Secrets = ()
+    scrape_key: SecretStr | None = None
+    insecure_no_auth: bool = False
+    allowed_hosts: Names = ()
+    allowed_origins: Names = ()
 
 
 class LimitsSection(Section):
@@ -64,6 +87,11 @@ class LimitsSection(Section):
     max_stored_response_bytes: ByteSize = ByteSize(64 * MIB)
     max_header_bytes: int = Field(default=65536, ge=1024)
     keep_alive_s: int = Field(default=5, ge=0)
+    max_receive_s: float = Field(default=10.0, gt=0)
+    max_connections: int = Field(default=512, ge=1)
+    max_reader_stall_s: float = Field(default=30.0, gt=0)
+    max_request_s: float = Field(default=3600.0, gt=0)
+    max_key_share_ratio: float = Field(default=0.5, gt=0, le=1)
 
 
 class ReasoningSection(Section):
@@ -86,6 +114,7 @@ class EngineSection(Section):
     arithmetic: Literal["auto", "stored", "float32", "quantized-float32"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=256)
     mlx_cache_bytes: ByteSize = ByteSize(256 * MIB)
+    watchdog_s: float = Field(default=30.0, gt=0)
     check_every_step: bool = False
 
 
@@ -104,6 +133,13 @@ class CacheSection(Section):
     prefix_keep_s: float = Field(default=1800.0, ge=0)
     max_sharers: int = Field(default=1024, ge=1, le=2000)
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    heed_pressure: bool = True
+
+
+class MetricsSection(Section):
+    """What /metrics shows beside its own names."""
+
+    vllm_names: bool = False
 
 
 class LogSection(Section):
@@ -111,16 +147,19 @@ class LogSection(Section):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
+    requests: bool = True
 
 
 class Config(Section):
     """All settings."""
 
     server: ServerSection = ServerSection()
+    access: AccessSection = AccessSection()
     limits: LimitsSection = LimitsSection()
     reasoning: ReasoningSection = ReasoningSection()
     engine: EngineSection = EngineSection()
     cache: CacheSection = CacheSection()
+    metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
 
 

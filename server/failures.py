@@ -4,15 +4,16 @@ from starlette.responses import JSONResponse
 
 from server.openapi import ANTHROPIC_PATHS
 from server.protocol.errors import ApiError
-from server.protocol.messages.errors import message_error, new_request_id
+from server.protocol.messages.errors import message_error
+from server.request_ids import current_request_id
 
 REQUEST_ID_HEADER = "request-id"
+"""Anthropic's name for it. It is added to every response of its API, with our own one."""
 
 
 def failure(path: str, error: ApiError) -> JSONResponse:
     """The response. path: of the request."""
-    if not path.startswith(ANTHROPIC_PATHS):
-        return JSONResponse(error.body(), error.status, error.headers)
-    request_id = new_request_id()
-    headers = error.headers | {REQUEST_ID_HEADER: request_id}
-    return JSONResponse(message_error(error, request_id), error.status, headers)
+    body = error.body()
+    if path.startswith(ANTHROPIC_PATHS):
+        body = message_error(error, current_request_id())
+    return JSONResponse(body, error.status, error.headers)

@@ -89,6 +89,8 @@ class Generation:
         """Tokens that are no thoughts and whose text has not come out yet."""
         self._calls = 0
         self._max_tokens = prompt.params.max_tokens
+        self._scores_prompt = prompt.params.prompt_logprobs is not None
+        self._begun = False
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.prefix: PrefixReport | None = None
@@ -105,16 +107,30 @@ class Generation:
         for event in events:
             if event.finish in (FinishReason.ERROR, FinishReason.ABORTED):
                 raise GenerationError(event.message or "the request was aborted")
+            self._begun = True
             self.prefix = self.prefix or event.prefix
             scored = event.prompt_logprobs or scored
             found = self._split(self._take_token(event, tokens))
             if event.finish is not None:
-                found += self._split(self._stop.feed(self._detokenizer.flush()))
-                found += self._split(self._stop.flush())
+                found += self._held_back()
             pieces += self._with_tokens(found)
             if event.finish is not None or self._cut:
                 return replace(self._end(event.finish, pieces, tokens), prompt=scored)
         return Delta(joined(pieces), tokens, None, self._index, prompt=scored)
+
+    def cut_off(self) -> Delta:
+        """The last delta of an answer whose time is over: it ends as at its greatest length.
+
+        Raises GenerationError where an answer without its beginning would be none.
+        """
+        if self._scores_prompt and not self._begun:
+            raise GenerationError("the time of the request was over before it was read")
+        return self._end(FinishReason.LENGTH, self._with_tokens(self._held_back()), [])
+
+    def _held_back(self) -> list[AnswerPiece]:
+        """What might have been the beginning of something else."""
+        pieces = self._split(self._stop.feed(self._detokenizer.flush()))
+        return pieces + self._split(self._stop.flush())
 
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import traceback
 
 import structlog
 
@@ -38,3 +39,24 @@ def configure_log(section: LogSection) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(section.level.upper())
+
+
+def places_of(error: BaseException) -> list[str]:
+    """Where an exception and those before it were raised, and what they are; not their messages,
+    which may repeat what a client sent."""
+    places: list[str] = []
+    seen: list[BaseException] = []  # One may be before another and among its group, too.
+    errors: list[BaseException | None] = [error]
+    while errors:
+        found = errors.pop(0)
+        if found is None or any(found is other for other in seen):
+            continue
+        seen.append(found)
+        places.append(type(found).__qualname__)
+        places += (
+            f"{frame.filename}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(found.__traceback__)
+        )
+        inner = found.exceptions if isinstance(found, BaseExceptionGroup) else ()
+        errors += [*inner, found.__cause__ or found.__context__]
+    return places

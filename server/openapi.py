@@ -4,6 +4,7 @@ A route says with ``openapi_extra=takes(Model)`` what its body is; the rest is t
 https://spec.openapis.org/oas/v3.1.0
 """
 
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -55,12 +56,18 @@ def takes(model: type[WireModel]) -> Json:
     answers: Json = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in model.model_fields:
         answers["text/event-stream"] = {"schema": {"type": "string"}}
-    # Models of different bodies may have the same name.
-    body = {"schema": model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")}
+    body = {"required": True, "content": {"application/json": {"schema": _schema_of(model)}}}
     return {
-        "requestBody": {"required": True, "content": {"application/json": body}},
+        "requestBody": body,
         "responses": {"200": {"description": "The answer.", "content": answers}},
     }
+
+
+@cache
+def _schema_of(model: type[WireModel]) -> Json:
+    """Not to be changed: it is made once, which takes longer than all else of an application."""
+    # Models of different bodies may have the same name.
+    return model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")
 
 
 class DescribedApp(FastAPI):

@@ -40,11 +40,13 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
     """The conversation as the engine wants it. key: the request's, with which alone the prompt
     shares prefixes.
 
-    Raises ApiError that names what cannot be done.
+    Raises ApiError that names what cannot be done; 429 where places were taken in the meantime.
     """
     conversation, sampling, param = asked.conversation, asked.sampling, asked.turns_param
     form = _tool_format(service, conversation, param)
-    encoded = await _encode(service, conversation, param, service.max_model_len)
+    async with service.encoding:
+        service.check_room(sampling.wanted.choices, key=key)
+        encoded = await _encode(service, conversation, param, service.max_model_len)
     service.check_prompt(encoded.ids, param)
     params = sampling.sampling_params(
         max_tokens=answer_length(

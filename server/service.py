@@ -1,37 +1,51 @@
 """What the routes share: the served model, its engine and tokenizer, and the rules for requests."""
 
+import asyncio
+import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from engine.client import EngineClient, EngineDeadError, QueueFullError
+from engine.client import EngineClient
+from engine.errors import EngineDeadError, QueueFullError, ShareFullError
 from engine.types import SamplingParams, TokenEvent
 from server.choices import Choices
 from server.config import Config
+from server.drain import Drain
 from server.generation import Prompt
+from server.guards.refusals import Refusal
 from server.metrics import Metrics
+from server.metrics.answer_times import RequestTimes
 from server.protocol.answers import Heading
 from server.protocol.common import WireModel
 from server.protocol.errors import (
+    ApiError,
     context_length_exceeded,
     from_validation,
     invalid,
+    key_share_full,
     model_not_found,
+    not_json,
     overloaded,
+    shutting_down,
     unavailable,
 )
+from server.recent_requests import RecentRequests
 from server.salts import Salts
 from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.tokenizer import Tokenizer
 
 WireModelT = TypeVar("WireModelT", bound=WireModel)
+# RFC 6839, section 3.1: application/json, and types that are written in it.
+JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 CANARY_PRIORITY = -(2**31)
+ENCODED_AT_ONCE = 8
 CANARY_POLL_S = 0.1
 ENGINE_ENDED = "The engine has ended; the server must be restarted."
 
@@ -76,6 +90,13 @@ class Service:
     grammars: GrammarCompiler
     written_calls: WrittenCalls
     salts: Salts = field(default_factory=Salts)
+    drain: Drain = field(default_factory=Drain)
+    recent: RecentRequests = field(default_factory=RecentRequests)
+    encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
+    """Held while a prompt is made. Whoever waits for it asks again for room: of a crowd only those
+    are encoded that find a place."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds; what the time of a request is measured by."""
 
     @property
     def max_model_len(self) -> int:
@@ -93,32 +114,38 @@ class Service:
             f"{prefix}{separator}{secrets.token_hex(12)}", int(time.time()), self.model.id
         )
 
-    def check_room(self, choices: int, prompts: int = 1) -> None:
-        """choices: answers to each prompt. Raises ApiError (400, 429 or 503) before work is spent
-        on a request for answers that would be refused; by a model that generates nothing, too."""
+    def check_room(self, choices: int, prompts: int = 1, *, key: str = "") -> None:
+        """choices: answers to each prompt. key: the request's. Raises ApiError (400, 429 or 503)
+        before work is spent on a request for answers that would be refused; by a model that
+        generates nothing, too."""
         if not self.client.alive:
-            raise unavailable(ENGINE_ENDED)
+            raise self.no_engine()
         if self.client.limits.embedding_size is not None:
             raise invalid(
                 "This model makes embeddings and generates no text: use /v1/embeddings, or serve a "
                 "model that generates.",
                 "model",
             )
-        most = self.client.capacity
+        most = self.client.max_share
         if choices * prompts > most:
             asked = f"n is {choices}" + (f" and there are {prompts} prompts" if prompts > 1 else "")
             raise invalid(
-                f"{asked}; this server has room for {most} answers at most.",
+                f"{asked}; this server has room for {most} answers to one client at most.",
                 "prompt" if prompts > 1 else "n",
             )
-        if not self.client.has_room(choices * prompts):
-            raise overloaded(self.config.limits.retry_after_s)
+        self._check_places(choices * prompts, key)
 
-    def check_embeds(self, dimensions: int | None) -> None:
+    def no_engine(self) -> ApiError:
+        """503, for requests that the engine does not take any more."""
+        if self.drain.draining:
+            return shutting_down(self.config.limits.retry_after_s)
+        return unavailable(ENGINE_ENDED)
+
+    def check_embeds(self, dimensions: int | None, *, key: str = "") -> None:
         """Raises ApiError as ``check_room`` does, for a request for vectors. dimensions: theirs;
         None: as many as the model has."""
         if not self.client.alive:
-            raise unavailable(ENGINE_ENDED)
+            raise self.no_engine()
         size = self.client.limits.embedding_size
         if size is None:
             raise invalid(
@@ -128,8 +155,20 @@ class Service:
             )
         if dimensions is not None and dimensions > size:
             raise invalid(f"dimensions is {dimensions}; it must be from 1 to {size}.", "dimensions")
-        if not self.client.has_room(1):
-            raise overloaded(self.config.limits.retry_after_s)
+        self._check_places(1, key)
+
+    def _check_places(self, places: int, key: str) -> None:
+        try:
+            self.client.check_room(places, self.salts.salt(key, None).tenant)
+        except QueueFullError as error:
+            raise self._full(error) from error
+
+    def _full(self, error: QueueFullError) -> ApiError:
+        """What a client is told whom there is no place for."""
+        of_the_key = isinstance(error, ShareFullError)
+        self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
+        retry_after_s = self.config.limits.retry_after_s
+        return key_share_full(retry_after_s) if of_the_key else overloaded(retry_after_s)
 
     def check_bytes(self, text: str, param: str) -> None:
         """Refuses, before it is encoded, a text that has too many bytes to fit in any encoding."""
@@ -149,15 +188,22 @@ class Service:
         if len(ids) >= self.max_model_len:
             raise context_length_exceeded(len(ids), self.max_model_len, param)
 
-    def start(self, *prompts: Prompt) -> Choices:
-        """Hands prompts that ``check_prompt`` has let pass to the engine. Raises ApiError: 429 or
-        503."""
+    def start(self, *prompts: Prompt, times: RequestTimes | None = None) -> Choices:
+        """Hands prompts that ``check_prompt`` has let pass to the engine. times: of their request.
+        Raises ApiError: 429 or 503."""
         try:
-            return Choices(self.client, self.tokenizer, *prompts)
+            return Choices(
+                self.client,
+                self.tokenizer,
+                *prompts,
+                times=times,
+                max_s=self.config.limits.max_request_s,
+                clock=self.clock,
+            )
         except QueueFullError as error:
-            raise overloaded(self.config.limits.retry_after_s) from error
+            raise self._full(error) from error
         except EngineDeadError as error:
-            raise unavailable(ENGINE_ENDED) from error
+            raise self.no_engine() from error
 
     async def canary(self) -> bool:
         """Whether one token can be generated now, ahead of all others; or one vector be made."""
@@ -190,7 +236,10 @@ class Service:
 
 
 async def parse(request: Request, model: type[WireModelT]) -> WireModelT:
-    """The request's body, validated. Raises ApiError that names the parameter."""
+    """The request's body, validated. Raises ApiError that names the parameter; 415 for what does
+    not say that it is JSON: pages may send that to anybody without asking."""
+    if not JSON_TYPE.match(request.headers.get("content-type", "")):
+        raise not_json()
     body = await request.body()
     try:
         return model.model_validate_json(body)

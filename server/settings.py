@@ -1,5 +1,6 @@
 """The settings in force, or what is wrong with them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,6 +27,20 @@ def read_settings(file: Path | None, flags: Tables) -> Config:
         raise SettingError(f"setting {_first_problem(error)}") from error
     except SettingsError as error:
         raise SettingError(f"environment: {error}") from error
+
+
+def with_further(flags: Tables, settings: Iterable[str]) -> Tables:
+    """Flags, and settings that are written SECTION.NAME=VALUE. Raises SettingError for one that is
+    not."""
+    tables = {section: dict(fields) for section, fields in flags.items()}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        section, dot, field = name.partition(".")
+        if not (equals and dot):
+            # A value may be a secret: it is not repeated.
+            raise SettingError(f"--set {name}: it is written SECTION.NAME=VALUE")
+        tables.setdefault(section, {})[field] = value
+    return tables
 
 
 def _first_problem(error: ValidationError) -> str:

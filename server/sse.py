@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from server.choices import Choices
 from server.generation import GenerationError
 from server.protocol.answers import Answer
-from server.protocol.errors import internal_error
+from server.protocol.errors import generation_failed
 
 DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": waiting\n\n"
@@ -65,4 +65,4 @@ async def _events(choices: Choices, answer: Answer, ping_s: float) -> AsyncItera
                 newest = time.monotonic()
         yield written(answer.last_chunks(choices.usage)) + (b"" if named else DONE)
     except GenerationError as error:
-        yield written([answer.failure(internal_error(f"Generation failed: {error}."))])
+        yield written([answer.failure(generation_failed(str(error)))])

@@ -31,8 +31,10 @@ TESTED_ELSEWHERE = {
     "engine/models/qwen3.py": "tests/engine/test_qwen3.py",
     "engine/step_plan.py": "tests/engine/test_scheduler.py",
     "engine/logprobs.py": "tests/engine/test_sampler.py",
+    "engine/messages.py": "tests/engine/test_loop.py",
     "engine/types.py": "tests/engine/test_scheduler.py",
     "engine/token_stream.py": "tests/engine/test_client.py",
+    "engine/errors.py": "tests/engine/test_client.py",
     "engine/kv_door.py": "tests/engine/test_shared_prefixes.py",
     "engine/safetensors_headers.py": "tests/engine/test_checkpoint.py",
     "server/text/grammar/wish.py": "tests/server/text/grammar/test_compiler.py",
@@ -45,6 +47,7 @@ TESTED_ELSEWHERE = {
     "kvcache/sequences.py": "tests/kvcache/test_prefix_cache.py",
     "kvcache/stats.py": "tests/kvcache/test_manager.py",
     "server/faults.py": "tests/server/test_cli.py",
+    "server/guards/refusals.py": "tests/server/metrics/test_requests.py",
 }
 
 

@@ -109,6 +109,9 @@ class SimulatedRunner:
         self.completed_epoch = views.epoch
         return [Sampled(ANY_TOKEN) for entry in plan.entries if entry.samples]
 
+    def free_cache(self) -> None:
+        """There is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulationLimits:

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+STATUS = Path("/proc/self/status")
 ROLLUP = Path("/proc/self/smaps_rollup")
 OWN_FILES = Path("/proc/self/fd")
 BLOCK_BYTES = 512  # of st_blocks
@@ -24,6 +25,16 @@ def process_footprint() -> int:
     """Bytes. A Mac's physical footprint, memory of the GPU included; on Linux anonymous memory and
     the blocks of memory files, mapped or not. Raises OSError."""
     return _mac_footprint() if sys.platform == "darwin" else _linux_footprint()
+
+
+def footprint_with(heap_bytes: int) -> int:
+    """The same, but on Linux without a walk through all pages, which mappings would wait for: what
+    it says may be a few pages old. heap_bytes: what memory files are charged. Raises OSError."""
+    if sys.platform == "darwin":
+        return _mac_footprint()
+    wanted = ("RssAnon:", "VmSwap:")
+    lines = [line.split() for line in STATUS.read_text().splitlines() if line.startswith(wanted)]
+    return sum(int(line[1]) for line in lines) * 1024 + heap_bytes
 
 
 def _mac_footprint() -> int:

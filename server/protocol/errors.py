@@ -9,6 +9,8 @@ from pydantic import ValidationError
 MAX_NAMED_PROBLEMS = 3
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
+# Why the engine's requests end where the server does.
+SHUTTING_DOWN = "the server is shutting down"
 
 
 class ApiError(Exception):
@@ -98,9 +100,58 @@ def overloaded(retry_after_s: int) -> ApiError:
     )
 
 
+def key_share_full(retry_after_s: int) -> ApiError:
+    """429, for one of several keys."""
+    return ApiError(
+        429,
+        "This API key has all the places that one key may have; try again later.",
+        type="rate_limit_error",
+        code="key_share_full",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def out_of_time() -> ApiError:
+    """503, for what cannot end early."""
+    return ApiError(
+        503,
+        "The server did not get to it in the time that a request may take (limits.max_request_s).",
+        type="server_error",
+        code="request_time_over",
+    )
+
+
+def not_json() -> ApiError:
+    """415, with what curl has to be told."""
+    return ApiError(
+        415,
+        "The body must be JSON, and say so: send the header `Content-Type: application/json`.",
+        code="unsupported_media_type",
+    )
+
+
 def unavailable(message: str) -> ApiError:
     """503."""
     return ApiError(503, message, type="server_error", code="unavailable")
+
+
+def shutting_down(retry_after_s: int) -> ApiError:
+    """503 of a server that is ending; another one may take its place."""
+    return ApiError(
+        503,
+        "The server is shutting down; try again later.",
+        type="server_error",
+        code="shutting_down",
+        headers={"Retry-After": str(retry_after_s), "Connection": "close"},
+    )
+
+
+def generation_failed(reason: str, retry_after_s: int = 1, what: str = "Generation") -> ApiError:
+    """What a fault of the engine is for the client: 500, or 503 where the server ends. reason: the
+    engine's. retry_after_s: for a header, where there is still one."""
+    if reason == SHUTTING_DOWN:
+        return shutting_down(retry_after_s)
+    return internal_error(f"{what} failed: {reason}.")
 
 
 def internal_error(message: str = "The server failed to answer.") -> ApiError:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from server.choices import Choices
 from server.generation import GenerationError, Prompt
 from server.protocol.answers import Answer
-from server.protocol.errors import internal_error
+from server.protocol.errors import generation_failed
 from server.service import Service
 from server.sse import AnswerStream
 
@@ -34,14 +34,14 @@ async def respond_to_all(
     stream: bool,
 ) -> Response:
     """Starts the answers to several prompts, and the one response for them."""
-    choices = service.start(*prompts)
+    choices = service.start(*prompts, times=request.state.times)
     ping_s = service.config.server.sse_ping_s
     if stream:
         return AnswerStream(choices, answer, ping_s)
     try:
         whole = await unless_left(request, _gather(choices, answer, ping_s))
     except GenerationError as error:
-        raise internal_error(f"Generation failed: {error}.") from error
+        raise generation_failed(str(error), service.config.limits.retry_after_s) from error
     finally:
         choices.close()
     return Response(status_code=CLIENT_CLOSED_REQUEST) if whole is None else JSONResponse(whole)

@@ -23,7 +23,8 @@ def chat_routes(service: Service) -> APIRouter:
         wire = await parse(request, ChatRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
-        service.check_room(wire.wanted.choices)
+        key = request_key(request.headers)
+        service.check_room(wire.wanted.choices, key=key)
         max_tokens, param = wire.asked_length
         asked = Asked(
             wire.conversation(service.config.limits, service.config.reasoning),
@@ -32,7 +33,7 @@ def chat_routes(service: Service) -> APIRouter:
             param,
             (wire.top_logprobs or 0) if wire.logprobs else None,
         )
-        prompt = await chat_prompt(service, asked, request_key(request.headers))
+        prompt = await chat_prompt(service, asked, key)
         answer = ChatAnswer(service.heading("chatcmpl"), service.tokenizer.token_bytes, wire.wanted)
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))
 

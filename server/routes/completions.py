@@ -31,12 +31,13 @@ def completion_routes(service: Service) -> APIRouter:
         wire = await parse(request, CompletionRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
-        service.check_room(wire.wanted.choices, len(wire.prompts))
+        key = request_key(request.headers)
+        service.check_room(wire.wanted.choices, len(wire.prompts), key=key)
         encoded = [
             await _encoded(service, wire, prompt, wire.place(number))
             for number, prompt in enumerate(wire.prompts)
         ]
-        salt = service.salts.salt(request_key(request.headers), wire.cache_salt)
+        salt = service.salts.salt(key, wire.cache_salt)
         prompts = _prompts(service, wire, [text.ids for text in encoded], salt)
         answer = TextAnswer(
             service.heading("cmpl"),

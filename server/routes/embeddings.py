@@ -7,14 +7,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.client import EngineDeadError
+from engine.errors import EngineDeadError
 from engine.types import PrefixSalt, SamplingParams, TokenEvent
+from server.metrics.answer_times import RequestTimes
 from server.openapi import takes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_list
-from server.protocol.errors import input_too_long, internal_error, invalid, unavailable
+from server.protocol.errors import generation_failed, input_too_long, invalid, out_of_time
 from server.routes.answering import CLIENT_CLOSED_REQUEST, unless_left
 from server.salts import request_key
-from server.service import ENGINE_ENDED, Service, parse
+from server.service import Service, parse
 
 NO_TOKENS = SamplingParams(max_tokens=0)
 # Inputs of one body that the engine has, for each that it can run: the next ones are there when
@@ -32,10 +33,11 @@ def embedding_routes(service: Service) -> APIRouter:
         wire = await parse(request, EmbeddingRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
-        service.check_embeds(wire.dimensions)
+        key = request_key(request.headers)
+        service.check_embeds(wire.dimensions, key=key)
         inputs = await _inputs(service, wire)
-        salt = service.salts.salt(request_key(request.headers), wire.cache_salt)
-        batch = Batch(service, inputs, salt, wire.priority or 0)
+        salt = service.salts.salt(key, wire.cache_salt)
+        batch = Batch(service, inputs, salt, wire.priority or 0, request.state.times)
         vectors = await unless_left(request, batch.vectors())
         if vectors is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -76,20 +78,30 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
 class Batch:
     """The inputs of one body, on their way through the engine."""
 
-    def __init__(self, service: Service, inputs: Inputs, salt: PrefixSalt, priority: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        inputs: Inputs,
+        salt: PrefixSalt,
+        priority: int,
+        times: RequestTimes,
+    ) -> None:
         self._service = service
+        self._times = times
         self._inputs = inputs
         self._salt = salt
         self._priority = priority
+        self._ends_at = service.clock() + service.config.limits.max_request_s
         self._window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)
 
     async def vectors(self) -> Vectors:
-        """A row for each input. Raises ApiError: 500 or 503. Leaving early aborts what runs."""
+        """A row for each input. Raises ApiError: 500 or 503, the latter also when the time of the
+        request is over. Leaving early aborts what runs."""
         tasks = [asyncio.ensure_future(self._vector(ids)) for ids in self._inputs]
         try:
             return np.stack(await asyncio.gather(*tasks))
         except EngineDeadError as error:
-            raise unavailable(ENGINE_ENDED) from error
+            raise self._service.no_engine() from error
         finally:
             for task in tasks:
                 task.cancel()
@@ -104,12 +116,23 @@ class Batch:
                 pooling=True,
                 beyond_queue=True,
             )
+            (times,) = self._times.answers_to(len(ids), 1)
             try:
                 events: list[TokenEvent] = []
                 while not events:
-                    events = await stream.next_batch(self._service.config.server.sse_ping_s)
+                    left_s = self._ends_at - self._service.clock()
+                    if left_s <= 0:
+                        raise out_of_time()
+                    ping_s = self._service.config.server.sse_ping_s
+                    events = await stream.next_batch(min(ping_s, left_s))
+                times.end("error" if events[-1].embedding is None else "stop")
             finally:
                 stream.close()
+                times.end("aborted")
         if events[-1].embedding is None:
-            raise internal_error(f"The embedding failed: {events[-1].message or 'aborted'}.")
+            raise generation_failed(
+                events[-1].message or "aborted",
+                self._service.config.limits.retry_after_s,
+                "The embedding",
+            )
         return events[-1].embedding

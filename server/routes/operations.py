@@ -1,4 +1,4 @@
-"""GET and HEAD /, /version, /health, /ready and /metrics."""
+"""GET /version, /health, /ready and /metrics."""
 
 from importlib.metadata import version
 
@@ -6,36 +6,41 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from server.protocol.errors import unavailable
+from server.protocol.errors import shutting_down, unavailable
 from server.service import Service
+
+
+def who_answers() -> dict[str, str]:
+    """Who answers here, for people and programs that look before they ask."""
+    return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
 
 
 def operation_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter()
 
-    async def root() -> dict[str, str]:
-        """Who answers here, for people and programs that look before they ask."""
-        return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
-
-    router.add_api_route("/", root, methods=["GET", "HEAD"], include_in_schema=False)
-    router.add_api_route("/version", root, methods=["GET"], include_in_schema=False)
+    @router.get("/version", include_in_schema=False)
+    async def get_version() -> dict[str, str]:
+        return who_answers()
 
     @router.get("/health")
     async def health() -> Response:
         if not service.client.alive:
             raise unavailable("The engine has ended.")
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "draining" if service.drain.draining else "ok"})
 
     @router.get("/ready")
     async def ready() -> Response:
         """Generates a token: a server whose engine is stuck is not ready."""
+        if service.drain.draining:
+            raise shutting_down(service.config.limits.retry_after_s)
         if not await service.canary():
             raise unavailable("The engine did not generate a token in time.")
         return JSONResponse({"status": "ready"})
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
+        service.metrics.set_draining(service.drain.draining)
         return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -82,7 +82,8 @@ def response_routes(service: Service) -> APIRouter:
         wire = await parse(request, ResponsesRequest)
         service.check_model(wire.model)
         wire.check(limits)
-        service.check_room(1)
+        key = request_key(request.headers)
+        service.check_room(1, key=key)
         shelf = Shelf(service, store, request)
         history = shelf.before(wire.previous_response_id)
         items = wire.items(shelf.item)
@@ -90,7 +91,7 @@ def response_routes(service: Service) -> APIRouter:
         conversation = wire.conversation(before, items, limits, service.config.reasoning)
         max_tokens, param = wire.asked_length
         asked = Asked(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
-        prompt = await chat_prompt(service, asked, request_key(request.headers))
+        prompt = await chat_prompt(service, asked, key)
 
         def keep(response: Json) -> None:
             if wire.store is not False:

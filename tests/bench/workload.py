@@ -90,6 +90,9 @@ class Watch:
         )
         return result
 
+    def free_cache(self) -> None:
+        self._runner.free_cache()
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

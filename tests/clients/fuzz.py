@@ -24,6 +24,7 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
 from server.app import create_app
+from server.config import Config
 from server.openapi import ANTHROPIC_PATHS
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -31,6 +32,8 @@ from tests.models import write_tokenizer
 from tests.server.harness import make_service, start_engine, token_id
 
 SEED = 20
+HOST = "testserver"
+"""What schemathesis calls an application in its own process."""
 MENDINGS = 5
 """So often a body is sent again without the field that its error names."""
 MAX_MODEL_LEN = 64
@@ -144,7 +147,9 @@ def fuzzed_app(*, pools: bool = False) -> Iterator[FastAPI]:
     engine = start_engine(max_model_len=MAX_MODEL_LEN, check_every_step=False, pools=pools)
     end = token_id(tokenizer, "<|im_end|>")
     try:
-        yield create_app(make_service(engine.client, tokenizer, stop_token_ids=frozenset({end})))
+        config = Config.model_validate({"access": {"allowed_hosts": [HOST]}})
+        ends = frozenset({end})
+        yield create_app(make_service(engine.client, tokenizer, config, stop_token_ids=ends))
     finally:
         engine.stop()
 

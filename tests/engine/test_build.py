@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from engine.build import (
@@ -9,6 +10,7 @@ from engine.build import (
     build_engine,
     gpu_scratch_bytes,
     kv_shape,
+    mlx_memory,
     plan_engine,
 )
 from engine.checkpoint import Checkpoint, read_checkpoint
@@ -129,3 +131,13 @@ def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: P
     assert loop._runner.completed_epoch > 0
     assert loop.limits.vocab_size == checkpoint.vocab_size
     assert loop.limits.max_model_len == plan.memory.max_model_len
+
+
+def test_mlx_tells_what_its_arrays_take() -> None:
+    before = mlx_memory()
+    array = mx.ones((MIB,), dtype=mx.uint8)
+    mx.eval(array)
+    held = mlx_memory()
+    assert held.active_bytes >= before.active_bytes + MIB
+    assert held.peak_bytes >= held.active_bytes
+    assert held.cache_bytes >= 0

@@ -237,7 +237,9 @@ BROKEN: list[tuple[str, Edit, str]] = [
 @pytest.mark.parametrize(
     ("edit", "message"), [pytest.param(edit, message, id=name) for name, edit, message in BROKEN]
 )
-def test_a_broken_folder_is_refused_by_name(folder: Path, edit: Edit, message: str) -> None:
+def test_fault_16_a_broken_folder_is_refused_by_name(
+    folder: Path, edit: Edit, message: str
+) -> None:
     edit(folder)
     with pytest.raises(CheckpointError, match=message) as caught:
         read_checkpoint(folder)

@@ -5,13 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.client import (
-    EngineClient,
-    EngineDeadError,
-    PromptTooLongError,
-    QueueFullError,
-    TokenStream,
-)
+from engine.client import EngineClient, TokenStream
+from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError, ShareFullError
 from engine.types import FinishReason, PrefixSalt, Request, SamplingParams, TokenEvent
 from tests.engines import SHAPE, VOCAB, greedy, recall_client, recall_loop
 from tests.recall import RecallModel, recall_many
@@ -85,14 +80,18 @@ async def test_an_exhausted_stream_gives_nothing_more(client: EngineClient) -> N
     assert await stream.next_batch(0.01) == []
 
 
-async def test_a_prompt_that_can_never_fit_is_refused_at_once(client: EngineClient) -> None:
+async def test_fault_01_a_prompt_that_can_never_fit_is_refused_at_once(
+    client: EngineClient,
+) -> None:
     with pytest.raises(PromptTooLongError) as caught:
         client.submit(tuple(range(400)), params())
     assert (caught.value.prompt_tokens, caught.value.max_model_len) == (400, 400)
     assert client.in_flight == 0
 
 
-async def test_the_queue_is_bounded_and_the_canary_goes_beyond_it(client: EngineClient) -> None:
+async def test_fault_26_the_queue_is_bounded_and_the_canary_goes_beyond_it(
+    client: EngineClient,
+) -> None:
     streams = [client.submit(tuple(range(300)), params(90)) for _ in range(8 + 64)]
     with pytest.raises(QueueFullError):
         client.submit((1,), params())
@@ -181,6 +180,33 @@ async def test_choices_are_closed_one_by_one(client: EngineClient) -> None:
     await settled(client)
 
 
+async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> None:
+    client = EngineClient(
+        lambda emit: recall_loop(emit, max_num_seqs=2),
+        max_queue=4,
+        max_backlog=400,
+        max_share_ratio=0.5,
+    )
+    client.start()
+    client.attach()
+    assert (client.capacity, client.max_share) == (6, 3)
+    one, other = PrefixSalt(b"one"), PrefixSalt(b"other")
+    held = client.submit_choices(PROMPT, [params(300)] * 3, salt=one)
+    with pytest.raises(ShareFullError):
+        client.submit(PROMPT, params(), salt=PrefixSalt(b"one", b"in disguise"))
+    client.check_room(3, b"other")
+    held.append(client.submit(PROMPT, params(), salt=one, beyond_queue=True))
+    held += client.submit_choices(PROMPT, [params(300)] * 2, salt=other)
+    with pytest.raises(QueueFullError):
+        client.submit(PROMPT, params(), salt=other)
+    for stream in held:
+        stream.close()
+    await settled(client)
+    client.check_room(3, b"one")
+    assert not client._places._taken
+    assert client.stop(20)
+
+
 async def test_choices_enter_the_queue_together_or_not_at_all() -> None:
     client = EngineClient(
         lambda emit: recall_loop(emit, max_num_seqs=2), max_queue=3, max_backlog=9
@@ -189,8 +215,9 @@ async def test_choices_enter_the_queue_together_or_not_at_all() -> None:
     client.attach()
     assert client.capacity == 5
     held = client.submit_choices(PROMPT, [params(300)] * 3)
-    assert client.has_room(2)
-    assert not client.has_room(3)
+    client.check_room(2, b"")
+    with pytest.raises(QueueFullError):
+        client.check_room(3, b"")
     with pytest.raises(QueueFullError):
         client.submit_choices(PROMPT, [params()] * 3)
     assert client.in_flight == 3
@@ -225,7 +252,7 @@ async def test_a_reader_that_never_comes_ends_its_own_request() -> None:
     assert client.stop(WAIT_S)
 
 
-async def test_a_dead_engine_ends_all_streams_and_refuses_new_ones() -> None:
+async def test_fault_11_a_dead_engine_ends_all_streams_and_refuses_new_ones() -> None:
     client = recall_client(
         model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({900}))
     )
@@ -241,6 +268,45 @@ async def test_a_dead_engine_ends_all_streams_and_refuses_new_ones() -> None:
     assert not client.alive
     assert (await read(healthy))[-1].finish is FinishReason.ERROR
     assert client.stop(WAIT_S)
+
+
+async def test_fault_12_an_assertion_is_told_with_counts_and_without_contents(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = recall_client()
+    client.attach()
+    assert client._loop is not None
+    stream = client.submit((777,) * 100, params(300))
+    await stream.next_batch(WAIT_S)
+    with caplog.at_level("ERROR"):
+        client._loop._kv._open[stream.request.request_id].computed = 999
+        assert (await read(stream))[-1].finish is FinishReason.ERROR
+        assert client.stop(WAIT_S)
+    assert not client.alive
+    assert "AssertionError" in caplog.text
+    assert "EngineStats(running=1" in caplog.text
+    assert "777, 777" not in caplog.text
+
+
+async def test_all_requests_can_be_ended_with_a_reason(client: EngineClient) -> None:
+    streams = [client.submit(tuple(range(300)), params(90)) for _ in range(12)]
+    client.end_all("because")
+    for stream in streams:
+        events = await read(stream)
+        assert (events[-1].finish, events[-1].message) == (FinishReason.ERROR, "because")
+    await settled(client)
+    assert client.alive
+    with pytest.raises(EngineDeadError):
+        client.submit((1,), params())
+
+
+async def test_fault_26_ids_are_made_here_and_none_is_given_twice(client: EngineClient) -> None:
+    streams = [client.submit((1, 2), params(1)) for _ in range(20)]
+    streams += client.submit_choices((1, 2), [params(1)] * 8)
+    ids = [stream.request.request_id for stream in streams]
+    assert ids == sorted(set(ids))
+    for stream in streams:
+        assert len(await read(stream)) == 1
 
 
 async def test_stopping_ends_what_still_runs() -> None:

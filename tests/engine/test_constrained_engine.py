@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.constraints import BROKEN
-from engine.loop import Abort
+from engine.messages import Abort
 from engine.types import FinishReason, Request, SamplingParams
 from tests.constraints import Allowed, Scripted, every_third
 from tests.engine.test_recall_engine import assert_empty, run_dry

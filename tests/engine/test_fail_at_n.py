@@ -82,7 +82,7 @@ def requests() -> list[Request]:
     ]
 
 
-def test_every_refusal_ends_cleanly_and_the_next_request_is_right(
+def test_fault_04_every_refusal_ends_cleanly_and_the_next_request_is_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = Answers.empty()

@@ -9,11 +9,15 @@ import pytest
 
 from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
-from engine.loop import FAILURE_WINDOW_S, Abort, EngineFailedError, EngineLoop, Stop
+from engine.errors import EngineFailedError
+from engine.figures import MlxMemory
+from engine.loop import FAILURE_WINDOW_S, EngineLoop
 from engine.machine import MachineMemory
+from engine.messages import Abort, Pressure, Stop
 from engine.scheduler import Scheduler
 from engine.step_plan import StepPlan
-from engine.types import FinishReason, Request, SamplingParams
+from engine.types import FinishReason, Request, Sampled, SamplingParams
+from kvcache.backend import BackendFailedError
 from tests.engines import BLOCK_BYTES, CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.recall import RecallModel, recall_many
 
@@ -36,7 +40,7 @@ def faulty_loop(answers: Answers) -> EngineLoop:
     )
 
 
-def test_a_step_that_fails_ends_its_requests_with_an_error_and_no_others() -> None:
+def test_fault_08_a_step_that_fails_ends_its_requests_with_an_error_and_no_others() -> None:
     answers = Answers.empty()
     loop = faulty_loop(answers)
     loop.mailbox.put(greedy(1, [900], 5))
@@ -54,7 +58,7 @@ def test_a_step_that_fails_ends_its_requests_with_an_error_and_no_others() -> No
         loop.step()
 
 
-def test_a_step_that_fails_after_its_appends_writes_nothing_later(
+def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = Answers.empty()
@@ -83,7 +87,7 @@ def test_a_step_that_fails_after_its_appends_writes_nothing_later(
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
 
 
-def test_a_second_failure_within_a_minute_ends_the_engine() -> None:
+def test_fault_08_a_second_failure_within_a_minute_ends_the_engine() -> None:
     clock = Clock()
     loop = faulty_loop(Answers.empty())
     loop._clock = clock
@@ -107,7 +111,7 @@ def test_a_failure_now_and_then_does_not_end_the_engine() -> None:
     assert set(answers.finished.values()) == {FinishReason.ERROR}
 
 
-def test_an_assertion_is_never_survived() -> None:
+def test_fault_12_an_assertion_is_never_survived() -> None:
     loop = recall_loop(Answers.empty())
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     loop.step()
@@ -116,11 +120,32 @@ def test_an_assertion_is_never_survived() -> None:
         loop.step()
 
 
+def test_the_last_figures_are_older_ones_where_the_books_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = recall_loop(Answers.empty())
+    older = loop.stats
+    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+    loop.step()
+    assert loop.last_stats().running == 1
+    loop.stats = older
+    monkeypatch.setattr(loop._kv, "stats", lambda: 1 // 0)
+    assert loop.last_stats() is older
+
+
 def test_a_model_that_cannot_decode_is_found_out_at_the_start() -> None:
     with pytest.raises(RuntimeError, match=r"the model cannot decode: .* not finite"):
         recall_loop(
             Answers.empty(),
             model=lambda shape, vocab: RecallModel(shape, vocab, non_finite_tokens=frozenset({0})),
+        )
+
+
+def test_a_model_that_raises_is_found_out_at_the_start() -> None:
+    with pytest.raises(RuntimeError, match=r"the model cannot decode: a step .* failed"):
+        recall_loop(
+            Answers.empty(),
+            model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({0})),
         )
 
 
@@ -228,3 +253,166 @@ def test_a_request_with_penalties_survives_preemption() -> None:
     assert none == 0
     assert some > 0
     assert roomy.tokens == tight.tokens
+
+
+def test_the_time_in_the_queue_ends_with_the_step_that_computes_the_first_token() -> None:
+    clock = Clock()
+    loop = recall_loop(Answers.empty(), max_num_seqs=1)
+    loop._clock = clock
+    for number, age in ((1, 3.0), (2, 5.0)):
+        loop.mailbox.put(replace(greedy(number, [5, number], 2), submitted_s=clock.now - age))
+    loop.mailbox.put(greedy(3, [6, 7], 1))
+    while loop.step():
+        clock.now += 1.0
+    seconds, sequences, queue = loop._snapshot().measured
+    # The second one waits for the first one's two steps; nobody asked how long the third waited.
+    assert (sum(queue.counts), queue.total) == (2, 3.0 + 7.0)
+    assert sum(seconds.counts) == sum(sequences.counts) == sequences.total == 5
+
+
+def test_prompt_tokens_count_as_submitted_once_whether_cached_or_not() -> None:
+    loop = recall_loop(Answers.empty())
+    prompt = list(range(1, 41))
+    for number in (1, 2):
+        loop.mailbox.put(greedy(number, prompt, 2))
+        while loop.step() or loop._kv.recovering:
+            pass
+    stats = loop._snapshot()
+    assert stats.submitted_prompt_tokens == 80
+    assert stats.cached_prompt_tokens == 32
+    assert stats.prompt_tokens == 48
+
+
+def test_what_mlx_holds_is_asked_for_by_the_thread_that_owns_it() -> None:
+    loop = recall_loop(Answers.empty())
+    asked = []
+
+    def held() -> MlxMemory:
+        asked.append(threading.get_ident())
+        return MlxMemory(1, 2, 3)
+
+    loop._mlx_memory = held
+    loop.step()
+    assert loop.stats.mlx == (1, 2, 3)
+    assert asked == [threading.get_ident()]
+
+
+# --- how long a step has been running ---------------------------------------------------------
+
+
+def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    loop = recall_loop(Answers.empty())
+    loop._clock = clock
+    assert loop.busy_since is None
+    run, seen = loop._runner.run, []
+
+    def watched(plan: StepPlan) -> list[Sampled]:
+        seen.append(loop.busy_since)
+        clock.now += 5.0
+        return run(plan)
+
+    monkeypatch.setattr(loop._runner, "run", watched)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 3))
+    while loop.step():
+        assert loop.busy_since is None, "a step was completed"
+    assert seen == [1000.0, 1005.0, 1010.0]
+    assert loop.busy_since is None
+
+
+def test_fault_10_who_waits_for_memory_that_never_comes_back_counts_as_a_step_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    loop = recall_loop(Answers.empty())
+    loop._clock = clock
+    loop.mailbox.put(greedy(1, [1, 2, 3], 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "schedule", lambda self: StepPlan([]))
+        for _ in range(4):
+            assert not loop.step()
+            clock.now += 10.0
+            assert loop.busy_since == 1000.0
+    assert loop.step()
+    assert loop.busy_since is None
+
+
+def test_fault_09_a_substrate_that_fails_is_no_fault_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = recall_loop(Answers.empty())
+    loop.mailbox.put(greedy(1, [1, 2, 3], 3))
+
+    def broken(*_: object) -> None:
+        raise BackendFailedError("the mapper thread failed")
+
+    monkeypatch.setattr(loop._kv, "views", broken)
+    with pytest.raises(BackendFailedError):
+        loop.step()
+
+
+# --- memory pressure --------------------------------------------------------------------------
+
+
+def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes_in() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, prefix_keep_s=1000.0, free_slack_bytes=16 * BLOCK_BYTES)
+    freed: list[bool] = []
+    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
+    loop.mailbox.put(greedy(1, list(range(300)), 1))
+    while loop.step():
+        pass
+    loop.mailbox.put(greedy(2, list(range(400, 500)), 150))
+    loop.step()
+    assert loop._kv.stats().cached_bytes > 0
+    loop.mailbox.put(Pressure(1))
+    for number in range(3, 6):
+        loop.mailbox.put(greedy(number, [number, 2], 60))
+    loop.step()
+    stats = loop._kv.stats()
+    assert stats.cached_bytes == 0, "nobody uses them"
+    assert freed == [True]
+    deadline = time.monotonic() + 10.0
+    while loop._kv.stats().free_slack_bytes > 4 * BLOCK_BYTES:
+        assert time.monotonic() < deadline, "free memory was kept"
+        loop.step()
+    most, order = 0, []
+    while loop.step():
+        most = max(most, loop._scheduler.num_running)
+        order += [number for number in answers.finished if number not in order]
+    assert most == 1, "who runs goes on, who waits comes in alone"
+    assert order == [1, 2, 3, 4, 5]
+    assert set(answers.finished.values()) == {FinishReason.LENGTH}
+    for number in range(3, 6):
+        want = recall_many([number, 2], 60, SHAPE.num_layers, VOCAB)
+        assert answers.tokens[number] == want
+
+
+def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    loop = recall_loop(Answers.empty(), prefix_keep_s=1000.0)
+    loop._clock = clock
+    loop.mailbox.put(Pressure(2))
+    loop.mailbox.put(greedy(1, list(range(300)), 3))
+    while loop.step():
+        clock.now += 1.0
+    deadline = time.monotonic() + 10.0
+    while loop._kv.stats().cached_bytes or loop._kv.recovering:
+        assert time.monotonic() < deadline
+        loop.step()
+    assert loop._kv.stats().live_bytes == 0
+
+
+def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
+    loop = recall_loop(Answers.empty())
+    loop.mailbox.put(Pressure(1))
+    for number in range(1, 5):
+        loop.mailbox.put(greedy(number, [number], 50))
+    loop.step()
+    assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (1, 3)
+    loop.mailbox.put(Pressure(0))
+    loop.step()
+    assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (4, 0)
+    assert not loop._kv.short_of_memory

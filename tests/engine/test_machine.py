@@ -41,6 +41,13 @@ def test_a_container_has_its_own_limits_or_those_around_it(groups: Path, tmp_pat
     assert (found.total_bytes, found.available_bytes) == (GIB // 2, 0)
 
 
+def test_a_container_sees_its_own_group_as_the_root(groups: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/\n")
+    limit(groups, str(GIB), GIB // 8)
+    found = machine_memory(groups, tmp_path / "own")
+    assert (found.total_bytes, found.available_bytes) == (GIB, GIB * 7 // 8)
+
+
 def test_without_limits_the_machine_counts(groups: Path, tmp_path: Path) -> None:
     machine = psutil.virtual_memory().total
     limit(groups / "pod" / "box", str(1 << 60), 0)
@@ -71,3 +78,12 @@ def test_a_fifth_is_left_to_others_unless_told_otherwise() -> None:
     assert headroom_bytes(None, 10 * GIB) == 2 * GIB
     assert headroom_bytes(GIB, 10 * GIB) == GIB
     assert headroom_bytes(0, 10 * GIB) == 0
+
+
+def test_page_cache_of_a_container_is_memory_that_can_be_had(groups: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/\n")
+    limit(groups, str(GIB), GIB // 2)
+    (groups / "memory.stat").write_text(f"anon 1\nfile {GIB // 4}\nshmem {GIB // 8}\n")
+    assert machine_memory(groups, tmp_path / "own").available_bytes == GIB * 5 // 8
+    (groups / "memory.stat").write_text("anon 1\n")
+    assert machine_memory(groups, tmp_path / "own").available_bytes == GIB // 2

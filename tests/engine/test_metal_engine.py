@@ -12,6 +12,7 @@ import engine.build
 from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
+from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.types import FinishReason
@@ -133,22 +134,26 @@ def test_a_failed_step_is_given_up_and_the_next_request_is_right(
     loop.close()
 
 
-def test_a_step_whose_device_is_lost_is_never_complete(
-    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "waiting_fails"),
+    [("nobody knows", True), ("[METAL] Command buffer execution failed: Caused GPU Hang", False)],
+)
+def test_fault_09_a_step_whose_device_is_lost_ends_the_engine_and_is_never_complete(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, waiting_fails: bool
 ) -> None:
     def broken(*_: object) -> None:
-        raise RuntimeError("command buffer execution failed")
+        raise RuntimeError(fault)
 
-    answers = Answers.empty()
-    loop = metal_loop(folder, Substrate.SPARSE, answers)
+    loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
     monkeypatch.setattr("engine.runner.sample", broken)
-    monkeypatch.setattr(mx, "synchronize", broken)
+    if waiting_fails:
+        monkeypatch.setattr(mx, "synchronize", broken)
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
-    while 1 not in answers.finished:
+    with pytest.raises(EngineFailedError, match="the device"):
         loop.step()
     issued, completed = loop._kv.epochs
     assert completed < issued
-    assert loop._kv.stats().quarantined_bytes > 0
+    assert loop._kv.stats().live_bytes > 0, "nobody gets what it may still write"
 
 
 def test_the_engine_ends_its_memory_on_its_own_thread(device: Device, folder: Path) -> None:

@@ -12,7 +12,8 @@ from mlx.utils import tree_flatten
 
 from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
-from engine.client import EngineClient, PromptTooLongError
+from engine.client import EngineClient
+from engine.errors import PromptTooLongError
 from engine.machine import MachineMemory
 from engine.pooling import pool
 from engine.types import FinishReason, PrefixSalt, Request, Sampled, SamplingParams, Sequence

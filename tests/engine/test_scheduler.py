@@ -171,7 +171,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
     assert (s.num_running, s.num_waiting) == (2, 2)
 
 
-def test_a_request_that_does_not_fit_yet_waits_and_holds_the_line() -> None:
+def test_fault_03_a_request_that_does_not_fit_yet_waits_and_holds_the_line() -> None:
     s, _ = scheduler(blocks=6)
     s.add(request(1, 8, max_tokens=2))
     s.add(request(2, 15))
@@ -206,7 +206,7 @@ def test_the_answer_ends_where_the_context_does() -> None:
     assert [e.finish for e in events] == [None, FinishReason.LENGTH]
 
 
-def test_rows_that_are_not_finite_fail_their_own_request_alone() -> None:
+def test_fault_07_rows_that_are_not_finite_fail_their_own_request_alone() -> None:
     s, kv = scheduler()
     s.add(request(1, 2))
     s.add(request(2, 2))
@@ -219,7 +219,7 @@ def test_rows_that_are_not_finite_fail_their_own_request_alone() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
-def test_an_abort_in_any_phase_frees_everything_and_is_said_once(steps: int) -> None:
+def test_fault_06_an_abort_in_any_phase_frees_everything_and_is_said_once(steps: int) -> None:
     s, kv = scheduler(budget=4)
     s.add(request(1, 10))
     for _ in range(steps):
@@ -231,7 +231,7 @@ def test_an_abort_in_any_phase_frees_everything_and_is_said_once(steps: int) -> 
     assert run_step(s) == ([], [])
 
 
-def test_a_step_that_could_not_be_run_ends_its_requests_and_no_other() -> None:
+def test_fault_08_a_step_that_could_not_be_run_ends_its_requests_and_no_other() -> None:
     s, _ = scheduler(seqs=1)
     s.add(request(1, 2))
     s.add(request(2, 2))
@@ -242,7 +242,7 @@ def test_a_step_that_could_not_be_run_ends_its_requests_and_no_other() -> None:
     assert run_step(s)[0] == [(2, 0, 2)]
 
 
-def test_when_blocks_run_out_the_youngest_gives_up_its_memory_and_comes_back() -> None:
+def test_fault_02_when_blocks_run_out_the_youngest_gives_up_its_memory_and_comes_back() -> None:
     s, kv = scheduler(blocks=6, budget=32)
     s.add(request(1, 4, max_tokens=20))
     s.add(request(2, 4, max_tokens=20))
@@ -289,7 +289,7 @@ def test_priority_decides_before_age_who_gives_up_memory() -> None:
     assert list(kv.held) == [2]
 
 
-def test_the_oldest_always_progresses_in_the_smallest_pool() -> None:
+def test_fault_02_the_oldest_always_progresses_in_the_smallest_pool() -> None:
     s, _ = scheduler(blocks=3, budget=32, model_len=12)
     for number in range(1, 6):
         s.add(request(number, 4, max_tokens=100))

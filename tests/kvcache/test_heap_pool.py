@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvcache.accounts import blocks_of
 from kvcache.backend import Charge, Releases
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group, KVShape, paged_layout
@@ -315,7 +316,7 @@ def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
     assert pool.available_blocks == HEAP_BLOCKS - 1
     pool.free(block)
     assert pool.available_blocks == HEAP_BLOCKS
-    assert list(pool.blocks()) == [BlockRef(0, place) for place in range(HEAP_BLOCKS)]
+    assert list(blocks_of(pool)) == [BlockRef(0, place) for place in range(HEAP_BLOCKS)]
 
 
 def test_blocks_that_were_never_mapped_are_given_up_at_once() -> None:
@@ -370,3 +371,27 @@ def test_heaps_that_are_kept_are_never_released_and_runs_begin_where_they_can_gr
     assert backend.released == []
     (begun,) = take(pool, 1)
     assert begun.heap == 0, "three blocks in a row are free there"
+
+
+def test_what_sharing_saves_is_counted_as_long_as_it_lasts() -> None:
+    pool, _ = small_pool()
+    block, other = sealed(pool), sealed(pool)
+    saved = []
+    for joining in (block, block, other):
+        pool.share(joining)
+        pool.check_invariants()
+        saved.append(pool.saved_blocks)
+    for leaving in ([block, other], [block], [block]):
+        pool.let_go(leaving)
+        pool.check_invariants()
+        saved.append(pool.saved_blocks)
+    pool.share(block)
+    assert [*saved, pool.saved_blocks] == [1, 2, 3, 1, 0, 0, 0]
+
+
+def test_a_miscount_of_what_sharing_saves_is_found() -> None:
+    pool, _ = small_pool()
+    pool.share(sealed(pool))
+    pool.saved_blocks += 1
+    with pytest.raises(AssertionError):
+        pool.check_invariants()

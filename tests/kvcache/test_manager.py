@@ -38,7 +38,7 @@ def test_reserve_is_all_or_nothing() -> None:
 
 
 @pytest.mark.parametrize("fail_at", range(1, 12))
-def test_a_refusal_of_the_system_at_any_call_leaves_no_trace(fail_at: int) -> None:
+def test_fault_04_a_refusal_of_the_system_at_any_call_leaves_no_trace(fail_at: int) -> None:
     kv, backend = small_manager(fail_at=fail_at)
     # Interleaved sequences, so that one reservation takes several mappings.
     opened = [seq for seq in (1, 2) if join(kv, seq, 1)]
@@ -223,6 +223,27 @@ def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
     kv.check_invariants()
 
 
+def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
+    """Memory pressure changes nothing about that."""
+    kv, backend = small_manager(heaps=4, releases=Releases.IDLE, charge=Charge.HEAPS)
+    kv.short_of_memory = True
+    assert join(kv, 1, 2 * TOKENS * HEAP_BLOCKS)
+    assert join(kv, 2, TOKENS)
+    grow(kv, 1, 0, 2 * TOKENS * HEAP_BLOCKS)
+    grow(kv, 2, 0, TOKENS)
+    kv.close(1)
+    settle(kv, backend)
+    committed = kv.stats().committed_bytes
+    kv.drop_prefixes()
+    settle(kv, backend)
+    assert kv.stats().committed_bytes == committed
+    kv.close(2)
+    settle(kv, backend)
+    kv.drop_prefixes()
+    settle(kv, backend)
+    assert kv.stats().committed_bytes == kv._group.heap_bytes
+
+
 def test_heaps_that_are_kept_are_said_to_be() -> None:
     kv, backend = small_manager(heaps=4, releases=Releases.NOTHING, charge=Charge.HEAPS)
     assert join(kv, 1, 100)
@@ -373,3 +394,50 @@ def test_nothing_is_copied_by_joining_growing_and_leaving() -> None:
         kv.close(seq)
     settle(kv, backend)
     assert kv.copied_bytes == 0
+
+
+def test_mappings_are_counted_by_blocks_and_those_of_the_past_go_again() -> None:
+    kv, backend = small_manager()
+    ids = [7] * 64
+    assert join(kv, 1, ids)
+    grow(kv, 1, 0, 64, ids)
+    settle(kv, backend)
+    assert (kv.stats().mapped_blocks, kv.stats().unmapped_blocks) == (4, 0)
+    assert kv.stats().block_bytes == BLOCK
+    assert kv.stats().block_tokens == TOKENS
+    assert kv.stats().shared_saved_bytes == 0
+    assert join(kv, 2, ids)
+    stats = kv.stats()
+    assert stats.mapped_blocks == 7, "all but the block of the last token"
+    assert stats.shared_saved_bytes == 3 * BLOCK
+    for seq in (1, 2):
+        kv.close(seq)
+    settle(kv, backend)
+    stats = kv.stats()
+    assert stats.mapped_blocks == stats.unmapped_blocks == 7
+    assert stats.shared_saved_bytes == 0
+
+
+def test_a_refused_mapping_is_counted_only_as_far_as_it_was_there() -> None:
+    kv, backend = small_manager(sequences=2)
+    assert join(kv, 1, 1, final=64)
+    assert join(kv, 2, 1, final=64)
+    grow(kv, 1, 0, 1)
+    grow(kv, 2, 0, 1)
+    before = kv.stats().mapped_blocks
+    backend.fail_at = backend.calls + 1
+    assert not kv.reserve(1, 64)
+    kv.check_invariants()
+    assert kv.stats().mapped_blocks - kv.stats().unmapped_blocks == before
+
+
+def test_prefixes_that_are_forgotten_are_counted() -> None:
+    kv, backend = small_manager()
+    assert join(kv, 1, 64)
+    grow(kv, 1, 0, 64)
+    kv.close(1)
+    settle(kv, backend)
+    assert kv.stats().cached_bytes == 4 * BLOCK
+    assert kv.stats().evicted_blocks == 0
+    kv.drop_prefixes()
+    assert kv.stats().evicted_blocks == 4

@@ -48,7 +48,7 @@ def test_the_sum_is_exact() -> None:
     assert found.max_num_seqs == 32
 
 
-def test_memory_that_others_use_is_not_counted_on() -> None:
+def test_threat_21_memory_that_others_use_is_not_counted_on() -> None:
     found = plan(replace(DEMAND, available_bytes=6 * GIB))
     assert found.kv_budget_bytes <= 3.5 * GIB
 
@@ -89,7 +89,7 @@ def test_the_users_own_limits_win() -> None:
         ({"available_bytes": GIB}, {}, r"nothing is left .* of 1.00 GiB usable"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_figure_that_does_not_fit(
+def test_threat_21_what_cannot_work_is_refused_with_the_figure_that_does_not_fit(
     demand: dict[str, int], request_: dict[str, int], message: str
 ) -> None:
     with pytest.raises(BudgetError, match=message):

@@ -193,7 +193,7 @@ def test_queries_may_be_a_part_of_the_tables_rows() -> None:
     assert same_bits(part, whole[4:9])
 
 
-def test_a_row_does_not_see_what_stands_behind_it() -> None:
+def test_threat_16_a_row_does_not_see_what_stands_behind_it() -> None:
     paged = PagedLayer((200,)).fill()
     queries = some_queries(30, paged, 2, mx.float32)
     rows = paged.rows((0, 100, 30))

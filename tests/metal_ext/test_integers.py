@@ -180,7 +180,7 @@ def setting() -> Setting:
 
 
 @pytest.mark.parametrize("argument", ARGUMENTS.values(), ids=ARGUMENTS)
-def test_a_number_outside_its_interval_is_refused_by_name(
+def test_threat_20_a_number_outside_its_interval_is_refused_by_name(
     setting: Setting, argument: Argument
 ) -> None:
     for number in argument.numbers_outside():

@@ -12,6 +12,7 @@ from kvcache.sparse_heap import BlockState
 from kvcache.token_chain import PrefixSalt
 from tests.kvcache.fakes import FakeBackend, Manners
 from tests.kvcache.managers import SHAPE, TOKENS, manager, paged
+from tests.kvcache.maps import map_adds_up
 
 HEAP_BLOCKS = 4
 MAX_TOKENS = 12 * TOKENS
@@ -86,6 +87,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.last_id = 0
+
+    @invariant()
+    def the_map_adds_up_to_the_figures(self) -> None:
+        if hasattr(self, "kv"):
+            map_adds_up(self.kv.memory_map(), self.kv.stats())
 
     @rule(
         pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=12),

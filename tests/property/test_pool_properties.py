@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvcache.accounts import blocks_of
 from kvcache.backend import Releases
 from kvcache.heap_pool import HeapPool
 from kvcache.prefix_index import PrefixIndex
@@ -106,7 +107,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         self.pool.check_invariants()
-        for block in self.pool.blocks():
+        for block in blocks_of(self.pool):
             assert self.pool.num_buffers(block) == self.buffers.get(block, 0)
             assert self.pool.num_sequences(block) == self.sequences.get(block, 0)
         assert self.pool.count(BlockState.CACHED) == len(self.cached)

@@ -66,7 +66,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 @given(ids=st.lists(st.integers(0, VOCAB + 5), max_size=60))
 @EXAMPLES
-def test_any_tokens_one_by_one_are_the_text_of_all_at_once(
+def test_fault_14_any_tokens_one_by_one_are_the_text_of_all_at_once(
     tokenizer: Tokenizer, ids: list[int]
 ) -> None:
     detokenizer = Detokenizer(tokenizer)
@@ -78,7 +78,7 @@ def test_any_tokens_one_by_one_are_the_text_of_all_at_once(
 
 @given(text=texts)
 @EXAMPLES
-def test_no_broken_character_is_ever_sent(tokenizer: Tokenizer, text: str) -> None:
+def test_fault_14_no_broken_character_is_ever_sent(tokenizer: Tokenizer, text: str) -> None:
     detokenizer = Detokenizer(tokenizer)
     sent = ""
     for token_id in ids_of(tokenizer, text):
@@ -103,7 +103,7 @@ def before_the_first_stop(text: str, stops: tuple[str, ...]) -> str | None:
 
 @given(text=letters, stops=stops, places=cuts)
 @EXAMPLES
-def test_the_text_before_the_first_stop_string_is_sent_and_no_part_of_it(
+def test_fault_15_the_text_before_the_first_stop_string_is_sent_and_no_part_of_it(
     text: str, stops: tuple[str, ...], places: list[int]
 ) -> None:
     wanted = before_the_first_stop(text, stops)

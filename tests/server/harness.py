@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,11 @@ class Gate:
         self.entered += 1
         if self.closed and not self._turns.acquire(timeout=DEADLINE_S):
             raise TimeoutError("nobody opened the gate")
+
+    def close(self) -> None:
+        """Lets nothing through that was not allowed since; what was open before is forgotten."""
+        self._turns = threading.Semaphore(0)
+        self.closed = True
 
     def allow(self, steps: int) -> None:
         """Lets that many steps through."""
@@ -118,6 +123,7 @@ def start_engine(
     *,
     max_queue: int = 64,
     max_backlog: int = 4096,
+    max_share_ratio: float = 1.0,
     failing: int | None = None,
     non_finite: int | None = None,
     **changes: object,
@@ -140,6 +146,7 @@ def start_engine(
         ),
         max_queue=max_queue,
         max_backlog=max_backlog,
+        max_share_ratio=max_share_ratio,
     )
     client.start()
     return Engine(client, gate, script)
@@ -198,7 +205,11 @@ async def running(service: Service) -> AsyncIterator[FastAPI]:
 def http_client(app: ASGIApp) -> httpx2.AsyncClient:
     """A client in the same process. It gets what a server would send after a bug, too."""
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-    return httpx2.AsyncClient(transport=transport, base_url="http://localhost")
+    return httpx2.AsyncClient(
+        transport=transport,
+        base_url="http://localhost",
+        headers={"Content-Type": "application/json"},
+    )
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -240,8 +251,12 @@ class Connection:
         *,
         method: str = "POST",
         ends: bool = True,
+        hosts: Sequence[bytes] = (b"localhost",),
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        raw_path: bytes | None = None,
     ) -> None:
-        """ends: whether the body is complete."""
+        """ends: whether the body is complete. hosts: its Host headers. raw_path: as it came over
+        the wire."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         scope = {
             "type": "http",
@@ -250,10 +265,14 @@ class Connection:
             "method": method,
             "scheme": "http",
             "path": path,
-            "raw_path": path.encode(),
+            "raw_path": path.encode() if raw_path is None else raw_path,
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [
+                *((b"host", host) for host in hosts),
+                (b"content-type", b"application/json"),
+                *headers,
+            ],
             "server": ("localhost", 80),
             "client": ("127.0.0.1", 1),
         }

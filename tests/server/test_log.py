@@ -5,7 +5,7 @@ import pytest
 import structlog
 
 from server.config import LogSection
-from server.log import configure_log
+from server.log import configure_log, places_of
 
 pytestmark = pytest.mark.usefixtures("own_log")
 SECRET = "zebra-canary"
@@ -24,12 +24,12 @@ def fail(prompt: str) -> None:
 def test_machines_get_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     configure_log(LogSection(format="json"))
     structlog.get_logger("quire").info("serving", port=8000)
-    logging.getLogger("uvicorn.error").warning("%d connections", 5)
+    logging.getLogger("asyncio").warning("%d connections", 5)
     ours, theirs = (json.loads(line) for line in lines(capsys))
     assert (ours["event"], ours["level"], ours["logger"]) == ("serving", "info", "quire")
     assert ours["port"] == 8000
     assert (theirs["event"], theirs["level"]) == ("5 connections", "warning")
-    assert theirs["logger"] == "uvicorn.error"
+    assert theirs["logger"] == "asyncio"
     for entry in (ours, theirs):
         assert entry["timestamp"].endswith("Z")
 
@@ -80,3 +80,17 @@ def test_configuring_twice_does_not_say_things_twice(
         configure_log(LogSection(format="json"))
     logging.getLogger("theirs").warning("once")
     assert len(lines(capsys)) == 1
+
+
+def test_the_places_of_an_exception_are_told_without_its_messages() -> None:
+    try:
+        try:
+            fail(SECRET)
+        except ValueError as error:
+            raise BaseExceptionGroup(SECRET, [error, KeyError(SECRET)]) from error
+    except BaseExceptionGroup as error:
+        places = places_of(error)
+    kinds = [place for place in places if " " not in place]
+    assert kinds == ["ExceptionGroup", "ValueError", "KeyError"]
+    assert sum(place.endswith(" fail") for place in places) == 1
+    assert SECRET not in str(places)

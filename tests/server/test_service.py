@@ -7,7 +7,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from engine.client import EngineClient, EngineDeadError, QueueFullError, TokenStream
+from engine.client import EngineClient, TokenStream
+from engine.errors import EngineDeadError, QueueFullError
 from engine.types import EngineStats, FinishReason, SamplingParams, TokenEvent
 from server.config import Config, ServerSection
 from server.generation import Prompt
@@ -126,7 +127,9 @@ def test_answers_that_never_fit_are_refused_and_those_that_do_not_now_are_put_of
     with pytest.raises(ApiError) as caught:
         service.check_room(4)
     assert (caught.value.status, caught.value.param) == (400, "n")
-    assert caught.value.message == "n is 4; this server has room for 3 answers at most."
+    assert (
+        caught.value.message == "n is 4; this server has room for 3 answers to one client at most."
+    )
     with pytest.raises(ApiError) as caught:
         service.check_room(1, prompts=4)
     assert (caught.value.status, caught.value.param) == (400, "prompt")
@@ -158,7 +161,8 @@ async def test_a_body_that_comes_in_pieces_is_read_whole() -> None:
     async def receive() -> Message:
         return next(incoming)
 
-    wire = await parse(Request({"type": "http", "headers": []}, receive), ChatRequest)
+    headers = [(b"content-type", b"application/json")]
+    wire = await parse(Request({"type": "http", "headers": headers}, receive), ChatRequest)
     assert wire.messages[0].content == "é"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from server.config import MIB
 from server.faults import SettingError
-from server.settings import read_settings
+from server.settings import read_settings, with_further
 
 
 def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
@@ -70,3 +70,19 @@ def test_a_variable_forces_the_substrate(value: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("QUIRE_CACHE__SUBSTRATE", value)
     assert read_settings(None, {}).cache.substrate == value
     assert read_settings(None, {"cache": {"substrate": "posix"}}).cache.substrate == "posix"
+
+
+def test_any_setting_may_be_set_by_its_name() -> None:
+    flags = with_further(
+        {"limits": {"max_tools": 3}}, ["limits.max_choices=2", "access.allowed_hosts=a.b,c=d"]
+    )
+    settings = read_settings(None, flags)
+    assert (settings.limits.max_tools, settings.limits.max_choices) == (3, 2)
+    assert settings.access.allowed_hosts == ("a.b", "c=d")
+
+
+@pytest.mark.parametrize("written", ["max_choices=2", "limits.max_choices", "", "a"])
+def test_a_setting_that_is_written_otherwise_is_refused_without_its_value(written: str) -> None:
+    with pytest.raises(SettingError, match=r"SECTION\.NAME=VALUE") as caught:
+        with_further({}, [written])
+    assert "=2" not in str(caught.value)

@@ -91,15 +91,15 @@ MUTANTS = (
     ),
     Mutant(
         "one who shares a block is not counted",
-        "kvcache/heap_pool.py",
-        "        heap.buffers[block.place] += 1\n        heap.sequences[block.place] += 1\n",
-        "        heap.sequences[block.place] += 1\n",
+        "kvcache/sparse_heap.py",
+        "        self.buffers[place] += 1\n        self.sequences[place] += 1\n",
+        "        self.sequences[place] += 1\n",
     ),
     Mutant(
         "whoever leaves first takes shared blocks along",
         "kvcache/heap_pool.py",
-        "            if not heap.sequences[block.place]:\n",
-        "            if self.state(block) != BlockState.QUARANTINED:\n",
+        "            if heap.leave(block.place):\n",
+        "            if heap.leave(block.place) and self.state(block) == BlockState.QUARANTINED:\n",
     ),
     Mutant(
         "memory that is on its way back is handed out",
@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "blocks that the system refused to map ahead count as mapped",
         "kvcache/buffer_pool.py",
-        "if self._backend.refused(item.ticket):",
-        "if self._backend.refused(item.ticket) and place < 0:",
+        "refused = self._backend.refused(item.ticket)",
+        "refused = self._backend.refused(item.ticket) and place < 0",
     ),
     Mutant(
         "nobody waits for blocks that are being mapped ahead",
@@ -263,6 +263,30 @@ MUTANTS = (
         "engine/loop.py",
         "events += self._scheduler.abort(message.request_id)",
         "self._scheduler.abort(message.request_id)",
+    ),
+    Mutant(
+        "somebody is let in although the system is short of memory",
+        "engine/scheduler.py",
+        "most = 1 if self.holds_back else self.limits.max_num_seqs",
+        "most = self.limits.max_num_seqs",
+    ),
+    Mutant(
+        "nobody is let in while the system is short of memory",
+        "engine/scheduler.py",
+        "most = 1 if self.holds_back else self.limits.max_num_seqs",
+        "most = 0 if self.holds_back else self.limits.max_num_seqs",
+    ),
+    Mutant(
+        "a model that computes nothing any more serves on",
+        "engine/model_trial.py",
+        "if event.message == NOT_FINITE:",
+        "if event.message == '':",
+    ),
+    Mutant(
+        "the engine's own request is told to clients",
+        "engine/model_trial.py",
+        "return [event for event in events if event.request_id != TRIAL_ID]",
+        "return events",
     ),
     Mutant(
         "a slow reader is never cut",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from engine.model_trial import TRIAL_ID
 from engine.step_plan import PlanEntry, StepPlan
 from engine.types import Sampled, Sequence
 from kvcache.manager import KVCacheManager
@@ -54,6 +55,8 @@ class DeviceTraits:
     bad_row_rate: float
     step_s: float
     token_s: float
+    model_is_broken: bool = False
+    """Whether no row is ever finite."""
 
 
 @dataclass(slots=True)
@@ -103,6 +106,8 @@ class SimulatedRunner:
     computed_from: dict[int, int] = field(default_factory=dict)
     """The first token that was computed for a request; those before came from the cache."""
     newest: StepPlan | None = None
+    trials: int = 0
+    """Tokens of the engine's own trials of its model."""
     _ticks: int = 0
     _running: deque[_Step] = field(default_factory=deque)
 
@@ -125,11 +130,16 @@ class SimulatedRunner:
             raise
         finally:
             self._complete()
+        asked = [entry for entry in plan.entries if entry.has_result]
+        self.trials += sum(e.sequence.seq_id == TRIAL_ID and e.samples for e in asked)
         rows = sum(entry.count for entry in plan.entries)
         self.computed += rows
         seconds = self.traits.step_s + rows * self.traits.token_s
         self.clock.now += seconds * self.rng.uniform(0.5, 2.0)
         return results
+
+    def free_cache(self) -> None:
+        """It keeps none."""
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -150,7 +160,7 @@ class SimulatedRunner:
             self.computed_from.setdefault(entry.sequence.seq_id, entry.start)
             if number == fails_at:
                 break
-            is_bad = not fails and entry.has_result and self.faults.is_bad_row()
+            is_bad = not fails and entry.has_result and self._is_bad(entry)
             access = self._compute(entry, buffer, step.epoch, spoilt=fails or is_bad)
             step.accesses.append(access)
             if entry.has_result:
@@ -158,6 +168,12 @@ class SimulatedRunner:
         if fails:
             raise InjectedFaultError("the device refuses the step")
         return results
+
+    def _is_bad(self, entry: PlanEntry) -> bool:
+        """A model that is broken gets nothing right; another one always knows what follows 0."""
+        if self.traits.model_is_broken or entry.sequence.seq_id == TRIAL_ID:
+            return self.traits.model_is_broken
+        return self.faults.is_bad_row()
 
     def _compute(self, entry: PlanEntry, buffer: int, epoch: int, spoilt: bool) -> _Access:
         """The rows of an entry: each slot follows from the one before it, as the cache has it.

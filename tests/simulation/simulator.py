@@ -10,7 +10,10 @@ from heapq import heappop, heappush
 from random import Random
 
 from engine.client import TokenStream
-from engine.loop import IDLE_POLL_S, STALLED_POLL_S, Abort, EngineFailedError
+from engine.errors import EngineFailedError
+from engine.loop import IDLE_POLL_S, STALLED_POLL_S
+from engine.messages import Abort, Pressure
+from engine.model_trial import TRIAL_ID, ModelFailedError
 from engine.types import FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError
 from tests.simulation.blocks import SimulationError
@@ -42,12 +45,14 @@ class Simulation:
         self._rng = Random(f"{seed} clients")
         self._traffic = Traffic(self._traits, Random(f"{seed} traffic"), self._limits.max_model_len)
         self._clients: dict[int, Client] = {}
+        self._recalls = {TRIAL_ID: Recall((0,), 0, VOCAB)}
         self._live: dict[int, Client] = {}
         """Those whose end the engine has not said."""
         self._reading: dict[int, Client] = {}
-        self._machine = Machine(
-            seed, self.world, self._hear, lambda number: self._clients[number].recall
-        )
+        self._machine = Machine(seed, self.world, self._hear, lambda number: self._recalls[number])
+        self._weather = Random(f"{seed} pressure")
+        self._is_short = False
+        """Whether the engine knows that the system is short of memory."""
         self._agenda: list[tuple[float, int, int | None]] = []
         """(time, number, the request to abort): None is an arrival."""
         self._agenda += [(time, number, None) for number, time in enumerate(self._traits.arrivals)]
@@ -88,10 +93,15 @@ class Simulation:
             if not faults.stuck:
                 raise
             self.counts["engines ended by their memory"] += 1
+        except ModelFailedError:
+            if not self.world.device.model_is_broken:
+                raise
+            self.counts["engines ended by their model"] += 1
 
     def _turn(self) -> None:
         """What is due, a step, and what the readers make of it."""
         self._round += 1
+        self._change_pressure()
         self._do_due()
         self._deliver()
         worked = self._step()
@@ -103,6 +113,13 @@ class Simulation:
                 del self._reading[request_id]
         if not worked:
             self._pass_time()
+
+    def _change_pressure(self) -> None:
+        if self._weather.random() < self.world.pressure_rate:
+            level = self._weather.choice((0, 1, 2))
+            self._is_short = level > 0
+            self.counts["times short of memory"] += self._is_short
+            self._machine.loop.mailbox.put(Pressure(level))
 
     def _pass_time(self) -> None:
         """Nothing was run: waits for memory, or until somebody comes."""
@@ -122,7 +139,8 @@ class Simulation:
         refused = machine.memory.faults.refused
         told, self._told = self._told, set()
         first = min(self._live.values(), key=lambda c: c.order, default=None)
-        preempted = self._preemptions(first)
+        preempted, running = self._preemptions(first), machine.scheduler.num_running
+        is_tried = machine.loop._trial.runs
         machine.runner.newest = machine.runner.failed = None
         self._said = []
         machine.runner.tick()
@@ -130,7 +148,9 @@ class Simulation:
         machine.kv.check_invariants()
         self._check_aborted(told)
         self._check_failed()
-        if self._preemptions(first) > preempted:
+        if self._is_short and machine.scheduler.num_running > max(1, running):
+            raise SimulationError("somebody was let in although the system is short of memory")
+        if self._preemptions(first) > preempted and not is_tried:
             raise SimulationError("the first in order was preempted")
         self._check_progress()
         self._note(machine.memory.faults.refused - refused)
@@ -141,10 +161,16 @@ class Simulation:
         self._deliver()
         self._machine.memory.slowness = 0.0
         for _ in range(DRAIN_ROUNDS):
-            if self._step():
+            if self._step() and not self._tries_model:
                 raise SimulationError("a step is run for nobody")
             engine = self.world.engine
             self._machine.clock.now += engine.idle_release_s + engine.prefix_keep_s
+
+    @property
+    def _tries_model(self) -> bool:
+        """Whether the newest step was the engine's own."""
+        plan = self._machine.runner.newest
+        return plan is not None and all(e.sequence.seq_id == TRIAL_ID for e in plan.entries)
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -173,6 +199,7 @@ class Simulation:
             leaves_after=leaves_after if rng.random() < 0.3 else None,
         )
         self._clients[number] = self._live[number] = self._reading[number] = client
+        self._recalls[number] = client.recall
         self._machine.loop.mailbox.put(request)
         self.counts["requests"] += 1
         self.counts["forks"] += request.fork_of is not None
@@ -269,11 +296,13 @@ class Simulation:
         for client in self._clients.values():
             client.check_end()
         self._machine.check_returned()
+        is_calm = not self._machine.memory.unfriendly and not self._machine.faults.failed_at
+        if self.world.device.model_is_broken and self._machine.runner.bad_rows and is_calm:
+            raise SimulationError("a model that computes nothing served to the end")
         counters, bad_rows = self._machine.scheduler.counters, len(self._machine.runner.bad_rows)
-        if counters.generated_tokens != self.counts["tokens"] or counters.failed_rows != bad_rows:
-            raise SimulationError(
-                f"{counters}: there were {self.counts['tokens']} tokens, {bad_rows} bad rows"
-            )
+        tokens = self.counts["tokens"] + self._machine.runner.trials
+        if counters.generated_tokens != tokens or counters.failed_rows != bad_rows:
+            raise SimulationError(f"{counters}: there were {tokens} tokens, {bad_rows} bad rows")
 
     # --- what happened --------------------------------------------------------------------------
 
@@ -303,6 +332,7 @@ class Simulation:
                 "preemptions": counters.preemptions,
                 "blocks copied": machine.memory.copies,
                 "mapping waits": machine.kv.mapping_waits,
+                "models tried": machine.runner.trials,
                 "failed steps": len(machine.faults.failed_at),
                 "refusals": machine.memory.faults.refused,
             }

@@ -21,10 +21,12 @@ EVENTS = (
     "ends: the system has no memory for it",
     "engines ended by their device",
     "engines ended by their memory",
+    "engines ended by their model",
     "blocks copied",
     "failed steps",
     "forks",
     "mapping waits",
+    "models tried",
     "preemptions",
     "prefix hits",
     "prefix misses: evicted",
@@ -35,6 +37,7 @@ EVENTS = (
     "refusals",
     "slow readers cut",
     "stalls",
+    "times short of memory",
     "vectors",
 )
 ONE_SEED = "from tests.simulation.seeds import run_seeds; print(sorted(run_seeds([{}])[0].items()))"

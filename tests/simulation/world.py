@@ -81,6 +81,8 @@ class World:
     memory: MemoryTraits
     device: DeviceTraits
     traffic: TrafficTraits
+    pressure_rate: float
+    """How often the system gets short of memory, or has enough again."""
 
 
 def draw_world(rng: Random) -> World:
@@ -94,7 +96,9 @@ def draw_world(rng: Random) -> World:
         step_s=10 ** rng.uniform(-4, -2),
         token_s=10 ** rng.uniform(-5, -3),
     )
-    return World(engine, _draw_memory(rng, engine), device, _draw_traffic(rng, engine))
+    memory, traffic = _draw_memory(rng, engine), _draw_traffic(rng, engine)
+    device = replace(device, model_is_broken=rng.random() < 0.02)
+    return World(engine, memory, device, traffic, rng.choice((0.0, 0.0, 0.01, 0.2)))
 
 
 def _draw_engine(rng: Random) -> EngineTraits:

@@ -8,7 +8,8 @@ from typing import ClassVar
 from server.generation import Delta, Usage
 from server.protocol.answers import Heading, Json, cache_miss
 from server.protocol.errors import ApiError
-from server.protocol.messages.errors import message_error, new_request_id
+from server.protocol.messages.errors import message_error
+from server.request_ids import current_request_id
 from server.text.calls.tool_format import CALL_OPEN
 from server.text.json_object import json_object
 from server.text.pieces import AnswerPiece, Part, ToolCallArguments, ToolCallStart
@@ -163,7 +164,7 @@ class MessageAnswer:
 
     def failure(self, error: ApiError) -> Json:
         """The error alone."""
-        return message_error(error, new_request_id())
+        return message_error(error, current_request_id())
 
     def add(self, delta: Delta) -> None:
         """Gathers a delta for ``whole``."""

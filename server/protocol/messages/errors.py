@@ -1,6 +1,5 @@
 """Errors as Anthropic's clients expect them."""
 
-import secrets
 from typing import Any
 
 from server.protocol.errors import ApiError
@@ -15,12 +14,6 @@ TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
-REQUEST_ID_BYTES = 12
-
-
-def new_request_id() -> str:
-    """An id that no other request has; nothing here remembers it."""
-    return f"req_{secrets.token_hex(REQUEST_ID_BYTES)}"
 
 
 def message_error(error: ApiError, request_id: str) -> dict[str, Any]:

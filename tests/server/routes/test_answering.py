@@ -86,7 +86,7 @@ async def expect_no_work(engine: Engine, steps: int) -> None:
     ],
     ids=lambda value: "stream" if "'stream': True" in str(value) else None,
 )
-async def test_a_client_that_goes_away_frees_its_blocks_within_one_step(
+async def test_fault_05_a_client_that_goes_away_frees_its_blocks_within_one_step(
     tokenizer: Tokenizer, path: str, body: dict[str, Any], steps: int
 ) -> None:
     async with held(tokenizer) as (app, engine):
@@ -102,7 +102,7 @@ async def test_a_client_that_goes_away_frees_its_blocks_within_one_step(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_while_it_waits_is_never_computed(
+async def test_fault_05_a_client_that_goes_away_while_it_waits_is_never_computed(
     tokenizer: Tokenizer, stream: bool
 ) -> None:
     async with held(tokenizer, max_num_seqs=1) as (app, engine):
@@ -218,7 +218,7 @@ async def test_an_answer_that_is_not_streamed_waits_in_silence(tokenizer: Tokeni
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_fault_of_the_engine_is_never_a_normal_end(
+async def test_fault_08_a_fault_of_the_engine_is_never_a_normal_end(
     tokenizer: Tokenizer, stream: bool
 ) -> None:
     async with held(tokenizer, failing=token_id(tokenizer, "#")) as (app, engine):
@@ -240,7 +240,7 @@ async def test_a_fault_of_the_engine_is_never_a_normal_end(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_logits_that_are_not_numbers_fail_their_own_request_only(
+async def test_fault_07_logits_that_are_not_numbers_fail_their_own_request_only(
     tokenizer: Tokenizer, stream: bool
 ) -> None:
     async with held(tokenizer, non_finite=token_id(tokenizer, "#")) as (app, engine):
@@ -287,7 +287,7 @@ async def on_a_socket(app: ASGIApp) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_closed_socket_frees_its_blocks_within_one_step(
+async def test_fault_05_a_closed_socket_frees_its_blocks_within_one_step(
     tokenizer: Tokenizer, stream: bool
 ) -> None:
     async with held(tokenizer) as (app, engine):
@@ -312,7 +312,8 @@ async def test_a_closed_socket_frees_its_blocks_within_one_step(
 async def post(port: int, body: dict[str, Any]) -> asyncio.StreamWriter:
     """Sends a chat; the answer is left unread."""
     raw = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
+    head += "Content-Type: application/json\r\n\r\n"
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.encode() + raw)
     await writer.drain()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from engine.client import EngineDeadError
+from engine.errors import EngineDeadError
 from server.config import Config, LimitsSection
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB
@@ -211,7 +211,7 @@ async def test_a_full_queue_and_an_engine_that_has_ended_are_told(
 ) -> None:
     client = shared_pools.client
     with monkeypatch.context() as patch:
-        patch.setattr(client, "has_room", lambda requests: False)
+        patch.setattr(client, "_max_queue", -client.limits.max_num_seqs)
         full = await texts.post(PATH, json={"input": "a"})
     assert (full.status_code, full.headers["retry-after"]) == (429, "1")
 

@@ -17,6 +17,7 @@ from tests.server.harness import (
     CHAT,
     Connection,
     Engine,
+    chat,
     eventually,
     http_client,
     ids_of,
@@ -280,7 +281,7 @@ async def test_both_kinds_of_key_are_one_tenant_and_another_key_another(
     keys = [{"x-api-key": "a"}, {"authorization": "Bearer a"}, {"x-api-key": "b"}, {}]
     for headers in keys:
         await http.post(MESSAGES, json=message(max_tokens=1), headers=headers)
-        await http.post(CHAT, json={"messages": message()["messages"]}, headers=headers)
+        await http.post(CHAT, json=chat(max_tokens=1), headers=headers)
     salts = [request.salt for request in submitted]
     assert salts[0::2] == salts[1::2]
     assert salts[0] == salts[2]

@@ -1,3 +1,4 @@
+import asyncio
 from importlib.metadata import version
 
 import httpx2
@@ -7,12 +8,15 @@ from server.config import Config, ServerSection
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
+    COMPLETIONS,
+    DEADLINE_S,
     Connection,
     Engine,
     chat,
     eventually,
     http_client,
     make_service,
+    prompt,
     running,
     start_engine,
 )
@@ -59,7 +63,9 @@ async def test_the_canary_leaves_nothing_behind(http: httpx2.AsyncClient, engine
     assert engine.client.in_flight == 0
 
 
-async def test_a_server_whose_engine_is_stuck_is_alive_but_not_ready(tokenizer: Tokenizer) -> None:
+async def test_fault_10_a_server_whose_engine_is_stuck_is_alive_but_not_ready(
+    tokenizer: Tokenizer,
+) -> None:
     engine = start_engine()
     engine.gate.closed = True
     async with (
@@ -72,6 +78,30 @@ async def test_a_server_whose_engine_is_stuck_is_alive_but_not_ready(tokenizer: 
         assert (await http.get("/health")).status_code == 200
         engine.gate.open()
         assert (await http.get("/ready")).status_code == 200
+    engine.stop()
+
+
+async def test_fault_27_figures_are_shown_while_the_engine_is_stuck(tokenizer: Tokenizer) -> None:
+    """A scrape waits for nobody: it finds the snapshot of the newest step."""
+    engine = start_engine()
+    async with (
+        running(make_service(engine.client, tokenizer)) as app,
+        http_client(app) as http,
+    ):
+        assert (await http.post(COMPLETIONS, json=prompt(max_tokens=5))).status_code == 200
+        await eventually(lambda: engine.client.stats.generated_tokens == 5)
+        engine.gate.closed = True
+        stuck = Connection(app, COMPLETIONS, prompt("stuck"))
+        entered = engine.gate.entered
+        await eventually(lambda: engine.gate.entered > entered)
+        async with asyncio.timeout(DEADLINE_S / 2):
+            for _ in range(20):
+                shown = await http.get("/metrics")
+        assert shown.status_code == 200
+        assert "quire_generated_tokens_total 5.0" in shown.text
+        assert engine.client.step_age_s > 0
+        engine.gate.open()
+        await stuck.end()
     engine.stop()
 
 
@@ -118,7 +148,7 @@ async def test_a_server_is_ready_while_every_slot_decodes(tokenizer: Tokenizer) 
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-async def test_a_server_whose_engine_has_ended_is_neither_alive_nor_ready(
+async def test_fault_11_a_server_whose_engine_has_ended_is_neither_alive_nor_ready(
     path: str, tokenizer: Tokenizer
 ) -> None:
     engine = start_engine()

@@ -211,7 +211,7 @@ async def test_choices_need_a_place_each(tokenizer: Tokenizer) -> None:
 # --- with whom -------------------------------------------------------------------------------
 
 
-async def test_only_equal_keys_and_salts_share(
+async def test_threat_15_only_equal_keys_and_salts_share(
     http: httpx2.AsyncClient, submitted: list[Request], path: str
 ) -> None:
     keys: list[dict[str, str]] = [

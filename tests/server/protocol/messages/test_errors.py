@@ -1,7 +1,7 @@
 import pytest
 
 from server.protocol.errors import ApiError, invalid
-from server.protocol.messages.errors import message_error, new_request_id
+from server.protocol.messages.errors import message_error
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,3 @@ def test_the_type_is_that_of_the_status(status: int, kind: str) -> None:
 def test_the_parameter_is_named_once(message: str, said: str) -> None:
     found = message_error(invalid(message, "tools[0].name"), "req_1")
     assert found["error"]["message"] == said
-
-
-def test_every_request_has_an_id_of_its_own() -> None:
-    ids = {new_request_id() for _ in range(100)}
-    assert len(ids) == 100
-    assert all(name.startswith("req_") for name in ids)

@@ -5,7 +5,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from server.config import Config, LimitsSection
-from server.guards import BodyLimit
+from server.guards.body import BodyLimit
+from server.guards.refusals import Refusal
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -59,6 +60,7 @@ async def test_a_body_is_refused_before_it_is_all_there(
 
 async def test_what_is_no_request_is_let_pass() -> None:
     seen: list[str] = []
+    counted: list[Refusal] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
@@ -69,7 +71,7 @@ async def test_what_is_no_request_is_let_pass() -> None:
     async def nowhere(_: Message) -> None:
         raise AssertionError
 
-    await BodyLimit(app, 1)({"type": "lifespan"}, nothing, nowhere)
+    await BodyLimit(app, 1, counted.append)({"type": "lifespan"}, nothing, nowhere)
     assert seen == ["lifespan"]
 
 

@@ -1,20 +1,25 @@
-"""What stands between the socket and the routes."""
+"""How much a request may bring."""
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.failures import failure
+from server.guards.refusals import CountRefusal, Refusal, answer_with
 from server.protocol.errors import ApiError
+
+MAX_DIGITS = 20
 
 
 class BodyLimit:
-    """Refuses bodies that are too large while they arrive, with or without Content-Length."""
+    """Refuses bodies that are too large: at once where Content-Length says so, else while they
+    arrive."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts what ``receive`` delivers; answers 413 when it is too much."""
+        """Counts what ``receive`` delivers; answers 413 when it is too much, and reads no more."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -29,15 +34,24 @@ class BodyLimit:
             return message
 
         try:
+            if _announced(scope) > self._max_body_bytes:
+                raise BodyTooLargeError
             await self._app(scope, counted, send)
         except BodyTooLargeError:
+            self._count(Refusal.TOO_LARGE)
             error = ApiError(
                 413,
                 f"The body is larger than {self._max_body_bytes} bytes.",
                 code="body_too_large",
                 headers={"Connection": "close"},
             )
-            await failure(scope["path"], error)(scope, receive, send)
+            await answer_with(error, scope, receive, send)
+
+
+def _announced(scope: Scope) -> int:
+    """The length that the request says it has; 0 where it says none."""
+    length = Headers(scope=scope).get("content-length", "")
+    return int(length[:MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 
 
 class BodyTooLargeError(Exception):

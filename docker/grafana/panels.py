@@ -1,0 +1,240 @@
+"""Typed builders for the part of Grafana's dashboard model that quire's boards are made of.
+
+A board is rows of panels, each of queries to Prometheus. Places on the grid and ids follow from the
+order. The model is that of Grafana's classic JSON (schema version 41), which newer ones read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Json = dict[str, Any]
+GRID_COLUMNS = 24
+SCHEMA_VERSION = 41
+DATASOURCE: Json = {"type": "prometheus", "uid": "quire-prometheus"}
+# What every expression selects by: the variables below.
+CHOSEN = 'job=~"$job",instance=~"$instance"'
+JOBS = 'up{job=~"quire-.+"}'
+GOOD, WARNING, CRITICAL = "green", "orange", "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """An expression, and what its series are called."""
+
+    expr: str
+    legend: str = "__auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What one picture shows. Thresholds go up: ``(from, colour)``; below the first is good."""
+
+    title: str
+    description: str
+    unit: str
+    queries: Sequence[Query]
+    kind: Literal["timeseries", "stat", "heatmap"] = "timeseries"
+    width: int = 8
+    height: int = 8
+    stacked: bool = False
+    thresholds: Sequence[tuple[float, str]] = ()
+    minimum: float | None = 0
+    maximum: float | None = None
+    colors: dict[str, str] = field(default_factory=dict)
+    """Of series, by what they are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A dashboard."""
+
+    uid: str
+    title: str
+    description: str
+    rows: Sequence[Row]
+
+    def json(self) -> Json:
+        """What Grafana is provisioned with."""
+        return {
+            "annotations": {"list": [_alerts()]},
+            "description": self.description,
+            "editable": False,
+            "graphTooltip": 1,
+            "links": [_other_boards()],
+            "panels": _laid_out(self.rows),
+            "refresh": "10s",
+            "schemaVersion": SCHEMA_VERSION,
+            "tags": ["quire"],
+            "templating": {"list": _variables()},
+            "time": {"from": "now-30m", "to": "now"},
+            "title": self.title,
+            "uid": self.uid,
+        }
+
+
+def _laid_out(rows: Sequence[Row]) -> list[Json]:
+    """Panels from left to right, on the next line where there is no room."""
+    placed: list[Json] = []
+    y = 0
+    for row in rows:
+        at = {"x": 0, "y": y, "w": GRID_COLUMNS, "h": 1}
+        heading: Json = {"type": "row", "title": row.title, "collapsed": False, "panels": []}
+        placed.append({"id": len(placed) + 1, "gridPos": at} | heading)
+        y += 1
+        x = line_height = 0
+        for panel in row.panels:
+            if x + panel.width > GRID_COLUMNS:
+                x, y, line_height = 0, y + line_height, 0
+            at = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+            placed.append({"id": len(placed) + 1, "gridPos": at} | _panel(panel))
+            x += panel.width
+            line_height = max(line_height, panel.height)
+        y += line_height
+    return placed
+
+
+def _panel(panel: Panel) -> Json:
+    options = {"timeseries": _timeseries, "stat": _stat, "heatmap": _heatmap}[panel.kind]
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": DATASOURCE,
+        "targets": [
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": DATASOURCE,
+                "expr": query.expr,
+                "legendFormat": query.legend,
+                "range": True,
+                "format": "heatmap" if panel.kind == "heatmap" else "time_series",
+            }
+            for number, query in enumerate(panel.queries)
+        ],
+    } | options(panel)
+
+
+def _timeseries(panel: Panel) -> Json:
+    custom: Json = {
+        "fillOpacity": 60 if panel.stacked else 10,
+        "lineWidth": 1,
+        "showPoints": "never",
+        "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        "thresholdsStyle": {"mode": "line" if panel.thresholds else "off"},
+    }
+    return {
+        "fieldConfig": _field_config(panel, custom),
+        "options": {
+            "legend": {"displayMode": "table", "placement": "bottom", "showLegend": True,
+                       "calcs": ["lastNotNull", "max"]},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+    }  # fmt: skip
+
+
+def _stat(panel: Panel) -> Json:
+    return {
+        "fieldConfig": _field_config(panel, {}),
+        "options": {
+            "colorMode": "value",
+            "graphMode": "area",
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        },
+    }
+
+
+def _heatmap(panel: Panel) -> Json:
+    """Of a histogram's buckets, as Prometheus has them: cumulative, named by their upper bound."""
+    return {
+        "fieldConfig": {"defaults": {}, "overrides": []},
+        "options": {
+            "calculate": False,
+            "cellGap": 1,
+            "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64, "exponent": 0.5},
+            "rowsFrame": {"layout": "auto"},
+            "tooltip": {"mode": "single", "yHistogram": True, "showColorScale": True},
+            "yAxis": {"unit": panel.unit, "axisPlacement": "left"},
+        },
+    }
+
+
+def _field_config(panel: Panel, custom: Json) -> Json:
+    steps: list[Json] = [{"color": GOOD, "value": None}]
+    steps += [{"color": color, "value": value} for value, color in panel.thresholds]
+    defaults: Json = {
+        "unit": panel.unit,
+        "thresholds": {"mode": "absolute", "steps": steps},
+        "color": {"mode": "thresholds" if panel.kind == "stat" else "palette-classic"},
+    }
+    if custom:
+        defaults["custom"] = custom
+    if panel.minimum is not None:
+        defaults["min"] = panel.minimum
+    if panel.maximum is not None:
+        defaults["max"] = panel.maximum
+    overrides = [
+        {
+            "matcher": {"id": "byName", "options": name},
+            "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": color}}],
+        }
+        for name, color in panel.colors.items()
+    ]
+    return {"defaults": defaults, "overrides": overrides}
+
+
+def _variables() -> list[Json]:
+    """Which quire: natively on the host or in a container (job), and which of them (instance)."""
+    return [
+        _variable("job", "Where", f"label_values({JOBS}, job)"),
+        _variable("instance", "Instance", 'label_values(up{job=~"$job"}, instance)'),
+    ]
+
+
+def _variable(name: str, label: str, query: str) -> Json:
+    return {
+        "type": "query",
+        "name": name,
+        "label": label,
+        "datasource": DATASOURCE,
+        "query": query,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _alerts() -> Json:
+    """Marks on all panels where an alert fired."""
+    return {
+        "name": "Alerts",
+        "datasource": DATASOURCE,
+        "enable": True,
+        "iconColor": CRITICAL,
+        "expr": f'ALERTS{{alertstate="firing",{CHOSEN}}}',
+        "titleFormat": "{{alertname}}",
+    }
+
+
+def _other_boards() -> Json:
+    return {
+        "type": "dashboards",
+        "title": "quire",
+        "tags": ["quire"],
+        "asDropdown": False,
+        "keepTime": True,
+        "includeVars": True,
+        "targetBlank": False,
+        "icon": "",
+        "tooltip": "",
+        "url": "",
+    }

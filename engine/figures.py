@@ -1,0 +1,115 @@
+"""What is counted: by the scheduler, by size, and what MLX holds."""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvcache.prefix_index import MissReason
+
+STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+SEQUENCE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+QUEUE_BOUNDS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
+    *(100.0, 200.0, 500.0, 1000.0, 2000.0),
+)
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What has happened since the start."""
+
+    prompt_tokens: int = 0
+    submitted_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    prefix_misses: Counter[MissReason] = field(default_factory=Counter)
+    generated_tokens: int = 0
+    preemptions: int = 0
+    failed_rows: int = 0
+
+
+class HistogramCounts(NamedTuple):
+    """Values by size."""
+
+    bounds: tuple[float, ...]
+    """The most that a value of each class may be; ascending."""
+    counts: tuple[int, ...]
+    """Values of each class; the last ones are larger than all bounds."""
+    total: float
+    """All values together."""
+
+
+class Histogram:
+    """Counts values by size. One thread observes; a value costs a fraction of a microsecond."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    @property
+    def snapshot(self) -> HistogramCounts:
+        """All values so far."""
+        return HistogramCounts(self._bounds, tuple(self._counts), self._total)
+
+
+def no_values(bounds: tuple[float, ...]) -> HistogramCounts:
+    """Of a histogram that has seen nothing."""
+    return Histogram(bounds).snapshot
+
+
+class Distributions(NamedTuple):
+    """What the engine has measured since its start, by size."""
+
+    step_seconds: HistogramCounts = no_values(STEP_BOUNDS_S)
+    step_sequences: HistogramCounts = no_values(SEQUENCE_BOUNDS)
+    """How many sequences each step ran."""
+    queue_seconds: HistogramCounts = no_values(QUEUE_BOUNDS_S)
+    """From the submission of a request to the step that computes its first token."""
+
+
+NOTHING_MEASURED = Distributions()
+
+
+class StepMeter:
+    """Takes the engine's measurements, on its thread."""
+
+    def __init__(self) -> None:
+        self._seconds = Histogram(STEP_BOUNDS_S)
+        self._sequences = Histogram(SEQUENCE_BOUNDS)
+        self._queue = Histogram(QUEUE_BOUNDS_S)
+
+    def step_ran(self, seconds: float, sequences: int) -> None:
+        """A step has completed."""
+        self._seconds.observe(seconds)
+        self._sequences.observe(sequences)
+
+    def left_queue(self, seconds: float) -> None:
+        """A request is about to compute its first token."""
+        self._queue.observe(seconds)
+
+    @property
+    def snapshot(self) -> Distributions:
+        """All measurements so far."""
+        return Distributions(self._seconds.snapshot, self._sequences.snapshot, self._queue.snapshot)
+
+
+class MlxMemory(NamedTuple):
+    """Bytes that MLX says of itself; zeros where no MLX runs."""
+
+    active_bytes: int = 0
+    """Of arrays in use, weights among them."""
+    cache_bytes: int = 0
+    """Kept for its next arrays."""
+    peak_bytes: int = 0
+    """The most that was ever in use at once."""
+
+
+NO_MLX = MlxMemory()

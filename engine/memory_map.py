@@ -1,0 +1,59 @@
+"""What the engine is busy with and where it lies: a snapshot for people to look at. Counts only."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from itertools import islice
+
+from engine.types import EngineStats, Sequence
+from kvcache.memory_map import BlockRun as BlockRun
+from kvcache.memory_map import BlockState as BlockState
+from kvcache.memory_map import HeapSnapshot as HeapSnapshot
+from kvcache.memory_map import KVMap as KVMap
+from kvcache.memory_map import MappedSequence as MappedSequence
+
+# Of the sequences that run, and of those that wait, so many are told one by one.
+MAX_TOLD_SEQUENCES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceReport:
+    """How far a sequence is, in tokens."""
+
+    seq_id: int
+    status: str
+    """A SequenceStatus."""
+    prompt_tokens: int
+    tokens: int
+    """Of the prompt and those generated."""
+    computed_tokens: int
+    """Those whose K and V are in the cache."""
+    most_tokens: int
+    """Of prompt and answer, at most."""
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """The engine between two steps. ``stats`` and ``kv`` are of the same moment."""
+
+    stats: EngineStats
+    kv: KVMap
+    running: tuple[SequenceReport, ...]
+    """The first ones in order; ``stats`` says how many there are."""
+    waiting: tuple[SequenceReport, ...]
+
+
+def report_first(sequences: SequenceOf[Sequence]) -> tuple[SequenceReport, ...]:
+    """Reports of the first sequences, no more than are told one by one."""
+    return tuple(
+        SequenceReport(
+            sequence.seq_id,
+            sequence.status.value,
+            sequence.num_prompt,
+            sequence.num_tokens,
+            sequence.num_computed,
+            sequence.most_tokens,
+            sequence.preemptions,
+        )
+        for sequence in islice(sequences, MAX_TOLD_SEQUENCES)
+    )

@@ -1,0 +1,120 @@
+"""How short of memory the system is, by its own account.
+
+macOS says it in one number. Linux measures how long tasks wait for memory
+(docs.kernel.org/accounting/psi.html) and charges control groups for what they use
+(docs.kernel.org/admin-guide/cgroup-v2.html). What cannot be read says nothing.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+
+from engine.machine import CONTROL_GROUPS, own_groups, reclaimable_bytes
+
+PROC = Path("/proc")
+SYSCTL = b"kern.memorystatus_vm_pressure_level"
+# Of the last ten seconds, in percent: some task waited for memory.
+STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
+# Of what a group may use: used, and no page cache that would make room.
+USED_WARNING, USED_CRITICAL = 0.90, 0.97
+# Of the machine's memory: still to be had. For kernels that do not measure stalls.
+AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
+
+Sysctl = Callable[[bytes], int | None]
+PressureSource = Callable[[], int]
+
+
+class PressureLevel(IntEnum):
+    """How short of memory the system is."""
+
+    NORMAL = 0
+    WARNING = 1
+    CRITICAL = 2
+
+
+# kern.memorystatus_vm_pressure_level, as in XNU's osfmk/vm/vm_pageout.h.
+MACOS_LEVELS = {1: PressureLevel.NORMAL, 2: PressureLevel.WARNING, 4: PressureLevel.CRITICAL}
+
+
+def pressure_source(platform: str = sys.platform) -> PressureSource:
+    """What to ask on this system."""
+    return macos_pressure if platform == "darwin" else linux_pressure
+
+
+def macos_pressure(sysctl: Sysctl | None = None) -> PressureLevel:
+    """The level that the kernel tells programs. sysctl: reads an integer by its name."""
+    return MACOS_LEVELS.get((sysctl or read_sysctl)(SYSCTL) or 0, PressureLevel.NORMAL)
+
+
+def read_sysctl(name: bytes) -> int | None:
+    """An integer of the kernel; None where this system has none of that name."""
+    call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    if call is None:
+        return None
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    failed = call(name, ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return None if failed else value.value
+
+
+def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> PressureLevel:
+    """The worst of what the machine and the process's control groups say."""
+    own = own_groups(groups, proc / "self/cgroup")
+    stalls = [proc / "pressure/memory", *(folder / "memory.pressure" for folder in own)]
+    levels = [_stalled(file) for file in stalls] + [_used(folder) for folder in own]
+    if not stalls[0].exists():
+        levels.append(_available(proc / "meminfo"))
+    return max(levels)
+
+
+def _stalled(file: Path) -> PressureLevel:
+    """By the line ``some avg10=0.00 avg60=...``."""
+    for line in _text(file).splitlines():
+        kind, _, figures = line.partition(" avg10=")
+        if kind == "some":
+            return _level(_number(figures.split()[0]), STALLED_WARNING, STALLED_CRITICAL)
+    return PressureLevel.NORMAL
+
+
+def _used(folder: Path) -> PressureLevel:
+    """By what a group is charged with and would not give back."""
+    limit, current = (_number(_text(folder / f"memory.{name}")) for name in ("max", "current"))
+    if not limit:
+        return PressureLevel.NORMAL
+    used = (current - reclaimable_bytes(folder)) / limit
+    return _level(used, USED_WARNING, USED_CRITICAL)
+
+
+def _available(file: Path) -> PressureLevel:
+    """By MemAvailable, of MemTotal."""
+    figures = {name: rest.split() for name, _, rest in map(_parted, _text(file).splitlines())}
+    total, available = (_number((figures.get(n) or [""])[0]) for n in ("MemTotal", "MemAvailable"))
+    if not total or "MemAvailable" not in figures:
+        return PressureLevel.NORMAL
+    return _level(1 - available / total, 1 - AVAILABLE_WARNING, 1 - AVAILABLE_CRITICAL)
+
+
+def _parted(line: str) -> tuple[str, str, str]:
+    return line.partition(":")
+
+
+def _level(value: float, warning: float, critical: float) -> PressureLevel:
+    if value >= critical:
+        return PressureLevel.CRITICAL
+    return PressureLevel.WARNING if value >= warning else PressureLevel.NORMAL
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> float:
+    """0 where there is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,95 @@
+"""What every block is for and who has it: a snapshot for people to look at."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvcache.heap_pool import HeapPool
+from kvcache.layout import Group
+from kvcache.sequences import CachedSequence
+from kvcache.sparse_heap import BlockState as BlockState
+
+
+class BlockRun(NamedTuple):
+    """Consecutive blocks of a heap that one sequence has."""
+
+    heap: int
+    place: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeapSnapshot:
+    """One heap's blocks, an element for each."""
+
+    states: bytes
+    """Their BlockState."""
+    dirty: bytes
+    """1 for those that may hold memory of the system."""
+    sharers: bytes
+    """How many open sequences have them: numbers of two bytes in the machine's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedSequence:
+    """A sequence with a buffer: counts of tokens and blocks."""
+
+    seq_id: int
+    runs: tuple[BlockRun, ...]
+    """In the order of its tokens, blocks that are being mapped ahead included."""
+    mapped_blocks: int
+    """Those of ``runs``."""
+    sealed_blocks: int
+    """Leading ones that are never written again."""
+    borrowed_blocks: int
+    """Leading ones that others wrote."""
+    computed_tokens: int
+    final_tokens: int
+    """The most that it will need memory for."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVMap:
+    """The pool at one moment."""
+
+    block_bytes: int
+    tokens_per_block: int
+    blocks_per_heap: int
+    page_bytes: int
+    regions: int
+    max_heaps: int
+    heaps: tuple[HeapSnapshot, ...]
+    """Those that have been made."""
+    sequences: tuple[MappedSequence, ...]
+    """The open ones, who came first before others."""
+
+
+def take_map(group: Group, pool: HeapPool, open_sequences: Iterable[CachedSequence]) -> KVMap:
+    """Copies what is there: some bytes for each block and some numbers for each run of blocks, so
+    that the engine soon goes on. What it means is worked out elsewhere."""
+    return KVMap(
+        block_bytes=group.block_bytes,
+        tokens_per_block=group.tokens_per_block,
+        blocks_per_heap=group.blocks_per_heap,
+        page_bytes=group.page_bytes,
+        regions=len(group.regions),
+        max_heaps=pool.capacity_blocks // group.blocks_per_heap,
+        heaps=tuple(
+            HeapSnapshot(bytes(heap.states), bytes(heap.dirty), heap.sequences.tobytes())
+            for heap in pool.heaps
+        ),
+        sequences=tuple(_mapped(sequence) for sequence in open_sequences),
+    )
+
+
+def _mapped(sequence: CachedSequence) -> MappedSequence:
+    table = sequence.buffer.table
+    return MappedSequence(
+        seq_id=sequence.seq_id,
+        runs=tuple(BlockRun(run.heap, run.heap_block, run.count) for run in table.runs),
+        mapped_blocks=len(table),
+        sealed_blocks=sequence.sealed,
+        borrowed_blocks=sequence.borrowed,
+        computed_tokens=sequence.computed,
+        final_tokens=sequence.final_tokens,
+    )

@@ -1,0 +1,134 @@
+"""The end of serving: nobody new comes in, who is there may finish, and nobody is left in silence.
+
+signal          drain_s later, or         LAST_WORDS_S later:
+                at a second signal        who still is there is cut off
+  | requests may end | error events go out | the server closes
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.failures import failure
+from server.guards.refusals import CountRefusal, Refusal
+from server.protocol.errors import SHUTTING_DOWN, shutting_down
+
+# What error events have to reach their readers.
+LAST_WORDS_S = 1.0
+POLL_S = 0.02
+# Who asks how the server is gets its answer until the end.
+STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
+
+
+class Requests(Protocol):
+    """Where the requests of the engine are ended from."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether they can still come to their own end."""
+
+    def end_all(self, message: str) -> None:
+        """Ends all of them with an error, and lets no more in."""
+
+
+class Drain:
+    """Whether the server is ending; and the requests that it has begun to answer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_at: float | None = None
+        self._hurries = False
+        self._answering: set[asyncio.Task[object]] = set()
+        self.has_cut = False
+        """Whether those that were not finished have been ended."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether nobody is let in any more."""
+        return self._began_at is not None
+
+    def begin(self) -> None:
+        """Lets nobody in from now on; asked for a second time, it waits for nobody either. Safe in
+        a signal's handler."""
+        self._hurries = self.draining
+        if self._began_at is None:
+            self._began_at = self._clock()
+
+    async def finish(self, requests: Requests, drain_s: float) -> None:
+        """Waits until all answers are complete, or until the time is over: then what is not gets an
+        error for its end. After ``begin``."""
+        while self._answering and requests.alive and not self._is_over(drain_s):
+            await asyncio.wait(self._answering, timeout=POLL_S)
+        self.has_cut = True
+        requests.end_all(SHUTTING_DOWN)
+        await self._answered()
+        # Who is left reads nothing, or is not with the engine: it still sends, or is encoded.
+        for task in self._answering:
+            task.cancel()
+        await self._answered()
+
+    async def _answered(self) -> None:
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=LAST_WORDS_S)
+
+    def _is_over(self, drain_s: float) -> bool:
+        assert self._began_at is not None
+        return self._hurries or self._clock() - self._began_at >= drain_s
+
+    def enter(self, task: "asyncio.Task[object]") -> None:
+        """The task answers a request."""
+        self._answering.add(task)
+
+    def leave(self, task: "asyncio.Task[object]") -> None:
+        """It has answered."""
+        self._answering.discard(task)
+
+
+class DrainGuard:
+    """Refuses requests while the server drains, and knows of all others until they are answered."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        drain: Drain,
+        retry_after_s: int,
+        count_refusal: CountRefusal,
+    ) -> None:
+        """count_refusal: called with the reason."""
+        self._app = app
+        self._drain = drain
+        self._retry_after_s = retry_after_s
+        self._count_refusal = count_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """503 with Retry-After; whoever is cut off before the answer began gets it, too."""
+        if scope["type"] != "http" or scope["path"] in STAYS_OPEN:
+            await self._app(scope, receive, send)
+            return
+        refusal = failure(scope["path"], shutting_down(self._retry_after_s))
+        if self._drain.draining:
+            self._count_refusal(Refusal.DRAINING)
+            await refusal(scope, receive, send)
+            return
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        task = asyncio.current_task()
+        assert task is not None
+        self._drain.enter(task)
+        try:
+            await self._app(scope, receive, noted)
+        except asyncio.CancelledError:
+            if not self._drain.has_cut:
+                raise
+            if not has_begun:
+                await refusal(scope, receive, send)
+        finally:
+            self._drain.leave(task)

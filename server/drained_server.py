@@ -1,0 +1,39 @@
+"""uvicorn's server, which ends with its engine, and drains before it ends."""
+
+from types import FrameType
+
+import uvicorn
+
+from engine.client import EngineClient
+from server.drain import Drain
+from server.http import GuardedServer
+
+
+class DrainedServer(GuardedServer):
+    """Told to end, it goes on listening, so that whoever comes is told to come back later, until
+    those that were there are answered. What can only refuse, because its engine has failed, ends at
+    once: it is better started again."""
+
+    def __init__(
+        self, config: uvicorn.Config, client: EngineClient, drain: Drain, drain_s: float
+    ) -> None:
+        super().__init__(config)
+        self._client = client
+        self._drain = drain
+        self._drain_s = drain_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal to end."""
+        self._drain.begin()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to close; asked ten times a second."""
+        if await super().on_tick(counter) or not self._client.alive:
+            return True
+        if not self._drain.draining:
+            return False
+        # Those that are idle close at once, all others when they are answered.
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._drain.finish(self._client, self._drain_s)
+        return True

@@ -1,0 +1,38 @@
+"""Whether the settings that say who may ask can work: found out before anything is loaded."""
+
+import socket
+
+from server.config import Config
+from server.faults import SettingError
+from server.guards.authority import is_loopback, read_address
+from server.guards.hosts import WILDCARDS, AllowedHosts
+from server.guards.keys import Keys
+from server.guards.origins import AllowedOrigins
+
+
+def check_access(settings: Config) -> None:
+    """Raises SettingError that names the setting to change."""
+    keys = Keys.of(settings.access)
+    AllowedHosts.of(settings)
+    AllowedOrigins.of(settings.access)
+    host = settings.server.host
+    if not keys.api and not settings.access.insecure_no_auth and not only_this_machine(host):
+        raise SettingError(
+            f"setting server.host: {host!r} can be reached from other machines, and no key is set; "
+            "set access.api_keys, or listen on 127.0.0.1 (--insecure-no-auth lets everybody in)"
+        )
+
+
+def only_this_machine(host: str) -> bool:
+    """Whether programs of other machines cannot reach the address. host: as in server.host."""
+    if host in WILDCARDS:
+        return False
+    address = read_address(host)
+    if address is not None:
+        return is_loopback(address)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    addresses = [read_address(str(place[0])) for *_, place in found]
+    return all(address is not None and is_loopback(address) for address in addresses)

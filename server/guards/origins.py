@@ -1,0 +1,156 @@
+"""Which web pages may ask, and what their browsers are told: https://fetch.spec.whatwg.org/.
+
+A browser names the page's origin with every request that a page could read the answer of, or that
+changes something; programs that are no browsers name none. Pages of this machine and of desktop
+programs are let in, others are not.
+"""
+
+import re
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.config import AccessSection
+from server.faults import SettingError
+from server.guards.authority import is_loopback, read_authority
+from server.guards.headers import adding
+from server.guards.refusals import CountRefusal, Refusal, answer_with
+from server.protocol.errors import ApiError, invalid
+
+ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\s]*)")
+SCHEMES_OF_PROGRAMS = frozenset({"app", "tauri", "file", "vscode-webview", "vscode-file"})
+DEFAULT_PORTS = {"http": "80", "https": "443"}
+METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Should-Retry"
+PREFLIGHT_KEPT_S = 3600
+MAX_ASKED_HEADERS_CHARS = 2048
+# Names of header fields, with commas between them: RFC 9110, section 5.6.2.
+HEADER_NAMES = re.compile(
+    r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedOrigins:
+    """Origins of this machine, and those that were configured."""
+
+    configured: frozenset[str]
+
+    @classmethod
+    def of(cls, access: AccessSection) -> "AllowedOrigins":
+        """Raises SettingError for what is no origin, ``*`` and ``null`` among them."""
+        found: set[str] = set()
+        for text in access.allowed_origins:
+            origin = _normal(text.rstrip("/")) if text != "null" else None
+            if origin is None:
+                raise SettingError(
+                    f"setting access.allowed_origins: {text!r} is no origin; write each page's as "
+                    '"https://chat.example"'
+                )
+            found.add(origin)
+        return cls(frozenset(found))
+
+    def has(self, origin: str, host: str) -> bool:
+        """origin: an Origin header. host: that of the same request, which has been found to be
+        ours: a page that came from here may ask here."""
+        parts = ORIGIN.fullmatch(origin.lower())
+        if parts is None:
+            return False
+        scheme, rest = parts.groups()
+        if scheme in SCHEMES_OF_PROGRAMS or _normal(origin) in self.configured:
+            return True
+        authority = read_authority(rest)
+        if scheme not in DEFAULT_PORTS or authority is None:
+            return False
+        return (
+            is_loopback(authority.host)
+            or authority.host == "tauri.localhost"
+            or authority == read_authority(host)
+        )
+
+
+def _normal(origin: str) -> str | None:
+    """An origin as browsers write it; None for what is none."""
+    parts = ORIGIN.fullmatch(origin.lower())
+    if parts is None:
+        return None
+    scheme, rest = parts.groups()
+    if scheme not in DEFAULT_PORTS:
+        return f"{scheme}://{rest}"
+    if read_authority(rest) is None:
+        return None
+    return f"{scheme}://{rest.removesuffix(':' + DEFAULT_PORTS[scheme])}"
+
+
+class OriginGuard:
+    """Refuses what pages of other origins ask for, and answers browsers that ask before."""
+
+    def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
+        self._app = app
+        self._allowed = allowed
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """403 for pages that may not ask. Those that may can read every answer, errors too."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origins = headers.getlist("origin")
+        if not origins and not _embedded(scope["method"], headers):
+            await self._app(scope, receive, send)
+            return
+        if len(origins) != 1 or not self._allowed.has(origins[0], headers["host"]):
+            self._count(Refusal.ORIGIN)
+            await answer_with(_not_allowed(), scope, receive, send)
+            return
+        told = adding(
+            {
+                "Access-Control-Allow-Origin": origins[0],
+                "Access-Control-Expose-Headers": EXPOSED,
+                "Vary": "Origin",
+            },
+            send,
+        )
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await _preflight(headers, scope, receive, told)
+        else:
+            await self._app(scope, receive, told)
+
+
+def _embedded(method: str, headers: Headers) -> bool:
+    """Whether another site's page makes the browser fetch this without wanting to read it: as an
+    image, a script, a frame. Links that people follow are something else."""
+    if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
+        return False
+    followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+    return not (method in ("GET", "HEAD") and followed == ("navigate", "document"))
+
+
+async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
+    """Comes before what it asks for, without a key. It says what may be sent, and opens nothing."""
+    told = {
+        "Access-Control-Allow-Methods": METHODS,
+        "Access-Control-Max-Age": str(PREFLIGHT_KEPT_S),
+    }
+    asked = headers.get("access-control-request-headers", "").strip()
+    if asked:
+        if len(asked) > MAX_ASKED_HEADERS_CHARS or not HEADER_NAMES.fullmatch(asked):
+            error = invalid("Access-Control-Request-Headers is no list of header names.")
+            await answer_with(error, scope, receive, send)
+            return
+        told["Access-Control-Allow-Headers"] = asked
+    if headers.get("access-control-request-private-network") == "true":
+        told["Access-Control-Allow-Private-Network"] = "true"
+    await Response(status_code=204, headers=told)(scope, receive, send)
+
+
+def _not_allowed() -> ApiError:
+    return ApiError(
+        403,
+        "Pages of this origin may not ask here; setting access.allowed_origins adds origins.",
+        type="permission_error",
+        code="origin_not_allowed",
+    )

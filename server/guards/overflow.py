@@ -1,0 +1,66 @@
+"""Connections beyond those that there may be: each is told so at once."""
+
+import asyncio
+
+from server.config import LimitsSection
+from server.failures import failure
+from server.guards.headers import SAFE_HEADERS
+from server.protocol.errors import ApiError
+
+
+class OverflowProtocol(asyncio.Protocol):
+    """Answers 503 to whatever is asked, and reads nothing.
+
+    The client's request may still be under way; a connection that is closed with bytes unread is
+    reset, and the answer can be lost. So our half is closed, and the client has ``keep_alive_s`` to
+    close its own.
+    """
+
+    def __init__(self, limits: LimitsSection, others: set["OverflowProtocol"]) -> None:
+        """others: all of them that are open."""
+        self._limits = limits
+        self._others = others
+        self._ignored_bytes = 0
+        self._end: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Where even these are too many, it is closed without a word."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._others) >= self._limits.max_connections:
+            transport.abort()
+            return
+        self._others.add(self)
+        transport.write(too_many_connections(self._limits.retry_after_s))
+        transport.write_eof()
+        self._end = asyncio.get_running_loop().call_later(
+            self._limits.keep_alive_s, transport.abort
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """It is not read, and there must not be much of it."""
+        assert self._transport is not None
+        self._ignored_bytes += len(data)
+        if self._ignored_bytes > self._limits.max_header_bytes:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The place is free."""
+        self._others.discard(self)
+        if self._end is not None:
+            self._end.cancel()
+
+
+def too_many_connections(retry_after_s: int) -> bytes:
+    """The answer, as it goes over the wire."""
+    error = ApiError(
+        503,
+        "There are too many connections; try again later.",
+        type="server_error",
+        code="too_many_connections",
+        headers={"Retry-After": str(retry_after_s), "Connection": "close"} | SAFE_HEADERS,
+    )
+    response = failure("", error)
+    head = b"".join(b"%s: %s\r\n" % field for field in response.raw_headers)
+    return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + bytes(response.body)

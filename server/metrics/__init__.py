@@ -1,0 +1,3 @@
+"""What /metrics shows."""
+
+from server.metrics.registry import Metrics as Metrics

@@ -1,0 +1,138 @@
+"""How long answers take, seen where their users are: on the event loop.
+
+An answer is one choice for one prompt, or one vector: a request for several is counted as often.
+"""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from engine.types import Histogram
+
+Clock = Callable[[], float]
+
+FIRST_TOKEN_BOUNDS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+INTER_TOKEN_BOUNDS_S = (
+    *(0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+DURATION_BOUNDS_S = (
+    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
+    *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+FINISH_REASONS = ("stop", "length", "tool_calls", "error", "aborted")
+
+
+def token_bounds(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, ... up to the first one that is not less than ``most``."""
+    series = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
+    bounds = [next(series)]
+    while bounds[-1] < most:
+        bounds.append(next(series))
+    return tuple(bounds)
+
+
+class Latencies:
+    """All answers of one server."""
+
+    def __init__(self, max_model_len: int) -> None:
+        """max_model_len: tokens that a prompt and its answer have at most."""
+        self.first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)
+        self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
+        self.duration_s = Histogram(DURATION_BOUNDS_S)
+        self.prompt_tokens = Histogram(token_bounds(max_model_len))
+        self.generated_tokens = Histogram(token_bounds(max_model_len))
+        self.finished: Counter[str] = Counter()
+        """Answers by their reason, one of FINISH_REASONS."""
+
+
+class RequestTimes:
+    """One request: when it came, and its answers."""
+
+    def __init__(self, latencies: Latencies, clock: Clock = time.monotonic) -> None:
+        self.latencies = latencies
+        self.clock = clock
+        self.arrived = clock()
+        self.answers: list[AnswerTimes] = []
+        self.prompt_tokens = 0
+        """Of all its prompts, each counted once."""
+
+    def answers_to(self, prompt_tokens: int, count: int) -> "list[AnswerTimes]":
+        """Of a prompt that was handed to the engine; the first one finds what the cache has."""
+        new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
+        self.answers += new
+        self.prompt_tokens += prompt_tokens
+        return new
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Until the first token of any answer; None while there is none."""
+        return min((a.first_token_s for a in self.answers if a.first_token_s), default=None)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Of all answers."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def cached_tokens(self) -> int:
+        """What the cache had of all prompts."""
+        return sum(answer.cached_tokens for answer in self.answers if answer.first)
+
+    @property
+    def finish(self) -> str | None:
+        """Why its answers ended, each reason once; None while there are none."""
+        return ",".join(sorted({a.finish for a in self.answers if a.finish is not None})) or None
+
+
+class AnswerTimes:
+    """One answer as it comes into being."""
+
+    __slots__ = (
+        *("_newest", "_prompt_tokens", "_request", "cached_tokens"),
+        *("finish", "first", "first_token_s", "tokens"),
+    )
+
+    def __init__(self, request: RequestTimes, prompt_tokens: int, *, first: bool) -> None:
+        self._request = request
+        self._prompt_tokens = prompt_tokens
+        self._newest = request.arrived
+        self.first = first
+        self.tokens = 0
+        """Generated so far."""
+        self.cached_tokens = 0
+        """What the cache had of its prompt."""
+        self.first_token_s: float | None = None
+        self.finish: str | None = None
+
+    def delivered(self, tokens: int, finish: str | None) -> None:
+        """The response is given what a step added. tokens: of the answer so far. finish: with the
+        last of it."""
+        now = self._request.clock()
+        if tokens > self.tokens:
+            waited = now - self._newest
+            if self.tokens:
+                self._request.latencies.inter_token_s.observe(waited)
+            else:
+                self.first_token_s = waited
+                self._request.latencies.first_token_s.observe(waited)
+            self.tokens = tokens
+            self._newest = now
+        if finish is not None:
+            self.end(finish)
+
+    def end(self, finish: str) -> None:
+        """Nothing comes after. Idempotent: the first reason counts."""
+        assert finish in FINISH_REASONS
+        if self.finish is not None:
+            return
+        self.finish = finish
+        latencies = self._request.latencies
+        latencies.finished[finish] += 1
+        latencies.duration_s.observe(self._request.clock() - self._request.arrived)
+        latencies.prompt_tokens.observe(self._prompt_tokens)
+        latencies.generated_tokens.observe(self.tokens)

@@ -1,0 +1,107 @@
+"""All metrics of one server."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from engine.client import EngineClient
+from server.guards.refusals import Refusal
+from server.metrics.answer_times import Latencies, RequestTimes
+from server.metrics.engine_figures import EngineCollector
+from server.metrics.families import info
+from server.metrics.process import Footprint, ProcessCollector
+from server.metrics.requests import RequestFigures
+from server.metrics.system import SystemCollector, SystemMemory, machine_alone
+from server.metrics.vllm_names import VllmCollector
+
+
+@dataclass(frozen=True, slots=True)
+class About(Collector):
+    """What is served, and how."""
+
+    model: str = ""
+    """What it is called in answers."""
+    substrate: str = ""
+    arithmetic: str = ""
+    max_model_len: int = 32768
+
+    def collect(self) -> Iterator[Metric]:
+        """The one metric of it."""
+        labels = {
+            "version": version("quire"),
+            "model": self.model,
+            "substrate": self.substrate,
+            "arithmetic": self.arithmetic,
+        }
+        yield info("quire_info", "What is served, and how", labels)
+
+
+NOTHING_KNOWN = About()
+
+
+class Metrics:
+    """The registry of one server. Only its event loop calls."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        about: About = NOTHING_KNOWN,
+        *,
+        vllm_names: bool = False,
+        footprint: Footprint = int,
+        memory: SystemMemory = machine_alone,
+    ) -> None:
+        """vllm_names: whether figures are also shown under vLLM's names. footprint: see
+        ProcessCollector; without it, K and V alone. memory: see SystemCollector."""
+        latencies = Latencies(about.max_model_len)
+        self._latencies = latencies
+        self._requests = RequestFigures(latencies)
+        self.registry = CollectorRegistry()
+        collectors: list[Collector] = [
+            about,
+            self._requests,
+            EngineCollector(client),
+            ProcessCollector(client, footprint),
+            SystemCollector(client, memory),
+        ]
+        if vllm_names:
+            collectors.append(VllmCollector(client, latencies, about.model))
+        for collector in collectors:
+            self.registry.register(collector)
+
+    def request_arrived(self) -> RequestTimes:
+        """Takes the time of a request that begins now."""
+        return RequestTimes(self._latencies)
+
+    def count_request(self, endpoint: str, status: int) -> None:
+        """A response begins. endpoint: a route's own path, never what a client sent."""
+        self._requests.count_request(endpoint, status)
+
+    def request_ended(self, endpoint: str, seconds: float) -> None:
+        """A response has ended, so long after its request came."""
+        self._requests.observe_duration(endpoint, seconds)
+
+    def count_refusal(self, reason: Refusal) -> None:
+        """A request or a connection is turned away."""
+        self._requests.count_refusal(reason)
+
+    def connection_opened(self) -> None:
+        """A client has connected."""
+        self._requests.open_connections += 1
+
+    def connection_closed(self) -> None:
+        """A connection has ended."""
+        self._requests.open_connections -= 1
+        assert self._requests.open_connections >= 0, "a connection was closed twice"
+
+    def set_draining(self, draining: bool) -> None:
+        """Whether running answers may end and no new ones begin."""
+        self._requests.draining = draining
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)

@@ -1,0 +1,103 @@
+"""What happens at the door: requests, refusals, connections, answers."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from engine.types import Histogram
+from server.guards.refusals import Refusal
+from server.metrics.answer_times import DURATION_BOUNDS_S, FINISH_REASONS, Latencies
+from server.metrics.families import counters, gauge, histogram, histograms
+
+HTTP_BOUNDS_S = (0.001, 0.005, *DURATION_BOUNDS_S)
+
+
+class RequestFigures(Collector):
+    """Counts of one server. Only its event loop touches them."""
+
+    def __init__(self, latencies: Latencies) -> None:
+        self._latencies = latencies
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._durations: dict[str, Histogram] = {}
+        self._refusals = Counter(dict.fromkeys(Refusal, 0))
+        self.open_connections = 0
+        self.draining = False
+
+    def count_request(self, endpoint: str, status: int) -> None:
+        """endpoint: a route's own path, never what a client sent."""
+        self._requests[endpoint, str(status)] += 1
+
+    def observe_duration(self, endpoint: str, seconds: float) -> None:
+        """A request has ended."""
+        if endpoint not in self._durations:
+            self._durations[endpoint] = Histogram(HTTP_BOUNDS_S)
+        self._durations[endpoint].observe(seconds)
+
+    def count_refusal(self, reason: Refusal) -> None:
+        """Something was turned away."""
+        self._refusals[reason] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one scrape."""
+        yield counters(
+            "quire_requests",
+            "Requests by endpoint and status",
+            ("endpoint", "status"),
+            self._requests.items(),
+        )
+        yield histograms(
+            "quire_http_request_duration_seconds",
+            "From the head of a request to the end of its response",
+            ("endpoint",),
+            [((path,), counted.snapshot) for path, counted in self._durations.items()],
+        )
+        yield counters(
+            "quire_refused_requests",
+            "Requests and connections that were turned away, by why",
+            ("reason",),
+            [((reason.value,), count) for reason, count in self._refusals.items()],
+        )
+        yield gauge("quire_open_connections", "Connections of clients", self.open_connections)
+        yield gauge(
+            "quire_draining_ratio",
+            "1 while running answers end and no new ones begin",
+            self.draining,
+        )
+        yield from _answers(self._latencies)
+
+
+def _answers(latencies: Latencies) -> Iterator[Metric]:
+    finished = latencies.finished
+    yield counters(
+        "quire_requests_finished",
+        "Answers that ended, by why; a request for several counts as often",
+        ("reason",),
+        [((reason,), finished[reason]) for reason in FINISH_REASONS],
+    )
+    yield histogram(
+        "quire_time_to_first_token_seconds",
+        "From a request's head to the first token of an answer",
+        latencies.first_token_s.snapshot,
+    )
+    yield histogram(
+        "quire_inter_token_latency_seconds",
+        "Between one delivery of tokens to an answer and the next",
+        latencies.inter_token_s.snapshot,
+    )
+    yield histogram(
+        "quire_request_duration_seconds",
+        "From a request's head to the end of an answer",
+        latencies.duration_s.snapshot,
+    )
+    yield histogram(
+        "quire_request_prompt_tokens",
+        "Tokens of each answer's prompt",
+        latencies.prompt_tokens.snapshot,
+    )
+    yield histogram(
+        "quire_request_generated_tokens",
+        "Tokens of each answer",
+        latencies.generated_tokens.snapshot,
+    )

@@ -1,0 +1,46 @@
+"""The machine's memory."""
+
+from collections.abc import Callable, Iterator
+
+import psutil
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from engine.client import EngineClient
+from server.metrics.families import gauge
+
+SystemMemory = Callable[[], tuple[int, int]]
+"""Bytes of memory in all, and those that programs could get: of the machine, or of the container
+where that has less."""
+
+
+def machine_alone() -> tuple[int, int]:
+    """Where nobody knows of containers."""
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available
+
+
+class SystemCollector(Collector):
+    """What all programs of the machine share."""
+
+    def __init__(self, client: EngineClient, memory: SystemMemory) -> None:
+        """memory: asked at each scrape."""
+        self._client = client
+        self._memory = memory
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one scrape."""
+        total, available = self._memory()
+        yield gauge("quire_system_memory_total_bytes", "Memory of the machine or container", total)
+        yield gauge(
+            "quire_system_memory_available_bytes",
+            "What programs could get without swapping",
+            available,
+        )
+        swap = psutil.swap_memory()
+        yield gauge("quire_system_swap_used_bytes", "What has been swapped out", swap.used)
+        yield gauge(
+            "quire_memory_pressure_level",
+            "How short of memory the system is: 0 normal, 1 warning, 2 critical",
+            self._client.pressure,
+        )

@@ -1,0 +1,113 @@
+"""The same figures under the names that dashboards for vLLM use.
+https://docs.vllm.ai/en/stable/usage/metrics.html
+
+The colon in the names is what promtool calls a mistake: so they are shown only where asked for.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from engine.client import EngineClient
+from engine.types import EngineStats, HistogramCounts, KVStats
+from server.metrics.answer_times import Latencies
+from server.metrics.families import Labelled, counters, gauges, histograms
+
+LABELS = ("model_name", "engine")
+# What vLLM calls the reasons. It has none for calls: they end as answers do.
+REASONS = {
+    "stop": ("stop", "tool_calls"),
+    "length": ("length",),
+    "abort": ("aborted",),
+    "error": ("error",),
+}
+
+
+class VllmCollector(Collector):
+    """Aliases; no figure of its own."""
+
+    def __init__(self, client: EngineClient, latencies: Latencies, model: str) -> None:
+        """model: what the served model is called."""
+        self._client = client
+        self._latencies = latencies
+        self._labels = (model, "0")
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one scrape."""
+        stats = self._client.stats
+        yield from self._engine(stats)
+        if stats.kv is not None:
+            yield from self._pool(stats.kv)
+        yield self._finished()
+        for name, ours, counts in self._distributions(stats):
+            family = f"vllm:{name}", _same_as(ours), LABELS
+            yield histograms(*family, [(self._labels, counts)])
+
+    def _distributions(self, stats: EngineStats) -> list[tuple[str, str, HistogramCounts]]:
+        """vLLM's name, ours, and what both show."""
+        seen, between = self._latencies, self._latencies.inter_token_s.snapshot
+        first, duration = "time_to_first_token_seconds", "request_duration_seconds"
+        prompt, generated = "request_prompt_tokens", "request_generated_tokens"
+        return [
+            (first, first, seen.first_token_s.snapshot),
+            ("inter_token_latency_seconds", "inter_token_latency_seconds", between),
+            ("time_per_output_token_seconds", "inter_token_latency_seconds", between),
+            ("e2e_request_latency_seconds", duration, seen.duration_s.snapshot),
+            (
+                "request_queue_time_seconds",
+                "request_queue_seconds",
+                stats.measured.queue_seconds,
+            ),
+            (prompt, prompt, seen.prompt_tokens.snapshot),
+            ("request_generation_tokens", generated, seen.generated_tokens.snapshot),
+        ]
+
+    def _engine(self, stats: EngineStats) -> Iterator[Metric]:
+        for name, ours, value in (
+            ("num_requests_running", "requests_running", stats.running),
+            ("num_requests_waiting", "requests_waiting", stats.waiting),
+        ):
+            yield gauges(f"vllm:{name}", _same_as(ours), LABELS, self._one(value))
+        submitted = stats.submitted_prompt_tokens
+        for name, ours, value in (
+            ("prefix_cache_queries", "prompt_tokens_submitted_total", submitted),
+            ("prefix_cache_hits", "prompt_tokens_cached_total", stats.cached_prompt_tokens),
+            ("prompt_tokens", "prompt_tokens_submitted_total", submitted),
+            ("generation_tokens", "generated_tokens_total", stats.generated_tokens),
+            ("num_preemptions", "preemptions_total", stats.preemptions),
+        ):
+            yield counters(f"vllm:{name}", _same_as(ours), LABELS, self._one(value))
+
+    def _pool(self, kv: KVStats) -> Iterator[Metric]:
+        """A cached block is free to vLLM: it goes when another is needed."""
+        used = 1 - (kv.free_bytes + kv.cached_bytes) / kv.capacity_bytes
+        text = "Part of the cache's capacity that is neither free nor cached"
+        for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
+            yield gauges(f"vllm:{name}", text, LABELS, self._one(used))
+        blocks = kv.capacity_bytes // kv.block_bytes
+        yield gauges(
+            "vllm:cache_config_info",
+            "Tokens of a block, and blocks that the budget allows",
+            (*LABELS, "block_size", "num_gpu_blocks"),
+            [((*self._labels, str(kv.block_tokens), str(blocks)), 1)],
+        )
+
+    def _finished(self) -> Metric:
+        finished = self._latencies.finished
+        return counters(
+            "vllm:request_success",
+            _same_as("requests_finished_total"),
+            (*LABELS, "finished_reason"),
+            [
+                ((*self._labels, theirs), sum(finished[reason] for reason in ours))
+                for theirs, ours in REASONS.items()
+            ],
+        )
+
+    def _one(self, value: float) -> Labelled:
+        return [(self._labels, value)]
+
+
+def _same_as(ours: str) -> str:
+    return f"The same as quire_{ours}"

@@ -1,0 +1,69 @@
+"""The requests that ended last, in figures: times and counts, never what they were about."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from server.metrics.answer_times import RequestTimes
+
+KEPT_REQUESTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRequest:
+    """One that has ended."""
+
+    number: int
+    """Counts up from 1."""
+    ended_at: float
+    """By the ring's clock."""
+    answers: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    first_token_s: float | None
+    """From its arrival; None where there was no token."""
+    duration_s: float
+    tokens_per_s: float | None
+    """From the first token to the end; None for fewer than two tokens."""
+    finish: str
+    """How its answers ended, each way once, with commas: stop, length, tool_calls; error after a
+    fault; aborted where nobody waited for the end."""
+
+
+class RecentRequests:
+    """A ring of those of one server."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: that of the requests' times."""
+        self.clock = clock
+        self._numbers = count(1)
+        self._ended: deque[RecentRequest] = deque(maxlen=KEPT_REQUESTS)
+
+    def add(self, times: RequestTimes) -> None:
+        """A request has ended; the oldest one makes room. Those that the engine never had are not
+        kept."""
+        if not times.answers:
+            return
+        now, tokens, first_s = self.clock(), times.generated_tokens, times.first_token_s
+        elapsed = 0.0 if first_s is None else now - times.arrived - first_s
+        self._ended.append(
+            RecentRequest(
+                number=next(self._numbers),
+                ended_at=now,
+                answers=len(times.answers),
+                prompt_tokens=times.prompt_tokens,
+                cached_tokens=times.cached_tokens,
+                generated_tokens=tokens,
+                first_token_s=first_s,
+                duration_s=now - times.arrived,
+                tokens_per_s=(tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else None,
+                finish=times.finish or "",
+            )
+        )
+
+    def newest_first(self) -> list[RecentRequest]:
+        """All that are kept."""
+        return list(reversed(self._ended))

@@ -1,0 +1,62 @@
+"""GET /memory: what every block of the cache is for, the sequences, and the last requests."""
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from server.memory_watch import MemoryWatch
+from server.protocol.errors import ApiError
+from server.service import Service
+
+JSON = "application/json"
+DESCRIPTION = (
+    "What every block of the K and V cache is for, which sequences have it, and the requests that "
+    "ended last. Counts only. All who ask within 0.1 s get the same map; age_s says how old it is."
+)
+
+
+def memory_routes(service: Service) -> APIRouter:
+    """The route, for one service."""
+    router = APIRouter()
+    watch = MemoryWatch(service.client)
+
+    @router.get(
+        "/memory",
+        description=DESCRIPTION,
+        responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
+    )
+    async def memory() -> Response:
+        seen = await watch.look()
+        if seen is None:
+            raise ApiError(
+                503,
+                "The engine does not say what the memory holds: it has ended, or its step takes "
+                "long. Ask again later.",
+                type="server_error",
+                code="no_memory_map",
+                headers={"Retry-After": str(service.config.limits.retry_after_s)},
+            )
+        body, age_s = seen
+        head = {
+            "model": service.model.id,
+            "engine_alive": service.client.alive,
+            "age_s": round(age_s, 3),
+            "requests": _requests(service),
+        }
+        # The map has been encoded already, once for all who look.
+        joined = to_json(head)[:-1] + b',"map":' + body + b"}"
+        return Response(joined, media_type=JSON, headers={"Cache-Control": "no-store"})
+
+    return router
+
+
+def _requests(service: Service) -> list[dict[str, Any]]:
+    """The last ones, the newest first."""
+    now = service.recent.clock()
+    requests = [asdict(request) for request in service.recent.newest_first()]
+    for request in requests:
+        request["ended_s_ago"] = now - request.pop("ended_at")
+    return requests

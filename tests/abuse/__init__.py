@@ -1,0 +1,1 @@
+"""Clients that behave badly, and what becomes of them."""

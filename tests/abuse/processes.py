@@ -1,0 +1,188 @@
+"""``quire serve`` as a process that signals are sent to, and clients that say how they ended."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+QUIRE = Path(sys.executable).with_name("quire")
+START_LIMIT_S = 60.0
+END_LIMIT_S = 60.0
+SMALL = ("--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB", "--threads", "1")
+ANNOUNCED = re.compile(r"on (http://\S+:\d+)")
+
+
+class Process:
+    """A server on a free port; its log is read while it runs."""
+
+    def __init__(
+        self, model: Path, *arguments: str, quire: Sequence[str | Path] = (QUIRE,)
+    ) -> None:
+        """quire: the command."""
+        self.process = subprocess.Popen(
+            [*quire, "serve", model, "--port", "0", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self.url = ""
+        self._announced = threading.Event()
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+        if not self._announced.wait(START_LIMIT_S) or not self.url:
+            self.kill()
+            raise AssertionError("".join(self.log))
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := ANNOUNCED.search(line):
+                self.url = found[1]
+                self._announced.set()
+        self._announced.set()
+
+    @property
+    def text(self) -> str:
+        """The log so far."""
+        return "".join(self.log)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit code, when it has ended by itself."""
+        code = self.process.wait(END_LIMIT_S)
+        self.kill()
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reading.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@contextmanager
+def serving(
+    model: Path, *arguments: str, quire: Sequence[str | Path] = (QUIRE,)
+) -> Iterator[Process]:
+    """A server, which is gone afterwards."""
+    process = Process(model, *arguments, quire=quire)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+# --- clients ---------------------------------------------------------------------------------
+
+
+class End(Enum):
+    """How a request ended for its client."""
+
+    COMPLETE = "complete"
+    ERROR = "ended by an error"
+    REFUSED = "refused"
+    CUT = "cut without an error"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: a path, its body, and what stands at the end of a complete stream."""
+
+    path: str
+    body: dict[str, Any]
+    last: str = ""
+    """Of a stream; a whole answer has none."""
+
+
+def streams(max_tokens: int) -> list[Ask]:
+    """One for each API that streams; long answers, whatever the model says."""
+    message = [{"role": "user", "content": "Tell me about pages."}]
+    long = {"stream": True, "temperature": 0, "max_tokens": max_tokens}
+    bias = {"logit_bias": {"7": 100}}
+    return [
+        Ask("/v1/chat/completions", {"messages": message} | long | bias, "data: [DONE]"),
+        Ask("/v1/completions", {"prompt": "Once"} | long | bias, "data: [DONE]"),
+        Ask("/v1/messages", {"messages": message} | long, "message_stop"),
+        Ask(
+            "/v1/responses",
+            {"input": "Tell me.", "stream": True, "max_output_tokens": max_tokens},
+            "response.completed|response.incomplete",
+        ),
+    ]
+
+
+def whole(ask: Ask) -> Ask:
+    """The same without a stream."""
+    return Ask(ask.path, ask.body | {"stream": False})
+
+
+class Clients:
+    """Requests that run side by side."""
+
+    def __init__(self, url: str, asks: Sequence[Ask]) -> None:
+        limits = httpx2.Limits(max_connections=None)
+        self._http = httpx2.AsyncClient(base_url=url, timeout=END_LIMIT_S, limits=limits)
+        self._asks = asks
+        self.begun = 0
+        """Streams that have had a first event."""
+
+    async def run(self) -> list[End]:
+        """How each of them ended, in order."""
+        async with self._http:
+            return await asyncio.gather(*map(self._ask, self._asks))
+
+    async def _ask(self, ask: Ask) -> End:
+        try:
+            return await (self._stream(ask) if ask.last else self._whole(ask))
+        except httpx2.ConnectError:
+            return End.REFUSED
+        except httpx2.TransportError:
+            return End.CUT
+
+    async def _stream(self, ask: Ask) -> End:
+        text = ""
+        async with self._http.stream("POST", ask.path, json=ask.body) as response:
+            if response.status_code != 200:
+                return _refusal(response.status_code, (await response.aread()).decode())
+            async for part in response.aiter_text():
+                self.begun += not text
+                text += part
+        *_, last, end = text.split("\n\n")
+        if end == "" and re.search(ask.last.replace("[", r"\["), last):
+            return End.COMPLETE
+        return End.ERROR if '"error"' in last and "shutting down" in last else End.CUT
+
+    async def _whole(self, ask: Ask) -> End:
+        response = await self._http.post(ask.path, json=ask.body)
+        if response.status_code == 200:
+            return End.COMPLETE
+        return _refusal(response.status_code, response.text)
+
+
+def _refusal(status: int, text: str) -> End:
+    """An error of a whole answer, which must be one of its API's."""
+    return End.ERROR if status == 503 and '"error"' in text else End.CUT
+
+
+async def until_begun(clients: Clients, count: int) -> None:
+    """Waits for the first events of so many streams."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while clients.begun < count:
+        assert time.monotonic() < deadline, "they do not begin"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,135 @@
+"""A full disk, and a system that lets no file grow: what quire writes is its log and its heaps."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.abuse.processes import END_LIMIT_S, QUIRE, SMALL, START_LIMIT_S
+from tests.server.harness import CHAT, chat
+
+FULL = Path("/dev/full")
+
+
+def run(program: str, *arguments: str) -> str:
+    """What a program prints; it must end well."""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=END_LIMIT_S,
+        check=False,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def until_healthy(http: httpx2.Client) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            assert http.get("/health").status_code == 200
+        except httpx2.ConnectError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("it does not start")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no file that is always full")
+def test_fault_17_a_log_that_cannot_be_written_ends_nothing(tiny_model: Path) -> None:
+    port = free_port()
+    with FULL.open("w") as full:
+        server = subprocess.Popen(
+            [QUIRE, "serve", tiny_model, "--port", str(port), *SMALL], stdout=full, stderr=full
+        )
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=END_LIMIT_S) as http:
+            until_healthy(http)
+            assert http.post(CHAT, json=chat(max_tokens=5)).status_code == 200
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(END_LIMIT_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_fault_17_heaps_that_may_not_grow_are_weather() -> None:
+    """The system refuses memory (EFBIG, and a signal that must not end the process); then it gives
+    some again."""
+    program = """
+        import resource
+        from tests.engine.test_recall_engine import run_dry
+        from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop
+        from tests.recall import recall_many
+
+        answers = Answers.empty()
+        loop = recall_loop(answers)
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        loop.mailbox.put(greedy(1, list(range(300)), 5))
+        loop.mailbox.put(greedy(2, [1, 2, 3], 5))
+        run_dry(loop)
+        print(answers.finished[1].value, answers.messages[1])
+        print(answers.finished[2].value, answers.messages[2])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        loop.mailbox.put(greedy(3, list(range(300)), 5))
+        run_dry(loop)
+        wanted = recall_many(list(range(300)), 5, SHAPE.num_layers, VOCAB)
+        print(answers.finished[3].value, answers.tokens[3] == wanted)
+        loop._kv.check_invariants()
+    """
+    assert run(program).splitlines() == [
+        "error the system has no memory for it",
+        "length None",
+        "length True",
+    ]
+
+
+def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
+    """There is no spill: no temporary file that a crash could leave half-written, and no format
+    that the next version would have to know."""
+    program = """
+        import os, signal, sys, threading
+        written = []
+
+        def hook(event, arguments):
+            if event == "open":
+                path, _, flags = arguments
+                if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                    written.append(str(path))
+            elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink", "os.truncate"):
+                written.append(f"{event} {arguments}")
+
+        sys.addaudithook(hook)
+        from server.assembly import serve_model
+
+        def ask():
+            import httpx2
+            from tests.abuse.test_disk import until_healthy
+            from tests.server.harness import CHAT, chat
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as http:
+                until_healthy(http)
+                print(http.post(CHAT, json=chat(max_tokens=5)).status_code)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        port = int(sys.argv[2])
+        threading.Thread(target=ask).start()
+        serve_model(sys.argv[1], None, {"server": {"port": port}, "cache": {"kv_budget": "16MiB"}})
+        print([path for path in written if not path.startswith("/dev/")], flush=True)
+        os._exit(0)
+    """
+    assert run(program, str(tiny_model), str(free_port())) == "200\n[]\n"

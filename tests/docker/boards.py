@@ -1,0 +1,90 @@
+"""The boards, rules and alerts of docker/, as expressions."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+BOARDS = DOCKER / "grafana" / "dashboards"
+RULES = DOCKER / "prometheus" / "rules"
+METRIC = re.compile(r"\b(?:quire|process)_[a-z0-9_]+\b")
+RECORDED = re.compile(r"\bquire(?::[a-z0-9_]+)+")
+# What Grafana puts in for its variables.
+SUBSTITUTES = {"$__rate_interval": "15s", "$job": "quire-.*", "$instance": ".*"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A query of a panel."""
+
+    board: str
+    panel: str
+    legend: str
+    expr: str
+
+    @property
+    def executable(self) -> str:
+        """The expression as Grafana would send it, with everything chosen."""
+        expr = self.expr
+        for name, value in SUBSTITUTES.items():
+            expr = expr.replace(name, value)
+        assert "$" not in expr, self
+        return expr
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A recording rule or an alert."""
+
+    name: str
+    expr: str
+    is_alert: bool
+    settings: dict[str, Any]
+
+
+def boards() -> dict[str, dict[str, Any]]:
+    """All that are committed, by file."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(BOARDS.glob("*.json"))}
+
+
+def targets() -> Iterator[Target]:
+    """The queries of all panels."""
+    for name, board in boards().items():
+        for panel in board["panels"]:
+            for target in panel.get("targets", []):
+                yield Target(name, panel["title"], target["legendFormat"], target["expr"])
+
+
+def rules() -> Iterator[Rule]:
+    """Of all files."""
+    for path in sorted(RULES.glob("*.yml")):
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            for rule in group["rules"]:
+                alert = "alert" in rule
+                yield Rule(rule["alert" if alert else "record"], rule["expr"], alert, rule)
+
+
+def alerts() -> list[Rule]:
+    """Those that call somebody."""
+    return [rule for rule in rules() if rule.is_alert]
+
+
+def recordings() -> list[Rule]:
+    """Those that only compute."""
+    return [rule for rule in rules() if not rule.is_alert]
+
+
+def metrics_of(expr: str) -> set[str]:
+    """quire's own and the process's, as an expression names them: with _bucket and the like."""
+    return set(METRIC.findall(expr))
+
+
+def recorded_of(expr: str) -> set[str]:
+    """Series of recording rules that an expression names."""
+    return set(RECORDED.findall(expr))

@@ -1,0 +1,287 @@
+"""Does by hand, in clean roots, what docker/Dockerfile says, and serves from what comes of it.
+
+``python -m tests.docker.steps`` needs root, debootstrap, unshare, nsenter and ip. Every stage is a
+directory that begins as the Debian that the image is made of; RUN lines are executed in it as they
+stand, and what is served at the end has a process, a mount and a network namespace of its own, a
+root that cannot be written, and the image's user, environment, entry point and health check.
+Differs from a container: no control group, no seccomp filter, all of root's capabilities in RUN.
+"""
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.docker.dockerfile import Instruction, Stage, read_dockerfile
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+BUILT = ROOT / "build" / "docker"
+STEP_TIMEOUT_S = 900
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 40
+KEY = "the-key-of-these-steps"
+# This machine's way to its registries goes along while RUN lines run, and is gone afterwards.
+MACHINE_FILES = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+MACHINE_VARIABLES = ("PIP_", "SSL_CERT_", "http_proxy", "https_proxy", "no_proxy")
+COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "cmake", "ld", "pip", "pip3")
+
+
+@dataclass(slots=True)
+class Image:
+    """A stage as far as its instructions have been followed."""
+
+    folder: Path
+    environment: dict[str, str] = field(
+        default_factory=lambda: {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"}
+    )
+    work_folder: str = "/"
+    user: str = "0:0"
+
+
+def debian(release: str) -> Path:
+    """The base image of that release, as debootstrap makes it; made once."""
+    folder = BUILT / f"debian-{release}"
+    if not (folder / "complete").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        run(["debootstrap", "--variant=minbase", release, str(folder)])
+        (folder / "complete").touch()
+    return folder
+
+
+def build(stages: list[Stage]) -> Image:
+    """Follows all stages; the last one's image."""
+    images: dict[str, Image] = {}
+    for stage in stages:
+        name, _, tag = stage.image.partition(":")
+        assert name == "debian", stage.image
+        assert tag.endswith("-slim"), stage.image
+        image = Image(BUILT / f"stage-{stage.name}")
+        shutil.rmtree(image.folder, ignore_errors=True)
+        base = debian(tag.removesuffix("-slim"))
+        run(["cp", "--archive", "--reflink=auto", str(base), str(image.folder)])
+        (image.folder / "complete").unlink()
+        for instruction in stage.instructions:
+            follow(instruction, image, images)
+        images[stage.name] = image
+    return image
+
+
+def follow(instruction: Instruction, image: Image, others: dict[str, Image]) -> None:
+    """Changes the image as an instruction says; those about its start are for ``serve``."""
+    if instruction.keyword == "RUN":
+        begun = time.monotonic()
+        with machine_files(image.folder):
+            run(
+                in_namespaces(image, ["/bin/sh", "-c", instruction.value]), machine_variables(image)
+            )
+        print(f"{time.monotonic() - begun:6.1f} s  RUN {instruction.value[:70]}", flush=True)
+    elif instruction.keyword == "COPY":
+        copy(instruction.words, image, others)
+    elif instruction.keyword == "ENV":
+        for setting in instruction.words:
+            name, _, value = setting.partition("=")
+            image.environment[name] = value.replace("$PATH", image.environment["PATH"])
+    elif instruction.keyword == "WORKDIR":
+        image.work_folder = instruction.value
+        inside(image, instruction.value).mkdir(parents=True, exist_ok=True)
+    elif instruction.keyword == "USER":
+        image.user = instruction.value
+
+
+def copy(words: list[str], image: Image, others: dict[str, Image]) -> None:
+    """``COPY [--from=STAGE] SOURCE... TARGET``."""
+    *sources, target = [word for word in words if not word.startswith("--")]
+    stage = next((word[len("--from=") :] for word in words if word.startswith("--from=")), None)
+    goal = inside(image, os.path.join(image.work_folder, target))
+    for source in sources:
+        if stage is not None:
+            run(["cp", "--archive", f"{inside(others[stage], source)}/.", f"{made(goal)}/"])
+            continue
+        for name in context(source):
+            within = name if (ROOT / source).is_file() else os.path.relpath(name, source)
+            shutil.copy2(ROOT / name, made((goal / within).parent) / Path(name).name)
+
+
+def context(source: str) -> list[str]:
+    """The files below a path that a build would be sent: those of the checkout that
+    ``.dockerignore`` lets through."""
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    assert f"!{source}" in allowed, f"{source} is not in .dockerignore"
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", source]
+    found = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
+    return [name for name in found.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+# --- what is served ------------------------------------------------------------------------------
+
+
+def serve(stage: Stage, image: Image) -> None:
+    """Starts the image as a container would be, asks it, and ends it. Raises AssertionError."""
+    command = stage.last("ENTRYPOINT").command + stage.last("CMD").command
+    refused = subprocess.run(
+        in_namespaces(image, command, offline=True), env=image.environment, timeout=START_TIMEOUT_S,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    print(f"without a key: exit code {refused.returncode}: {refused.stderr.strip()}", flush=True)
+    assert refused.returncode == 2, refused.stdout
+    variables = image.environment | {"QUIRE_ACCESS__API_KEYS": KEY}
+    print(f"serving as {image.user}, nothing can be written: {' '.join(command)}", flush=True)
+    outer = subprocess.Popen(in_namespaces(image, command, offline=True), env=variables)
+    try:
+        inner = child_of(outer)
+        wait_until_healthy(inner, stage, image, outer)
+        answer = subprocess.run(
+            ["nsenter", f"--target={inner}", "--net", sys.executable, "-m", __spec__.name, "ask"],
+            check=True, timeout=START_TIMEOUT_S, capture_output=True, text=True, cwd=ROOT,
+        )  # fmt: skip
+        print(answer.stdout, end="")
+        begun = time.monotonic()
+        os.kill(inner, 15)
+        assert outer.wait(STOP_TIMEOUT_S) == 0, outer.returncode
+        print(f"SIGTERM: exit code 0 after {time.monotonic() - begun:.1f} s")
+    finally:
+        outer.kill()
+        outer.wait(STOP_TIMEOUT_S)
+
+
+def ask() -> None:
+    """One chat, from inside the server's network."""
+    connection = http.client.HTTPConnection("127.0.0.1", 8000, timeout=30)
+    chat = {"messages": [{"role": "user", "content": "What is quire?"}], "temperature": 0}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(chat), headers)
+    answer = connection.getresponse()
+    said = json.loads(answer.read())
+    assert answer.status == 200, said
+    print(f"{said['model']}: {said['choices'][0]['message']['content']!r}")
+
+
+def wait_until_healthy(
+    inner: int, stage: Stage, image: Image, outer: "subprocess.Popen[bytes]"
+) -> None:
+    """Runs the image's own health check where a container's would run."""
+    user, group = image.user.split(":")
+    enter = ["nsenter", f"--target={inner}", "--net", "--pid", "--mount", "--root", "--wd"]
+    check = [*enter, f"--setuid={user}", f"--setgid={group}", *stage.last("HEALTHCHECK").command]
+    begun = time.monotonic()
+    while time.monotonic() - begun < START_TIMEOUT_S:
+        assert outer.poll() is None, f"it ended with {outer.returncode}"
+        asked = subprocess.run(check, env=image.environment, stderr=subprocess.DEVNULL, timeout=30)
+        if asked.returncode == 0:
+            print(f"healthy after {time.monotonic() - begun:.1f} s")
+            return
+        time.sleep(0.5)
+    raise AssertionError("it did not become healthy")
+
+
+def child_of(process: "subprocess.Popen[bytes]") -> int:
+    """The first process of the namespaces."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    begun = time.monotonic()
+    while time.monotonic() - begun < START_TIMEOUT_S:
+        if found := children.read_text().split():
+            return int(found[0])
+        time.sleep(0.05)
+    raise AssertionError("it did not start")
+
+
+# --- roots ---------------------------------------------------------------------------------------
+
+
+def in_namespaces(image: Image, command: list[str], *, offline: bool = False) -> list[str]:
+    """A command as it runs in an image's root. offline: as the image's user, with a network of its
+    own and a root that cannot be written."""
+    at = str(image.folder)
+    entry = f"mount --bind '{at}' '{at}' && mount -t proc proc '{at}/proc'"
+    if offline:
+        entry += f" && mount -o remount,bind,ro '{at}' && ip link set lo up"
+    user = image.user if offline else "0:0"
+    entry += f" && exec chroot --userspec={user} '{at}' env --chdir={image.work_folder} \"$@\""
+    spaces = ["--mount", "--pid", "--fork", "--kill-child", *(["--net"] if offline else [])]
+    return ["unshare", *spaces, "sh", "-c", entry, "sh", *command]
+
+
+@contextmanager
+def machine_files(folder: Path) -> Iterator[None]:
+    """Lays them in for as long as something is installed."""
+    absent = []
+    kept: dict[Path, bytes] = {}
+    for name in MACHINE_FILES:
+        here, there = Path(name), folder / name.lstrip("/")
+        if here.is_file():
+            if there.is_file():
+                kept[there] = there.read_bytes()
+            else:
+                absent.append(there)
+            made(there.parent)
+            shutil.copyfile(here, there)
+    yield
+    for there in absent:
+        there.unlink(missing_ok=True)
+    for there, before in kept.items():
+        there.write_bytes(before)
+
+
+def machine_variables(image: Image) -> dict[str, str]:
+    """The image's environment and what leads to the registries."""
+    machine = {
+        name: value for name, value in os.environ.items() if name.startswith(MACHINE_VARIABLES)
+    }
+    return machine | image.environment | {"HOME": "/root"}
+
+
+def inside(image: Image, path: str) -> Path:
+    """Where a path of the image is."""
+    return image.folder / path.lstrip("/")
+
+
+def made(folder: Path) -> Path:
+    """A folder that is there now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def run(command: list[str], variables: dict[str, str] | None = None) -> None:
+    """Raises CalledProcessError, with what was said on standard error."""
+    try:
+        subprocess.run(
+            command, env=variables, check=True, timeout=STEP_TIMEOUT_S,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        sys.stdout.write(error.output.decode(errors="replace")[-8000:])
+        raise
+
+
+def main() -> None:
+    """All stages, then the server."""
+    if sys.argv[1:] == ["ask"]:
+        ask()
+        return
+    begun = time.monotonic()
+    stages = read_dockerfile(DOCKERFILE)
+    image = build(stages)
+    path = image.environment["PATH"].split(":")
+    left = [
+        name for name in COMPILERS for place in path if inside(image, f"{place}/{name}").exists()
+    ]
+    assert not left, f"the final stage has {left}"
+    size = subprocess.run(["du", "-sm", image.folder], check=True, capture_output=True, text=True)
+    print(f"final stage: {size.stdout.split()[0]} MiB, no compiler", flush=True)
+    serve(stages[-1], image)
+    for stage in BUILT.glob("stage-*"):
+        shutil.rmtree(stage)
+    print(f"1 passed, 0 failed  # the Dockerfile's steps, in {time.monotonic() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

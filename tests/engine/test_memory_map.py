@@ -1,0 +1,133 @@
+"""The engine's memory map, taken while it works."""
+
+import asyncio
+import threading
+
+import pytest
+
+from engine.errors import EngineDeadError
+from engine.loop import EngineLoop
+from engine.memory_map import MAX_TOLD_SEQUENCES, MemoryMap
+from engine.messages import Look, Stop
+from engine.types import Request, SamplingParams
+from tests.engines import Answers, greedy, recall_client, recall_loop
+from tests.kvcache.maps import map_adds_up
+
+WAIT_S = 10.0
+
+
+def look(loop: EngineLoop, found: list[MemoryMap]) -> None:
+    loop.mailbox.put(Look(found.append))
+
+
+def test_under_load_every_map_agrees_with_its_figures() -> None:
+    loop = recall_loop(Answers.empty(), kv_budget_bytes=40 * 4 * 4096)
+    for number in range(1, 30):
+        loop.mailbox.put(greedy(number, list(range(40)) + [number] * number, 20))
+    found: list[MemoryMap] = []
+    look(loop, found)
+    while loop.step():
+        look(loop, found)
+    assert len(found) > 20
+    for one in found:
+        assert one.stats.kv is not None
+        map_adds_up(one.kv, one.stats.kv)
+        assert [report.seq_id for report in one.running] == sorted(
+            sequence.seq_id for sequence in one.kv.sequences
+        )
+        computed = {s.seq_id: s.computed_tokens for s in one.kv.sequences}
+        assert computed == {r.seq_id: r.computed_tokens for r in one.running}
+    assert any(sequence.borrowed_blocks for one in found for sequence in one.kv.sequences)
+    assert any(one.waiting for one in found)
+    loop.close()
+
+
+def test_a_report_counts_tokens() -> None:
+    loop = recall_loop(Answers.empty())
+    loop.mailbox.put(greedy(5, list(range(10)), 30))
+    for _ in range(3):
+        loop.step()
+    found: list[MemoryMap] = []
+    look(loop, found)
+    loop.step()
+    (report,) = found[0].running
+    assert (report.seq_id, report.status, report.preemptions) == (5, "running", 0)
+    assert (report.prompt_tokens, report.tokens, report.most_tokens) == (10, 13, 40)
+    assert report.computed_tokens == 12
+    loop.close()
+
+
+def test_of_many_that_wait_the_first_ones_are_told() -> None:
+    loop = recall_loop(Answers.empty(), max_num_seqs=1)
+    for number in range(1, MAX_TOLD_SEQUENCES + 10):
+        loop.mailbox.put(Request(number, (1, 2), SamplingParams(2)))
+    found: list[MemoryMap] = []
+    look(loop, found)
+    loop.step()
+    (only,) = found
+    assert only.stats.waiting == MAX_TOLD_SEQUENCES + 9
+    assert [report.seq_id for report in only.waiting] == list(range(1, MAX_TOLD_SEQUENCES + 1))
+    loop.close()
+
+
+async def test_an_idle_engine_answers_who_looks() -> None:
+    client = recall_client()
+    client.attach()
+    found = await client.memory_map()
+    assert found.running == found.waiting == ()
+    assert client.stop(WAIT_S)
+    with pytest.raises(EngineDeadError):
+        await client.memory_map()
+
+
+async def test_who_has_left_is_not_answered() -> None:
+    client = recall_client()
+    client.attach()
+    left = asyncio.ensure_future(client.memory_map())
+    await asyncio.sleep(0)
+    left.cancel()
+    assert (await client.memory_map()).stats.kv is not None
+    assert left.cancelled()
+    assert client.stop(WAIT_S)
+
+
+async def test_an_answer_that_came_just_before_the_end_stays() -> None:
+    client = recall_client()
+    client.attach()
+    found = await client.memory_map()
+    looking = asyncio.ensure_future(client.memory_map())
+    await asyncio.sleep(0)
+    (look,) = client._looks
+    look.set_result(found)
+    client._fail_all("the engine has ended")
+    assert await looking is found
+    assert client.stop(WAIT_S)
+
+
+async def test_who_looks_while_the_engine_ends_is_told() -> None:
+    client = recall_client()
+    client.attach()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(_: MemoryMap) -> None:
+        entered.set()
+        assert go_on.wait(WAIT_S)
+
+    assert client._loop is not None
+    client._loop.mailbox.put(Look(hold))
+    assert entered.wait(WAIT_S)
+    client._loop.mailbox.put(Stop())
+    # The loop has been told to stop; what comes behind that in its mailbox it still reads, so the
+    # question is kept out of it.
+    client._loop.mailbox, kept = type(client._loop.mailbox)(), client._loop.mailbox
+    looking = asyncio.ensure_future(client.memory_map())
+    left = asyncio.ensure_future(client.memory_map())
+    await asyncio.sleep(0)
+    left.cancel()
+    client._loop.mailbox = kept
+    go_on.set()
+    with pytest.raises(EngineDeadError):
+        await looking
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    assert client.stop(WAIT_S)

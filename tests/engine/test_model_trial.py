@@ -1,0 +1,111 @@
+"""When a model is asked for what it could say at the start, and what its answer means."""
+
+import pytest
+
+from engine.loop import EngineLoop
+from engine.model_trial import TRIAL_ID, ModelFailedError, ModelTrial
+from engine.results import NOT_FINITE
+from engine.types import FinishReason, Request, TokenEvent
+from tests.engine.test_recall_engine import run_dry
+from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.recall import RecallModel, recall_many
+
+POISON = 900
+ERROR, LENGTH = FinishReason.ERROR, FinishReason.LENGTH
+
+
+def poisoned_loop(answers: Answers, *tokens: int) -> EngineLoop:
+    """The model's output after these tokens is not finite."""
+    return recall_loop(
+        answers,
+        model=lambda shape, vocab: RecallModel(shape, vocab, non_finite_tokens=frozenset(tokens)),
+    )
+
+
+def test_fault_07_a_poisoned_prompt_alone_does_not_end_the_engine() -> None:
+    answers = Answers.empty()
+    loop = poisoned_loop(answers, POISON)
+    for number in range(1, 21):
+        loop.mailbox.put(greedy(number, [POISON], 5))
+        run_dry(loop)
+    loop.mailbox.put(greedy(21, [5, 6], 5))
+    run_dry(loop)
+    assert [answers.finished[number] for number in range(1, 22)] == [ERROR] * 20 + [LENGTH]
+    assert answers.tokens == {21: recall_many([5, 6], 5, SHAPE.num_layers, VOCAB)}
+    assert loop._scheduler.counters.failed_rows == 20
+
+
+def test_fault_07_many_poisoned_prompts_at_once_do_not_end_the_engine_either() -> None:
+    answers = Answers.empty()
+    loop = poisoned_loop(answers, POISON)
+    for number in range(1, 9):
+        loop.mailbox.put(greedy(number, [number, POISON], 5))
+    run_dry(loop)
+    assert set(answers.finished.values()) == {ERROR}
+    assert not loop._trial.runs
+
+
+@pytest.mark.parametrize("pools", [False, True])
+def test_fault_07_a_model_that_computes_nothing_any_more_ends_the_engine(pools: bool) -> None:
+    answers = Answers.empty()
+    model = RecallModel(SHAPE, VOCAB)
+    loop = recall_loop(answers, model=lambda *_: model, pools=pools)
+    model.non_finite_tokens = frozenset(range(VOCAB))
+    request = greedy(1, [5, 6], 0 if pools else 5)
+    loop.mailbox.put(Request(1, request.prompt_ids, request.params, pooling=pools))
+    with pytest.raises(ModelFailedError, match="not finite"):
+        run_dry(loop)
+    assert answers.finished == {1: ERROR}, "whoever met it first has had an error"
+
+
+def test_a_step_that_gives_something_finite_asks_the_model_nothing() -> None:
+    asked: list[Request] = []
+    trial = ModelTrial(asked.append, pooling=False)
+    bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
+    assert trial.judge([bad, TokenEvent(2, 7)], all_failed=False) == [bad, TokenEvent(2, 7)]
+    assert not asked
+
+
+def test_the_model_is_asked_once_at_a_time_and_nobody_hears_of_it() -> None:
+    asked: list[Request] = []
+    trial = ModelTrial(asked.append, pooling=False)
+    bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
+    for _ in range(3):
+        assert trial.judge([bad], all_failed=True) == [bad]
+    assert [request.request_id for request in asked] == [TRIAL_ID]
+    good = TokenEvent(TRIAL_ID, 7, LENGTH)
+    assert trial.judge([good, TokenEvent(2, 7)], all_failed=False) == [TokenEvent(2, 7)]
+    trial.judge([bad], all_failed=True)
+    assert len(asked) == 2
+
+
+def test_a_trial_that_ends_for_another_reason_is_tried_again() -> None:
+    asked: list[Request] = []
+    trial = ModelTrial(asked.append, pooling=True)
+    bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
+    trial.judge([bad], all_failed=True)
+    trial.judge([TokenEvent(TRIAL_ID, None, ERROR, message="a step failed")], all_failed=False)
+    trial.judge([bad], all_failed=True)
+    assert len(asked) == 2
+    assert all(request.pooling and request.params.max_tokens == 0 for request in asked)
+
+
+def test_a_trial_that_is_in_a_failed_step_is_nobodys_end() -> None:
+    """The engine's own request has no reader: its end must not be said to anybody."""
+    answers = Answers.empty()
+    loop = recall_loop(
+        answers,
+        model=lambda shape, vocab: RecallModel(
+            shape,
+            vocab,
+            non_finite_tokens=frozenset({POISON}),
+            failing_tokens=frozenset({POISON + 1}),
+        ),
+    )
+    loop.mailbox.put(greedy(1, [POISON], 5))
+    loop.step()
+    assert loop._trial.runs
+    loop.mailbox.put(greedy(2, [POISON + 1], 5))
+    run_dry(loop)
+    assert answers.finished == {1: ERROR, 2: ERROR}
+    assert not loop._trial.runs

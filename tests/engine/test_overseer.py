@@ -1,0 +1,185 @@
+"""A look at the engine from outside: a step that hangs, a system without memory."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine import overseer as module
+from engine.client import EngineClient
+from engine.errors import EngineDeadError
+from engine.overseer import Overseer
+from engine.types import FinishReason, SamplingParams
+from tests.engines import recall_loop
+from tests.recall import RecallModel
+from tests.server.harness import Gate, ScriptedModel, eventually, start_engine
+
+WAIT_S = 10.0
+PARAMS = SamplingParams(300, temperature=0.0)
+
+
+class Clock:
+    """Moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks come at once."""
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "LAST_WORDS_S", 0.05)
+
+
+async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
+    fast: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start_engine()
+    client, gate = engine.client, engine.gate
+    client.attach()
+    codes: list[int] = []
+    ended = threading.Event()
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    stream = client.submit(tuple(range(50)), PARAMS)
+    waiting = client.submit(tuple(range(60)), PARAMS)
+    gate.closed = True
+    entered = gate.entered
+    await eventually(lambda: gate.entered > entered)
+    with (tmp_path / "stacks").open("w+") as stacks, caplog.at_level(logging.CRITICAL):
+        overseer = Overseer(client, watchdog_s=0.02, pressure=None, end=end, stacks=stacks)
+        overseer.start()
+        assert await asyncio.to_thread(ended.wait, WAIT_S)
+        stacks.seek(0)
+        told = stacks.read()
+    assert codes == [1]
+    assert not client.alive, "/health says so"
+    with pytest.raises(EngineDeadError):
+        client.submit((1,), PARAMS)
+    for one in (stream, waiting):
+        events = await one.next_batch(WAIT_S)
+        assert (events[-1].finish, events[-1].message) == (
+            FinishReason.ERROR,
+            "the engine has ended",
+        )
+    assert 'File "' in told, "where every thread is"
+    assert "pass_through" in told
+    assert "a step of the engine has been running for" in caplog.text
+    assert "EngineStats(running=" in caplog.text, "counts"
+    assert "the server did not end in time" in caplog.text
+    assert not client.stop(WAIT_S), "at once: nobody waits for a thread that hangs"
+    overseer.stop()
+    gate.open()
+    client._thread.join(WAIT_S)
+
+
+async def test_a_server_that_ends_in_time_ends_by_itself(fast: None, tmp_path: Path) -> None:
+    client = _Hanging()
+    with (tmp_path / "stacks").open("w") as stacks:
+        overseer = Overseer(
+            client,  # type: ignore[arg-type]
+            watchdog_s=0.001,
+            pressure=None,
+            end=_never,
+            stacks=stacks,
+        )
+        client.when_given_up = overseer._stopped.set
+        overseer.start()
+        assert await asyncio.to_thread(client.given_up.wait, WAIT_S)
+        overseer.stop()
+
+
+class _Hanging:
+    """A client whose engine hangs from the start."""
+
+    busy_since = 0.0
+    step_age_s = 1.0
+    stats = "no figures"
+    pressure = 0
+
+    def __init__(self) -> None:
+        self.given_up = threading.Event()
+        self.when_given_up: Callable[[], None] = _never
+
+    def give_up(self) -> None:
+        self.when_given_up()
+        self.given_up.set()
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("the process must not be ended")
+
+
+async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> None:
+    gate = Gate()
+    client = EngineClient(
+        lambda emit: recall_loop(
+            emit, model=lambda shape, vocab: ScriptedModel(shape, vocab, gate=gate)
+        ),
+        max_queue=4,
+        max_backlog=4096,
+    )
+    client.start()
+    client.attach()
+    clock = Clock()
+    overseer = Overseer(client, watchdog_s=5.0, pressure=None, end=_never, clock=clock)
+    stream = client.submit((1, 2, 3), SamplingParams(20, temperature=0.0))
+    while not stream.exhausted:
+        clock.now += 1.0
+        assert overseer.look()
+        await stream.next_batch(WAIT_S)
+    for _ in range(100):
+        clock.now += 1.0
+        assert overseer.look(), "an engine without work does not hang"
+    assert client.step_age_s < WAIT_S
+    assert client.stop(WAIT_S)
+    assert client.step_age_s == 0.0
+
+
+def test_before_the_start_nothing_runs() -> None:
+    client = EngineClient(recall_loop, max_queue=1, max_backlog=1)
+    assert (client.busy_since, client.step_age_s) == (None, 0.0)
+
+
+# --- memory pressure -------------------------------------------------------------------------
+
+
+async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = EngineClient(
+        lambda emit: recall_loop(emit, model=RecallModel, prefix_keep_s=1000.0),
+        max_queue=4,
+        max_backlog=99,
+    )
+    client.start()
+    client.attach()
+    level = [0]
+    overseer = Overseer(client, watchdog_s=30.0, pressure=lambda: level[0], end=_never)
+    stream = client.submit(tuple(range(100)), SamplingParams(1))
+    while not stream.exhausted:
+        await stream.next_batch(WAIT_S)
+    assert overseer.look()
+    assert client.pressure == 0
+    await eventually(lambda: client.stats.kv is not None and client.stats.kv.cached_bytes > 0)
+    level[0] = 1
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            assert overseer.look()
+    assert caplog.text.count("memory pressure of the system: warning") == 1
+    assert client.pressure == 1
+    await eventually(lambda: client.stats.kv is not None and client.stats.kv.cached_bytes == 0)
+    level[0] = 0
+    overseer.look()
+    assert client.pressure == 0
+    assert client.stop(WAIT_S)

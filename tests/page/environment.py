@@ -1,0 +1,43 @@
+"""What the page is tested with: Debian's Chromium, and Playwright below ``build/page``."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BUILT = ROOT / "build" / "page"
+DRIVER = BUILT / "driver"
+LOCK = HERE / "requirements.lock"
+PACKAGES = ("chromium", "fonts-dejavu-core", "fonts-noto-core")
+INSTALL_TIMEOUT_S = 600
+
+
+def install() -> Path:
+    """Returns the browser's program. Raises CalledProcessError."""
+    _install_driver()
+    sys.path.append(str(DRIVER))
+    if (found := shutil.which("chromium")) is None:
+        as_root = () if os.geteuid() == 0 else ("sudo",)
+        _run(*as_root, "apt-get", "update", "-qq")
+        _run(*as_root, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES)
+        found = shutil.which("chromium")
+    assert found is not None, "apt has installed no chromium"
+    return Path(found)
+
+
+def _install_driver() -> None:
+    """Into a folder of its own: nothing else that is installed changes."""
+    stamp = DRIVER / "installed"
+    if stamp.is_file() and stamp.read_bytes() == LOCK.read_bytes():
+        return
+    shutil.rmtree(DRIVER, ignore_errors=True)
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    _run(*pip, "--require-hashes", "--target", str(DRIVER), "-r", str(LOCK))
+    shutil.copy(LOCK, stamp)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S)

@@ -1,0 +1,86 @@
+"""A browser that watches what pages do: errors on the console, and whom they ask."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+from tests.clients.servers import serving
+from tests.page.environment import BUILT
+
+WIDE = {"width": 1440, "height": 960}
+NARROW = {"width": 390, "height": 844}
+TIMEOUT_MS = 15_000
+QUIRE = (sys.executable, "-c", "from server.cli import main; main()", "serve")
+DEMO = ("configs/demo/model", "--port", "0", "--served-model-name", "quire-demo")
+SMALL = ("--kv-budget", "32MiB", "--heap-size", "2MiB", "--max-num-seqs", "3")
+KEY = "sk-0123456789abcdef"
+FULL_AT_ONCE = ("--set", "limits.max_queued_requests=0")
+
+
+class Browser:
+    """Chromium, and the three servers that pages come from."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Browser":
+        self.demo, _ = self._stack.enter_context(serving(*QUIRE, *DEMO, *SMALL, *FULL_AT_ONCE))
+        locked = ("--set", f"access.api_keys={KEY}")
+        self.locked, _ = self._stack.enter_context(serving(*QUIRE, *DEMO, *SMALL, *locked))
+        parrot = (sys.executable, "-m", "tests.clients.parrot")
+        self.parrot, _ = self._stack.enter_context(serving(*parrot))
+        playwright = self._stack.enter_context(sync_playwright())
+        # In a container the sandbox of the browser's own cannot be made.
+        self._browser = playwright.chromium.launch(
+            executable_path=str(self._program), args=["--no-sandbox"]
+        )
+        self._stack.callback(self._browser.close)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def page(
+        self, address: str, *, expected: tuple[str, ...] = (), dark: bool = False, **options: Any
+    ) -> Iterator[Page]:
+        """A page of that server. expected: parts of what may be on the console; anything else
+        there, or a request to any other host, is an AssertionError in the end."""
+        context = self._browser.new_context(
+            **({"viewport": WIDE, "color_scheme": "dark" if dark else "light"} | options)
+        )
+        page = context.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        said: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("request", lambda request: asked.append(request.url))
+        try:
+            page.goto(address)
+            yield page
+            strangers = {url for url in asked if not url.startswith((address, "data:"))}
+            assert not strangers, f"the page asked {strangers}"
+            wrong = [line for line in said if not any(part in line for part in expected)]
+            assert not wrong, f"on the console: {wrong}"
+        except Exception:
+            page.screenshot(path=str(BUILT / "failed.png"))
+            raise
+        finally:
+            context.close()
+
+
+def shot(page: Page, name: str) -> None:
+    """A picture to look at."""
+    page.screenshot(path=str(BUILT / f"{name}.png"))

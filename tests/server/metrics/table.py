@@ -1,0 +1,45 @@
+"""METRICS.md, from what a server really shows: ``python -m tests.server.metrics.table``."""
+
+from pathlib import Path
+
+import metal_ext  # noqa: F401  # before anything that imports MLX
+from engine.client import EngineClient
+from server.metrics import Metrics
+from tests.engines import recall_loop
+
+DOCUMENT = Path(__file__).parents[3] / "METRICS.md"
+UNITS = ("seconds", "bytes", "tokens", "blocks", "ratio")
+
+
+def families(client: EngineClient) -> list[tuple[str, str, str, str]]:
+    """Name, type, unit and help text of all, by name."""
+    found = []
+    for family in Metrics(client).registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        parts = family.name.split("_")
+        unit = next((unit for unit in UNITS if unit in parts[-2:]), "")
+        found.append((name, family.type, unit, family.documentation))
+    return sorted(found)
+
+
+def table(client: EngineClient) -> str:
+    """As it stands in the document."""
+    rows = [
+        f"| `{name}` | {kind} | {unit} | {text} |" for name, kind, unit, text in families(client)
+    ]
+    return "\n".join(["| name | type | unit | what |", "| --- | --- | --- | --- |", *rows])
+
+
+def main() -> None:
+    """Writes the table into the document."""
+    client = EngineClient(recall_loop, max_queue=1, max_backlog=1)
+    client.start()
+    try:
+        before = DOCUMENT.read_text().partition("| name |")[0]
+        DOCUMENT.write_text(f"{before}{table(client)}\n")
+    finally:
+        client.stop(10)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+from dataclasses import replace
+
+import httpx2
+from prometheus_client import CollectorRegistry, generate_latest
+
+from engine.figures import MlxMemory, StepMeter
+from engine.types import EngineStats, MissReason
+from server.metrics.engine_figures import EngineCollector
+from server.text.tokenizer import Tokenizer
+from tests.engines import BLOCK_BYTES, CONFIG
+from tests.server.harness import (
+    CHAT,
+    COMPLETIONS,
+    Connection,
+    Engine,
+    chat,
+    eventually,
+    http_client,
+    make_service,
+    prompt,
+    running,
+    start_engine,
+)
+from tests.server.metrics.scraping import Samples, client_with, pool, samples_of, scrape, value
+
+PARTS = ("free", "live", "partial_tail", "mapped_ahead", "cached", "quarantined")
+
+
+def shown(stats: EngineStats, *, step_age_s: float = 0.0) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(client_with(stats, step_age_s=step_age_s)))
+    return samples_of(generate_latest(registry).decode())
+
+
+async def test_the_parts_of_the_pool_add_up_to_its_capacity(tokenizer: Tokenizer) -> None:
+    engine = start_engine()
+    engine.gate.closed = True
+    async with (
+        running(make_service(engine.client, tokenizer)) as app,
+        http_client(app) as http,
+    ):
+        open_ones = [Connection(app, COMPLETIONS, prompt("x" * 50, max_tokens=60))] * 2
+        seen = []
+        for _ in range(40):
+            await engine.step()
+            samples = await scrape(http)
+            assert sum(pool(samples, part) for part in PARTS) == pool(samples, "capacity")
+            assert pool(samples, "capacity") == CONFIG.kv_budget_bytes
+            seen.append(samples)
+        assert max(pool(samples, "live") for samples in seen) > 0
+        assert max(pool(samples, "partial_tail") for samples in seen) > 0
+        assert max(value(samples, "quire_requests_running") for samples in seen) == 1
+        engine.gate.open()
+        for connection in open_ones:
+            await connection.end()
+        await eventually(lambda: engine.client.stats.running == 0)
+        samples = await scrape(http)
+        assert pool(samples, "live") == pool(samples, "partial_tail") == 0
+        assert sum(pool(samples, part) for part in PARTS) == pool(samples, "capacity")
+    engine.stop()
+
+
+async def test_memory_is_charged_while_it_is_used(http: httpx2.AsyncClient) -> None:
+    await http.post(CHAT, json=chat(max_tokens=100))
+    samples = await scrape(http)
+    assert 0 < pool(samples, "committed") <= 2 * pool(samples, "capacity")
+    assert pool(samples, "block") == BLOCK_BYTES
+    assert value(samples, "quire_kv_block_tokens") == 16
+    assert value(samples, "quire_kv_heaps") >= 1
+    assert value(samples, "quire_kv_heaps_kept") == 0
+    assert value(samples, "quire_kv_mapped_blocks_total") > 0
+
+
+async def test_counters_rise_with_the_work(http: httpx2.AsyncClient) -> None:
+    before = await scrape(http)
+    usage = (await http.post(CHAT, json=chat(max_tokens=9))).json()["usage"]
+    names = {
+        "quire_prompt_tokens_total": usage["prompt_tokens"],
+        "quire_prompt_tokens_submitted_total": usage["prompt_tokens"],
+        "quire_generated_tokens_total": 9,
+        "quire_steps_total": 9,
+        "quire_step_seconds_count": 9,
+        "quire_step_sequences_sum": 9,
+        "quire_request_queue_seconds_count": 1,
+    }
+    after = before
+    for _ in range(200):
+        after = await scrape(http)
+        if value(after, "quire_steps_total") >= value(before, "quire_steps_total") + 9:
+            break
+    for name, amount in names.items():
+        assert value(after, name) - value(before, name) == amount, name
+    assert value(after, "quire_step_duration_seconds") > 0
+    assert value(after, "quire_step_budget_tokens") > 0
+    assert value(after, "quire_failed_rows_total") == 0
+    assert value(after, "quire_mlx_peak_bytes") >= value(after, "quire_mlx_active_bytes") > 0
+
+
+def test_what_came_from_the_cache_is_counted_and_misses_have_their_reasons() -> None:
+    samples = shown(
+        EngineStats(
+            submitted_prompt_tokens=64,
+            cached_prompt_tokens=48,
+            prefix_misses=((MissReason.EVICTED, 3), (MissReason.OTHER_SALT, 1)),
+            mapping_waits=5,
+        )
+    )
+    assert value(samples, "quire_prompt_tokens_submitted_total") == 64
+    assert value(samples, "quire_prompt_tokens_cached_total") == 48
+    assert value(samples, "quire_prefix_misses_total", reason="never_cached") == 0
+    assert value(samples, "quire_prefix_misses_total", reason="evicted") == 3
+    assert value(samples, "quire_prefix_misses_total", reason="other_salt") == 1
+    assert value(samples, "quire_mapping_waits_total") == 5
+    empty = shown(EngineStats())
+    assert sum(name == "quire_prefix_misses_total" for name, _ in empty) == len(MissReason)
+
+
+def test_steps_mlx_and_age_are_shown_as_the_engine_has_them() -> None:
+    meter = StepMeter()
+    meter.step_ran(0.03, 4)
+    meter.left_queue(3.0)
+    stats = EngineStats(measured=meter.snapshot, mlx=MlxMemory(1, 2, 3))
+    samples = shown(stats, step_age_s=7.5)
+    assert value(samples, "quire_step_seconds_bucket", le="0.05") == 1
+    assert value(samples, "quire_step_seconds_bucket", le="0.02") == 0
+    assert value(samples, "quire_step_sequences_sum") == 4
+    assert value(samples, "quire_request_queue_seconds_sum") == 3
+    names = ("active", "cache", "peak")
+    assert [value(samples, f"quire_mlx_{name}_bytes") for name in names] == [1, 2, 3]
+    assert value(samples, "quire_engine_step_age_seconds") == 7.5
+
+
+async def test_an_engine_that_has_ended_shows(tokenizer: Tokenizer) -> None:
+    engine = start_engine()
+    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+        assert value(await scrape(http), "quire_engine_alive_ratio") == 1
+        engine.stop()
+        assert value(await scrape(http), "quire_engine_alive_ratio") == 0
+
+
+async def test_what_the_pool_counts_shows(engine: Engine) -> None:
+    kv = engine.client.stats.kv
+    assert kv is not None
+    counted = replace(
+        kv,
+        kept_heaps=7,
+        shared_saved_bytes=4096,
+        evicted_blocks=3,
+        mapped_blocks=20,
+        unmapped_blocks=9,
+    )
+    samples = shown(EngineStats(kv=counted))
+    assert value(samples, "quire_kv_heaps_kept") == 7
+    assert value(samples, "quire_kv_shared_saved_bytes") == 4096
+    assert value(samples, "quire_prefix_evicted_blocks_total") == 3
+    assert value(samples, "quire_kv_mapped_blocks_total") == 20
+    assert value(samples, "quire_kv_unmapped_blocks_total") == 9

@@ -1,0 +1,66 @@
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from engine.types import Histogram
+from server.metrics.families import (
+    counter,
+    counters,
+    gauge,
+    gauges,
+    histogram,
+    histograms,
+    info,
+)
+
+
+def text_of(*families: Metric) -> str:
+    class Given(Collector):
+        def collect(self) -> tuple[Metric, ...]:
+            return families
+
+    registry = CollectorRegistry()
+    registry.register(Given())
+    return generate_latest(registry).decode()
+
+
+def test_buckets_hold_those_of_all_smaller_ones() -> None:
+    counted = Histogram((0.5, 2.0))
+    for value in (0.1, 1.0, 1.5, 9.0):
+        counted.observe(value)
+    text = text_of(histogram("x_seconds", "Times", counted.snapshot))
+    assert text.splitlines() == [
+        "# HELP x_seconds Times",
+        "# TYPE x_seconds histogram",
+        'x_seconds_bucket{le="0.5"} 1.0',
+        'x_seconds_bucket{le="2.0"} 3.0',
+        'x_seconds_bucket{le="+Inf"} 4.0',
+        "x_seconds_count 4.0",
+        "x_seconds_sum 11.6",
+    ]
+
+
+def test_labels_keep_series_apart() -> None:
+    counted = Histogram((1.0,)).snapshot
+    text = text_of(
+        counters("a", "A", ("kind",), [(("x",), 1), (("y",), 2)]),
+        gauges("b", "B", ("kind",), [(("x",), 3)]),
+        histograms("c_seconds", "C", ("kind",), [(("x",), counted), (("y",), counted)]),
+        info("d_info", "D", {"version": "1", "model": "m"}),
+    )
+    for line in (
+        'a_total{kind="x"} 1.0',
+        'a_total{kind="y"} 2.0',
+        'b{kind="x"} 3.0',
+        'c_seconds_count{kind="y"} 0.0',
+        'd_info{model="m",version="1"} 1.0',
+    ):
+        assert line in text.splitlines()
+
+
+def test_nothing_says_when_it_was_made() -> None:
+    counted = Histogram((1.0,)).snapshot
+    text = text_of(counter("a", "A", 1), gauge("b", "B", True), histogram("c", "C", counted))
+    assert "_created" not in text
+    assert "a_total 1.0" in text
+    assert "b 1.0" in text

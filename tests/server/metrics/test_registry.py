@@ -1,0 +1,161 @@
+import os
+import re
+import shutil
+import subprocess
+from importlib.metadata import version
+
+import pytest
+
+from engine.client import EngineClient
+from server.guards.refusals import Refusal
+from server.metrics import Metrics
+from server.metrics.registry import About
+from server.text.tokenizer import Tokenizer
+from tests.engines import recall_loop
+from tests.server.harness import (
+    COMPLETIONS,
+    Connection,
+    Engine,
+    eventually,
+    http_client,
+    make_service,
+    prompt,
+    running,
+    start_engine,
+)
+from tests.server.metrics.scraping import client_with, pool, samples_of, scrape, value
+from tests.server.metrics.table import DOCUMENT, families, table
+
+PROMTOOL = shutil.which(os.environ.get("PROMTOOL", "promtool"))
+# Of promlint's rules, those that a name can break.
+ABBREVIATIONS = {"s", "ms", "us", "ns", "sec", "min", "h", "b", "kb", "mb", "gb", "pct"}
+OTHER_UNITS = {"milliseconds", "microseconds", "minutes", "hours", "kilobytes", "megabytes"}
+
+
+def test_what_is_served_is_named() -> None:
+    metrics = Metrics(client_with(), About("org/model", "posix", "float32", 100))
+    samples = samples_of(metrics.render().decode())
+    labels = {"model": "org/model", "substrate": "posix", "arithmetic": "float32"}
+    assert value(samples, "quire_info", version=version("quire"), **labels) == 1
+    assert value(samples, "quire_request_prompt_tokens_bucket", le="100.0") == 0
+    assert ("quire_request_prompt_tokens_bucket", (("le", "200.0"),)) not in samples
+
+
+def test_what_happens_at_the_door_is_counted() -> None:
+    metrics = Metrics(client_with(), footprint=lambda heap_bytes: heap_bytes + 9)
+    metrics.count_refusal(Refusal.QUEUE_FULL)
+    metrics.connection_opened()
+    metrics.connection_opened()
+    metrics.connection_closed()
+    metrics.set_draining(True)
+    samples = samples_of(metrics.render().decode())
+    assert value(samples, "quire_refused_requests_total", reason="queue_full") == 1
+    assert value(samples, "quire_open_connections") == 1
+    assert value(samples, "quire_draining_ratio") == 1
+    assert value(samples, "quire_process_footprint_bytes") == 9
+    metrics.set_draining(False)
+    assert value(samples_of(metrics.render().decode()), "quire_draining_ratio") == 0
+    metrics.connection_closed()
+    with pytest.raises(AssertionError):
+        metrics.connection_closed()
+
+
+def test_an_engine_that_was_never_started_has_no_pool_yet() -> None:
+    client = EngineClient(recall_loop, max_queue=1, max_backlog=1)
+    text = Metrics(client).render().decode()
+    assert "quire_engine_alive_ratio 0.0" in text
+    assert "quire_kv_" not in text.replace("quire_kv_copied", "")
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+def test_names_follow_the_conventions(engine: Engine) -> None:
+    """https://prometheus.io/docs/practices/naming/"""
+    for name, kind, _, text in families(engine.client):
+        assert re.fullmatch(r"(quire|process)_[a-z0-9]+(_[a-z0-9]+)*", name)
+        assert text
+        assert not text.endswith(".")
+        assert name.endswith("_total") == (kind == "counter")
+        assert not set(name.split("_")) & (ABBREVIATIONS | OTHER_UNITS | {"counter", "gauge"})
+        assert not name.endswith(("_bucket", "_count", "_sum", "_created"))
+
+
+def test_no_series_says_when_it_was_made(engine: Engine) -> None:
+    assert "_created" not in Metrics(engine.client).render().decode()
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is Prometheus' own")
+def test_prometheus_own_check_accepts_all(engine: Engine) -> None:
+    assert PROMTOOL is not None
+    metrics = Metrics(engine.client)
+    metrics.count_request("/health", 200)
+    metrics.request_ended("/health", 0.1)
+    command = [PROMTOOL, "check", "metrics"]
+    found = subprocess.run(command, input=metrics.render(), capture_output=True, check=False)
+    assert (found.returncode, found.stderr, found.stdout) == (0, b"", b"")
+
+
+def test_the_document_has_what_is_shown(engine: Engine) -> None:
+    """``python -m tests.server.metrics.table`` writes it."""
+    assert DOCUMENT.read_text().endswith(f"{table(engine.client)}\n")
+
+
+# --- under load ------------------------------------------------------------------------------
+
+
+async def test_fault_27_metrics_are_shown_while_the_engine_is_stuck(tokenizer: Tokenizer) -> None:
+    engine = start_engine()
+    engine.gate.closed = True
+    async with (
+        running(make_service(engine.client, tokenizer)) as app,
+        http_client(app) as http,
+    ):
+        stuck = Connection(app, COMPLETIONS, prompt("x" * 50, max_tokens=5))
+        await eventually(lambda: engine.gate.entered > 0)
+        # The engine's thread holds whatever it holds, and does not go on.
+        for _ in range(3):
+            samples = await scrape(http)
+        assert value(samples, "quire_engine_alive_ratio") == 1
+        assert not stuck.done
+        engine.gate.open()
+        await stuck.end()
+    engine.stop()
+
+
+async def test_fault_27_metrics_show_what_the_pool_counts(tokenizer: Tokenizer) -> None:
+    engine = start_engine()
+    engine.gate.closed = True
+    loop = engine.client._loop
+    assert loop is not None
+    kv = loop._kv
+    async with (
+        running(make_service(engine.client, tokenizer)) as app,
+        http_client(app) as http,
+    ):
+        body = prompt("x" * 70, max_tokens=40)
+        busy = [Connection(app, COMPLETIONS, body)]
+        for number in range(30):
+            if number == 10:
+                busy.append(Connection(app, COMPLETIONS, body))
+            await engine.step()
+        # The next step waits at the gate; nothing else runs on the engine's thread, so that what
+        # stands after its last one can be counted from here.
+        loop.stats = loop._snapshot()
+        counted, samples = kv.stats(), await scrape(http)
+        parts = ("capacity", "free", "live", "partial_tail", "mapped_ahead", "cached")
+        for part in (*parts, "quarantined", "free_slack", "committed", "shared_saved", "block"):
+            assert pool(samples, part) == getattr(counted, f"{part}_bytes"), part
+        blocks = list(kv._open.values())
+        distinct = {block for sequence in blocks for block in sequence.buffer.table.blocks}
+        had = sum(len(sequence.buffer.table) for sequence in blocks)
+        assert pool(samples, "shared_saved") == (had - len(distinct)) * counted.block_bytes > 0
+        mapped = value(samples, "quire_kv_mapped_blocks_total")
+        unmapped = value(samples, "quire_kv_unmapped_blocks_total")
+        buffers = [sequence.buffer for sequence in blocks]
+        buffers += [closed.sequence.buffer for closed in kv._closed]
+        assert mapped - unmapped == sum(buffer.mapped_blocks for buffer in buffers) > 0
+        engine.gate.open()
+        for connection in busy:
+            await connection.end()
+    engine.stop()

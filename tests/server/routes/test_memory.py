@@ -1,0 +1,209 @@
+"""GET /memory, beside /metrics and the pool itself."""
+
+import asyncio
+import threading
+from collections import Counter
+from typing import Any
+
+import httpx2
+import pytest
+
+from engine.memory_map import MemoryMap
+from engine.messages import Look
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import (
+    CHAT,
+    COMPLETIONS,
+    DEADLINE_S,
+    Connection,
+    Engine,
+    chat,
+    eventually,
+    http_client,
+    make_service,
+    prompt,
+    running,
+    start_engine,
+)
+from tests.server.metrics.scraping import scrape
+
+STATES = {"f": "free", "d": "free", "c": "cached", "q": "quarantined", "r": "quarantined"}
+
+POOL_PARTS = ("free", "live", "partial_tail", "mapped_ahead", "cached", "quarantined")
+
+
+def bytes_of(told: dict[str, Any]) -> Counter[str]:
+    """Bytes by what the blocks are for, counted from the letters."""
+    geometry = told["geometry"]
+    letters = "".join(told["heaps"])
+    unmade = (geometry["max_heaps"] - len(told["heaps"])) * geometry["blocks_per_heap"]
+    blocks = Counter(STATES.get(letter, "held") for letter in letters)
+    blocks["free"] += unmade
+    return Counter({name: count * geometry["block_bytes"] for name, count in blocks.items()})
+
+
+def parts_of(pool: dict[str, Any]) -> dict[str, int]:
+    held = sum(pool[f"{part}_bytes"] for part in ("live", "partial_tail", "mapped_ahead"))
+    return {
+        "free": pool["free_bytes"],
+        "cached": pool["cached_bytes"],
+        "quarantined": pool["quarantined_bytes"],
+        "held": held,
+    }
+
+
+async def waiting_in_step(engine: Engine, number: int) -> None:
+    """Until the engine has come to that step, and waits in it."""
+    await eventually(lambda: engine.gate.entered == number)
+
+
+class Held:
+    """The engine, stopped between two steps, just after it has answered all who looked before."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._entered, self._go_on = threading.Event(), threading.Event()
+        assert engine.client._loop is not None
+        self.loop = engine.client._loop
+        self.loop.mailbox.put(Look(self._hold))
+
+    def _hold(self, _: MemoryMap) -> None:
+        self._entered.set()
+        self._go_on.wait(DEADLINE_S)
+
+    async def reached(self) -> None:
+        await eventually(self._entered.is_set)
+
+    def let_go(self) -> None:
+        self._go_on.set()
+
+
+async def test_the_map_and_the_metrics_agree_with_the_pool_under_load(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every question goes to the engine, however soon it comes.
+    monkeypatch.setattr("server.memory_watch.MAX_AGE_S", -1.0)
+    engine = start_engine()
+    engine.gate.closed = True
+    begun = engine.gate.entered
+    async with (
+        running(make_service(engine.client, tokenizer)) as app,
+        http_client(app) as http,
+    ):
+        text = "x" * 50
+        streams = [
+            Connection(app, COMPLETIONS, prompt(text + str(n % 3) * n, max_tokens=100, stream=True))
+            for n in range(6)
+        ]
+        await eventually(lambda: engine.client.in_flight == 6)
+        await eventually(lambda: engine.gate.entered > begun)
+        assert engine.client._loop is not None
+        mailbox, shared, entered = engine.client._loop.mailbox, 0, engine.gate.entered
+        for _ in range(25):
+            engine.gate.allow(3)
+            entered += 3
+            await waiting_in_step(engine, entered)
+            # The engine waits in a step. Who looks is answered before the next one, and then it
+            # is held there.
+            looking = asyncio.ensure_future(http.get("/memory"))
+            await eventually(lambda: mailbox.qsize() == 1)
+            held = Held(engine)
+            engine.gate.allow(1)
+            entered += 1
+            await held.reached()
+            told = (await looking).json()["map"]
+            samples = await scrape(http)
+            kv = held.loop._kv
+            kv.check_invariants()
+            counted = kv.stats()
+            for part in (*POOL_PARTS, "capacity", "free_slack"):
+                figure = getattr(counted, f"{part}_bytes")
+                assert told["pool"][f"{part}_bytes"] == figure, part
+                assert samples[f"quire_kv_{part}_bytes", ()] == figure, part
+            assert bytes_of(told) == Counter(parts_of(told["pool"]))
+            assert samples["quire_requests_running", ()] == told["running"]
+            shared += told["shared_saved_bytes"]
+            held.let_go()
+            await waiting_in_step(engine, entered)
+        assert shared > 0
+        for stream in streams:
+            stream.leave()
+        engine.gate.open()
+        for stream in streams:
+            await stream.end()
+    engine.stop()
+
+
+async def test_recent_requests_are_told_with_their_times_and_without_contents(
+    http: httpx2.AsyncClient,
+) -> None:
+    secret = "zebra-canary"
+    usage = (await http.post(CHAT, json=chat(secret, max_tokens=7))).json()["usage"]
+    response = await http.get("/memory")
+    assert response.status_code == 200
+    assert response.headers["cache-control"] == "no-store"
+    assert secret not in response.text
+    told = response.json()
+    assert (told["engine_alive"], told["model"]) == (True, "recall")
+    assert told["age_s"] < DEADLINE_S
+    newest = told["requests"][0]
+    assert newest["prompt_tokens"] == usage["prompt_tokens"]
+    assert (newest["generated_tokens"], newest["answers"], newest["finish"]) == (7, 1, "length")
+    assert 0 < newest["first_token_s"] <= newest["duration_s"]
+    assert newest["tokens_per_s"] > 0
+    assert newest["ended_s_ago"] >= 0
+    assert "ended_at" not in newest
+
+
+async def test_one_that_left_and_one_that_failed_are_among_the_recent_requests(
+    tokenizer: Tokenizer,
+) -> None:
+    engine = start_engine(failing=ord("!"))
+    engine.gate.closed = True
+    async with (
+        running(make_service(engine.client, tokenizer)) as app,
+        http_client(app) as http,
+    ):
+        leaving = Connection(app, COMPLETIONS, prompt(max_tokens=50))
+        await eventually(lambda: engine.client.in_flight == 1)
+        leaving.leave()
+        await leaving.end()
+        engine.gate.open()
+        ids = [ord("!")] * 3
+        assert (await http.post(COMPLETIONS, json=prompt(ids))).status_code == 500
+        told = (await http.get("/memory")).json()
+        assert [request["finish"] for request in told["requests"]] == ["error", "aborted"]
+    engine.stop()
+
+
+async def test_an_engine_that_is_stuck_is_said_to_be(tokenizer: Tokenizer) -> None:
+    engine = start_engine()
+    async with (
+        running(make_service(engine.client, tokenizer)) as app,
+        http_client(app) as http,
+    ):
+        held = Held(engine)
+        await held.reached()
+        response = await http.get("/memory")
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert response.json()["error"]["code"] == "no_memory_map"
+        held.let_go()
+        await eventually(lambda: held.loop.mailbox.qsize() == 0)
+        assert (await http.get("/memory")).status_code == 200
+    engine.stop()
+
+
+async def test_of_an_engine_that_has_ended_the_last_map_is_told(tokenizer: Tokenizer) -> None:
+    engine = start_engine()
+    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+        assert (await http.get("/memory")).json()["engine_alive"]
+        engine.stop()
+        told = (await http.get("/memory")).json()
+        assert told["engine_alive"] is False
+        assert told["map"]["geometry"]["tokens_per_block"] == 16
+
+
+async def test_the_route_is_described(http: httpx2.AsyncClient) -> None:
+    schema = (await http.get("/openapi.json")).json()["paths"]
+    assert "age_s" in schema["/memory"]["get"]["description"]
+    assert not [path for path in schema if path.startswith("/page") or path == "/"]

@@ -1,0 +1,61 @@
+"""A tokenizer that fails: a text is to blame, or a bug; the engine hears of neither."""
+
+import json
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from server.service import Service
+from tests.server.harness import CHAT, COMPLETIONS, chat, prompt
+
+PROMPTS = {
+    CHAT: chat(),
+    COMPLETIONS: prompt(),
+    "/v1/messages": chat(max_tokens=5),
+    "/v1/responses": {"input": "Hi"},
+    "/tokenize": {"prompt": "Hi"},
+}
+
+
+@pytest.fixture
+def never(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine must not be asked."""
+
+    def submit(*_: object, **__: object) -> None:
+        raise AssertionError("the engine was reached")
+
+    monkeypatch.setattr(service.client, "submit_choices", submit)
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_fault_13_a_tokenizer_that_raises_is_a_bug_that_is_told_in_the_apis_shape(
+    app: FastAPI,
+    service: Service,
+    http: httpx2.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    never: None,
+    path: str,
+) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            raise TypeError("TextInputSequence must be str, not secret")
+
+    monkeypatch.setattr(service.tokenizer, "fast", Broken())
+    response = await http.post(path, json=PROMPTS[path])
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "The server failed to answer."
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_fault_13_half_a_character_is_the_fault_of_its_text(
+    app: FastAPI, http: httpx2.AsyncClient, never: None, path: str
+) -> None:
+    body = json.dumps(PROMPTS[path] | {"metadata": {}}).replace("H", "\\ud83d", 1)
+    body = body.replace("Once", "\\ud83d")
+    response = await http.post(
+        path, content=body.encode(), headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 400
+    assert "surrogate" in response.json()["error"]["message"]
