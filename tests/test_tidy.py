@@ -24,7 +24,13 @@ NATIVE = [
     for path in sorted((ROOT / "metal_ext" / folder).rglob("*"))
     if path.suffix in {".cpp", ".h", ".c", ".metal"}
 ]
-LOCKS = ("requirements.lock", "requirements-dev.lock", "tests/metal/cross/requirements.lock")
+LOCKS = (
+    "requirements.lock",
+    "requirements-dev.lock",
+    "tests/docker/requirements.lock",
+    "tests/metal/cross/requirements.lock",
+    "tests/page/requirements.lock",
+)
 # Sources whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
     "engine/runner.py": "tests/engine/test_recall_engine.py",
