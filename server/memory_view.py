@@ -45,7 +45,7 @@ def view(found: MemoryMap) -> Json:
             "max_heaps": kv.max_heaps,
         },
         "pool": None if stats.kv is None else asdict(stats.kv),
-        "shared_saved_bytes": shared_saved_blocks(kv) * kv.block_bytes,
+        "shared_saved_bytes": 0 if stats.kv is None else stats.kv.shared_saved_bytes,
         "running": stats.running,
         "waiting": stats.waiting,
         "steps": stats.steps,
@@ -98,12 +98,6 @@ def sharer_runs(kv: KVMap) -> list[int]:
     starts, counts, sharers = starts[shared], counts[shared], sharers[starts][shared]
     ends_before = np.append(0, starts + counts)[: len(starts)]
     return _flat(starts - ends_before, counts, sharers)
-
-
-def shared_saved_blocks(kv: KVMap) -> int:
-    """Blocks that there would be more, if each sequence had its own."""
-    sharers = _sharers(kv)
-    return int(np.maximum(sharers - 1, 0).sum())
 
 
 def _sharers(kv: KVMap) -> np.ndarray:

@@ -20,10 +20,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.config import LimitsSection
-from server.failures import failure
-from server.guards.headers import SAFE_HEADERS
 from server.guards.overflow import OverflowProtocol
-from server.guards.refusals import Refusal
+from server.guards.refusals import Refusal, whole_answer
 from server.metrics import Metrics
 from server.protocol.errors import ApiError
 
@@ -231,11 +229,3 @@ def guarded_protocol(limits: LimitsSection, metrics: Metrics) -> type[GuardedPro
         rules = Rules(limits, metrics)
 
     return ServerProtocol
-
-
-def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """An error for a connection that ends with it: status, headers, body."""
-    response = failure(path, error)
-    for name, value in ({"Connection": "close"} | SAFE_HEADERS).items():
-        response.headers[name] = value
-    return response.status_code, response.raw_headers, bytes(response.body)

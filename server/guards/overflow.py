@@ -3,8 +3,7 @@
 import asyncio
 
 from server.config import LimitsSection
-from server.failures import failure
-from server.guards.headers import SAFE_HEADERS
+from server.guards.refusals import whole_answer
 from server.protocol.errors import ApiError
 
 
@@ -59,8 +58,8 @@ def too_many_connections(retry_after_s: int) -> bytes:
         "There are too many connections; try again later.",
         type="server_error",
         code="too_many_connections",
-        headers={"Retry-After": str(retry_after_s), "Connection": "close"} | SAFE_HEADERS,
+        headers={"Retry-After": str(retry_after_s)},
     )
-    response = failure("", error)
-    head = b"".join(b"%s: %s\r\n" % field for field in response.raw_headers)
-    return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + bytes(response.body)
+    _, headers, body = whole_answer(error, "")
+    head = b"".join(b"%s: %s\r\n" % field for field in headers)
+    return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body

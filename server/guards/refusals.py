@@ -6,6 +6,7 @@ from enum import StrEnum
 from starlette.types import Receive, Scope, Send
 
 from server.failures import failure
+from server.guards.headers import SAFE_HEADERS
 from server.protocol.errors import ApiError
 
 
@@ -31,3 +32,11 @@ CountRefusal = Callable[[Refusal], None]
 async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """The error instead of whatever stands behind a guard."""
     await failure(scope["path"], error)(scope, receive, send)
+
+
+def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """The error for a connection that ends with it: status, headers, body."""
+    response = failure(path, error)
+    for name, value in ({"Connection": "close"} | SAFE_HEADERS).items():
+        response.headers[name] = value
+    return response.status_code, response.raw_headers, bytes(response.body)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.abuse.clients import READ_BYTES, Ending, chat_request, connected, crowd
 from tests.clients.environments import ROOT
-from tests.clients.servers import serving
+from tests.clients.servers import QUIRE, serving
 
 SIZE = 1000
 # The streams of a server that has something to do: the crowd may fill what is left of its batch,
@@ -32,7 +32,6 @@ MAX_CROWD_S = 120.0
 MAX_RATIO = 2.0
 ANSWER_TOKENS = 4
 STREAM_TOKENS = 400
-QUIRE = (sys.executable, "-c", "from server.cli import main; main()")
 ACCOUNTED = ("answered", "429 with Retry-After", "503 with Retry-After", "closed without a word")
 
 
@@ -162,7 +161,7 @@ def run(
     model: Path, size: int = SIZE, calm_s: float = CALM_S, *flags: str, streams: int = STREAMS
 ) -> Outcome:
     """Of a server of its own."""
-    command = (*QUIRE, "serve", str(model), "--port", "0", "--log-level", "info", *flags)
+    command = (QUIRE, "serve", str(model), "--port", "0", "--log-level", "info", *flags)
     with serving(*command) as (address, _):
         return asyncio.run(measure(int(address.rpartition(":")[2]), size, calm_s, streams))
 

@@ -4,7 +4,6 @@ import asyncio
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,8 @@ from typing import Any
 
 import httpx2
 
-QUIRE = Path(sys.executable).with_name("quire")
+from tests.clients.servers import QUIRE
+
 START_LIMIT_S = 60.0
 END_LIMIT_S = 60.0
 SMALL = ("--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB", "--threads", "1")

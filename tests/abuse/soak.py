@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.abuse import clients
 from tests.abuse.clients import Ending
-from tests.clients.servers import serving
+from tests.clients.servers import QUIRE, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "configs" / "demo" / "model"
@@ -240,8 +240,7 @@ class Soak:
 def soak(model: Path, minutes: float, seed: int) -> Soak:
     """Starts a server, lets clients loose on it, and ends it."""
     settings = [f"--set={name}={value}" for name, value in SETTINGS.items()]
-    quire = str(Path(sys.executable).with_name("quire"))
-    with serving(quire, "serve", str(model), "--port", "0", *settings) as (address, process):
+    with serving(QUIRE, "serve", str(model), "--port", "0", *settings) as (address, process):
         port = int(address.rpartition(":")[2])
         run = Soak(port, psutil.Process(process.pid), random.Random(seed))
         asyncio.run(run.run(minutes))

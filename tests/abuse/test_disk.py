@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.abuse.processes import END_LIMIT_S, QUIRE, SMALL, START_LIMIT_S
+from tests.abuse.processes import END_LIMIT_S, SMALL, START_LIMIT_S
+from tests.clients.servers import QUIRE
 from tests.server.harness import CHAT, chat
 
 FULL = Path("/dev/full")

@@ -12,7 +12,6 @@ import httpx2
 import pytest
 
 from tests.abuse.processes import (
-    QUIRE,
     SMALL,
     Ask,
     Clients,
@@ -23,6 +22,7 @@ from tests.abuse.processes import (
     until_begun,
     whole,
 )
+from tests.clients.servers import QUIRE
 from tests.models import ModelSpec, write_model
 
 # Steps of several milliseconds, so that answers are not complete before a signal comes.

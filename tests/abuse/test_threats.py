@@ -30,6 +30,7 @@ from tests.abuse.clients import (
 )
 from tests.abuse.exhaustion import FEW
 from tests.abuse.servers import Abused, abused
+from tests.clients.servers import QUIRE
 from tests.server.harness import (
     CHAT,
     COMPLETIONS,
@@ -45,7 +46,6 @@ from tests.server.harness import (
 )
 
 ROOT = Path(__file__).parents[2]
-QUIRE = (sys.executable, "-c", "from server.cli import main; main()")
 SETTINGS = 2
 SOON_S = 0.2
 LONG_S = 60.0
@@ -69,7 +69,7 @@ def limits(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_threat_01_no_other_machine_is_listened_to_without_a_key(host: str) -> None:
     found = subprocess.run(
-        [*QUIRE, "serve", "no-such-model", "--host", host, "--port", "0"],
+        [QUIRE, "serve", "no-such-model", "--host", host, "--port", "0"],
         capture_output=True,
         text=True,
         timeout=LONG_S,

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.clients.environments import ROOT
 from tests.clients.models import random_model
 
+QUIRE = str(Path(sys.executable).with_name("quire"))
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
@@ -49,9 +50,8 @@ def random_server() -> Iterator[str]:
     """``quire serve`` with random weights."""
     with tempfile.TemporaryDirectory() as folder:
         model = random_model(Path(folder) / "random")
-        quire = str(Path(sys.executable).with_name("quire"))
         limits = ("--kv-budget", "256MiB", "--max-model-len", "8192", "--max-num-seqs", "8")
-        with serving(quire, "serve", str(model), "--port", "0", *limits) as (address, _):
+        with serving(QUIRE, "serve", str(model), "--port", "0", *limits) as (address, _):
             yield address
 
 

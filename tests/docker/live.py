@@ -4,11 +4,9 @@ import asyncio
 import http.client
 import math
 import subprocess
-import sys
 import time
-from pathlib import Path
 
-from tests.clients.servers import serving
+from tests.clients.servers import QUIRE, serving
 from tests.docker.boards import ROOT, Rule, Target, alerts, recordings, targets
 from tests.docker.load import Load
 from tests.docker.prometheus import PROMTOOL, Prometheus, QueryError, Series, finite, scraping
@@ -36,11 +34,10 @@ ALWAYS_ZERO = {
 
 def check_live() -> tuple[int, int]:
     """How many expressions passed, and how many failed."""
-    quire = str(Path(sys.executable).with_name("quire"))
     settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     limits = ["--kv-budget", "3MiB", "--heap-size", "1MiB", "--max-num-seqs", "12"]
     model = str(ROOT / "configs" / "demo" / "model")
-    command = (quire, "serve", model, "--port", "0", *limits, *settings)
+    command = (QUIRE, "serve", model, "--port", "0", *limits, *settings)
     with serving(*command) as (address, _), scraping(address[7:], SCRAPE_KEY) as prometheus:
         start_s = time.time()
         load = Load(address, KEY, LOAD_S)

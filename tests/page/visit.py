@@ -9,13 +9,12 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from tests.clients.servers import serving
+from tests.clients.servers import QUIRE, serving
 from tests.page.environment import BUILT
 
 WIDE = {"width": 1440, "height": 960}
 NARROW = {"width": 390, "height": 844}
 TIMEOUT_MS = 15_000
-QUIRE = (sys.executable, "-c", "from server.cli import main; main()", "serve")
 DEMO = ("configs/demo/model", "--port", "0", "--served-model-name", "quire-demo")
 SMALL = ("--kv-budget", "32MiB", "--heap-size", "2MiB", "--max-num-seqs", "3")
 KEY = "sk-0123456789abcdef"
@@ -30,9 +29,11 @@ class Browser:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Browser":
-        self.demo, _ = self._stack.enter_context(serving(*QUIRE, *DEMO, *SMALL, *FULL_AT_ONCE))
+        self.demo, _ = self._stack.enter_context(
+            serving(QUIRE, "serve", *DEMO, *SMALL, *FULL_AT_ONCE)
+        )
         locked = ("--set", f"access.api_keys={KEY}")
-        self.locked, _ = self._stack.enter_context(serving(*QUIRE, *DEMO, *SMALL, *locked))
+        self.locked, _ = self._stack.enter_context(serving(QUIRE, "serve", *DEMO, *SMALL, *locked))
         parrot = (sys.executable, "-m", "tests.clients.parrot")
         self.parrot, _ = self._stack.enter_context(serving(*parrot))
         playwright = self._stack.enter_context(sync_playwright())

@@ -18,10 +18,10 @@ from typer.testing import CliRunner, Result
 from server import assembly
 from server.cli import app, main
 from server.faults import EngineError
+from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
 
-QUIRE = Path(sys.executable).with_name("quire")
 SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
 SMALL += ["--max-num-seqs", "4", "--threads", "1"]
 SETTINGS, MODEL = 2, 3
