@@ -54,8 +54,8 @@ def xml(name: str, **arguments: Any) -> str:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """With room for tools in its prompts."""
-    started = start_engine(max_model_len=900)
+    """With room for tools in its prompts, none of which a pause between two requests forgets."""
+    started = start_engine(max_model_len=900, prefix_keep_s=1000.0)
     yield started
     started.stop()
 

@@ -44,7 +44,7 @@ Json = dict[str, Any]
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """With room for tools in its prompts."""
-    started = start_engine(max_model_len=900)
+    started = start_engine(max_model_len=900, prefix_keep_s=1000.0)
     yield started
     started.stop()
 
