@@ -1,9 +1,11 @@
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.abuse.clients import Ending
-from tests.abuse.crowd import Outcome, outcome_of, report
+from tests.abuse.crowd import Outcome, judge, outcome_of
 
 
 @pytest.mark.parametrize(
@@ -22,12 +24,30 @@ def test_an_ending_is_told_in_a_few_words(received: bytes, outcome: str) -> None
     assert outcome_of(Ending(received, 1.0, open_still=True)) == "left hanging"
 
 
-def test_a_crowd_with_an_unknown_end_or_slow_streams_is_a_problem(
+GOOD = Outcome(Counter({"answered": 1, "429 with Retry-After": 2}), 10.0, 20.0, 1.0)
+SLOW = replace(GOOD, crowded_gap_ms=21.0)
+LOST = replace(SLOW, outcomes=Counter({"left hanging": 1}))
+
+
+def test_a_crowd_with_an_unknown_end_or_slow_streams_is_a_problem() -> None:
+    assert GOOD.problems() == []
+    assert len(SLOW.problems()) == 1
+    assert len(LOST.problems()) == 3
+    assert not replace(SLOW, streams=4).problems()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code", "runs"),
+    [([GOOD], 0, 1), ([SLOW, GOOD], 0, 2), ([SLOW, SLOW, SLOW], 1, 3), ([LOST], 1, 1)],
+)
+def test_streams_that_were_only_slow_get_another_run(
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    outcomes: list[Outcome],
+    code: int,
+    runs: int,
 ) -> None:
-    good = Outcome(Counter({"answered": 1, "429 with Retry-After": 2}), 10.0, 20.0, 1.0)
-    assert report(good) == 0
-    bad = Outcome(Counter({"left hanging": 1}), 10.0, 21.0, 1.0)
-    assert len(bad.problems()) == 3
-    assert report(bad) == 1
-    assert "left hanging" in capsys.readouterr().out
+    left = iter(outcomes)
+    monkeypatch.setattr("tests.abuse.crowd.run", lambda *_, **__: next(left))
+    assert judge(Path(), 3, 16) == code
+    assert capsys.readouterr().out.count("ratio") == runs
