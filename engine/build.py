@@ -6,22 +6,16 @@ import mlx.core as mx
 
 import metal_ext
 from engine.checkpoint import Checkpoint
+from engine.config import EngineConfig
 from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, headroom_bytes, machine_threads
-from engine.planning.shape import ModelShape
-from engine.prompt_scores import SCORED_ROWS_AT_ONCE
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
+from engine.step_memory import activation_bytes, gpu_scratch_bytes
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
-from engine.weights import (
-    Arithmetic,
-    ArithmeticChoice,
-    Progress,
-    choose_arithmetic,
-    load_qwen3,
-)
+from engine.weights import ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVShape, LayoutError
 from kvcache.manager import KVCacheManager
@@ -30,49 +24,11 @@ from kvcache.native_backends import raise_descriptor_limit
 from kvcache.new_backend import new_backend
 from kvcache.substrates import Substrate
 
-FLOAT32_BYTES = 4
-# Copies of the hidden state and of the logits that live at once during a step: a bound, not a
-# measurement.
-HIDDEN_COPIES = 6
-LOGIT_COPIES = 5
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
 # What the kernels are compiled for.
 GPU_HEAD_DIMS = (64, 128, 256)
-# Positions of a row that the GPU's decode kernel sums at a time, as in kernels/metal/arguments.h.
-SPLIT_TOKENS = 256
-# Layers whose K and V may lie gathered at once, where they lie in no one array: a bound.
-GATHERED_LAYERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Every choice that the engine leaves to its user; None means: choose."""
-
-    substrate: str
-    """"auto", or what a Substrate is called."""
-    release_heaps: bool
-    """Whether a GPU may release heaps before the process ends."""
-    arithmetic: Arithmetic | None
-    kv_dtype: str | None
-    """"bfloat16", "float32", or on a GPU "float16"."""
-    page_bytes: int | None
-    heap_bytes: int
-    kv_budget_bytes: int | None
-    free_slack_bytes: int
-    headroom_bytes: int | None
-    mlx_cache_bytes: int
-    max_model_len: int | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    step_time_target_ms: float
-    threads: int | None
-    idle_release_s: float
-    prefix_cache: bool
-    prefix_keep_s: float
-    max_sharers: int
-    check_every_step: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +51,8 @@ def plan_engine(
     """Fits the model and its cache into the machine.
 
     machine: what the processor that computes may use. choice: what stands under K and V.
-    Raises BudgetError or LayoutError with the figure that does not fit.
+    Raises BudgetError or LayoutError with the figure that does not fit, and CheckpointError for an
+    arithmetic that it cannot be had in.
     """
     substrate = choice.substrate
     if substrate.on_gpu and checkpoint.head_dim not in GPU_HEAD_DIMS:
@@ -156,40 +113,14 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate)
     )
 
 
-def activation_bytes(model: Checkpoint | ModelShape, config: EngineConfig) -> int:
-    """An upper bound of what one step computes with, in float32."""
-    heads = model.query_heads + 2 * model.kv_heads
-    per_token = (
-        HIDDEN_COPIES * model.hidden_size + 3 * model.intermediate_size + 4 * heads * model.head_dim
-    )
-    per_row = LOGIT_COPIES * model.vocab_size
-    rows = max(config.max_num_seqs, SCORED_ROWS_AT_ONCE)
-    floats = config.max_num_batched_tokens * per_token + rows * per_row
-    return floats * FLOAT32_BYTES
-
-
-def gpu_scratch_bytes(
-    checkpoint: Checkpoint, config: EngineConfig, shape: KVShape, substrate: Substrate
-) -> int:
-    """An upper bound of what attention on a GPU computes with: a partial sum for every split of
-    every sequence that decodes; and where pages are no one array, a copy of a prompt's past."""
-    if not substrate.on_gpu:
-        return 0
-    longest = config.max_model_len or checkpoint.max_position_embeddings
-    splits = config.max_num_seqs * -(-longest // SPLIT_TOKENS)
-    # A sum, and the two numbers that it is combined with others by.
-    partial = checkpoint.query_heads * (checkpoint.head_dim + 2) * FLOAT32_BYTES
-    gathered = GATHERED_LAYERS * 2 * longest * shape.row_bytes
-    return splits * partial + (gathered if substrate is Substrate.PAGED else 0)
-
-
 def build_engine(
     plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit
 ) -> EngineLoop:
     """Makes everything, on the calling thread, which owns MLX from then on."""
     mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
-    model = load_qwen3(plan.checkpoint, plan.arithmetic.arithmetic, progress)
+    workers = None if plan.substrate.substrate.on_gpu else cpu_workers(plan.threads)
+    model = load_qwen3(plan.checkpoint, plan.arithmetic.arithmetic, progress, workers)
     identity = repr((plan.checkpoint, plan.arithmetic.arithmetic)).encode()
     return assemble(
         plan.memory,
@@ -197,7 +128,7 @@ def build_engine(
         model,
         plan.checkpoint.vocab_size,
         plan.substrate.substrate,
-        plan.threads,
+        workers,
         identity,
         emit,
         embedding_size=plan.checkpoint.hidden_size if plan.checkpoint.embeds else None,
@@ -215,7 +146,7 @@ def assemble(
     model: Model,
     vocab_size: int,
     substrate: Substrate,
-    threads: int,
+    workers: metal_ext.CpuWorkers | None,
     identity: bytes,
     emit: Emit,
     *,
@@ -223,9 +154,9 @@ def assemble(
 ) -> EngineLoop:
     """The engine around any model; runs a first request through it.
 
-    identity: of the model, whose K and V no other model shares. embedding_size: of the vectors that
-    it makes, if it generates nothing. Raises RuntimeError where the substrate cannot be made or the
-    model cannot decode; then nothing is left behind.
+    workers: a CPU's. identity: of the model, whose K and V no other model shares. embedding_size:
+    of the vectors that it makes, if it generates nothing. Raises RuntimeError where the substrate
+    cannot be made or the model cannot decode; then nothing is left behind.
     """
     raise_descriptor_limit()
     backend = new_backend(
@@ -233,7 +164,7 @@ def assemble(
         memory.layout.group,
         max_sequences=memory.max_num_seqs,
         release_heaps=config.release_heaps,
-        workers=None if substrate.on_gpu else cpu_workers(threads),
+        workers=workers,
     )
     cache_limits = CacheLimits(
         budget_bytes=memory.kv_budget_bytes,

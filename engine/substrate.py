@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import metal_ext
-from engine.build import EngineConfig, EnginePlan, kv_shape, plan_engine
+from engine.build import EnginePlan, kv_shape, plan_engine
 from engine.checkpoint import Checkpoint
+from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory, machine_memory
 from kvcache.canary import stamp
 from kvcache.canary.run import SUBSTRATE, run_trial

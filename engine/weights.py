@@ -10,8 +10,11 @@ from unittest import mock
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from engine.checkpoint import Checkpoint
+import metal_ext
+from engine.checkpoint import Checkpoint, CheckpointError
+from engine.models.packed_qwen3 import PackedQwen3
 from engine.models.qwen3 import Qwen3
+from engine.packed_weights import pack_qwen3
 
 # mlx_lm lowers the limit of open files for the whole process when it is imported.
 with mock.patch.object(resource, "setrlimit"):
@@ -32,6 +35,9 @@ class Arithmetic(Enum):
     """All unpacked to float32."""
     QUANTIZED_FLOAT32 = "quantized-float32"
     """Packed as they are, with scales and sums in float32."""
+    PACKED = "packed"
+    """As the checkpoint has them, in the order in which the CPU's own kernels read them; sums in
+    float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,20 @@ class ArithmeticChoice:
 def choose_arithmetic(
     checkpoint: Checkpoint, *, on_gpu: bool, memory_bytes: int, asked: Arithmetic | None
 ) -> ArithmeticChoice:
-    """On a GPU, as stored. On a CPU float32, which a BLAS can multiply; MLX's own loops for 16-bit
-    and packed numbers are an order of magnitude slower there.
+    """On a GPU, as stored. On a CPU packed for its own kernels; what these do not know, as float32,
+    which a BLAS can multiply: MLX's loops for 16 and fewer bits are an order of magnitude slower.
 
-    memory_bytes: what weights may take. asked: the user's own choice, which wins.
+    memory_bytes: what weights may take. asked: the user's own choice, which wins. Raises
+    CheckpointError where packed weights are asked for and cannot be had.
     """
+    packed = None if on_gpu else checkpoint.packed_bytes
+    if asked is Arithmetic.PACKED and packed is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: engine.arithmetic is packed, which a CPU can do with groups of "
+            "32, 64 or 128 weights and layers that are all stored alike"
+        )
     sizes = {
+        Arithmetic.PACKED: packed or 0,
         Arithmetic.STORED: checkpoint.stored_bytes,
         Arithmetic.FLOAT32: checkpoint.num_weights * FLOAT32_BYTES,
         Arithmetic.QUANTIZED_FLOAT32: checkpoint.widened_bytes,
@@ -60,31 +74,43 @@ def choose_arithmetic(
         chosen, reason = asked, "as configured"
     elif on_gpu:
         chosen, reason = Arithmetic.STORED, "the GPU multiplies what is stored"
+    elif packed is not None:
+        chosen, reason = Arithmetic.PACKED, "the CPU's own kernels multiply what is stored"
     elif sizes[Arithmetic.FLOAT32] <= memory_bytes or not checkpoint.quantized:
-        chosen, reason = Arithmetic.FLOAT32, "float32 is the fastest on this CPU"
+        chosen, reason = Arithmetic.FLOAT32, "the CPU's own kernels do not know how this is stored"
     else:
         chosen = Arithmetic.QUANTIZED_FLOAT32
         reason = "unpacked to float32 the weights would not fit into memory"
     return ArithmeticChoice(chosen, sizes[chosen], reason)
 
 
-def load_qwen3(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progress) -> Qwen3:
-    """Loads and evaluates all weights on the calling thread."""
-    return Qwen3(load_reference(checkpoint, arithmetic, progress))
+def load_qwen3(
+    checkpoint: Checkpoint,
+    arithmetic: Arithmetic,
+    progress: Progress,
+    workers: metal_ext.CpuWorkers | None,
+) -> Qwen3 | PackedQwen3:
+    """Loads and evaluates all weights on the calling thread. workers: a CPU's, who also pack."""
+    if arithmetic is not Arithmetic.PACKED:
+        return Qwen3(load_reference(checkpoint, arithmetic, progress))
+    assert workers is not None, "packed weights are a CPU's"
+    total, done = checkpoint.packed_bytes or 0, 0
+
+    def packed(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(min(done, total), total)
+
+    progress(0, total)
+    model = pack_qwen3(lazy_reference(checkpoint), workers, packed)
+    progress(total, total)
+    return model
 
 
 def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progress) -> Any:
     """mlx-lm's model of that checkpoint, in that arithmetic: its layers are ours, its forward is
     what ours is compared with."""
-    # Without a head of its own the model is built as if it were tied.
-    config = {"tie_word_embeddings": checkpoint.tied_embeddings or checkpoint.embeds}
-    model, _ = load_model(
-        checkpoint.path,
-        lazy=True,
-        strict=True,
-        model_config=config,
-        get_model_classes=lambda config: (_class_of(checkpoint), ModelArgs),
-    )
+    model = lazy_reference(checkpoint)
     if arithmetic is Arithmetic.FLOAT32:
         model = dequantize_model(model)
     if arithmetic is not Arithmetic.STORED:
@@ -98,6 +124,20 @@ def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Pro
         mx.eval(array)
         done += array.nbytes
         progress(done, total)
+    return model
+
+
+def lazy_reference(checkpoint: Checkpoint) -> Any:
+    """mlx-lm's model of that checkpoint, of which nothing has been read yet."""
+    # Without a head of its own the model is built as if it were tied.
+    config = {"tie_word_embeddings": checkpoint.tied_embeddings or checkpoint.embeds}
+    model, _ = load_model(
+        checkpoint.path,
+        lazy=True,
+        strict=True,
+        model_config=config,
+        get_model_classes=lambda config: (_class_of(checkpoint), ModelArgs),
+    )
     return model
 
 

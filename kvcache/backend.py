@@ -97,7 +97,13 @@ class StepRows(Protocol):
         how: NormAndRope,
     ) -> tuple[mx.array, mx.array]:
         """``append`` of keys after norm and RoPE, and the queries after theirs: the next token, and
-        ``[T, query_heads, head_dim]``."""
+        ``[T, query_heads, head_dim]``. A GPU's."""
+
+    def project_joined(
+        self, token: mx.array, layer: LayerRegions, joined: mx.array, how: NormAndRope
+    ) -> tuple[mx.array, mx.array]:
+        """``project`` of ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32: queries, keys and
+        values of one matrix. A CPU's."""
 
     def decode_attention(
         self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float

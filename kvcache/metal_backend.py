@@ -82,6 +82,11 @@ class MetalStepRows:
             self._substrate,
         )
 
+    def project_joined(
+        self, token: mx.array, layer: LayerRegions, joined: mx.array, how: NormAndRope
+    ) -> tuple[mx.array, mx.array]:
+        raise AssertionError("a GPU takes queries, keys and values of three matrices")
+
     def decode_attention(
         self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:

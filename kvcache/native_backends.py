@@ -47,6 +47,8 @@ class NativeStepRows:
         self._ranges = ranges
         self._table = metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
         self._workers = workers
+        self._angles: dict[tuple[float, float], mx.array] = {}
+        """Of the step's rows, by base and scale of the RoPE: the same in all layers."""
 
     def append(
         self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
@@ -62,7 +64,29 @@ class NativeStepRows:
         values: mx.array,
         how: NormAndRope,
     ) -> tuple[mx.array, mx.array]:
-        raise AssertionError("on a CPU norm, RoPE and append are operations of their own")
+        raise AssertionError("a CPU takes queries, keys and values of one matrix")
+
+    def project_joined(
+        self, token: mx.array, layer: LayerRegions, joined: mx.array, how: NormAndRope
+    ) -> tuple[mx.array, mx.array]:
+        rope = (how.rope_base, how.rope_scale)
+        if rope not in self._angles:
+            self._angles[rope] = metal_ext.rope_angles(
+                self._table, layer.head_dim, *rope, self._workers
+            )
+        return metal_ext.project_append(
+            token,
+            joined,
+            how.query_weight,
+            how.key_weight,
+            how.eps,
+            self._angles[rope],
+            self._table,
+            layer.native,
+            joined.shape[1] // layer.head_dim - 2 * layer.kv_heads,
+            layer.kv_heads,
+            self._workers,
+        )
 
     def decode_attention(
         self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float

@@ -75,6 +75,14 @@ class KVViews:
         )
         return queries
 
+    def project_joined(self, layer: int, joined: mx.array, how: NormAndRope) -> mx.array:
+        """The same on a CPU: ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32, queries, keys
+        and values as they come from one matrix; returns the queries."""
+        self._tokens.newest[layer], queries = self._rows.project_joined(
+            self._tokens.newest[layer], self._layers[layer], joined, how
+        )
+        return queries
+
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
         """Attention of ``[T, query_heads, head_dim]``, each row over its sequence up to itself."""
         token, regions = self._tokens.newest[layer], self._layers[layer]

@@ -24,14 +24,21 @@ from ._ext import (  # noqa: E402
     Heap,
     Layer,
     Mapper,
+    PackedLinear,
     RowTable,
     append,
     block_copy,
     chunk_attention,
     decode_attention,
+    gated_mlp,
     instruction_sets,
+    linear,
+    packed_rows,
+    project_append,
     read_seconds,
     region_view,
+    rms_norm,
+    rope_angles,
 )
 
 __all__ = [
@@ -44,15 +51,22 @@ __all__ = [
     "Heap",
     "Layer",
     "Mapper",
+    "PackedLinear",
     "RowTable",
     "append",
     "block_copy",
     "chunk_attention",
     "decode_attention",
     "fast_blas",
+    "gated_mlp",
     "instruction_sets",
+    "linear",
+    "packed_rows",
+    "project_append",
     "read_seconds",
     "region_view",
+    "rms_norm",
+    "rope_angles",
 ]
 
 if HAS_METAL:
@@ -61,7 +75,6 @@ if HAS_METAL:
         MetalSubstrate,
         gather,
         metal_capabilities,
-        project_append,
         step_end,
     )
 
@@ -70,6 +83,5 @@ if HAS_METAL:
         "MetalSubstrate",
         "gather",
         "metal_capabilities",
-        "project_append",
         "step_end",
     ]

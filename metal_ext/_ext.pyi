@@ -377,6 +377,7 @@ class MetalRows:
     @property
     def epoch(self) -> int: ...
 
+@overload
 def project_append(
     token: mx.array,
     queries: mx.array,
@@ -398,6 +399,96 @@ def project_append(
     head_dim]``; q_weight, k_weight: ``[head_dim]``; all of one dtype. The angle of dimension i is
     ``position * rope_scale * rope_base ** (-2 * i / head_dim)``.
     """
+@overload
+def project_append(
+    token: mx.array,
+    joined: mx.array,
+    q_weight: mx.array,
+    k_weight: mx.array,
+    eps: float,
+    angles: mx.array,
+    rows: RowTable,
+    layer: Layer,
+    query_heads: int,
+    kv_heads: int,
+    workers: CpuWorkers,
+) -> tuple[mx.array, mx.array]:
+    """The same on the CPU, all of it float32.
+
+    joined: ``[len(rows), (query_heads + 2 * kv_heads) * head_dim]``, queries, keys and values of
+    one matrix; angles: of ``rope_angles``.
+    """
+
+def rope_angles(
+    rows: RowTable, head_dim: int, base: float, scale: float, workers: CpuWorkers
+) -> mx.array:
+    """The angles of a table's rows, ``[len(rows), head_dim]`` float32: the cosines of
+    ``head_dim / 2`` dimensions, then their sines. That of dimension i is
+    ``position * scale * base ** (-2 * i / head_dim)``, in double precision."""
+
+class PackedLinear:
+    """A linear layer's weights in the order in which the CPU's kernels read them
+    (kernels/cpu/linear.h), in memory of its own."""
+
+    def __init__(
+        self,
+        weights: list[mx.array],
+        workers: CpuWorkers,
+        codes: list[tuple[mx.array, mx.array, int, int]],
+    ) -> None:
+        """weights: ``[outputs, inputs]`` float32, bfloat16, or float16 (kept as float32); several
+        become one layer, with the outputs of one behind those of another. codes: empty, or for each
+        weight ``(scales, biases, bits, group_size)`` as ``mx.quantize`` gives them, with weights of
+        uint32 words; 4 or 8 bits, groups of 32, 64 or 128.
+
+        ValueError for what cannot be packed: parts that differ in inputs or in how they are stored,
+        or a part before the last whose outputs are not a multiple of 16. OSError without memory.
+        """
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+# Products of packed layers: everything is float32, each sum in the order of the inputs. A row's
+# result has the same bits in any company, on any number of threads of one instruction set. How far
+# it is from the exact one, the native tests say: 1e-5 of the sum of the products' magnitudes.
+
+def linear(
+    x: mx.array,
+    packed: PackedLinear,
+    workers: CpuWorkers,
+    *,
+    norm: mx.array | None = None,
+    eps: float = 0.0,
+    residual: mx.array | None = None,
+) -> mx.array:
+    """``x @ W.T`` for rows ``[R, ...]`` of ``inputs`` numbers each: ``[R, outputs]``.
+
+    norm: ``[inputs]``, the weight of an RMS norm (with eps) that the rows take before.
+    residual: ``[R, outputs]``, added to the result.
+    """
+
+def gated_mlp(
+    x: mx.array,
+    norm: mx.array,
+    eps: float,
+    gate_up: PackedLinear,
+    down: PackedLinear,
+    workers: CpuWorkers,
+) -> mx.array:
+    """``x + down(silu(gate(y)) * up(y))`` with y the RMS norm of x ``[R, hidden]``.
+
+    gate_up: gate and up as one layer, the outputs of gate first.
+    """
+
+def rms_norm(x: mx.array, weight: mx.array, eps: float, workers: CpuWorkers) -> mx.array:
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` of rows ``[R, n]``."""
+
+def packed_rows(ids: mx.array, packed: PackedLinear, workers: CpuWorkers) -> mx.array:
+    """Rows ``[T, inputs]`` of a layer, unpacked: an embedding of ids ``[T]`` int32, each below the
+    layer's outputs."""
 
 def gather(
     token: mx.array,

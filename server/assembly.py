@@ -15,8 +15,9 @@ import metal_ext  # before anything that imports MLX: it loads the BLAS
 import structlog
 from tqdm import tqdm
 
-from engine.build import EngineConfig, EnginePlan, build_engine
+from engine.build import EnginePlan, build_engine
 from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.config import EngineConfig
 from engine.client import EngineClient
 from engine.machine import machine_memory
 from engine.overseer import Overseer
@@ -141,6 +142,8 @@ def describe(engine_plan: EnginePlan) -> str:
         blas, kernels = "MLX's own", "Metal"
     else:
         kernels = f"{metal_ext.instruction_sets()[0]}, {engine_plan.threads} threads"
+        if engine_plan.arithmetic.arithmetic is Arithmetic.PACKED:
+            blas = "quire's own"
     lines = [
         f"arithmetic: {engine_plan.arithmetic.arithmetic.value} "
         f"({engine_plan.arithmetic.reason}); matrix products: {blas}",

@@ -72,7 +72,7 @@ def serve(
     max_num_batched_tokens: Count = None,
     step_time_target_ms: Annotated[float | None, typer.Option()] = None,
     arithmetic: Annotated[
-        str | None, typer.Option(help="auto, stored, float32 or quantized-float32.")
+        str | None, typer.Option(help="auto, packed, stored, float32 or quantized-float32.")
     ] = None,
     threads: Count = None,
     check_every_step: Annotated[

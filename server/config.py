@@ -111,7 +111,7 @@ class EngineSection(Section):
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=65536)
     max_model_len: int | None = Field(default=None, ge=2)
     step_time_target_ms: float = Field(default=100.0, gt=0)
-    arithmetic: Literal["auto", "stored", "float32", "quantized-float32"] = "auto"
+    arithmetic: Literal["auto", "packed", "stored", "float32", "quantized-float32"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=256)
     mlx_cache_bytes: ByteSize = ByteSize(256 * MIB)
     watchdog_s: float = Field(default=30.0, gt=0)

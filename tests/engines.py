@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.build import EngineConfig, assemble
+from engine.build import assemble, cpu_workers
 from engine.client import EngineClient
+from engine.config import EngineConfig
 from engine.loop import Emit, EngineLoop
 from engine.machine import MachineMemory
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
@@ -79,7 +80,7 @@ def recall_loop(
         model(shape, VOCAB),
         VOCAB,
         substrate,
-        1,
+        cpu_workers(1),
         b"recall",
         emit,
         embedding_size=VOCAB if pools else None,

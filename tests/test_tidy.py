@@ -35,6 +35,8 @@ LOCKS = (
 TESTED_ELSEWHERE = {
     "engine/runner.py": "tests/engine/test_recall_engine.py",
     "engine/models/qwen3.py": "tests/engine/test_qwen3.py",
+    "engine/models/packed_qwen3.py": "tests/engine/test_packed_qwen3.py",
+    "engine/config.py": "tests/engine/test_build.py",
     "engine/step_plan.py": "tests/engine/test_scheduler.py",
     "engine/logprobs.py": "tests/engine/test_sampler.py",
     "engine/messages.py": "tests/engine/test_loop.py",

@@ -4,7 +4,7 @@ memory size and a context."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.build import EngineConfig, activation_bytes
+from engine.config import EngineConfig
 from engine.machine import headroom_bytes
 from engine.planning.accountant import BlockAccount, account
 from engine.planning.arithmetic import (
@@ -28,6 +28,7 @@ from engine.planning.simulator import (
     SimulationReport,
     random_arrivals,
 )
+from engine.step_memory import activation_bytes
 from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
 from kvcache.memory_budget import MemoryDemand
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.checkpoint import Dimensions, ModelConfig, Quantization, expected_shapes
+from engine.model_config import Dimensions, ModelConfig, Quantization, expected_shapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@
 #include "cpu/dispatch.h"
 #include "mlx/version.h"
 #include "ops/kv_rows.h"
+#include "ops/linear.h"
 #include "ops/probe.h"
 #include "ops/products.h"
+#include "ops/project.h"
 
 using namespace nb::literals;
 
@@ -147,6 +149,19 @@ void bind_operations(nb::module_& m) {
                      const WorkersHandle& workers) {
     return ops::append(token, keys, values, rows.object, layer, workers.object);
   }, "token"_a, "keys"_a, "values"_a, "rows"_a, "layer"_a, "workers"_a);
+  m.def("rope_angles", [](const RowsHandle& rows, PythonInt head_dim, double base, double scale,
+                          const WorkersHandle& workers) {
+    return ops::rope_angles(rows.object, head_dim, base, scale, workers.object);
+  }, "rows"_a, "head_dim"_a, "base"_a, "scale"_a, "workers"_a);
+  m.def("project_append", [](const mx::array& token, const mx::array& joined,
+                             const mx::array& q_weight, const mx::array& k_weight, double eps,
+                             const mx::array& angles, const RowsHandle& rows,
+                             const ops::Layer& layer, PythonInt query_heads, PythonInt kv_heads,
+                             const WorkersHandle& workers) {
+    return ops::project_append(token, joined, {q_weight, k_weight, eps}, angles, rows.object,
+                               layer, query_heads, kv_heads, workers.object);
+  }, "token"_a, "joined"_a, "q_weight"_a, "k_weight"_a, "eps"_a, "angles"_a, "rows"_a, "layer"_a,
+     "query_heads"_a, "kv_heads"_a, "workers"_a);
   m.def("decode_attention", [](const mx::array& token, const mx::array& queries,
                                const RowsHandle& rows, PythonInt first_row, const ops::Layer& layer,
                                PythonInt kv_heads, double scale, const WorkersHandle& workers) {
@@ -179,6 +194,43 @@ void bind_operations(nb::module_& m) {
      "counter"_a);
 }
 
+void bind_linear(nb::module_& m) {
+  using Codes = std::tuple<mx::array, mx::array, PythonInt, PythonInt>;
+  nb::class_<PackedHandle>(m, "PackedLinear")
+      .def("__init__", [](PackedHandle* self, const std::vector<mx::array>& weights,
+                          const WorkersHandle& workers, const std::vector<Codes>& codes) {
+        std::vector<ops::CodeGroups> groups;
+        for (const auto& [scales, biases, bits, group] : codes) {
+          groups.push_back({scales, biases, bits, group});
+        }
+        new (self) PackedHandle{ops::pack_linear(weights, groups, workers.object)};
+      }, "weights"_a, "workers"_a, "codes"_a)
+      .def_prop_ro("outputs", [](const PackedHandle& p) { return p.object->shape().outputs; })
+      .def_prop_ro("inputs", [](const PackedHandle& p) { return p.object->shape().inputs; })
+      .def_prop_ro("nbytes", [](const PackedHandle& p) {
+        return p.object->shape().packed_bytes(); });
+  m.def("linear", [](const mx::array& x, const PackedHandle& packed, const WorkersHandle& workers,
+                     const std::optional<mx::array>& norm, double eps,
+                     const std::optional<mx::array>& residual) {
+    const auto normed = norm ? std::optional(ops::Norm{*norm, eps}) : std::nullopt;
+    return ops::linear(x, packed.object, normed, residual, workers.object);
+  }, "x"_a, "packed"_a, "workers"_a, nb::kw_only(), "norm"_a = nb::none(), "eps"_a = 0.0,
+     "residual"_a = nb::none());
+  m.def("gated_mlp", [](const mx::array& x, const mx::array& norm, double eps,
+                        const PackedHandle& gate_up, const PackedHandle& down,
+                        const WorkersHandle& workers) {
+    return ops::gated_mlp(x, {norm, eps}, gate_up.object, down.object, workers.object);
+  }, "x"_a, "norm"_a, "eps"_a, "gate_up"_a, "down"_a, "workers"_a);
+  m.def("rms_norm", [](const mx::array& x, const mx::array& weight, double eps,
+                       const WorkersHandle& workers) {
+    return ops::rms_norm(x, {weight, eps}, workers.object);
+  }, "x"_a, "weight"_a, "eps"_a, "workers"_a);
+  m.def("packed_rows", [](const mx::array& ids, const PackedHandle& packed,
+                          const WorkersHandle& workers) {
+    return ops::packed_rows(ids, packed.object, workers.object);
+  }, "ids"_a, "packed"_a, "workers"_a);
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -200,6 +252,7 @@ NB_MODULE(_ext, m) {
     quire::ops::multiply_on(*workers.object); }, "workers"_a);
   quire::bind_memory(m);
   quire::bind_operations(m);
+  quire::bind_linear(m);
 #ifdef QUIRE_METAL
   quire::bind_metal(m);
 #else

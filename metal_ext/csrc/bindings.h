@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -17,6 +18,7 @@
 #include "core/mapper.h"
 #include "core/row_table.h"
 #include "ops/ops.h"
+#include "ops/packed_linear.h"
 #include "python_int.h"
 
 namespace nb = nanobind;
@@ -36,6 +38,7 @@ using RangeHandle = Handle<AddressRange>;
 using MapperHandle = Handle<Mapper>;
 using RowsHandle = Handle<const RowTable>;
 using WorkersHandle = Handle<ops::CpuWorkers>;
+using PackedHandle = Handle<const ops::PackedLinear>;
 using CounterHandle = Handle<CopyCounter>;
 using SegmentTuple = std::tuple<RangeHandle, PythonInt, PythonInt>;
 

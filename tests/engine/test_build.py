@@ -4,19 +4,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from engine.build import (
-    SPLIT_TOKENS,
-    activation_bytes,
-    build_engine,
-    gpu_scratch_bytes,
-    kv_shape,
-    mlx_memory,
-    plan_engine,
-)
+from engine.build import build_engine, kv_shape, mlx_memory, plan_engine
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
+from engine.step_memory import activation_bytes
 from engine.weights import Arithmetic
-from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
 from kvcache.substrates import Substrate
@@ -24,7 +16,6 @@ from tests.engines import CONFIG, ON_CPU
 from tests.models import write_model
 
 MIB = 1024**2
-ROOT = Path(__file__).parents[2]
 MACHINE = MachineMemory(1024 * MIB, 900 * MIB)
 POSIX = ON_CPU["posix"]
 
@@ -39,8 +30,8 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
     plan = plan_engine(config, checkpoint, MACHINE, POSIX)
     assert plan.substrate is POSIX
     assert plan.threads >= 1
-    assert plan.arithmetic.arithmetic is Arithmetic.FLOAT32
-    assert plan.memory.demand.weights_bytes == 4 * checkpoint.num_weights
+    assert plan.arithmetic.arithmetic is Arithmetic.PACKED
+    assert plan.memory.demand.weights_bytes == checkpoint.packed_bytes
     assert plan.memory.demand.activation_bytes == activation_bytes(checkpoint, config)
 
 
@@ -53,7 +44,7 @@ def test_a_fifth_of_the_machine_is_left_to_others_unless_told_otherwise(
 
 
 def test_a_model_that_does_not_fit_is_refused(checkpoint: Checkpoint) -> None:
-    huge = replace(checkpoint, num_weights=10**9)
+    huge = replace(checkpoint, packed_bytes=10**9)
     with pytest.raises(BudgetError, match="weights"):
         plan_engine(replace(CONFIG, kv_budget_bytes=None), huge, MACHINE, POSIX)
 
@@ -84,39 +75,11 @@ def test_float16_is_for_a_gpu(checkpoint: Checkpoint) -> None:
         kv_shape(config, checkpoint, Substrate.POSIX)
 
 
-def test_attention_on_a_gpu_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
-    config = replace(CONFIG, max_num_seqs=32, max_model_len=None, page_bytes=None)
-    wide = replace(
-        checkpoint, query_heads=32, kv_heads=8, head_dim=128, max_position_embeddings=40960
-    )
-
-    def scratch(substrate: Substrate, **changes: int) -> int:
-        shape = kv_shape(config, wide, substrate)
-        return gpu_scratch_bytes(wide, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
-
-    partials = 32 * 160 * 32 * (128 + 2) * 4
-    assert scratch(Substrate.POSIX) == scratch(Substrate.DENSE) == 0
-    assert scratch(Substrate.SPARSE) == scratch(Substrate.METAL_DENSE) == partials
-    gathered = 2 * 2 * 40960 * 8 * 128 * 4
-    assert scratch(Substrate.PAGED) == partials + gathered
-    assert scratch(Substrate.SPARSE, max_model_len=1025) == 32 * 5 * 32 * 130 * 4
-    config = replace(config, kv_budget_bytes=None)
-    machine = MachineMemory(1 << 36, 1 << 36, 1 << 33)
-    plan = plan_engine(config, wide, machine, SubstrateChoice(Substrate.SPARSE, ()))
-    config_bound = activation_bytes(wide, config)
-    assert plan.memory.demand.activation_bytes == config_bound + partials
-
-
-def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> None:
-    text = (ROOT / "metal_ext/kernels/metal/arguments.h").read_text()
-    assert f"kSplitTokens = {SPLIT_TOKENS}," in text
-
-
 def test_an_engine_is_built_without_another_blas(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("metal_ext.fast_blas", None)
-    config = replace(CONFIG, page_bytes=None)
+    config = replace(CONFIG, page_bytes=None, arithmetic=Arithmetic.FLOAT32)
     plan = plan_engine(config, read_checkpoint(tiny_model), MACHINE, POSIX)
     assert build_engine(plan, config, lambda *_: None, lambda _: None).limits.vocab_size == 1024
 

@@ -12,6 +12,7 @@ import pytest
 import metal_ext
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.models.qwen3 import Qwen3, norm_and_rope
+from engine.runner import Model
 from engine.weights import Arithmetic, load_reference
 from kvcache.layout import KVShape, paged_layout
 from kvcache.manager import KVCacheManager
@@ -46,7 +47,7 @@ def cache_for(checkpoint: Checkpoint, itemsize: int) -> KVCacheManager:
 
 
 def step(
-    model: Qwen3, kv: KVCacheManager, plan: list[tuple[int, int, list[int]]], rows: list[int]
+    model: Model, kv: KVCacheManager, plan: list[tuple[int, int, list[int]]], rows: list[int]
 ) -> mx.array:
     """Runs (sequence, start, tokens) segments; returns the logits of the rows."""
     for seq, start, tokens in plan:

@@ -7,7 +7,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from engine.checkpoint import Checkpoint, read_checkpoint
+import metal_ext
+from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.models.packed_qwen3 import PackedQwen3
+from engine.models.qwen3 import Qwen3
 from engine.weights import Arithmetic, choose_arithmetic, load_qwen3, load_reference
 from tests.models import write_model
 
@@ -17,13 +20,28 @@ GIB = 1024**3
 @pytest.fixture
 def checkpoint(tiny_model: Path) -> Checkpoint:
     return replace(
-        read_checkpoint(tiny_model), num_weights=GIB, stored_bytes=GIB // 2, widened_bytes=GIB
+        read_checkpoint(tiny_model),
+        num_weights=GIB,
+        stored_bytes=GIB // 2,
+        widened_bytes=GIB,
+        packed_bytes=GIB // 4,
     )
 
 
 def test_a_gpu_multiplies_what_is_stored(checkpoint: Checkpoint) -> None:
     choice = choose_arithmetic(checkpoint, on_gpu=True, memory_bytes=0, asked=None)
     assert (choice.arithmetic, choice.weights_bytes) == (Arithmetic.STORED, GIB // 2)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("memory", [0, 8 * GIB])
+def test_a_cpu_multiplies_what_is_stored_by_its_own_kernels(
+    checkpoint: Checkpoint, quantized: bool, memory: int
+) -> None:
+    found = replace(checkpoint, quantized=quantized)
+    choice = choose_arithmetic(found, on_gpu=False, memory_bytes=memory, asked=None)
+    assert (choice.arithmetic, choice.weights_bytes) == (Arithmetic.PACKED, GIB // 4)
+    assert choice.reason
 
 
 @pytest.mark.parametrize(
@@ -35,10 +53,10 @@ def test_a_gpu_multiplies_what_is_stored(checkpoint: Checkpoint) -> None:
         (True, 3 * GIB, Arithmetic.QUANTIZED_FLOAT32, GIB),
     ],
 )
-def test_a_cpu_multiplies_float32_and_keeps_weights_packed_only_for_want_of_memory(
+def test_what_a_cpus_kernels_do_not_know_is_float32_and_grouped_only_for_want_of_memory(
     checkpoint: Checkpoint, quantized: bool, memory: int, arithmetic: Arithmetic, size: int
 ) -> None:
-    found = replace(checkpoint, quantized=quantized)
+    found = replace(checkpoint, quantized=quantized, packed_bytes=None)
     choice = choose_arithmetic(found, on_gpu=False, memory_bytes=memory, asked=None)
     assert (choice.arithmetic, choice.weights_bytes) == (arithmetic, size)
     assert choice.reason
@@ -49,6 +67,15 @@ def test_the_users_choice_wins(checkpoint: Checkpoint, asked: Arithmetic) -> Non
     choice = choose_arithmetic(checkpoint, on_gpu=False, memory_bytes=0, asked=asked)
     assert choice.arithmetic is asked
     assert choice.reason == "as configured"
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_packed_weights_are_refused_where_they_cannot_be_had(
+    checkpoint: Checkpoint, on_gpu: bool
+) -> None:
+    found = replace(checkpoint, packed_bytes=GIB if on_gpu else None)
+    with pytest.raises(CheckpointError, match=r"engine\.arithmetic is packed, .* all stored alike"):
+        choose_arithmetic(found, on_gpu=on_gpu, memory_bytes=GIB, asked=Arithmetic.PACKED)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +94,23 @@ def test_weights_are_what_the_arithmetic_says(
     assert {array.dtype for _, array in tree_flatten(model.parameters())} == dtypes
 
 
-def test_loading_reports_progress_up_to_the_last_byte(tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("arithmetic", "kind"), [(Arithmetic.FLOAT32, Qwen3), (Arithmetic.PACKED, PackedQwen3)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_loading_reports_progress_up_to_the_last_byte(
+    tmp_path: Path, arithmetic: Arithmetic, kind: type, dtype: str
+) -> None:
     seen: list[tuple[int, int]] = []
-    load_qwen3(read_checkpoint(tiny_model), Arithmetic.FLOAT32, lambda *at: seen.append(at))
+    found = read_checkpoint(write_model(tmp_path, dtype=dtype))
+    workers = metal_ext.CpuWorkers(1)
+    model = load_qwen3(found, arithmetic, lambda *at: seen.append(at), workers)
+    assert type(model) is kind
     done = [at for at, _ in seen]
     assert done == sorted(done)
     assert done[0] == 0
-    assert done[-1] == seen[0][1] > 0
+    assert len(done) > 4
+    assert {total for _, total in seen} == {done[-1]}
 
 
 def test_importing_mlx_lm_does_not_lower_the_limit_of_open_files() -> None:

@@ -297,6 +297,8 @@ def test_norm_rope_and_append_are_one_operation(device: Device) -> None:
     normed = mx.fast.rms_norm(queries[:1], weight, 1e-6)
     assert mx.allclose(turned[:1], normed).item(), "the angle of position 0 is 0"
     assert not mx.allclose(turned[1:2], mx.fast.rms_norm(queries[1:2], weight, 1e-6)).item()
+    with pytest.raises(AssertionError, match="of three matrices"):
+        views.project_joined(0, queries, how)
     assert device.calls == ["project_append"]
 
 

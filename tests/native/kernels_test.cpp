@@ -175,10 +175,14 @@ ExactBuffer<float> decode(const Case& c, const Kernels& kernels, size_t row) {
   ExactBuffer<float> partials(splits_of(tokens) * partial);
   for (size_t s = 0; s < splits_of(tokens); ++s) {
     const size_t skip = s * kSplitTokens * shape.row_bytes();
-    kernels.attend_split(
-        shape, prepared.data(), c.keys.data() + skip, c.values.data() + skip,
-        std::min(kSplitTokens, tokens - s * kSplitTokens),
-        Partial::at(partials.data() + s * partial, shape.query_heads));
+    // Some heads, then the others: together they are all.
+    const HeadRun some{0, (shape.kv_heads + 1) / 2};
+    for (const HeadRun& heads : {some, HeadRun{some.count, shape.kv_heads - some.count}}) {
+      kernels.attend_split(
+          shape, heads, prepared.data(), c.keys.data() + skip, c.values.data() + skip,
+          std::min(kSplitTokens, tokens - s * kSplitTokens),
+          Partial::at(partials.data() + s * partial, shape.query_heads));
+    }
   }
   ExactBuffer<float> out(shape.query_floats());
   kernels.finish(shape, partials.data(), splits_of(tokens), out.data());
@@ -323,7 +327,8 @@ TEST("a weight is e^x to 2 ulp, and 0 below the smallest normal number") {
     for (float x = 0.0f; x > -100.0f; x -= 0.00037f) {
       keys[32] = x;
       kernels.attend_split(
-          shape, prepared.data(), keys.data(), values.data(), 2, Partial::at(partial.data(), 1));
+          shape, {0, 1}, prepared.data(), keys.data(), values.data(), 2,
+          Partial::at(partial.data(), 1));
       const float got = Partial::at(partial.data(), 1).values[7];
       const double want = std::exp(static_cast<double>(x));
       if (x >= -87.0f) {

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
+import metal_ext
 from engine.build import EnginePlan
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.pressure import PressureSource, pressure_source
@@ -84,8 +85,14 @@ def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
 
 def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
     text = describe(plan)
-    for word in ("arithmetic: float32", "substrate: posix", "kernels: ", "matrix products: "):
+    for word in ("arithmetic: packed", "substrate: posix", "kernels: ", "products: quire's own"):
         assert word in text
+
+
+def test_a_plan_without_packed_weights_names_the_blas_that_multiplies(plan: EnginePlan) -> None:
+    unpacked = replace(plan, arithmetic=replace(plan.arithmetic, arithmetic=Arithmetic.FLOAT32))
+    blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
+    assert f"matrix products: {blas}\n" in describe(unpacked)
 
 
 def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EnginePlan) -> None:
@@ -266,7 +273,7 @@ def test_metrics_name_what_is_served(
     serve_model(str(tiny_model), None, SMALL | {"metrics": {"vllm_names": vllm_names}})
     (service,) = served
     text = service.metrics.render().decode()
-    assert 'arithmetic="float32",model="tiny",substrate="posix"' in text
+    assert 'arithmetic="packed",model="tiny",substrate="posix"' in text
     assert ('vllm:num_requests_running{engine="0",model_name="tiny"}' in text) == vllm_names
     (footprint,) = re.findall(r"^quire_process_footprint_bytes (\S+)$", text, re.MULTILINE)
     assert float(footprint) > 1024**2

@@ -42,15 +42,7 @@ class Append final : public CachePrimitive {
   static void write(
       const RowTable& rows, size_t row, int64_t region, const mx::array& x,
       const cpu::HeadShape& shape, const cpu::Kernels& kernels, float* copy) {
-    const RowTable::Row& place = rows.rows()[row];
-    std::byte* target =
-        place.range->region(static_cast<size_t>(region)) + place.position * shape.row_bytes();
-    const float* source = row_as_floats(x, row, kernels, copy);
-    if (shape.type == cpu::KVType::float32) {
-      std::memcpy(target, source, shape.row_bytes());
-    } else {
-      kernels.to_bfloat16(source, reinterpret_cast<uint16_t*>(target), shape.row_elements());
-    }
+    write_row(rows.rows()[row], region, row_as_floats(x, row, kernels, copy), shape, kernels);
   }
 
   Rows rows_;

@@ -12,6 +12,7 @@ constexpr size_t kParallelBytes = size_t{256} << 10;
 // Splits that one task reads in a row: the cache is filled ahead across their borders.
 constexpr size_t kMaxSplitsPerTask = 8;
 constexpr size_t kTasksPerThread = 4;
+constexpr size_t kFewTasksPerThread = 2;
 
 struct Attention {
   Rows rows;
@@ -44,11 +45,12 @@ struct Attention {
   }
 };
 
-// Splits [first, first + count) of one row of the call.
+// Splits [first, first + count) of one row of the call, for some of its KV heads.
 struct SplitRun {
   size_t row;
   size_t first;
   size_t count;
+  cpu::HeadRun kv_heads;
 };
 
 // How a decode call is cut: which splits each task takes, and where each row's partials begin.
@@ -68,10 +70,17 @@ struct DecodeCut {
     first_partial.push_back(splits);
     const size_t fair = splits / (kTasksPerThread * call.workers->pool.threads());
     const size_t run = std::clamp<size_t>(fair, 1, kMaxSplitsPerTask);
+    // Few splits are cut by heads as well.
+    const size_t wanted = kFewTasksPerThread * call.workers->pool.threads();
+    const size_t parts = std::clamp<size_t>(wanted / splits, 1, call.shape.kv_heads);
     for (size_t r = 0; r < rows; ++r) {
       const size_t count = first_partial[r + 1] - first_partial[r];
       for (size_t s = 0; s < count; s += run) {
-        tasks.push_back({r, s, std::min(run, count - s)});
+        for (size_t part = 0; part < parts; ++part) {
+          const size_t first = part * call.shape.kv_heads / parts;
+          const size_t end = (part + 1) * call.shape.kv_heads / parts;
+          tasks.push_back({r, s, std::min(run, count - s), {first, end - first}});
+        }
       }
     }
   }
@@ -105,7 +114,7 @@ void decode(const Attention& call, const mx::array& queries, mx::array& out) {
       const size_t skip = from * shape.row_bytes();
       float* const place = partials + (cut.first_partial[task.row] + s) * partial;
       kernels.attend_split(
-          shape, prepared + task.row * shape.query_floats(),
+          shape, task.kv_heads, prepared + task.row * shape.query_floats(),
           static_cast<const std::byte*>(call.keys(row)) + skip,
           static_cast<const std::byte*>(call.values(row)) + skip, to - from,
           cpu::Partial::at(place, shape.query_heads));

@@ -71,4 +71,16 @@ const float* row_as_floats(
   return copy;
 }
 
+void write_row(
+    const RowTable::Row& place, int64_t region, const float* source, const cpu::HeadShape& shape,
+    const cpu::Kernels& kernels) {
+  std::byte* const target =
+      place.range->region(static_cast<size_t>(region)) + place.position * shape.row_bytes();
+  if (shape.type == cpu::KVType::float32) {
+    std::memcpy(target, source, shape.row_bytes());
+  } else {
+    kernels.to_bfloat16(source, reinterpret_cast<uint16_t*>(target), shape.row_elements());
+  }
+}
+
 }  // namespace quire::ops

@@ -28,4 +28,9 @@ cpu::HeadShape check_layer(
 const float* row_as_floats(
     const mx::array& x, size_t row, const cpu::Kernels& kernels, float* copy);
 
+// Writes [kv_heads * head_dim] float32 to a row's place in a region, as the region keeps them.
+void write_row(
+    const RowTable::Row& place, int64_t region, const float* source, const cpu::HeadShape& shape,
+    const cpu::Kernels& kernels);
+
 }  // namespace quire::ops

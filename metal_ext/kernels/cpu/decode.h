@@ -118,16 +118,16 @@ inline void fetch_share(const HeadShape& shape, const KV* rows, size_t tokens, s
   }
 }
 
-// A tile, for all heads.
+// A tile, for some KV heads and their query heads.
 template <class KV, size_t D>
 void attend_tile(
-    const HeadShape& shape, const float* prepared, const KV* keys, const KV* values, size_t tokens,
-    float* scores, Partial& out) {
+    const HeadShape& shape, const HeadRun& kv_heads, const float* prepared, const KV* keys,
+    const KV* values, size_t tokens, float* scores, Partial& out) {
   const size_t stride = shape.row_elements();
   const size_t group = shape.group();
   for (size_t t = 0; t < tokens; t += kScoreStep) {
     const size_t n = tokens - t < kScoreStep ? tokens - t : kScoreStep;
-    for (size_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    for (size_t kv_head = kv_heads.first; kv_head < kv_heads.end(); ++kv_head) {
       const KV* rows = keys + t * stride;
       fetch_share(shape, rows, n, kv_head);
       for_head_runs(group, [&](size_t run, auto heads) {
@@ -142,13 +142,13 @@ void attend_tile(
     }
   }
   float factors[kMaxQueryHeads];
-  for (size_t head = 0; head < shape.query_heads; ++head) {
+  for (size_t head = kv_heads.first * group; head < kv_heads.end() * group; ++head) {
     factors[head] =
         soften(scores + head * kTileTokens, tokens, out.highest[head], out.weight[head]);
   }
   for (size_t t = 0; t < tokens; t += kValueStep) {
     const size_t n = tokens - t < kValueStep ? tokens - t : kValueStep;
-    for (size_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    for (size_t kv_head = kv_heads.first; kv_head < kv_heads.end(); ++kv_head) {
       const KV* rows = values + t * stride;
       fetch_share(shape, rows, n, kv_head);
       for_head_runs(group, [&](size_t run, auto heads) {
@@ -158,17 +158,19 @@ void attend_tile(
             out.values + head * D);
       });
     }
-    for (size_t head = 0; head < shape.query_heads; ++head) {
+    for (size_t head = kv_heads.first * group; head < kv_heads.end() * group; ++head) {
       factors[head] = 1.0f;  // what was gathered is scaled once per tile
     }
   }
 }
 
 void attend_split(
-    const HeadShape& shape, const float* prepared, const void* keys, const void* values,
-    size_t tokens, Partial out) {
+    const HeadShape& shape, const HeadRun& kv_heads, const float* prepared, const void* keys,
+    const void* values, size_t tokens, Partial out) {
   float scores[kMaxQueryHeads * kTileTokens];
-  start(out, shape.query_heads, shape.head_dim);
+  const size_t first = kv_heads.first * shape.group();
+  Partial own{out.highest + first, out.weight + first, out.values + first * shape.head_dim};
+  start(own, kv_heads.count * shape.group(), shape.head_dim);
   with_type(shape.type, [&]<class KV>(KV) {
     for_head_dim(shape.head_dim, [&](auto dim) {
       constexpr size_t D = decltype(dim)::value;
@@ -176,7 +178,7 @@ void attend_split(
       for (size_t t = 0; t < tokens; t += kTileTokens) {
         const size_t n = tokens - t < kTileTokens ? tokens - t : kTileTokens;
         attend_tile<KV, D>(
-            shape, prepared, static_cast<const KV*>(keys) + t * stride,
+            shape, kv_heads, prepared, static_cast<const KV*>(keys) + t * stride,
             static_cast<const KV*>(values) + t * stride, n, scores, out);
       }
     });

@@ -2,11 +2,18 @@
 
 #include <stdexcept>
 
+#if defined(__linux__) && defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "cpu/head_dims.h"
 
 namespace quire::cpu {
 
 #if defined(__x86_64__)
+namespace amx { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
 namespace sse2 { extern const Kernels kernels; }
@@ -16,11 +23,30 @@ namespace neon { extern const Kernels kernels; }
 
 namespace {
 
+// Whether this process may use the tiles of AMX for bfloat16. Linux gives them to those who ask.
+// CPUID.(EAX=07H,ECX=0):EDX, bits 22 and 24; ARCH_REQ_XCOMP_PERM for XTILEDATA.
+#if defined(__x86_64__)
+bool may_use_tiles() {
+#if defined(__linux__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kBoth = 1u << 22 | 1u << 24;
+  constexpr long kRequest = 0x1023, kTileData = 18;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBoth) == kBoth &&
+         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    if (may_use_tiles()) {
+      found.push_back(&amx::kernels);
+    }
     found.push_back(&avx512::kernels);
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {

@@ -1,6 +1,11 @@
 #include "cpu/kernels.h"
 
+#include <type_traits>
 #include <utility>
+
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
 
 #include "cpu/head_dims.h"
 
@@ -24,6 +29,16 @@ constexpr size_t kSumRegisters = 8;
 #include "cpu/softmax.h"
 #include "cpu/decode.h"
 #include "cpu/chunk.h"
+#include "cpu/layer.h"
+#include "cpu/multiply.h"
+#if defined(__AMX_BF16__)
+#include "cpu/tiles.h"
+#include "cpu/tile_codes.h"
+#include "cpu/multiply_amx.h"
+constexpr LinearKernels kLinear = {prepared_tile_bytes, prepare_tiles, multiply_tiles};
+#else
+constexpr LinearKernels kLinear = {row_bytes, prepare_row, multiply_added};
+#endif
 
 void finish(const HeadShape& shape, const float* partials, size_t count, float* out) {
   const size_t size = Partial::floats(shape.query_heads, shape.head_dim);
@@ -87,7 +102,7 @@ uint64_t read_all(size_t way, const std::byte* data, size_t bytes) {
 extern const Kernels kernels;
 const Kernels kernels = {
     QUIRE_NAME_OF(QUIRE_ISA), to_bfloat16, from_bfloat16, prepare_queries, attend_split,
-    finish, attend_chunk, read_all,
+    finish, attend_chunk, read_all, kLinear, {rms_norm, gate, rotate, add},
 };
 
 }  // namespace quire::cpu::QUIRE_ISA

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/linear.h"
+
 // The arithmetic of the CPU substrate, on plain pointers: nothing here knows MLX, blocks or
 // threads. The same text is compiled once per instruction set (see dispatch.h).
 namespace quire::cpu {
@@ -36,6 +38,14 @@ struct HeadShape {
   constexpr size_t row_bytes() const { return row_elements() * size_of(type); }
 };
 
+// KV heads [first, first + count).
+struct HeadRun {
+  size_t first;
+  size_t count;
+
+  constexpr size_t end() const { return first + count; }
+};
+
 // What has been gathered of softmax(scores) . values over some keys, for each query head.
 struct Partial {
   float* highest;  // [query_heads] highest score
@@ -54,6 +64,21 @@ constexpr size_t kChunkRows = 16;
 // The probe reads in several ways: what is fastest on one processor is slow on another.
 constexpr size_t kReadWays = 4;
 
+// What stands between a layer's products, in float32, a row at a time. out may be an input.
+struct LayerKernels {
+  // x / sqrt(mean(x^2) + eps) * weight, [n] each.
+  void (*rms_norm)(const float* x, const float* weight, float eps, size_t n, float* out);
+
+  // SiLU(gates) * up, [n] each.
+  void (*gate)(const float* gates, const float* up, size_t n, float* out);
+
+  // A head's halves turned against each other. angles: [head_dim / 2] cosines, then as many sines.
+  void (*rotate)(const float* x, const float* angles, size_t head_dim, float* out);
+
+  // to += x, [n] each.
+  void (*add)(const float* x, size_t n, float* to);
+};
+
 // "Kernel order" of dimensions lets bfloat16 pairs be widened without a shuffle; prepare_queries
 // and finish translate from and to natural order.
 struct Kernels {
@@ -66,10 +91,11 @@ struct Kernels {
   // queries [query_heads][head_dim] times scale -> target, same shape, in kernel order.
   void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
 
-  // One row over `tokens` (1 to kSplitTokens) rows of keys and values.
+  // One row over `tokens` (1 to kSplitTokens) rows of keys and values: the query heads of some KV
+  // heads, of which nothing but their part of `out` is written.
   void (*attend_split)(
-      const HeadShape&, const float* prepared, const void* keys, const void* values, size_t tokens,
-      Partial out);
+      const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
+      const void* values, size_t tokens, Partial out);
 
   // Joins `count` partials, which lie one behind the other, in order, and divides:
   // out [query_heads][head_dim] in natural order.
@@ -86,6 +112,9 @@ struct Kernels {
   // Sums the 64-bit words of [data, data + bytes): a probe of how fast memory can be read.
   // way: below kReadWays; bytes: a multiple of 16 KiB.
   uint64_t (*read_all)(size_t way, const std::byte* data, size_t bytes);
+
+  LinearKernels linear;
+  LayerKernels layer;
 };
 
 constexpr size_t chunk_scratch_floats(const HeadShape& shape) {

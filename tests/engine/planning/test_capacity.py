@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.build import activation_bytes
-from engine.checkpoint import Quantization
+from engine.model_config import Quantization
 from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, find_device
 from engine.planning.shape import ModelShape, read_shape
+from engine.step_memory import activation_bytes
 from kvcache.layout import LayoutError
 from tests.engines import CONFIG
 from tests.models import QWEN3_4B, write_config

@@ -44,7 +44,7 @@ class Set:
             "q_weight": ONES, "k_weight": ONES, "eps": 1e-6, "rope_base": 1e4, "rope_scale": 1.0,
             "rows": self.rows, "layer": self.layer, "substrate": self.stage.substrate,
         }  # fmt: skip
-        return metal_ext.project_append(**(arguments | changes))  # type: ignore[arg-type]
+        return metal_ext.project_append(**(arguments | changes))  # type: ignore[call-overload]
 
     def gather(self, **changes: object) -> object:
         arguments = {

@@ -1,0 +1,34 @@
+"""What may be chosen of an engine."""
+
+from dataclasses import dataclass
+
+from engine.weights import Arithmetic
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Every choice that the engine leaves to its user; None means: choose."""
+
+    substrate: str
+    """"auto", or what a Substrate is called."""
+    release_heaps: bool
+    """Whether a GPU may release heaps before the process ends."""
+    arithmetic: Arithmetic | None
+    kv_dtype: str | None
+    """"bfloat16", "float32", or on a GPU "float16"."""
+    page_bytes: int | None
+    heap_bytes: int
+    kv_budget_bytes: int | None
+    free_slack_bytes: int
+    headroom_bytes: int | None
+    mlx_cache_bytes: int
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    step_time_target_ms: float
+    threads: int | None
+    idle_release_s: float
+    prefix_cache: bool
+    prefix_keep_s: float
+    max_sharers: int
+    check_every_step: bool

@@ -1,0 +1,44 @@
+"""How much memory a step computes with at most, before any step has run."""
+
+from engine.config import EngineConfig
+from engine.model_config import Dimensions
+from engine.prompt_scores import SCORED_ROWS_AT_ONCE
+from kvcache.layout import KVShape
+from kvcache.substrates import Substrate
+
+FLOAT32_BYTES = 4
+# Copies of the hidden state and of the logits that live at once during a step: a bound, not a
+# measurement.
+HIDDEN_COPIES = 6
+LOGIT_COPIES = 5
+# Positions of a row that the GPU's decode kernel sums at a time, as in kernels/metal/arguments.h.
+SPLIT_TOKENS = 256
+# Layers whose K and V may lie gathered at once, where they lie in no one array: a bound.
+GATHERED_LAYERS = 2
+
+
+def activation_bytes(model: Dimensions, config: EngineConfig) -> int:
+    """An upper bound of what one step computes with, in float32."""
+    heads = model.query_heads + 2 * model.kv_heads
+    per_token = (
+        HIDDEN_COPIES * model.hidden_size + 3 * model.intermediate_size + 4 * heads * model.head_dim
+    )
+    per_row = LOGIT_COPIES * model.vocab_size
+    rows = max(config.max_num_seqs, SCORED_ROWS_AT_ONCE)
+    floats = config.max_num_batched_tokens * per_token + rows * per_row
+    return floats * FLOAT32_BYTES
+
+
+def gpu_scratch_bytes(
+    model: Dimensions, config: EngineConfig, shape: KVShape, substrate: Substrate
+) -> int:
+    """An upper bound of what attention on a GPU computes with: a partial sum for every split of
+    every sequence that decodes; and where pages are no one array, a copy of a prompt's past."""
+    if not substrate.on_gpu:
+        return 0
+    longest = config.max_model_len or model.max_position_embeddings
+    splits = config.max_num_seqs * -(-longest // SPLIT_TOKENS)
+    # A sum, and the two numbers that it is combined with others by.
+    partial = model.query_heads * (model.head_dim + 2) * FLOAT32_BYTES
+    gathered = GATHERED_LAYERS * 2 * longest * shape.row_bytes
+    return splits * partial + (gathered if substrate is Substrate.PAGED else 0)

@@ -1,0 +1,248 @@
+#include "ops/linear.h"
+
+#include <cassert>
+#include <cstring>
+
+#include "cpu/packing.h"
+#include "mlx/ops.h"
+#include "ops/multiply.h"
+#include "ops/primitive.h"
+
+namespace quire::ops {
+namespace {
+
+void check_floats(const char* name, const mx::array& x, size_t row_numbers) {
+  const bool rows = x.ndim() >= 2 && x.shape(0) > 0 &&
+                    x.size() == static_cast<size_t>(x.shape(0)) * row_numbers;
+  if (!rows || x.dtype() != mx::float32) {
+    throw std::invalid_argument(
+        std::string(name) + " must be float32 rows of " + std::to_string(row_numbers) +
+        " numbers");
+  }
+}
+
+void check_norm(const Norm& norm, size_t numbers) {
+  if (norm.weight.ndim() != 1 || norm.weight.size() != numbers ||
+      norm.weight.dtype() != mx::float32) {
+    throw std::invalid_argument(
+        "a norm's weight must be " + std::to_string(numbers) + " float32 numbers");
+  }
+}
+
+// Inputs as a task reads them: MLX keeps them until it has run.
+struct Arrays {
+  std::vector<mx::array> weak;
+
+  explicit Arrays(const std::vector<mx::array>& arrays) {
+    for (const mx::array& x : arrays) {
+      weak.push_back(mx::array::unsafe_weak_copy(x));
+    }
+  }
+  const float* floats(size_t i) const { return weak[i].data<float>(); }
+};
+
+// --- linear --------------------------------------------------------------------------------------
+
+class Linear final : public CachePrimitive {
+ public:
+  // Inputs: x, the norm's weight, the residual; the last two where they are wanted.
+  Linear(Packed packed, std::optional<float> eps, bool adds, Workers workers)
+      : CachePrimitive("linear"),
+        packed_(std::move(packed)),
+        eps_(eps),
+        adds_(adds),
+        workers_(std::move(workers)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    enqueue([packed = packed_, eps = eps_, adds = adds_, workers = workers_, arrays = Arrays(in),
+             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
+      const cpu::LinearShape& shape = packed->shape();
+      const float* const norm = eps ? arrays.floats(1) : nullptr;
+      const float* const residual = adds ? arrays.floats(eps ? 2 : 1) : nullptr;
+      const auto held = workers->pool.hold();
+      const auto rows = static_cast<size_t>(result.shape(0));
+      float* const scratch = workers->pool.scratch(
+          multiply_scratch(*packed, std::min(rows, cpu::kMaxRows), *workers));
+      for_each_rows(rows, [&](size_t first, size_t count) {
+        const float* const x = arrays.floats(0) + first * shape.inputs;
+        const auto make_row = [&](size_t row, float* target) {
+          if (norm != nullptr) {
+            workers->kernels.layer.rms_norm(
+                x + row * shape.inputs, norm, *eps, shape.inputs, target);
+          } else {
+            std::memcpy(target, x + row * shape.inputs, shape.inputs * sizeof(float));
+          }
+        };
+        const size_t at = first * shape.outputs;
+        multiply(*packed, count, make_row, scratch, residual == nullptr ? nullptr : residual + at,
+                 result.data<float>() + at, *workers);
+      });
+    });
+  }
+
+ private:
+  Packed packed_;
+  std::optional<float> eps_;
+  bool adds_;
+  Workers workers_;
+};
+
+// --- a whole MLP ---------------------------------------------------------------------------------
+
+// Inputs: x, the norm's weight.
+class GatedMlp final : public CachePrimitive {
+ public:
+  GatedMlp(Packed gate_up, Packed down, float eps, Workers workers)
+      : CachePrimitive("gated_mlp"),
+        gate_up_(std::move(gate_up)),
+        down_(std::move(down)),
+        eps_(eps),
+        workers_(std::move(workers)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    enqueue([gate_up = gate_up_, down = down_, eps = eps_, workers = workers_, arrays = Arrays(in),
+             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
+      const cpu::LayerKernels& kernels = workers->kernels.layer;
+      const size_t hidden = gate_up->shape().inputs;
+      const size_t inner = down->shape().inputs;
+      const auto rows = static_cast<size_t>(result.shape(0));
+      const size_t most = std::min(rows, cpu::kMaxRows);
+      const auto held = workers->pool.hold();
+      const size_t gates = cpu::rounded_up(most * 2 * inner, cpu::kPanelOutputs);
+      float* const both = workers->pool.scratch(
+          gates + std::max(multiply_scratch(*gate_up, most, *workers),
+                           multiply_scratch(*down, most, *workers)));
+      for_each_rows(rows, [&](size_t first, size_t count) {
+        const float* const x = arrays.floats(0) + first * hidden;
+        const auto normed = [&](size_t row, float* target) {
+          kernels.rms_norm(x + row * hidden, arrays.floats(1), eps, hidden, target);
+        };
+        multiply(*gate_up, count, normed, both + gates, nullptr, both, *workers);
+        const auto gated = [&](size_t row, float* target) {
+          const float* const gate = both + row * 2 * inner;
+          kernels.gate(gate, gate + inner, inner, target);
+        };
+        multiply(*down, count, gated, both + gates, x, result.data<float>() + first * hidden,
+                 *workers);
+      });
+    });
+  }
+
+ private:
+  Packed gate_up_;
+  Packed down_;
+  float eps_;
+  Workers workers_;
+};
+
+// --- rows ----------------------------------------------------------------------------------------
+
+// Inputs: x, the norm's weight.
+class RmsNorm final : public CachePrimitive {
+ public:
+  RmsNorm(float eps, Workers workers)
+      : CachePrimitive("rms_norm"), eps_(eps), workers_(std::move(workers)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    enqueue([eps = eps_, workers = workers_, arrays = Arrays(in),
+             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
+      const auto n = static_cast<size_t>(result.shape(1));
+      for (size_t i = 0; i < result.size(); i += n) {
+        workers->kernels.layer.rms_norm(
+            arrays.floats(0) + i, arrays.floats(1), eps, n, result.data<float>() + i);
+      }
+    });
+  }
+
+ private:
+  float eps_;
+  Workers workers_;
+};
+
+class PackedRows final : public CachePrimitive {
+ public:
+  PackedRows(Packed packed, Workers workers)
+      : CachePrimitive("packed_rows"), packed_(std::move(packed)), workers_(std::move(workers)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    enqueue([packed = packed_, workers = workers_, ids = mx::array::unsafe_weak_copy(in[0]),
+             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
+      const cpu::LinearShape& shape = packed->shape();
+      const auto held = workers->pool.hold();
+      workers->pool.run(ids.size(), [&](size_t row, size_t) {
+        const int32_t id = ids.data<int32_t>()[row];
+        assert(id >= 0 && static_cast<size_t>(id) < shape.outputs);
+        cpu::unpack(shape, packed->data(), static_cast<size_t>(id),
+                    result.data<float>() + row * shape.inputs);
+      });
+    });
+  }
+
+ private:
+  Packed packed_;
+  Workers workers_;
+};
+
+int as_int(size_t count) { return static_cast<int>(count); }
+
+}  // namespace
+
+mx::array linear(
+    const mx::array& x, const Packed& packed, const std::optional<Norm>& norm,
+    const std::optional<mx::array>& residual, const Workers& workers) {
+  const cpu::LinearShape& shape = packed->shape();
+  check_floats("x", x, shape.inputs);
+  std::vector<mx::array> in{mx::contiguous(x)};
+  std::optional<float> eps;
+  if (norm) {
+    check_norm(*norm, shape.inputs);
+    eps = static_cast<float>(norm->eps);
+    in.push_back(mx::contiguous(norm->weight));
+  }
+  if (residual) {
+    check_floats("the residual", *residual, shape.outputs);
+    if (residual->shape(0) != x.shape(0)) {
+      throw std::invalid_argument("x and the residual have a different number of rows");
+    }
+    in.push_back(mx::contiguous(*residual));
+  }
+  return mx::array({x.shape(0), as_int(shape.outputs)}, mx::float32,
+                   std::make_shared<Linear>(packed, eps, residual.has_value(), workers),
+                   std::move(in));
+}
+
+mx::array gated_mlp(
+    const mx::array& x, const Norm& norm, const Packed& gate_up, const Packed& down,
+    const Workers& workers) {
+  const size_t hidden = gate_up->shape().inputs;
+  if (gate_up->shape().outputs != 2 * down->shape().inputs || down->shape().outputs != hidden) {
+    throw std::invalid_argument("gate, up and down do not fit each other");
+  }
+  check_floats("x", x, hidden);
+  check_norm(norm, hidden);
+  return mx::array({x.shape(0), as_int(hidden)}, mx::float32,
+                   std::make_shared<GatedMlp>(gate_up, down, static_cast<float>(norm.eps), workers),
+                   {mx::contiguous(x), mx::contiguous(norm.weight)});
+}
+
+mx::array rms_norm(const mx::array& x, const Norm& norm, const Workers& workers) {
+  check_floats("x", x, norm.weight.size());
+  check_norm(norm, norm.weight.size());
+  return mx::array({x.shape(0), as_int(norm.weight.size())}, mx::float32,
+                   std::make_shared<RmsNorm>(static_cast<float>(norm.eps), workers),
+                   {mx::contiguous(x), mx::contiguous(norm.weight)});
+}
+
+mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers& workers) {
+  if (ids.dtype() != mx::int32 || ids.ndim() != 1) {
+    throw std::invalid_argument("ids must be int32 [T]");
+  }
+  return mx::array({ids.shape(0), as_int(packed->shape().inputs)}, mx::float32,
+                   std::make_shared<PackedRows>(packed, workers), {mx::contiguous(ids)});
+}
+
+}  // namespace quire::ops

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+
+#include "ops/packed_linear.h"
+
+// A model's layers over packed weights, on the CPU. All numbers are float32.
+namespace quire::ops {
+
+struct Norm {
+  mx::array weight;  // [inputs]
+  double eps;
+};
+
+// x [R, ...], of `inputs` numbers a row -> [R, outputs]: of the rows' RMS norm where there is one,
+// and plus `residual` [R, outputs] where there is one.
+mx::array linear(
+    const mx::array& x, const Packed& packed, const std::optional<Norm>& norm,
+    const std::optional<mx::array>& residual, const Workers& workers);
+
+// x + down(SiLU(gate) * up), of the RMS norm of x [R, hidden]. gate_up: both as one layer, the
+// gates first.
+mx::array gated_mlp(
+    const mx::array& x, const Norm& norm, const Packed& gate_up, const Packed& down,
+    const Workers& workers);
+
+// x [R, n], each row divided by its root mean square and multiplied with the weight.
+mx::array rms_norm(const mx::array& x, const Norm& norm, const Workers& workers);
+
+// ids [T] int32 -> rows [T, inputs] of the layer, as an embedding has them. An id outside of the
+// layer's outputs is an assertion: whoever asks has checked.
+mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers& workers);
+
+}  // namespace quire::ops

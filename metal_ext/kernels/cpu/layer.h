@@ -1,0 +1,73 @@
+// What a layer does between its products, row by row, in float32. Included inside an instruction
+// set's namespace, as simd.h is.
+
+// Calls body(first, count) for every kLanes numbers below n, and for those that are left.
+template <class Body>
+inline void for_each_vec(size_t n, const Body& body) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    body(i, kLanes);
+  }
+  if (i < n) {
+    body(i, n - i);
+  }
+}
+
+// `count` numbers, and zeros behind them.
+inline Vec load_some(const float* from, size_t count) {
+  if (count == kLanes) {
+    return load(from);
+  }
+  Vec some = {};
+  __builtin_memcpy(&some, from, count * sizeof(float));
+  return some;
+}
+
+inline void store_some(float* to, Vec x, size_t count) {
+  if (count == kLanes) {
+    store(to, x);
+  } else {
+    __builtin_memcpy(to, &x, count * sizeof(float));
+  }
+}
+
+void rms_norm(const float* x, const float* weight, float eps, size_t n, float* out) {
+  Vec squares = {};
+  for_each_vec(n, [&](size_t i, size_t count) {
+    const Vec some = load_some(x + i, count);
+    squares = fma(some, some, squares);
+  });
+  const float root = __builtin_sqrtf(sum_of(squares) / static_cast<float>(n) + eps);
+  const Vec scale = all(1.0f / root);
+  for_each_vec(n, [&](size_t i, size_t count) {
+    store_some(out + i, load_some(x + i, count) * scale * load_some(weight + i, count), count);
+  });
+}
+
+// x / (1 + e^-x), by the exponential of what is negative: it cannot overflow.
+void gate(const float* gates, const float* up, size_t n, float* out) {
+  for_each_vec(n, [&](size_t i, size_t count) {
+    const Vec x = load_some(gates + i, count);
+    const Vec small = exp_of_negative(x < Vec{} ? x : -x);
+    const Vec share = (x < Vec{} ? small : all(1.0f)) / (all(1.0f) + small);
+    store_some(out + i, x * share * load_some(up + i, count), count);
+  });
+}
+
+void rotate(const float* x, const float* angles, size_t head_dim, float* out) {
+  const size_t half = head_dim / 2;
+  for_each_vec(half, [&](size_t i, size_t count) {
+    const Vec first = load_some(x + i, count);
+    const Vec second = load_some(x + half + i, count);
+    const Vec cosine = load_some(angles + i, count);
+    const Vec sine = load_some(angles + half + i, count);
+    store_some(out + i, first * cosine - second * sine, count);
+    store_some(out + half + i, first * sine + second * cosine, count);
+  });
+}
+
+void add(const float* x, size_t n, float* to) {
+  for_each_vec(n, [&](size_t i, size_t count) {
+    store_some(to + i, load_some(to + i, count) + load_some(x + i, count), count);
+  });
+}

@@ -1,0 +1,56 @@
+// Linear layers on a matrix unit: bfloat16 as it is, codes as tile_codes.h widens them. Included
+// inside an instruction set's namespace, as simd.h is.
+
+// Panels [first, first + 1 to 4) of bfloat16 weights.
+void multiply_bfloat16(const TileCall& call, size_t first, size_t panels) {
+  const size_t steps = call.shape.padded_inputs() / kInputStep;
+  const size_t next = x_block_bytes(call.shape);
+  call.for_each_block([&](const Block& block) {
+    block.configure();
+    for (size_t p = 0; p < panels; p += block.panels()) {
+      // Where a panel is missing, the last one stands in for it.
+      const std::byte* w[kMostPanels];
+      for (size_t i = 0; i < block.panels(); ++i) {
+        w[i] = call.panel(first + (p + i < panels ? p + i : panels - 1));
+      }
+      // The first block brings the weights from memory.
+      const auto ahead = [&](size_t at) {
+        for (size_t i = 0; block.row == 0 && i < block.panels(); ++i) {
+          for (size_t line = 0; line < kTileBytes; line += kLineBytes) {
+            prefetch(w[i] + at + 4 * kWeightsAhead + line);
+          }
+        }
+      };
+      TileSums sums;
+      const std::byte* const x = call.x_tiles(block.row, 0);
+      block.tall() ? sums.add<true>(x, next, w, steps, ahead)
+                   : sums.add<false>(x, next, w, steps, ahead);
+      for (size_t row = 0; row < block.count; ++row) {
+        for (size_t i = 0; i < block.panels() && p + i < panels; ++i) {
+          const Vec sum = sums.of(block, row, i);
+          store_panel(call.shape, first + p + i, &sum,
+                      call.out + (block.row + row) * call.out_stride);
+        }
+      }
+    }
+  });
+}
+
+void multiply_tiles(
+    const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
+    size_t first, size_t panels, float* out, size_t out_stride) {
+  if (shape.type == WeightType::float32) {
+    return multiply_added(shape, packed, prepared, rows, first, panels, out, out_stride);
+  }
+  const TileCall call{shape, packed, prepared, rows, out, out_stride};
+  const CodeTable table;
+  for (size_t p = 0; p < panels; p += kMostPanels) {
+    const size_t count = panels - p < kMostPanels ? panels - p : kMostPanels;
+    if (shape.quantized()) {
+      multiply_codes(call, table, first + p, count);
+    } else {
+      multiply_bfloat16(call, first + p, count);
+    }
+  }
+  _tile_release();
+}

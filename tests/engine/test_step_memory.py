@@ -1,0 +1,64 @@
+"""What a step computes with at most, as figures."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.build import kv_shape, plan_engine
+from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.machine import MachineMemory
+from engine.prompt_scores import SCORED_ROWS_AT_ONCE
+from engine.step_memory import SPLIT_TOKENS, activation_bytes, gpu_scratch_bytes
+from kvcache.choice import SubstrateChoice
+from kvcache.substrates import Substrate
+from tests.engines import CONFIG
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkpoint(tiny_model: Path) -> Checkpoint:
+    return read_checkpoint(tiny_model)
+
+
+def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
+    checkpoint: Checkpoint,
+) -> None:
+    def bound(**changes: int) -> int:
+        return activation_bytes(checkpoint, replace(CONFIG, **changes))  # type: ignore[arg-type]
+
+    many = SCORED_ROWS_AT_ONCE + 1
+    token = 4 * (6 * 64 + 3 * 128 + 4 * (2 + 2) * 32)
+    row = 4 * 5 * 1024
+    few = bound(max_num_batched_tokens=1, max_num_seqs=1)
+    assert few == token + SCORED_ROWS_AT_ONCE * row
+    assert bound(max_num_batched_tokens=3, max_num_seqs=many) == 3 * token + many * row
+
+
+def test_attention_on_a_gpu_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
+    config = replace(CONFIG, max_num_seqs=32, max_model_len=None, page_bytes=None)
+    wide = replace(
+        checkpoint, query_heads=32, kv_heads=8, head_dim=128, max_position_embeddings=40960
+    )
+
+    def scratch(substrate: Substrate, **changes: int) -> int:
+        shape = kv_shape(config, wide, substrate)
+        return gpu_scratch_bytes(wide, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
+
+    partials = 32 * 160 * 32 * (128 + 2) * 4
+    assert scratch(Substrate.POSIX) == scratch(Substrate.DENSE) == 0
+    assert scratch(Substrate.SPARSE) == scratch(Substrate.METAL_DENSE) == partials
+    gathered = 2 * 2 * 40960 * 8 * 128 * 4
+    assert scratch(Substrate.PAGED) == partials + gathered
+    assert scratch(Substrate.SPARSE, max_model_len=1025) == 32 * 5 * 32 * 130 * 4
+    config = replace(config, kv_budget_bytes=None)
+    machine = MachineMemory(1 << 36, 1 << 36, 1 << 33)
+    plan = plan_engine(config, wide, machine, SubstrateChoice(Substrate.SPARSE, ()))
+    config_bound = activation_bytes(wide, config)
+    assert plan.memory.demand.activation_bytes == config_bound + partials
+
+
+def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> None:
+    text = (ROOT / "metal_ext/kernels/metal/arguments.h").read_text()
+    assert f"kSplitTokens = {SPLIT_TOKENS}," in text

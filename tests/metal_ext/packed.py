@@ -1,0 +1,109 @@
+"""Layers of every kind that can be packed, and in float64 what they must multiply to."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from metal_ext import CpuWorkers, PackedLinear
+from tests.metal_ext.layers import Floats, exact, normal
+
+# Of the sum of the products' magnitudes: what rounding may cost at most, with float32 all along or
+# with x in two bfloat16 parts, which leave out 2^-18 of a number.
+TOLERANCE = 1e-5
+# Of a norm's, a gate's and a sum's own numbers, in float32.
+FLOAT32_TOLERANCE = 2e-6
+
+Codes = tuple[mx.array, mx.array, int, int]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a layer's numbers are stored. bits: 0 where they are no codes."""
+
+    dtype: mx.Dtype
+    bits: int = 0
+    group: int = 0
+
+    def __str__(self) -> str:
+        name = str(self.dtype).rpartition(".")[2]
+        return f"{self.bits} bits in groups of {self.group}, {name}" if self.bits else name
+
+
+KINDS = [Kind(dtype) for dtype in (mx.float32, mx.bfloat16, mx.float16)] + [
+    Kind(dtype, bits, group)
+    for bits, group, dtype in (
+        (4, 32, mx.bfloat16),
+        (4, 64, mx.float32),
+        (4, 128, mx.float16),
+        (8, 32, mx.float32),
+        (8, 64, mx.bfloat16),
+        (8, 128, mx.bfloat16),
+    )
+]
+PLAIN = Kind(mx.float32)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer as a checkpoint has it, and its numbers."""
+
+    weight: mx.array
+    codes: Codes | None
+    numbers: Floats
+    """``[outputs, inputs]``."""
+    magnitudes: Floats
+    """Of all that is multiplied: of a code's scale and bias both."""
+
+
+def part(outputs: int, inputs: int, kind: Kind = PLAIN, seed: int = 0) -> Part:
+    """Random weights."""
+    drawn = normal((outputs, inputs), kind.dtype, seed)
+    if not kind.bits:
+        return Part(drawn, None, exact(drawn), np.abs(exact(drawn)))
+    words, scales, biases = mx.quantize(drawn, kind.group, kind.bits)
+    in_a_word = 32 // kind.bits
+    shifts = np.arange(in_a_word, dtype=np.uint32) * np.uint32(kind.bits)
+    codes = np.array(words)[:, :, None] >> shifts & np.uint32(2**kind.bits - 1)
+    wide = [np.repeat(exact(x), kind.group, axis=1) for x in (scales, biases)]
+    scaled = codes.reshape(outputs, inputs) * wide[0]
+    own = (scales, biases, kind.bits, kind.group)
+    return Part(words, own, scaled + wide[1], np.abs(scaled) + np.abs(wide[1]))
+
+
+class Joined:
+    """Parts as one packed layer."""
+
+    def __init__(self, parts: list[Part], workers: CpuWorkers) -> None:
+        codes = [its.codes for its in parts if its.codes is not None]
+        self.packed = PackedLinear([its.weight for its in parts], workers, codes)
+        self.numbers = np.concatenate([its.numbers for its in parts])
+        self.magnitudes = np.concatenate([its.magnitudes for its in parts])
+
+    def expected(self, x: Floats) -> Floats:
+        """x ``[R, inputs]`` times the layer."""
+        result: Floats = x @ self.numbers.T
+        return result
+
+    def tolerance(self, x: Floats) -> Floats:
+        """How far each number of the product may be from that."""
+        result: Floats = TOLERANCE * (np.abs(x) @ self.magnitudes.T) + 1e-30
+        return result
+
+
+def layer(outputs: int, inputs: int, kind: Kind, workers: CpuWorkers, seed: int = 0) -> Joined:
+    """A packed layer of one part."""
+    return Joined([part(outputs, inputs, kind, seed)], workers)
+
+
+def normed(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Rows divided by their root mean square, times the weight."""
+    result: Floats = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+    return result
+
+
+def gated(both: Floats) -> Floats:
+    """SiLU of the first half of each row times the second half."""
+    gate, up = np.split(both, 2, axis=1)
+    result: Floats = gate / (1 + np.exp(-gate)) * up
+    return result

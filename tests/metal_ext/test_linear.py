@@ -1,0 +1,341 @@
+"""Products of packed layers, and what a model does between them, against float64."""
+
+import itertools
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_ext import CpuWorkers, PackedLinear, gated_mlp, instruction_sets, linear, rms_norm
+from tests.metal_ext.layers import Floats, exact, normal, same_bits
+from tests.metal_ext.packed import (
+    FLOAT32_TOLERANCE,
+    KINDS,
+    PLAIN,
+    Joined,
+    Kind,
+    gated,
+    layer,
+    normed,
+    part,
+)
+
+EPS = 1e-6
+# 256 rows go at a time.
+ROWS = (1, 7, 256, 257, 600)
+EACH_SET = pytest.mark.parametrize("instruction_set", instruction_sets())
+EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=str)
+
+
+def odd_shapes(kind: Kind) -> list[tuple[int, int]]:
+    """Outputs and inputs."""
+    return [(1, 128), (37, 384), (130, 256)] if kind.bits else [(1, 1), (37, 100), (130, 353)]
+
+
+def close(got: mx.array, want: Floats, tolerance: Floats) -> bool:
+    """Whether all numbers are within their own tolerance."""
+    assert got.shape == want.shape
+    assert got.dtype == mx.float32
+    return bool((np.abs(exact(got) - want) <= tolerance).all())
+
+
+@EACH_SET
+@EACH_KIND
+def test_a_product_is_the_exact_one(kind: Kind, instruction_set: str) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    for outputs, inputs in odd_shapes(kind):
+        its = layer(outputs, inputs, kind, workers)
+        for rows in ROWS if inputs == 100 or inputs == 384 else ROWS[:2]:
+            x = normal((rows, inputs), mx.float32, rows)
+            got = linear(x, its.packed, workers)
+            assert close(got, its.expected(exact(x)), its.tolerance(exact(x))), (outputs, rows)
+
+
+@EACH_SET
+@pytest.mark.parametrize("adds", [False, True], ids=["alone", "with a residual"])
+@pytest.mark.parametrize("norms", [False, True], ids=["as it is", "after a norm"])
+def test_a_norm_goes_before_and_a_residual_behind(
+    instruction_set: str, norms: bool, adds: bool
+) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    its = layer(37, 100, Kind(mx.bfloat16), workers)
+    weight = 1 + 0.2 * normal((100,), mx.float32, 5)
+    for rows in (1, 7, 300):
+        x, residual = 3 * normal((rows, 100), mx.float32, 3), normal((rows, 37), mx.float32, 4)
+        got = linear(
+            x,
+            its.packed,
+            workers,
+            norm=weight if norms else None,
+            eps=EPS,
+            residual=residual if adds else None,
+        )
+        multiplied = normed(exact(x), exact(weight), EPS) if norms else exact(x)
+        want = its.expected(multiplied) + (exact(residual) if adds else 0)
+        assert close(got, want, 1.1 * its.tolerance(multiplied))
+
+
+def test_eps_matters_where_rows_are_small() -> None:
+    workers = CpuWorkers(1)
+    its, weight = layer(5, 32, PLAIN, workers), mx.ones((32,))
+    x = normal((2, 32), mx.float32) * 1e-3
+    for eps in (1e-6, 1e-2):
+        got = linear(x, its.packed, workers, norm=weight, eps=eps)
+        row = normed(exact(x), np.ones(32), eps)
+        assert close(got, its.expected(row), its.tolerance(row))
+        assert close(rms_norm(x, weight, eps, workers), row, FLOAT32_TOLERANCE * np.abs(row))
+
+
+@pytest.mark.parametrize("shape", [(6, 4, 25), (6, 2, 2, 25), (6, 100, 1), (6, 1, 100)])
+def test_a_row_may_have_more_than_one_dimension(shape: tuple[int, ...]) -> None:
+    workers = CpuWorkers(2)
+    its = layer(9, 100, PLAIN, workers)
+    x, residual = normal((6, 100), mx.float32), normal((6, 9), mx.float32, 1)
+    norm = mx.ones((100,))
+    want = linear(x, its.packed, workers, norm=norm, eps=EPS, residual=residual)
+    wide = linear(
+        x.reshape(shape), its.packed, workers, norm=norm, eps=EPS, residual=residual[:, :, None]
+    )
+    assert same_bits(wide, want)
+    assert close(linear(x.reshape(shape), its.packed, workers), *product(its, x))
+
+
+def product(its: Joined, x: mx.array) -> tuple[Floats, Floats]:
+    """What x times the layer must be, and how exactly."""
+    return its.expected(exact(x)), its.tolerance(exact(x))
+
+
+def test_rows_weights_and_residual_may_have_any_strides() -> None:
+    workers = CpuWorkers(2)
+    its = layer(20, 40, PLAIN, workers)
+    x, norm, residual = (normal(shape, mx.float32) for shape in ((7, 40), (40,), (7, 20)))
+    want = linear(x, its.packed, workers, norm=norm, eps=EPS, residual=residual)
+    got = linear(
+        mx.contiguous(x.T).T,
+        its.packed,
+        workers,
+        norm=mx.repeat(norm, 2)[::2],
+        eps=EPS,
+        residual=mx.pad(residual, [(1, 1), (2, 3)])[1:-1, 2:-3],
+    )
+    assert same_bits(got, want)
+
+
+@EACH_SET
+@EACH_KIND
+def test_several_weights_joined_are_the_products_of_each(kind: Kind, instruction_set: str) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    parts = [part(outputs, 256, kind, seed) for seed, outputs in enumerate((48, 16, 21))]
+    x = normal((9, 256), mx.float32, 7)
+    together = linear(x, Joined(parts, workers).packed, workers)
+    alone = [linear(x, Joined([each], workers).packed, workers) for each in parts]
+    assert same_bits(together, mx.concatenate(alone, axis=1))
+
+
+# --- the same bits -------------------------------------------------------------------------------
+
+
+@EACH_SET
+@EACH_KIND
+def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
+    kind: Kind, instruction_set: str
+) -> None:
+    one = CpuWorkers(1, instruction_set)
+    inputs = 384 if kind.bits else 300
+    its = layer(150, inputs, kind, one)
+    x, weight = normal((300, inputs), mx.float32), normal((inputs,), mx.float32, 1)
+
+    def run(rows: mx.array, workers: CpuWorkers) -> mx.array:
+        return linear(rows, its.packed, workers, norm=weight, eps=EPS)
+
+    whole = run(x, one)
+    assert same_bits(run(x, CpuWorkers(2, instruction_set)), whole)
+    assert same_bits(run(x, CpuWorkers(5, instruction_set)), whole)
+    cuts = (0, 1, 3, 12, 45, 301)
+    pieces = [run(x[a:b], one) for a, b in itertools.pairwise(cuts)]
+    assert same_bits(mx.concatenate(pieces), whole)
+    assert same_bits(run(x[::-1], CpuWorkers(3, instruction_set)), whole[::-1])
+
+
+@EACH_SET
+def test_a_whole_mlp_has_the_same_bits_in_any_company(instruction_set: str) -> None:
+    one = CpuWorkers(1, instruction_set)
+    both, down = layer(2 * 96, 80, PLAIN, one), layer(80, 96, PLAIN, one)
+    x, weight = normal((300, 80), mx.float32), normal((80,), mx.float32, 1)
+
+    def run(rows: mx.array, threads: int) -> mx.array:
+        workers = CpuWorkers(threads, instruction_set)
+        return gated_mlp(rows, weight, EPS, both.packed, down.packed, workers)
+
+    whole = run(x, 1)
+    assert same_bits(run(x, 3), whole)
+    assert same_bits(mx.concatenate([run(x[:1], 1), run(x[1:40], 2), run(x[40:], 1)]), whole)
+
+
+@EACH_SET
+@EACH_KIND
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_stays_in_its_row(kind: Kind, instruction_set: str, bad: float) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    inputs = 256 if kind.bits else 100
+    its = layer(37, inputs, kind, workers)
+    for rows in (3, 40):
+        x = normal((rows, inputs), mx.float32)
+        ill = mx.array(x)
+        ill[1, 5] = bad
+        want, got = linear(x, its.packed, workers), linear(ill, its.packed, workers)
+        others = mx.array([row for row in range(rows) if row != 1])
+        assert same_bits(got[others], want[others])
+        assert not mx.any(mx.isfinite(got[1])).item()
+
+
+# --- a whole MLP, and a norm ---------------------------------------------------------------------
+
+
+@EACH_SET
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[3], KINDS[7]], ids=str)
+def test_an_mlp_is_the_exact_one(kind: Kind, instruction_set: str) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    hidden, inner = (128, 192) if kind.bits else (70, 48)
+    parts = [part(inner, hidden, kind, seed) for seed in (1, 2)]
+    both = Joined(parts, workers)
+    down = layer(hidden, inner, kind, workers, 3)
+    weight = 1 + 0.2 * normal((hidden,), mx.float32, 4)
+    for rows in (1, 7, 257):
+        x = normal((rows, hidden), mx.float32, 5)
+        got = gated_mlp(x, weight, EPS, both.packed, down.packed, workers)
+        row = normed(exact(x), exact(weight), EPS)
+        inside = gated(both.expected(row))
+        # An error of gate or up is passed on by the other one, and by SiLU's slope, 1.1 at most.
+        gate, up = np.split(np.abs(both.expected(row)), 2, axis=1)
+        gate_off, up_off = np.split(both.tolerance(row), 2, axis=1)
+        off = 1.1 * (gate_off * up + up_off * gate) + FLOAT32_TOLERANCE * np.abs(inside)
+        tolerance = down.tolerance(inside) + off @ down.magnitudes.T + 1e-6
+        assert close(got, exact(x) + down.expected(inside), tolerance)
+
+
+@EACH_SET
+def test_gates_far_from_zero_neither_overflow_nor_vanish(instruction_set: str) -> None:
+    workers = CpuWorkers(1, instruction_set)
+    gates = [-1e30, -200.0, -88.0, -1.0, 0.0, 1.0, 88.0, 200.0, 1e30] + [0.0] * 7
+    both = np.zeros((32, 16), np.float32)
+    both[:16, 0] = gates
+    both[16:, 0] = 1.0
+    packed = PackedLinear([mx.array(both)], workers, [])
+    down = PackedLinear([mx.eye(16)], workers, [])
+    x = mx.zeros((1, 16))
+    x[0, 0] = 1.0
+    # The norm of the first number alone is 4, of which the weight makes 1.
+    got = gated_mlp(x, mx.full((16,), 0.25), 0.0, packed, down, workers) - x
+    want = np.array([g / (1 + np.exp(-g)) if g > -700 else 0.0 for g in gates])
+    assert mx.all(mx.isfinite(got)).item()
+    np.testing.assert_allclose(exact(got)[0], want, rtol=1e-4, atol=1e-6)
+
+
+@EACH_SET
+@pytest.mark.parametrize("numbers", [1, 7, 16, 100, 1025])
+def test_a_norm_is_the_exact_one(instruction_set: str, numbers: int) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    x, weight = normal((9, numbers), mx.float32), normal((numbers,), mx.float32, 1)
+    want = normed(exact(x), exact(weight), EPS)
+    got = rms_norm(x, weight, EPS, workers)
+    assert close(got, want, FLOAT32_TOLERANCE * np.abs(want))
+    assert same_bits(rms_norm(x[3:4], weight, EPS, workers), got[3:4])
+    assert same_bits(
+        rms_norm(mx.contiguous(x.T).T, weight, EPS, CpuWorkers(1, instruction_set)), got
+    )
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+WORKERS = CpuWorkers(1)
+ITS = layer(16, 32, PLAIN, WORKERS).packed
+TWICE = layer(64, 32, PLAIN, WORKERS).packed
+BACK = layer(32, 32, PLAIN, WORKERS).packed
+X, WEIGHT = mx.zeros((2, 32)), mx.zeros((32,))
+HALF = mx.bfloat16
+
+REFUSED: list[tuple[str, Callable[[], object], str]] = [
+    ("x of one dimension", lambda: linear(WEIGHT, ITS, WORKERS), "x must be float32 rows of 32"),
+    ("no rows", lambda: linear(mx.zeros((0, 32)), ITS, WORKERS), "x must be float32 rows of 32"),
+    ("other inputs", lambda: linear(mx.zeros((2, 31)), ITS, WORKERS), "x must be float32 rows"),
+    ("more inputs", lambda: linear(mx.zeros((2, 2, 32)), ITS, WORKERS), "x must be float32 rows"),
+    ("bfloat16", lambda: linear(X.astype(HALF), ITS, WORKERS), "x must be float32 rows of 32"),
+    (
+        "a norm of other numbers",
+        lambda: linear(X, ITS, WORKERS, norm=mx.zeros((16,)), eps=EPS),
+        "a norm's weight must be 32 float32 numbers",
+    ),
+    (
+        "a norm of two dimensions",
+        lambda: linear(X, ITS, WORKERS, norm=mx.zeros((1, 32)), eps=EPS),
+        "a norm's weight must be 32 float32 numbers",
+    ),
+    (
+        "a norm in bfloat16",
+        lambda: linear(X, ITS, WORKERS, norm=WEIGHT.astype(HALF), eps=EPS),
+        "a norm's weight must be 32 float32 numbers",
+    ),
+    (
+        "a residual of other outputs",
+        lambda: linear(X, ITS, WORKERS, residual=mx.zeros((2, 32))),
+        "the residual must be float32 rows of 16 numbers",
+    ),
+    (
+        "a residual in bfloat16",
+        lambda: linear(X, ITS, WORKERS, residual=mx.zeros((2, 16), HALF)),
+        "the residual must be float32 rows of 16 numbers",
+    ),
+    (
+        "a residual of other rows",
+        lambda: linear(X, ITS, WORKERS, residual=mx.zeros((3, 16))),
+        "x and the residual have a different number of rows",
+    ),
+    (
+        "gates without up",
+        lambda: gated_mlp(X, WEIGHT, EPS, BACK, BACK, WORKERS),
+        "gate, up and down do not fit each other",
+    ),
+    (
+        "a down that does not lead back",
+        lambda: gated_mlp(X, WEIGHT, EPS, TWICE, ITS, WORKERS),
+        "gate, up and down do not fit each other",
+    ),
+    (
+        "an MLP of other rows",
+        lambda: gated_mlp(mx.zeros((2, 16)), WEIGHT, EPS, TWICE, BACK, WORKERS),
+        "x must be float32 rows of 32 numbers",
+    ),
+    (
+        "an MLP with another norm",
+        lambda: gated_mlp(X, mx.zeros((16,)), EPS, TWICE, BACK, WORKERS),
+        "a norm's weight must be 32 float32 numbers",
+    ),
+    (
+        "a norm of rows that do not fit it",
+        lambda: rms_norm(X, mx.zeros((16,)), EPS, WORKERS),
+        "x must be float32 rows of 16 numbers",
+    ),
+    (
+        "a norm's weight of two dimensions",
+        lambda: rms_norm(X, mx.zeros((1, 32)), EPS, WORKERS),
+        "a norm's weight must be 32 float32 numbers",
+    ),
+    (
+        "a norm's rows in bfloat16",
+        lambda: rms_norm(X.astype(HALF), WEIGHT, EPS, WORKERS),
+        "x must be float32 rows of 32 numbers",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"), [pytest.param(call, message, id=name) for name, call, message in REFUSED]
+)
+def test_what_cannot_be_multiplied_is_refused_before_anything_runs(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert mx.array_equal(linear(X, ITS, WORKERS), mx.zeros((2, 16))).item()

@@ -1,0 +1,371 @@
+"""RoPE's angles, and norm, RoPE and append in one, against float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_ext import (
+    AddressRange,
+    CpuWorkers,
+    Layer,
+    RowTable,
+    instruction_sets,
+    project_append,
+    rope_angles,
+)
+from tests.metal_ext.layers import (
+    DTYPES,
+    KEY_REGION,
+    VALUE_REGION,
+    Floats,
+    PagedLayer,
+    exact,
+    normal,
+    same_bits,
+)
+from tests.metal_ext.packed import normed
+
+EPS = 1e-6
+BASE = 1e4
+QUERY_HEADS = 6
+# Of the largest number of a head, whose two halves are turned into each other.
+TOLERANCE = 3e-6
+# Positions of pages that others wrote stay as they are; a chunk, a token far behind, and a third.
+SEGMENTS = ((1, 17, 40), (0, 39, 1), (2, 0, 3))
+EACH_SET = pytest.mark.parametrize("instruction_set", instruction_sets())
+
+
+def positions(segments: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+    return np.concatenate([np.arange(start, start + count) for _, start, count in segments])
+
+
+def turns(places: np.ndarray, head_dim: int, base: float, scale: float) -> Floats:
+    """The angle of every position and dimension."""
+    half = np.arange(head_dim // 2)
+    result: Floats = places[:, None] * (scale * base ** (-2.0 * half / head_dim))
+    return result
+
+
+def turned(heads: Floats, angles: Floats) -> Floats:
+    """RoPE of ``[rows, heads, head_dim]``: the first half against the second."""
+    first, second = np.split(heads, 2, axis=-1)
+    cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    return np.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
+
+
+class Projection:
+    """Rows of one matrix for some segments of a paged layer."""
+
+    def __init__(self, workers: CpuWorkers, dtype: mx.Dtype = mx.float32, **how: int) -> None:
+        self.workers = workers
+        self.paged = PagedLayer((40, 200, 90), dtype=dtype, workers=workers, **how)
+        heads, dims = self.paged.kv_heads, self.paged.head_dim
+        self.rows = self.paged.rows(*SEGMENTS)
+        self.joined = normal((len(self.rows), (QUERY_HEADS + 2 * heads) * dims), mx.float32, 1)
+        self.weights = [1 + 0.2 * normal((dims,), mx.float32, seed) for seed in (2, 3)]
+        self.angles = rope_angles(self.rows, dims, BASE, 1.0, workers)
+
+    def run(self, **changes: Any) -> tuple[mx.array, mx.array]:
+        """The new token and the queries. changes: other arguments."""
+        how: dict[str, Any] = {
+            "token": self.paged.token,
+            "joined": self.joined,
+            "q_weight": self.weights[0],
+            "k_weight": self.weights[1],
+            "eps": EPS,
+            "angles": self.angles,
+            "rows": self.rows,
+            "layer": self.paged.layer,
+            "query_heads": QUERY_HEADS,
+            "kv_heads": self.paged.kv_heads,
+            "workers": self.workers,
+        }
+        made: tuple[mx.array, mx.array] = project_append(**how | changes)
+        return made
+
+    def expected(self) -> tuple[Floats, Floats, Floats]:
+        """Queries, keys and values in float64."""
+        heads, dims = self.paged.kv_heads, self.paged.head_dim
+        rows = exact(self.joined).reshape(len(self.rows), -1, dims)
+        queries, keys, values = np.split(rows, [QUERY_HEADS, QUERY_HEADS + heads], axis=1)
+        angles = turns(positions(SEGMENTS), dims, BASE, 1.0)
+        q_weight, k_weight = (exact(weight) for weight in self.weights)
+        return (
+            turned(normed(queries, q_weight, EPS), angles),
+            turned(normed(keys, k_weight, EPS), angles),
+            values,
+        )
+
+
+def close(got: Floats, want: Floats, tolerance: float) -> bool:
+    """Within the tolerance of each head's largest number."""
+    return bool((np.abs(got - want) <= tolerance * np.abs(want).max(axis=-1, keepdims=True)).all())
+
+
+@EACH_SET
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 32), (1, 64), (3, 128), (6, 256)])
+def test_queries_come_back_and_keys_and_values_are_where_they_belong(
+    instruction_set: str, dtype: mx.Dtype, kv_heads: int, head_dim: int
+) -> None:
+    its = Projection(CpuWorkers(2, instruction_set), dtype, kv_heads=kv_heads, head_dim=head_dim)
+    token, queries = its.run()
+    mx.eval(token, queries)
+    want, keys, values = its.expected()
+    assert (queries.shape, queries.dtype) == ((44, QUERY_HEADS, head_dim), mx.float32)
+    assert close(exact(queries), want, TOLERANCE)
+    rounding = 2.0**-8 if dtype == mx.bfloat16 else 0.0
+    first = 0
+    for sequence, start, count in SEGMENTS:
+        part, place = slice(first, first + count), slice(start, start + count)
+        written = its.paged.numbers(sequence, KEY_REGION)[place]
+        assert close(written, keys[part], TOLERANCE + rounding), sequence
+        written = its.paged.numbers(sequence, VALUE_REGION)[place]
+        kept = mx.array(values[part].astype(np.float32)).astype(dtype)
+        assert np.array_equal(written, exact(kept)), sequence
+        first += count
+
+
+def test_nothing_else_is_written() -> None:
+    its = Projection(CpuWorkers(3))
+    for sequence in range(3):
+        for region in range(4):
+            its.paged.memory(sequence, region)[:] = 0xA5
+    before = {(s, r): its.paged.bits(s, r).copy() for s in range(3) for r in range(4)}
+    mx.eval(its.run())
+    for (sequence, region), bits in before.items():
+        now = its.paged.bits(sequence, region)
+        changed = np.unique(np.nonzero(now != bits)[0])
+        _, start, count = next(segment for segment in SEGMENTS if segment[0] == sequence)
+        mine = region in (KEY_REGION, VALUE_REGION)
+        assert np.array_equal(changed, np.arange(start, start + count) if mine else [])
+
+
+@EACH_SET
+def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
+    instruction_set: str,
+) -> None:
+    its = Projection(CpuWorkers(1, instruction_set))
+    token, queries = its.run()
+    mx.eval(token, queries)
+    kept = its.paged.snapshot()
+    for threads in (2, 5):
+        other = Projection(CpuWorkers(threads, instruction_set))
+        its_token, its_queries = other.run()
+        mx.eval(its_token)
+        assert same_bits(its_queries, queries)
+        assert other.paged.snapshot() == kept
+    other = Projection(CpuWorkers(2, instruction_set))
+    for row in range(0, 44, 11):
+        places = positions(SEGMENTS)
+        sequence = 1 if row < 40 else 0
+        rows = other.paged.rows((sequence, int(places[row]), 1))
+        angles = rope_angles(rows, 32, BASE, 1.0, other.workers)
+        _, alone = other.run(joined=other.joined[row : row + 1], angles=angles, rows=rows)
+        assert same_bits(alone, queries[row : row + 1])
+
+
+def test_a_row_that_is_no_number_stays_alone() -> None:
+    its = Projection(CpuWorkers(2))
+    _, want = its.run()
+    mx.eval(want)
+    ill = mx.array(its.joined)
+    ill[5] = np.nan
+    _, got = its.run(joined=ill)
+    others = mx.array([row for row in range(44) if row != 5])
+    assert same_bits(got[others], want[others])
+    assert mx.all(mx.isnan(got[5])).item()
+
+
+def test_all_may_have_any_strides() -> None:
+    its = Projection(CpuWorkers(2))
+    _, want = its.run()
+    _, got = its.run(
+        joined=mx.contiguous(its.joined.T).T,
+        q_weight=mx.repeat(its.weights[0], 2)[::2],
+        k_weight=mx.contiguous(its.weights[1][::-1])[::-1],
+        angles=mx.contiguous(its.angles.T).T,
+    )
+    assert same_bits(got, want)
+
+
+def test_the_token_is_as_it_was_and_what_reads_it_comes_behind() -> None:
+    its = Projection(CpuWorkers(1))
+    first = mx.array([7], dtype=mx.int32)
+    token, queries = its.run(token=first)
+    assert its.paged.heap.committed_bytes == 0, "nothing is written before evaluation"
+    mx.eval(token)
+    assert its.paged.heap.committed_bytes > 0
+    assert (token.shape, token.dtype, token.item()) == ((1,), mx.int32, 7)
+    mx.eval(queries)
+
+
+# --- angles --------------------------------------------------------------------------------------
+
+
+@EACH_SET
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("base", [1e4, 1e6])
+@pytest.mark.parametrize("head_dim", [2, 32, 128])
+def test_angles_are_exact_to_the_last_bit_but_one(
+    instruction_set: str, head_dim: int, base: float, scale: float
+) -> None:
+    paged = PagedLayer((40, 200, 90))
+    angles = rope_angles(
+        paged.rows(*SEGMENTS), head_dim, base, scale, CpuWorkers(2, instruction_set)
+    )
+    want = turns(positions(SEGMENTS), head_dim, base, scale)
+    assert (angles.shape, angles.dtype) == ((44, head_dim), mx.float32)
+    np.testing.assert_allclose(
+        exact(angles), np.concatenate([np.cos(want), np.sin(want)], axis=1), atol=1.2e-7
+    )
+
+
+def test_angles_far_out_are_as_exact_as_near_by() -> None:
+    paged = PagedLayer((40_000,), kv_heads=1)
+    angles = rope_angles(paged.rows((0, 39_990, 10)), 64, 1e6, 1.0, CpuWorkers(1))
+    want = turns(np.arange(39_990, 40_000), 64, 1e6, 1.0)
+    np.testing.assert_allclose(exact(angles)[:, :32], np.cos(want), atol=1.2e-7)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "base", "scale", "message"),
+    [
+        (3, 1e4, 1.0, "head_dim must be even"),
+        (0, 1e4, 1.0, "head_dim must be even"),
+        (-2, 1e4, 1.0, "head_dim must be even"),
+        (32, 0.0, 1.0, "base must be a positive number"),
+        (32, -1.0, 1.0, "base must be a positive number"),
+        (32, np.inf, 1.0, "base must be a positive number"),
+        (32, np.nan, 1.0, "base must be a positive number"),
+        (32, 1e4, np.inf, "and scale a number"),
+        (32, 1e4, np.nan, "and scale a number"),
+    ],
+)
+def test_angles_that_are_none_are_refused(
+    head_dim: int, base: float, scale: float, message: str
+) -> None:
+    rows = PagedLayer((4,)).newest()
+    with pytest.raises(ValueError, match=message):
+        rope_angles(rows, head_dim, base, scale, CpuWorkers(1))
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+Changes = Callable[[Projection], dict[str, Any]]
+REFUSED: list[tuple[str, Changes, type[Exception], str]] = [
+    ("fewer rows", lambda p: {"joined": p.joined[:-1]}, ValueError, "joined does not fit"),
+    ("no rows", lambda p: {"joined": p.joined[:0]}, ValueError, "joined does not fit"),
+    ("fewer heads", lambda p: {"joined": p.joined[:, :-32]}, ValueError, "joined does not fit"),
+    (
+        "heads of their own",
+        lambda p: {"joined": p.joined.reshape(44, -1, 32)},
+        ValueError,
+        "joined does not fit",
+    ),
+    (
+        "rows in bfloat16",
+        lambda p: {"joined": p.joined.astype(mx.bfloat16)},
+        ValueError,
+        "joined does not fit the rows, or is no float32",
+    ),
+    ("other heads", lambda _: {"query_heads": 4}, ValueError, "joined does not fit"),
+    ("uneven heads", lambda _: {"query_heads": 7}, ValueError, "cannot share 2 KV heads evenly"),
+    ("no heads", lambda _: {"query_heads": 0}, IndexError, "query_heads"),
+    ("no K and V", lambda _: {"kv_heads": 0}, IndexError, "kv_heads"),
+    ("K and V of other rows", lambda _: {"kv_heads": 1}, ValueError, "region 2 has rows of 256"),
+    (
+        "a norm of other heads",
+        lambda _: {"q_weight": mx.ones((64,))},
+        ValueError,
+        "region 2 has rows of 256 bytes",
+    ),
+    (
+        "a norm of strange heads",
+        lambda _: {"q_weight": mx.ones((48,))},
+        ValueError,
+        "head_dim is 48",
+    ),
+    (
+        "a norm of two dimensions",
+        lambda _: {"q_weight": mx.ones((1, 32))},
+        ValueError,
+        "query_weight does not fit",
+    ),
+    (
+        "a norm in bfloat16",
+        lambda _: {"q_weight": mx.ones((32,), mx.bfloat16)},
+        ValueError,
+        "query_weight does not fit",
+    ),
+    (
+        "another norm of keys",
+        lambda _: {"k_weight": mx.ones((16,))},
+        ValueError,
+        "key_weight does not fit",
+    ),
+    (
+        "a norm of keys in float16",
+        lambda _: {"k_weight": mx.ones((32,), mx.float16)},
+        ValueError,
+        "key_weight does not fit",
+    ),
+    ("angles of fewer rows", lambda p: {"angles": p.angles[:3]}, ValueError, "angles does not"),
+    (
+        "angles of half a head",
+        lambda p: {"angles": p.angles[:, :16]},
+        ValueError,
+        "angles does not",
+    ),
+    (
+        "angles in bfloat16",
+        lambda p: {"angles": p.angles.astype(mx.bfloat16)},
+        ValueError,
+        "angles does not",
+    ),
+    (
+        "K and V in float16",
+        lambda _: {"layer": Layer(KEY_REGION, VALUE_REGION, mx.float16)},
+        ValueError,
+        "keeps K and V as bfloat16 or float32",
+    ),
+    (
+        "K and V in bfloat16",
+        lambda _: {"layer": Layer(KEY_REGION, VALUE_REGION, mx.bfloat16)},
+        ValueError,
+        "these heads need 128",
+    ),
+    (
+        "a region that is not there",
+        lambda _: {"layer": Layer(9, VALUE_REGION, mx.float32)},
+        IndexError,
+        "key_region",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [pytest.param(*row, id=name) for name, *row in REFUSED],
+)
+def test_what_cannot_be_appended_is_refused_before_anything_is_written(
+    changes: Changes, error: type[Exception], message: str
+) -> None:
+    its = Projection(CpuWorkers(1))
+    with pytest.raises(error, match=message):
+        its.run(**changes(its))
+    assert its.paged.heap.committed_bytes == 0
+    mx.eval(its.run())
+
+
+def test_a_row_in_a_block_of_others_is_refused() -> None:
+    its = Projection(CpuWorkers(1))
+    shared = AddressRange.sparse(its.paged.shape.geometry())
+    shared.map(its.paged.heap, 0, 0, 1, writable=False)
+    rows = RowTable([(shared, 2, 1)])
+    angles = rope_angles(rows, 32, BASE, 1.0, its.workers)
+    with pytest.raises(IndexError, match="read-only"):
+        its.run(joined=its.joined[:1], rows=rows, angles=angles)

@@ -1,0 +1,243 @@
+#include "cpu/linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "cpu/dispatch.h"
+#include "cpu/packing.h"
+#include "exact_buffer.h"
+
+namespace quire::cpu {
+namespace {
+
+using test::ExactBuffer;
+
+// Of the sum of the products' magnitudes: what rounding may cost at most, with two bfloat16 parts of
+// x or with float32 all along.
+constexpr double kTolerance = 1e-5;
+
+uint16_t bfloat16_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+std::string described(const LinearShape& s, size_t rows) {
+  return std::to_string(s.outputs) + " x " + std::to_string(s.inputs) + ", " +
+         std::to_string(s.bits()) + " bits, group " + std::to_string(s.group) + ", " +
+         std::to_string(rows) + " rows";
+}
+
+// A layer with its weights as MLX has them, packed, and as doubles; and rows of x.
+struct Case {
+  LinearShape shape;
+  size_t rows;
+  std::vector<double> weights;  // [outputs][inputs]
+  ExactBuffer<std::byte> packed;
+  ExactBuffer<float> x;
+
+  Case(LinearShape s, size_t rows)
+      : shape(s), rows(rows), packed(s.packed_bytes()), x(rows * s.inputs) {
+    std::mt19937 random(static_cast<uint32_t>(s.outputs * 7919 + s.inputs * 31 + rows));
+    std::normal_distribution<float> normal;
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] = normal(random);
+    }
+    if (s.quantized()) {
+      make_codes(random, normal);
+    } else {
+      make_numbers(random, normal);
+    }
+  }
+
+  template <class Random, class Normal>
+  void make_numbers(Random& random, Normal& normal) {
+    std::vector<float> numbers(shape.outputs * shape.inputs);
+    std::vector<uint16_t> halves;
+    for (float& number : numbers) {
+      number = normal(random);
+      halves.push_back(bfloat16_of(number));
+      const uint32_t widened = static_cast<uint32_t>(halves.back()) << 16;
+      if (shape.type == WeightType::bfloat16) {
+        std::memcpy(&number, &widened, sizeof(number));
+      }
+    }
+    weights.assign(numbers.begin(), numbers.end());
+    const bool narrow = shape.type == WeightType::bfloat16;
+    pack_all({narrow ? static_cast<const void*>(halves.data()) : numbers.data()});
+  }
+
+  template <class Random, class Normal>
+  void make_codes(Random& random, Normal& normal) {
+    const size_t groups = shape.outputs * shape.groups();
+    std::vector<uint32_t> codes(shape.outputs * shape.inputs * shape.bits() / 32);
+    std::generate(codes.begin(), codes.end(), [&] { return static_cast<uint32_t>(random()); });
+    std::vector<uint16_t> narrow[2];
+    std::vector<float> wide[2];
+    for (size_t i = 0; i < groups; ++i) {
+      for (size_t which : {0, 1}) {
+        const float number = normal(random) * (which == 0 ? 0.02f : 0.3f);
+        const uint32_t widened = static_cast<uint32_t>(bfloat16_of(number)) << 16;
+        float rounded;
+        std::memcpy(&rounded, &widened, sizeof(rounded));
+        narrow[which].push_back(bfloat16_of(number));
+        wide[which].push_back(shape.scales == ScaleType::bfloat16 ? rounded : number);
+      }
+    }
+    const size_t in_a_word = 32 / shape.bits();
+    for (size_t i = 0; i < shape.outputs * shape.inputs; ++i) {
+      const uint32_t code = codes[i / in_a_word] >> i % in_a_word * shape.bits();
+      const auto mask = (uint32_t{1} << shape.bits()) - 1;
+      weights.push_back(
+          static_cast<double>(code & mask) * wide[0][i / shape.group] + wide[1][i / shape.group]);
+    }
+    if (shape.scales == ScaleType::bfloat16) {
+      pack_all({codes.data(), narrow[0].data(), narrow[1].data()});
+    } else {
+      pack_all({codes.data(), wide[0].data(), wide[1].data()});
+    }
+  }
+
+  void pack_all(const Weights& from) {
+    for (size_t p = 0; p < shape.panels(); ++p) {
+      pack(shape, from, p, 1, packed.data());
+    }
+  }
+
+  // All rows at once, panels in two calls.
+  std::vector<float> multiplied(const Kernels& kernels, size_t first_row, size_t count) const {
+    const LinearKernels& linear = kernels.linear;
+    const float* from = x.data() + first_row * shape.inputs;
+    ExactBuffer<std::byte> prepared(linear.prepared_bytes(shape, count));
+    for (size_t r = 0; r < count; ++r) {
+      linear.prepare(shape, from + r * shape.inputs, r, prepared.data());
+    }
+    ExactBuffer<float> out(count * shape.outputs);
+    const size_t half = shape.panels() / 2;
+    for (const auto& [first, panels] : {std::pair{size_t{0}, half}, {half, shape.panels() - half}}) {
+      if (panels != 0) {
+        linear.multiply(shape, packed.data(), prepared.data(), count, first, panels, out.data(),
+                        shape.outputs);
+      }
+    }
+    return {out.data(), out.data() + out.size()};
+  }
+
+  void check(const Kernels& kernels) const {
+    const std::vector<float> got = multiplied(kernels, 0, rows);
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t n = 0; n < shape.outputs; ++n) {
+        double sum = 0;
+        double size = 1e-30;
+        for (size_t i = 0; i < shape.inputs; ++i) {
+          const double product = weights[n * shape.inputs + i] * x[r * shape.inputs + i];
+          sum += product;
+          size += std::abs(product);
+        }
+        CHECK_CASE(std::abs(got[r * shape.outputs + n] - sum) <= kTolerance * size,
+                   std::string(kernels.name) + ": " + described(shape, rows));
+      }
+    }
+  }
+};
+
+void for_each_set(const std::function<void(const Kernels&)>& body) {
+  for (const std::string& name : available()) {
+    body(select(name));
+  }
+}
+
+const std::vector<LinearShape> kTypes = {
+    {0, 0, WeightType::bfloat16},
+    {0, 0, WeightType::float32},
+    {0, 0, WeightType::bits4, 32, ScaleType::bfloat16},
+    {0, 0, WeightType::bits4, 64, ScaleType::float32},
+    {0, 0, WeightType::bits4, 128, ScaleType::bfloat16},
+    {0, 0, WeightType::bits8, 64, ScaleType::bfloat16},
+    {0, 0, WeightType::bits8, 32, ScaleType::float32},
+};
+
+LinearShape sized(LinearShape type, size_t outputs, size_t inputs) {
+  type.outputs = outputs;
+  type.inputs = type.quantized() ? rounded_up(inputs, type.group) : inputs;
+  return type;
+}
+
+TEST("products are those of doubles, whatever the shape and however the weights are stored") {
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kTypes) {
+      for (size_t outputs : {1, 15, 16, 33, 100}) {
+        for (size_t inputs : {1, 2, 33, 64, 129, 256}) {
+          for (size_t rows : {1, 3, 17}) {
+            Case(sized(type, outputs, inputs), rows).check(kernels);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST("products are right for every number of rows around a tile's") {
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kTypes) {
+      for (size_t rows : {2, 4, 5, 8, 9, 15, 16, 31, 32, 33, 47, 48, 49, 64, 255, 256}) {
+        Case(sized(type, 48, 96), rows).check(kernels);
+      }
+    }
+  });
+}
+
+TEST("a row's product has the same bits alone and among others") {
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kTypes) {
+      const Case both(sized(type, 100, 160), 70);
+      const std::vector<float> together = both.multiplied(kernels, 0, both.rows);
+      for (size_t r : {0, 1, 15, 16, 31, 32, 63, 64, 69}) {
+        const std::vector<float> alone = both.multiplied(kernels, r, 1);
+        CHECK_CASE(std::memcmp(alone.data(), together.data() + r * both.shape.outputs,
+                               alone.size() * sizeof(float)) == 0,
+                   std::string(kernels.name) + ": row " + std::to_string(r) + " of " +
+                       described(both.shape, both.rows));
+      }
+    }
+  });
+}
+
+TEST("what is not finite in a row stays in that row") {
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kTypes) {
+      Case one(sized(type, 40, 64), 20);
+      one.x[5 * one.shape.inputs + 7] = INFINITY;
+      one.x[9 * one.shape.inputs] = NAN;
+      const std::vector<float> got = one.multiplied(kernels, 0, one.rows);
+      for (size_t r = 0; r < one.rows; ++r) {
+        const bool finite = std::isfinite(got[r * one.shape.outputs]);
+        CHECK_CASE(finite == (r != 5 && r != 9), described(one.shape, r));
+      }
+    }
+  });
+}
+
+TEST("a packed layer gives its weights back") {
+  for (const LinearShape& type : kTypes) {
+    const Case one(sized(type, 37, 96), 1);
+    ExactBuffer<float> row(one.shape.inputs);
+    for (size_t n = 0; n < one.shape.outputs; ++n) {
+      unpack(one.shape, one.packed.data(), n, row.data());
+      for (size_t i = 0; i < one.shape.inputs; ++i) {
+        const double weight = one.weights[n * one.shape.inputs + i];
+        CHECK_CASE(std::abs(row[i] - weight) <= 1e-6 * (1 + std::abs(weight)),
+                   described(one.shape, n));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire::cpu
