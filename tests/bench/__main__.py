@@ -1,115 +1,102 @@
-"""One table, and the machine's facts: ``python -m tests.bench [--quick] [--only PART] ...``.
+"""quire beside other software on this machine, as one table, with the machine's own limits.
 
-A target that is missed is a figure; the exit code says only whether there are figures.
+  python -m tests.bench [--quick] [--only PART] [--rounds N] [--csv FILE]
+  python -m tests.bench --scaling --plot growth.svg
+  python -m tests.bench --only serving --peer other=http://127.0.0.1:8080/v1
+  python -m tests.bench --only servers --peer-command \\
+    'llama-server=llama-server -m model.gguf --port {port} -t {threads} -np 8 -c 16384 --jinja'
+
+Sides take turns; a figure is the median of the rounds, with the lowest and the highest in brackets.
+No prompt is asked twice. Tokens are those of `usage`; the first token is the first text. A part
+`servers` makes a model at Qwen3-0.6B's dimensions below --folder; `python -m tests.bench.gguf`
+writes the same weights as GGUF. A target that is missed is a figure; the exit code says only
+whether there are figures. Beside a peer that is named llama-server, servers has quire's targets.
 """
 
-import argparse
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import metal_ext
-from engine.machine import machine_threads
 from tests.bench.agents import run_agents
-from tests.bench.attention import read_bandwidth, run_attention
+from tests.bench.attention import run_attention
 from tests.bench.constraints import run_constraints
 from tests.bench.interference import run_interference
+from tests.bench.limits import measure_limits
+from tests.bench.models import ModelStore
+from tests.bench.options import Options, read_options
 from tests.bench.overhead import run_overhead
 from tests.bench.peers import BrokenError
+from tests.bench.plot import draw
 from tests.bench.prefixes import run_prefixes
 from tests.bench.rounds import Part, Rounds
+from tests.bench.scaling import run_scaling
+from tests.bench.servers import run_servers
 from tests.bench.serving import run_serving
 from tests.bench.table import render, write_csv
-
-PARTS = ("attention", "overhead", "constraints", "serving", "interference", "prefixes", "agents")
-READ_PASSES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How much of everything."""
-
-    decode: Rounds
-    chunk: Rounds
-    overhead: Rounds
-    constraints: Rounds
-    serving: Rounds
-    requests_per_stream: int
-    interference: Rounds
-    prefixes: Rounds
-    agents: Rounds
-
-
-QUICK = Size(
-    decode=Rounds(5, 10),
-    chunk=Rounds(3, 8),
-    overhead=Rounds(1, 30),
-    constraints=Rounds(3, 15),
-    serving=Rounds(3, 25),
-    requests_per_stream=2,
-    interference=Rounds(2, 15),
-    prefixes=Rounds(3, 10),
-    agents=Rounds(1, 15),
-)
-FULL = Size(
-    decode=Rounds(25, 60),
-    chunk=Rounds(7, 60),
-    overhead=Rounds(5, 200),
-    constraints=Rounds(9, 90),
-    serving=Rounds(15, 240),
-    requests_per_stream=4,
-    interference=Rounds(7, 180),
-    prefixes=Rounds(15, 180),
-    agents=Rounds(5, 180),
-)
+from tests.bench.three_prompts import run_three_prompts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what was asked for; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: a few minutes")
-    parser.add_argument("--only", choices=PARTS, help="one part of the table")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there too")
-    parser.add_argument("--threads", type=int, default=machine_threads(), help="of all sides")
-    asked = parser.parse_args(arguments)
+    options = read_options(arguments, __doc__)
+    # What Ctrl-C does ends every server that was started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     load = " ".join(f"{average:.2f}" for average in os.getloadavg())
     try:
-        found = _run(QUICK if asked.quick else FULL, asked.only, asked.threads)
+        machine = _machine(options)
+        found = _run(options)
     except (BrokenError, OSError) as error:
         print(f"no figures: {error}", file=sys.stderr)
         return 1
     rows = [row for part in found for row in part.rows]
     facts = [fact for part in found for fact in part.facts]
-    print(render(rows), end="\n\n")
-    for name, fact in [*_machine(asked.threads), ("load average before", load), *facts]:
+    for name, fact in [*machine, ("load average before", load)]:
         print(f"{name:<21}{fact}")
-    if asked.csv is not None:
-        write_csv(asked.csv, rows)
+    print(f"\n{render(rows)}", end="\n\n")
+    for name, fact in [("prompts", f"--seed {options.seed}"), *facts]:
+        print(f"{name:<21}{fact}")
+    if options.csv is not None:
+        write_csv(options.csv, rows)
+    if options.plot is not None:
+        draw([curve for part in found for curve in part.curves], options.plot)
     return 0
 
 
-def _run(size: Size, only: str | None, threads: int) -> list[Part]:
-    """The parts that were asked for, in the order of PARTS."""
+def _run(options: Options) -> list[Part]:
+    """The parts that were asked for."""
+    size, contest, threads = options.size, options.contest, options.threads
     if metal_ext.fast_blas is not None:
         metal_ext.fast_blas.use(metal_ext.CpuWorkers(threads))
+    store = ModelStore(options.folder)
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as name:
         folder = Path(name)
         parts: dict[str, Callable[[], Part]] = {
             "attention": lambda: run_attention(size.decode, size.chunk, threads),
             "overhead": lambda: run_overhead(size.overhead, threads, folder),
             "constraints": lambda: run_constraints(size.constraints, threads, folder),
-            "serving": lambda: run_serving(size.serving, size.requests_per_stream, threads, folder),
+            "serving": lambda: run_serving(size.serving, size.requests_per_stream, folder, contest),
             "interference": lambda: run_interference(size.interference, threads, folder),
             "prefixes": lambda: run_prefixes(size.prefixes, threads, folder),
             "agents": lambda: run_agents(size.agents, threads, folder),
+            "three-prompts": lambda: run_three_prompts(
+                size.three_prompts,
+                size.three_prompts_peer if contest.with_mlx_lm else Rounds(0, 0),
+                threads,
+                folder,
+            ),
+            "servers": lambda: run_servers(
+                size.servers, 1, contest, store, quantised=options.quantised
+            ),
+            "scaling": lambda: run_scaling(size.scaling, size.requests_per_stream, folder, contest),
         }
-        return [_timed(part, parts[part]) for part in PARTS if only in (None, part)]
+        return [_timed(part, parts[part]) for part in options.parts]
 
 
 def _timed(name: str, run: Callable[[], Part]) -> Part:
@@ -119,16 +106,15 @@ def _timed(name: str, run: Callable[[], Part]) -> Part:
     return found
 
 
-def _machine(threads: int) -> list[tuple[str, str]]:
+def _machine(options: Options) -> list[tuple[str, str]]:
     blas = metal_ext.fast_blas
-    gb_per_s = read_bandwidth(metal_ext.CpuWorkers(threads), READ_PASSES) / 1e9
     versions = [f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "numpy")]
     return [
-        ("cores", f"{os.cpu_count()}; threads of all sides: {threads}"),
+        ("cores", f"{os.cpu_count()}; threads of all sides: {options.threads}"),
         ("processor", platform.processor() or platform.machine()),
         ("instruction set", metal_ext.instruction_sets()[0]),
-        ("read bandwidth", f"{gb_per_s:.1f} GB/s, best of {READ_PASSES} passes"),
-        ("float32 products", f"{blas.name if blas else 'MLX brings its own'}, all sides"),
+        *measure_limits(options.threads, options.size.limit_passes).facts(),
+        ("float32 products", f"{blas.name if blas else 'MLX brings its own'}, mlx_lm.server's too"),
         ("software", ", ".join([*versions, f"Python {platform.python_version()}"])),
     ]
 

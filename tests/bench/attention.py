@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 import metal_ext
+from tests.bench.limits import ReadProbe
 from tests.bench.peers import BrokenError
 from tests.bench.rounds import Part, Rounds
 from tests.bench.table import Row
@@ -24,8 +25,8 @@ PAGE_BYTES = 65536
 # More than most last-level caches hold; what K and V of the decode batch take is 81 MB.
 PROBE_BYTES = 256 * 1024**2
 READ_PASSES = 3
-# As many sweeps as the probe makes in its passes, each in four ways: caches warm up over sweeps,
-# and both sides get the same time for it.
+# As many sweeps as the probe makes in its passes, some ways each: caches warm up over sweeps, and
+# both sides get the same time for it.
 DECODES_PER_ROUND = 4 * READ_PASSES
 # Of bfloat16 sums in another order: an error in what is computed is far larger.
 TOLERANCE = 0.05
@@ -38,21 +39,17 @@ def run_attention(decode: Rounds, chunk: Rounds, threads: int) -> Part:
     Raises BrokenError when two sides that should agree do not.
     """
     workers = metal_ext.CpuWorkers(threads)
-    rows = _decode_rows(decode, workers)
+    with ReadProbe(PROBE_BYTES, threads) as probe:
+        rows = _decode_rows(decode, workers, probe)
     for name, dtype in DTYPES.items():
         rows.append(_chunk_row(name, dtype, chunk, workers))
     return Part(rows)
 
 
-def read_bandwidth(workers: metal_ext.CpuWorkers, passes: int = READ_PASSES) -> float:
-    """Bytes per second that all workers together read from memory: the best pass."""
-    return PROBE_BYTES / min(metal_ext.read_seconds(PROBE_BYTES, passes, workers))
-
-
 # --- decode ------------------------------------------------------------------------------------
 
 
-def _decode_rows(rounds: Rounds, workers: metal_ext.CpuWorkers) -> list[Row]:
+def _decode_rows(rounds: Rounds, workers: metal_ext.CpuWorkers, probe: ReadProbe) -> list[Row]:
     cache = paged_layer(DECODE_TOKENS, mx.bfloat16, workers)
     queries = normal((len(DECODE_TOKENS), QUERY_HEADS, HEAD_DIM), mx.bfloat16)
     mx.eval(queries)
@@ -68,7 +65,8 @@ def _decode_rows(rounds: Rounds, workers: metal_ext.CpuWorkers) -> list[Row]:
     _check_same("decode attention", decode(), padded.attend(queries))
     seen: dict[str, list[float]] = defaultdict(list)
     for _ in rounds:
-        seen["read"].append(read_bandwidth(workers) / 1e9)
+        read = max(probe.bytes_per_s() for _ in range(READ_PASSES))
+        seen["read"].append(read / 1e9)
         seen["naive"].append(PROBE_BYTES / min(_seconds(naive.sum, READ_PASSES)) / 1e9)
         seen["decode"].append(min(_eval_seconds(decode, DECODES_PER_ROUND)))
         seen["padded"].append(_eval_seconds(lambda: padded.attend(queries), 1)[0])

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from tests.bench.compare import Case, run_case
 from tests.bench.load import Exchange, gaps, make_prompt, start
 from tests.bench.models import INTERFERENCE, TEMPLATE_TOKENS, write_endless_model
-from tests.bench.peers import BrokenError, Server, mlx_lm_server, quire
+from tests.bench.peers import BrokenError, Server
+from tests.bench.programs import mlx_lm_server, quire
 from tests.bench.rounds import Part, Rounds
-from tests.bench.serving import PROMPT_CHARS, warm_up
+from tests.bench.serving import PROMPT_TOKENS
 from tests.bench.table import Goal, Row
 
 READERS = 4
@@ -27,6 +29,7 @@ MAX_RUN_S = 90.0
 # Long enough for a median of undisturbed gaps.
 CALM_S = 1.0
 SETTLE_S = 1.0
+WARM_UP_TOKENS = 128
 POLL_S = 0.01
 
 
@@ -58,10 +61,10 @@ def run_interference(rounds: Rounds, threads: int, folder: Path) -> Part:
         servers = [stack.enter_context(Server(program, threads)) for program in programs]
         seeds = count(1_000_001)
         for server in servers:
-            warm_up(server, READERS, next(seeds))
+            run_case(server, Case(READERS, PROMPT_TOKENS, WARM_UP_TOKENS, 2), next(seeds))
         for number in rounds:
             for server in servers[:: -1 if number % 2 else 1]:
-                seen[server.program.label].append(_disturb(server, next(seeds)))
+                seen[server.label].append(_disturb(server, next(seeds)))
     ours, theirs = (seen[program.label] for program in programs)
     facts = [("interference", f"{len(ours)} rounds with {READERS} readers")]
     return Part(_rows(ours, programs[1].label, theirs), facts)
@@ -71,7 +74,7 @@ def _disturb(server: Server, seed: int) -> Disturbance:
     try:
         result = asyncio.run(_readers_and_a_long_prompt(server, seed))
     except TimeoutError as error:
-        raise BrokenError(f"{server.program.label}: no end within {MAX_RUN_S:.0f} s") from error
+        raise BrokenError(f"{server.label}: no end within {MAX_RUN_S:.0f} s") from error
     server.check()
     # Some servers see that a reader has left only when they have written to him in vain.
     time.sleep(SETTLE_S)
@@ -79,11 +82,11 @@ def _disturb(server: Server, seed: int) -> Disturbance:
 
 
 async def _readers_and_a_long_prompt(server: Server, seed: int) -> Disturbance:
-    label, target = server.program.label, server.target
+    label, target = server.label, server.target
     readers: list[Exchange] = []
     try:
         for index in range(READERS):
-            prompt = make_prompt(seed, index, PROMPT_CHARS)
+            prompt = make_prompt(seed, index, PROMPT_TOKENS - TEMPLATE_TOKENS)
             readers.append(await start(target, prompt, READER_TOKENS))
         await _until(lambda: all(reader.parser.text_times_s for reader in readers), MAX_START_S)
         calm_s = time.perf_counter()

@@ -6,6 +6,7 @@ own ``usage``: a chunk may carry several.
 
 import asyncio
 import json
+import math
 import random
 import string
 import time
@@ -85,6 +86,14 @@ class Answer:
     def ttft_s(self) -> float | None:
         """Time to the first text; None when there was none."""
         return self.text_times_s[0] - self.started_s if self.text_times_s else None
+
+    @property
+    def decode_per_s(self) -> float:
+        """Tokens after the first one, over the time between first and last text; not a number where
+        there is no such time, or no count."""
+        if self.completion_tokens == 0 or len(self.text_times_s) < 2:
+            return math.nan
+        return (self.completion_tokens - 1) / (self.text_times_s[-1] - self.text_times_s[0])
 
     @property
     def gaps_s(self) -> list[float]:
@@ -201,7 +210,9 @@ class LoadResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens of all streams."""
+        """Generated tokens of all streams; not a number when a text came without a count."""
+        if any(a.text_times_s and a.completion_tokens == 0 for a in self.answers):
+            return math.nan
         return sum(answer.completion_tokens for answer in self.answers) / self.seconds
 
     @property

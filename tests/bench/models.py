@@ -1,6 +1,12 @@
 """Random models that never end an answer by themselves, and whose every token is whole text."""
 
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,14 +28,27 @@ INTERFERENCE = ModelSpec(
     intermediate_size=512,
     vocab_size=4096,
 )
+# Huggingface's Qwen/Qwen3-0.6B.
+QWEN3_0_6B = ModelSpec(
+    num_hidden_layers=28,
+    hidden_size=1024,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    vocab_size=151936,
+)
+QUANTISED_BITS, QUANTISED_GROUP = 4, 64
 EMBEDDING = "model.embed_tokens.weight"
 ASCII = 128
+Weights = dict[str, mx.array]
+Config = dict[str, Any]
 # What the chat template puts around a question: its roles, byte by byte, and its special tokens.
 TEMPLATE_TOKENS = 19
 
 
-def write_endless_model(folder: Path, spec: ModelSpec) -> Path:
-    """A float32 model folder with tied embeddings.
+def write_endless_model(folder: Path, spec: ModelSpec, dtype: str = "float32") -> Path:
+    """A model folder with tied embeddings.
 
     A row of zeros in the tied embedding gives a logit of exactly 0, which is never the largest of
     hundreds of random ones. Such rows are: tokens that end an answer, because not every server can
@@ -37,7 +56,7 @@ def write_endless_model(folder: Path, spec: ModelSpec) -> Path:
     because servers hold back half a character and times between texts would measure that.
     """
     assert spec.tie_word_embeddings
-    write_model(folder, spec)
+    write_model(folder, spec, dtype=dtype)
     file = str(folder / "model.safetensors")
     weights = mx.load(file)
     assert isinstance(weights, dict)
@@ -47,6 +66,75 @@ def write_endless_model(folder: Path, spec: ModelSpec) -> Path:
     mx.eval(weights)
     mx.save_safetensors(file, weights, {"format": "mlx"})
     return folder
+
+
+class ModelStore:
+    """The same weights in several forms, below one folder: made once, used by every run after."""
+
+    def __init__(self, folder: Path, spec: ModelSpec = QWEN3_0_6B) -> None:
+        self._folder = folder
+        self._spec = spec
+
+    def bfloat16(self) -> Path:
+        """As published."""
+
+        def write(folder: Path) -> None:
+            write_endless_model(folder, self._spec, "bfloat16")
+
+        return self._made("bfloat16", write)
+
+    def float32(self) -> Path:
+        """The same numbers, for who multiplies only those fast."""
+        return self._made("float32", lambda folder: self._convert(folder, _widened))
+
+    def quantised(self) -> Path:
+        """MLX's 4 bits in groups of 64."""
+        return self._made("4-bit", lambda folder: self._convert(folder, _quantised))
+
+    def _made(self, form: str, write: Callable[[Path], None]) -> Path:
+        """Whole or not at all, so that an interrupted run leaves nothing that looks right."""
+        dimensions = "-".join(str(number) for number in asdict(self._spec).values())
+        folder = self._folder / f"{dimensions}-{form}"
+        if not folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._folder) as made:
+                write(Path(made) / "model")
+                (Path(made) / "model").rename(folder)
+        return folder
+
+    def _convert(self, folder: Path, change: Callable[[Weights, Config], Weights]) -> None:
+        source = self.bfloat16()
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = json.loads((source / "config.json").read_text())
+        loaded = mx.load(str(source / "model.safetensors"))
+        assert isinstance(loaded, dict)
+        weights = change(loaded, config)
+        mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _widened(weights: Weights, config: Config) -> Weights:
+    config["torch_dtype"] = "float32"
+    return {name: array.astype(mx.float32) for name, array in weights.items()}
+
+
+def _quantised(weights: Weights, config: Config) -> Weights:
+    """Every matrix, the embedding among them."""
+    config["quantization"] = {"group_size": QUANTISED_GROUP, "bits": QUANTISED_BITS}
+    packed: Weights = {}
+    for name, array in weights.items():
+        if array.ndim < 2:
+            packed[name] = array
+            continue
+        parts = mx.quantize(array, QUANTISED_GROUP, QUANTISED_BITS)
+        for part, values in zip(("weight", "scales", "biases"), parts, strict=True):
+            packed[name.removesuffix("weight") + part] = values
+    return packed
+
+
+def weight_bytes(folder: Path) -> int:
+    """Of all weights: what a token's step reads once, since a tied embedding is the head too."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _letters(vocab_size: int) -> list[bool]:

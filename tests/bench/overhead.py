@@ -93,9 +93,11 @@ def run_overhead(rounds: Rounds, threads: int, folder: Path) -> Part:
     by_cached: dict[int, list[StepTimes]] = {n: [] for n in CACHED_BLOCKS}
     for _ in rounds:
         for sequences in SEQUENCES:
-            by_sequences[sequences].append(_measure(model, threads, sequences, CACHED_BLOCKS[0]))
+            by_sequences[sequences].append(
+                measure_steps(model, threads, sequences, CACHED_BLOCKS[0])
+            )
         for cached in CACHED_BLOCKS:
-            by_cached[cached].append(_measure(model, threads, JUDGED_SEQUENCES, cached))
+            by_cached[cached].append(measure_steps(model, threads, JUDGED_SEQUENCES, cached))
     rows = [_row(f"{n} sequences", n, times) for n, times in by_sequences.items()]
     rows += [
         _row(f"{JUDGED_SEQUENCES} sequences, {n} cached blocks", JUDGED_SEQUENCES, times)
@@ -104,7 +106,8 @@ def run_overhead(rounds: Rounds, threads: int, folder: Path) -> Part:
     return Part(rows, [("scheduler and cache", f"{STEPS} steps a round, fp32, 2 layers")])
 
 
-def _measure(folder: Path, threads: int, sequences: int, cached: int) -> StepTimes:
+def measure_steps(folder: Path, threads: int, sequences: int, cached: int) -> StepTimes:
+    """Of an engine that decodes so many sequences while so many blocks lie in its cache."""
     loop = _engine(folder, threads, sequences)
     _fill(loop, cached)
     watched = Watched(loop)

@@ -1,5 +1,6 @@
-"""Servers as child processes on free loopback ports: quire, and what it is compared with."""
+"""Servers that take part: child processes on free loopback ports, and those of other people."""
 
+import json
 import os
 import re
 import socket
@@ -7,18 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Protocol
 
 from tests.bench.launch import PRODUCTS
 from tests.bench.load import Target
+from tests.bench.programs import HOST, Program, Startable, named
 
 ROOT = Path(__file__).parents[2]
-HOST = "127.0.0.1"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0  # a model may have to be read from a disk
 STOP_TIMEOUT_S = 30.0
 REPLY_TIMEOUT_S = 10.0
 POLL_S = 0.1
@@ -29,46 +30,70 @@ class BrokenError(Exception):
     """The benchmark cannot give figures: a server died, a request failed, answers differ."""
 
 
+class Contestant(Protocol):
+    """A server that answers now, whoever has started it."""
+
+    @property
+    def label(self) -> str:
+        """Its name in the table."""
+        ...
+
+    @property
+    def target(self) -> Target:
+        """Where it is asked."""
+        ...
+
+    @property
+    def has_our_model(self) -> bool:
+        """Whether it serves a model that the benchmark made, so that all lengths are known."""
+        ...
+
+    def check(self) -> None:
+        """Raises BrokenError when it cannot answer any more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A server to start."""
+class Remote:
+    """A server that somebody else has started, at an OpenAI base URL."""
 
     label: str
-    name: str
-    """As tests.bench.launch knows it."""
-    arguments: tuple[str, ...]
-    model: str
-    """What the server calls its model."""
+    target: Target
+    has_our_model: bool = False
 
+    @classmethod
+    def at(cls, label: str, url: str) -> "Remote":
+        """url: with or without its /v1. Raises BrokenError when nobody answers there."""
+        base = url.rstrip("/")
+        base = base if base.endswith("/v1") else f"{base}/v1"
+        asked = Target.of(base, "")
+        model = find_model(label, asked)
+        return cls(label, Target(asked.host, asked.port, asked.path, model))
 
-def quire(folder: Path, threads: int, substrate: str = "posix") -> Program:
-    """Our own server, with its defaults."""
-    arguments = ["serve", str(folder), "--substrate", substrate, "--served-model-name", "bench"]
-    arguments += ["--threads", str(threads)]
-    label = "quire" if substrate == "posix" else f"quire {substrate}"
-    return Program(label, "quire", (*arguments, "--log-level", "warning"), "bench")
+    @classmethod
+    def parse(cls, text: str) -> tuple[str, str]:
+        """NAME=URL, as label and URL. Raises ValueError."""
+        label, url = named(text)
+        Target.of(url, "")
+        return label, url
 
-
-def mlx_lm_server(folder: Path, concurrency: int) -> Program:
-    """mlx-lm's server: it may batch as many requests as there are streams, in both phases."""
-    arguments = ["--model", str(folder), "--log-level", "WARNING"]
-    arguments += ["--decode-concurrency", str(concurrency)]
-    arguments += ["--prompt-concurrency", str(concurrency)]
-    return Program("mlx_lm.server", "mlx_lm.server", tuple(arguments), "default_model")
+    def check(self) -> None:
+        """Asks for its models."""
+        find_model(self.label, self.target)
 
 
 class Server:
     """A running program; a context manager, so that it ends whatever happens."""
 
-    def __init__(self, program: Program, threads: int) -> None:
+    def __init__(self, program: Startable, threads: int) -> None:
         self.program = program
+        self.label = program.label
+        self.has_our_model = isinstance(program, Program)
         self.port = _free_port()
-        self.target = Target.of(f"http://{HOST}:{self.port}/v1", program.model)
+        self.target = Target.of(f"http://{HOST}:{self.port}/v1", program.model or "")
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by stop()
-        command = [sys.executable, "-m", "tests.bench.launch", program.name, str(threads)]
-        command += [*program.arguments, "--host", HOST, "--port", str(self.port)]
         self._process = subprocess.Popen(
-            command,
+            program.command(self.port, threads),
             cwd=ROOT,
             env=os.environ | {"HF_HUB_OFFLINE": "1"},
             stdin=subprocess.PIPE,  # its end tells the child that we are gone
@@ -79,6 +104,8 @@ class Server:
     def __enter__(self) -> "Server":
         try:
             self._wait_until_healthy()
+            if self.program.model is None:
+                self.target = replace(self.target, model=find_model(self.label, self.target))
         except BaseException:
             self._end()
             self._log.close()
@@ -94,7 +121,8 @@ class Server:
         try:
             if error is None:
                 self.check()
-                self._check_products()
+                if self.program.proves_products:
+                    self._check_products()
         finally:
             self._end()
             self._log.close()
@@ -163,11 +191,30 @@ def _free_port() -> int:
 
 
 def _healthy(port: int) -> bool:
-    connection = HTTPConnection(HOST, port, timeout=5)
+    """Whether a server answers, and has loaded its model. Not all have a page for that."""
+    status = _get(HOST, port, "/health")[0]
+    return (_get(HOST, port, "/v1/models")[0] if status == 404 else status) == 200
+
+
+def find_model(label: str, target: Target) -> str:
+    """The name of the first model that a server offers. Raises BrokenError."""
+    status, body = _get(target.host, target.port, f"{target.path}/models")
+    if status != 200:
+        raise BrokenError(f"{label}: no list of models: {status or 'no answer'}")
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise BrokenError(f"{label}: its list of models is none") from error
+
+
+def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    """Status, 0 when nobody answers, and body."""
+    connection = HTTPConnection(host, port, timeout=REPLY_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
     except (OSError, HTTPException):
-        return False
+        return 0, b""
     finally:
         connection.close()

@@ -13,7 +13,8 @@ import mlx.core as mx
 
 import metal_ext
 from tests.bench.models import INTERFERENCE, write_endless_model
-from tests.bench.peers import Program, Server, mlx_lm_server, quire
+from tests.bench.peers import Server
+from tests.bench.programs import Program, mlx_lm_server, quire
 from tests.bench.prompts import (
     SUFFIX_TOKENS,
     Prompt,
@@ -67,7 +68,7 @@ def run_prefixes(rounds: Rounds, threads: int, folder: Path) -> Part:
         for number in rounds:
             for length in PREFIX_TOKENS:
                 for server in servers[:: -1 if number % 2 else 1]:
-                    _measure(server, prompts, length, seen[server.program.label, length])
+                    _measure(server, prompts, length, seen[server.label, length])
         shared = measure_sharing(servers[0], prompts)
     for length in PREFIX_TOKENS:
         theirs = seen[peer.label, length]
@@ -98,8 +99,8 @@ def _ttft_ms(server: Server, prompt: Prompt, length: int, *, cached_tokens: int)
     """Milliseconds to the first text."""
     answer = asyncio.run(ask(server, prompt))
     server.check()
-    check_answer(server.program.label, answer, length + SUFFIX_TOKENS)
-    check_cached(server.program.label, answer, cached_tokens, exactly=takes_ids(server))
+    check_answer(server.label, answer, length + SUFFIX_TOKENS)
+    check_cached(server.label, answer, cached_tokens, exactly=takes_ids(server))
     assert answer.ttft_s is not None
     return 1e3 * answer.ttft_s
 

@@ -10,6 +10,7 @@ from kvcache.layout import KVShape, choose_page
 from tests.bench.load import Answer, Exchange, make_prompt, send
 from tests.bench.models import INTERFERENCE
 from tests.bench.peers import BrokenError, Server
+from tests.bench.programs import Program
 
 SUFFIX_TOKENS = 32
 ANSWER_TOKENS = 4
@@ -75,7 +76,7 @@ async def start_answer(server: Server, prompt: Prompt, max_tokens: int) -> Excha
 
 def takes_ids(server: Server) -> bool:
     """mlx_lm.server encodes every prompt itself."""
-    return server.program.name == "quire"
+    return isinstance(server.program, Program) and server.program.name == "quire"
 
 
 def check_answer(label: str, answer: Answer, prompt_tokens: int) -> None:

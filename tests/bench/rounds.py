@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tests.bench.plot import Curve
 from tests.bench.table import Row
 
 
@@ -29,3 +30,4 @@ class Part:
 
     rows: list[Row]
     facts: list[tuple[str, str]] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)

@@ -1,133 +1,72 @@
-"""Whole servers under a closed-loop load, taking turns."""
+"""Whole servers around a model so small that what is measured is the server."""
 
-import asyncio
-import statistics
-from collections import defaultdict
-from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
-from tests.bench.load import Load, LoadResult, run_load
-from tests.bench.models import SERVING, TEMPLATE_TOKENS, write_endless_model
-from tests.bench.peers import BrokenError, Program, Server, mlx_lm_server, quire
+from tests.bench.compare import (
+    Case,
+    Seen,
+    compare_round,
+    facts,
+    nothing_seen,
+    rate_rows,
+    run_case,
+    streams_text,
+    ttft_rows,
+)
+from tests.bench.contest import Contest
+from tests.bench.models import SERVING, write_endless_model
+from tests.bench.programs import mlx_lm_server, quire
 from tests.bench.rounds import Part, Rounds
 from tests.bench.table import Row
 
 STREAMS = (1, 8, 16)
-TARGETS = {1: 1.0, 8: 1.5, 16: 1.5}
+MLX_LM = "mlx_lm.server"
+TARGETS = {1: 1.0, 8: 2.0, 16: 2.0}
 MAX_TOKENS = 128
 PROMPT_TOKENS = 86
-PROMPT_CHARS = PROMPT_TOKENS - TEMPLATE_TOKENS  # a letter is a token
-MAX_LOAD_S = 60.0
 # Servers compile, fault pages in and fill their allocators' caches; the peer starts a compiler.
 WARM_UP_REQUESTS_PER_STREAM = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Of one server at one number of streams: one entry per round."""
-
-    tokens_per_s: list[float]
-    ttft_ms: list[float]
-    client_share: list[float]
-
-
-Seen = dict[tuple[str, int], Figures]
-
-
-def run_serving(rounds: Rounds, requests_per_stream: int, threads: int, folder: Path) -> Part:
-    """Of both servers. folder: where the model goes.
+def run_serving(rounds: Rounds, requests_per_stream: int, folder: Path, contest: Contest) -> Part:
+    """folder: where the model goes.
 
     Raises BrokenError when a server dies or an answer is not whole.
     """
     model = write_endless_model(folder / "serving", SERVING)
-    ours, dense = quire(model, threads), quire(model, threads, "dense")
-    peer = mlx_lm_server(model, max(STREAMS))
-    seen: Seen = defaultdict(lambda: Figures([], [], []))
-    with ExitStack() as stack:
-        servers = [stack.enter_context(Server(p, threads)) for p in (ours, peer, dense)]
-        seeds = count(1)
+    ours, dense = quire(model, contest.threads), quire(model, contest.threads, "dense")
+    cases = cases_of(requests_per_stream)
+    seen = nothing_seen()
+    with contest.servers(ours, mlx_lm_server(model, max(STREAMS)), [dense]) as servers:
         for server in servers:
-            warm_up(server, max(STREAMS), next(seeds))
+            warm_up = Case(max(STREAMS), PROMPT_TOKENS, MAX_TOKENS, WARM_UP_REQUESTS_PER_STREAM)
+            run_case(server, warm_up, next(contest.seeds))
+        labels = [server.label for server in servers if server.label != dense.label]
         for number in rounds:
-            for streams in STREAMS:
-                # The substrates are compared where the cost of one request shows.
-                taking_part = servers if streams == 1 else servers[:2]
-                # Whoever goes first in one round goes last in the next.
-                for server in taking_part[:: -1 if number % 2 else 1]:
-                    result = _measure(server, streams, requests_per_stream, next(seeds))
-                    _note(seen[server.program.label, streams], result)
-    share = max(share for figures in seen.values() for share in figures.client_share)
-    done = len(seen[ours.label, 1].tokens_per_s)
-    facts = [
-        ("serving", f"{done} rounds of {requests_per_stream} requests per stream"),
-        ("load client", f"at most {100 * share:.0f} % of one core"),
-    ]
-    return Part(_rows(seen, ours, peer, dense), facts)
-
-
-def warm_up(server: Server, streams: int, seed: int) -> None:
-    """A load that nobody counts."""
-    _measure(server, streams, WARM_UP_REQUESTS_PER_STREAM, seed)
-
-
-def _measure(server: Server, streams: int, requests_per_stream: int, seed: int) -> LoadResult:
-    requests = streams * requests_per_stream
-    load = Load(streams, requests, PROMPT_CHARS, MAX_TOKENS, seed, MAX_LOAD_S)
-    result = asyncio.run(run_load(server.target, load))
-    server.check()
-    check_whole(server.program.label, result, requests)
-    return result
-
-
-def check_whole(label: str, result: LoadResult, requests: int) -> None:
-    """Raises BrokenError unless all were answered in full: servers that do different work cannot be
-    compared."""
-    if result.errors:
-        raise BrokenError(f"{label}: {len(result.errors)} requests failed: {result.errors[0]}")
-    tokens = [(answer.prompt_tokens, answer.completion_tokens) for answer in result.answers]
-    expected = (PROMPT_TOKENS, MAX_TOKENS)
-    if tokens != [expected] * requests:
-        raise BrokenError(
-            f"{label}: {requests} times {expected} tokens of prompt and answer were expected, not "
-            f"{len(tokens)} times {sorted(set(tokens))}"
-        )
-
-
-def _note(figures: Figures, result: LoadResult) -> None:
-    figures.tokens_per_s.append(result.tokens_per_s)
-    figures.ttft_ms.append(1e3 * statistics.median(result.ttfts_s))
-    figures.client_share.append(result.client_share)
-
-
-def _rows(seen: Seen, ours: Program, peer: Program, dense: Program) -> list[Row]:
-    rows = [
-        Row.higher_is_better(
-            f"serving, {streams_text(streams)}",
-            "tok/s",
-            seen[ours.label, streams].tokens_per_s,
-            (peer.label, seen[peer.label, streams].tokens_per_s),
-            TARGETS[streams],
-        )
-        for streams in STREAMS
-    ]
-    rows += [
-        Row.lower_is_better(
-            f"time to first token, {streams_text(streams)}",
-            "ms",
-            seen[ours.label, streams].ttft_ms,
-            (peer.label, seen[peer.label, streams].ttft_ms),
-        )
-        for streams in STREAMS
-    ]
-    one = [seen[program.label, 1].tokens_per_s for program in (ours, dense)]
-    beside = Row.higher_is_better(
-        f"sparse beside dense, {streams_text(1)}", "tok/s", one[0], (dense.label, one[1])
+            # The substrates are compared where the cost of one request shows.
+            compare_round(seen, servers, cases[:1], number, contest.seeds)
+            compare_round(seen, servers[: len(labels)], cases[1:], number, contest.seeds)
+    rows = rate_rows("serving", seen, labels, cases, least_ratio)
+    rows += ttft_rows(seen, labels, cases, lambda *_: None, lambda case: streams_text(case.streams))
+    return Part(
+        [*rows, *_dense_rows(seen, labels[0], dense.label, cases[0])], facts("serving", seen, cases)
     )
-    return [*rows, beside]
 
 
-def streams_text(streams: int) -> str:
-    """Singular and plural."""
-    return "1 stream" if streams == 1 else f"{streams} streams"
+def cases_of(requests_per_stream: int) -> list[Case]:
+    """By the number of streams."""
+    return [Case(n, PROMPT_TOKENS, MAX_TOKENS, requests_per_stream) for n in STREAMS]
+
+
+def least_ratio(peer: str, case: Case) -> float | None:
+    """What is promised beside mlx-lm's server; other peers have no target here."""
+    return TARGETS[case.streams] if peer == MLX_LM else None
+
+
+def _dense_rows(seen: Seen, ours: str, dense: str, case: Case) -> list[Row]:
+    """None where no dense one took part."""
+    if (dense, case) not in seen:
+        return []
+    sparse, other = (seen[label, case].tokens_per_s for label in (ours, dense))
+    name = f"sparse beside dense, {streams_text(case.streams)}"
+    return [Row.higher_is_better(name, "tok/s", sparse, (dense, other))]

@@ -9,7 +9,8 @@ from http.client import HTTPConnection
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bench.load import Exchange
-from tests.bench.peers import HOST, BrokenError, Server
+from tests.bench.peers import BrokenError, Server
+from tests.bench.programs import HOST
 from tests.bench.prompts import (
     MAX_RUN_S,
     SUFFIX_TOKENS,
@@ -126,7 +127,7 @@ async def _tokens_of_a_crowd(server: Server, prompts: Prompts) -> float:
     before = await asyncio.to_thread(read_metrics, server)
     family = prompts.family(CROWD_PREFIX_TOKENS, CROWD)
     for answer in await asyncio.gather(*(ask(server, prompt) for prompt in family)):
-        check_answer(server.program.label, answer, CROWD_PREFIX_TOKENS + SUFFIX_TOKENS)
+        check_answer(server.label, answer, CROWD_PREFIX_TOKENS + SUFFIX_TOKENS)
     after = await asyncio.to_thread(read_metrics, server)
     name = "quire_prompt_tokens_total"
     return after[name] - before[name]

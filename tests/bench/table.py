@@ -1,6 +1,7 @@
 """The benchmark's rows, as a table for people and as a file for programs."""
 
 import csv
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,8 @@ from pathlib import Path
 
 HEADINGS = ("row", "quire", "peer", "ratio", "target", "")
 CSV_HEADINGS = (
-    "row", "unit", "quire", "peer_name", "peer", "ratio", "ratio_low", "ratio_high", "target", "met"
+    "row", "unit", "quire", "quire_low", "quire_high", "peer_name", "peer", "peer_low", "peer_high",
+    "ratio", "ratio_low", "ratio_high", "target", "met",
 )  # fmt: skip
 
 
@@ -31,6 +33,28 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
+class Figures:
+    """One per round."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, rounds: Sequence[float]) -> "Figures":
+        """Not a number if one of them is none."""
+        if any(math.isnan(figure) for figure in rounds):
+            return cls(math.nan, math.nan, math.nan)
+        return cls(statistics.median(rounds), min(rounds), max(rounds))
+
+    def text(self) -> str:
+        """With the lowest and the highest, where there are several."""
+        if not self.low < self.high:
+            return figure(self.median)
+        return f"{figure(self.median)} ({figure(self.low)}..{figure(self.high)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """Of the medians; low and high are of single rounds and tell how steady the machine was."""
 
@@ -41,9 +65,8 @@ class Ratio:
     @classmethod
     def of(cls, over: Sequence[float], under: Sequence[float]) -> "Ratio":
         """The two have one figure per round each."""
-        rounds = [a / b for a, b in zip(over, under, strict=True)]
-        value = statistics.median(over) / statistics.median(under)
-        return cls(value, min(rounds), max(rounds))
+        rounds = Figures.of([a / b for a, b in zip(over, under, strict=True)])
+        return cls(Figures.of(over).median / Figures.of(under).median, rounds.low, rounds.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +75,21 @@ class Row:
 
     name: str
     unit: str
-    quire: float
+    ours: Figures
     peer_name: str
-    peer: float
+    theirs: Figures
     ratio: Ratio
     goal: Goal | None = None
+
+    @property
+    def quire(self) -> float:
+        """Our median."""
+        return self.ours.median
+
+    @property
+    def peer(self) -> float:
+        """The peer's median."""
+        return self.theirs.median
 
     @classmethod
     def higher_is_better(
@@ -92,9 +125,9 @@ class Row:
         ratio: Ratio,
         least: float | None,
     ) -> "Row":
-        goal = None if least is None else Goal.at_least(ratio.value, least)
-        ours, theirs = statistics.median(quire), statistics.median(peer[1])
-        return cls(name, unit, ours, peer[0], theirs, ratio, goal)
+        known = least is not None and not math.isnan(ratio.value)
+        goal = Goal.at_least(ratio.value, least) if least is not None and known else None
+        return cls(name, unit, Figures.of(quire), peer[0], Figures.of(peer[1]), ratio, goal)
 
     def with_goal(self, goal: Goal) -> "Row":
         """The same figures, judged."""
@@ -105,24 +138,31 @@ class Row:
         verdict = "" if self.goal is None else "met" if self.goal.met else "MISSED"
         return (
             f"{self.name}, {self.unit}",
-            figure(self.quire),
-            f"{figure(self.peer)}  {self.peer_name}",
-            figure(self.ratio.value),
+            self.ours.text(),
+            f"{self.theirs.text()}  {self.peer_name}",
+            Figures(self.ratio.value, self.ratio.low, self.ratio.high).text(),
             "-" if self.goal is None else self.goal.text,
             verdict,
         )
 
     def csv_cells(self) -> tuple[str, ...]:
         """The row as a program reads it."""
-        ratio = (self.ratio.value, self.ratio.low, self.ratio.high)
         goal = ("", "") if self.goal is None else (self.goal.text, str(self.goal.met).lower())
-        figures = [f"{value:.6g}" for value in ratio]
-        ours, theirs = f"{self.quire:.6g}", f"{self.peer:.6g}"
-        return (self.name, self.unit, ours, self.peer_name, theirs, *figures, *goal)
+        ours, theirs, ratio = (
+            [f"{value:.6g}" for value in values]
+            for values in (
+                (self.ours.median, self.ours.low, self.ours.high),
+                (self.theirs.median, self.theirs.low, self.theirs.high),
+                (self.ratio.value, self.ratio.low, self.ratio.high),
+            )
+        )
+        return (self.name, self.unit, *ours, self.peer_name, *theirs, *ratio, *goal)
 
 
 def figure(value: float) -> str:
-    """Three digits or more, without an exponent."""
+    """Three digits or more, without an exponent; a dash where there is none."""
+    if math.isnan(value):
+        return "-"
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

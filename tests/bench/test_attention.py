@@ -3,7 +3,7 @@ import pytest
 
 import metal_ext
 from tests.bench import attention
-from tests.bench.attention import PaddedBatch, paged_layer, read_bandwidth, run_attention
+from tests.bench.attention import PaddedBatch, paged_layer, run_attention
 from tests.bench.peers import BrokenError
 from tests.bench.rounds import Rounds
 
@@ -52,10 +52,3 @@ def test_a_chunks_work_is_that_below_the_diagonal(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(attention, "CHUNK_END", 5)
     pairs = 3 + 4 + 5
     assert attention._chunk_flop() == 4 * pairs * attention.QUERY_HEADS * attention.HEAD_DIM
-
-
-@pytest.mark.usefixtures("small")
-def test_bandwidth_is_of_the_best_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = [0.5, 0.25, 1.0]
-    monkeypatch.setattr(metal_ext, "read_seconds", lambda *_: seconds)
-    assert read_bandwidth(metal_ext.CpuWorkers(1)) == 2 * MIB / 0.25

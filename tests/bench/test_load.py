@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import time
 from asyncio import StreamReader as Reader
 from asyncio import StreamWriter as Writer
@@ -141,6 +142,15 @@ def test_a_result_is_of_all_answers_together() -> None:
     assert result.ttfts_s == [2.0, 8.0]
     assert result.gaps_s == [1.0]
     assert result.errors == []
+
+
+def test_without_usage_nothing_is_counted() -> None:
+    counted, silent = an_answer(10.0, 12.0, 14.0, tokens=9), an_answer(10.0, 12.0, 14.0)
+    assert counted.decode_per_s == 4.0, "the first token is not decoded"
+    assert math.isnan(silent.decode_per_s)
+    assert math.isnan(an_answer(10.0, 12.0, tokens=9).decode_per_s)
+    assert math.isnan(LoadResult([counted, silent], 0.0).tokens_per_s)
+    assert LoadResult([counted], 0.0).tokens_per_s == pytest.approx(9 / 5)
 
 
 async def test_times_are_those_of_the_reads(monkeypatch: pytest.MonkeyPatch) -> None:

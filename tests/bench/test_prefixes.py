@@ -2,8 +2,8 @@ from collections import defaultdict
 
 import pytest
 
-from tests.bench.peers import Program
 from tests.bench.prefixes import PREFIX_TOKENS, Seen, Ttfts, _ttft_rows, flatness
+from tests.bench.programs import Program
 
 OURS, PEER = (Program(label, label, (), label) for label in ("ours", "peer"))
 

@@ -1,32 +1,34 @@
-from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import pytest
 
-from tests.bench.load import Answer, LoadResult
-from tests.bench.peers import BrokenError
-from tests.bench.serving import MAX_TOKENS, PROMPT_TOKENS, check_whole, streams_text
-
-WHOLE = Answer(1.0, 3.0, (2.0,), PROMPT_TOKENS, MAX_TOKENS, "length", None)
-
-
-def test_whole_answers_may_be_compared() -> None:
-    check_whole("ours", LoadResult([WHOLE, WHOLE], 0.1), requests=2)
+from tests.bench import serving
+from tests.bench.contest import Contest
+from tests.bench.rounds import Rounds
+from tests.bench.serving import STREAMS, cases_of, least_ratio, run_serving
+from tests.bench.small_server import small_server
 
 
-@pytest.mark.parametrize(
-    ("answers", "says"),
-    [
-        ([WHOLE, replace(WHOLE, error="no answer")], "ours: 1 requests failed: no answer"),
-        ([WHOLE], r"2 times \(86, 128\) .* not 1 times"),
-        ([WHOLE, replace(WHOLE, completion_tokens=127)], r"\(86, 127\), \(86, 128\)"),
-        ([WHOLE, replace(WHOLE, prompt_tokens=85)], r"\(85, 128\), \(86, 128\)"),
-    ],
-    ids=["an error", "one too few", "a short answer", "another prompt"],
-)
-def test_servers_that_do_different_work_are_not_compared(answers: list[Answer], says: str) -> None:
-    with pytest.raises(BrokenError, match=says):
-        check_whole("ours", LoadResult(answers, 0.1), requests=2)
+def test_twice_as_much_as_mlx_lms_server_is_wanted_of_many_streams() -> None:
+    cases = cases_of(2)
+    assert [least_ratio("mlx_lm.server", case) for case in cases] == [1.0, 2.0, 2.0]
+    assert {least_ratio("somebody else", case) for case in cases} == {None}
+    assert [case.requests for case in cases] == [2 * n for n in STREAMS]
 
 
-def test_streams_are_counted_in_words() -> None:
-    assert [streams_text(1), streams_text(8)] == ["1 stream", "8 streams"]
+def test_servers_at_urls_are_compared_at_every_number_of_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_TOKENS", 4)
+    with small_server() as own, small_server() as other:
+        contest = Contest(1, count(), own.url, (("other", other.url),), with_mlx_lm=False)
+        part = run_serving(Rounds(2, 60), 1, tmp_path, contest)
+    assert [row.name.partition(", ")[0] for row in part.rows] == (
+        ["serving"] * len(STREAMS) + ["time to first token"] * len(STREAMS)
+    ), "without a quire of our own there is no dense one"
+    assert {row.peer_name for row in part.rows} == {"other"}
+    assert all(row.quire > 0 and row.peer > 0 for row in part.rows)
+    assert len(own.bodies) == len(other.bodies)
+    assert not {*own.prompts} & {*other.prompts}
+    assert part.facts[0][1].startswith("2 rounds of 1 requests per stream")

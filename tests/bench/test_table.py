@@ -1,9 +1,10 @@
 import csv
+import math
 from pathlib import Path
 
 import pytest
 
-from tests.bench.table import CSV_HEADINGS, Goal, Ratio, Row, figure, render, write_csv
+from tests.bench.table import CSV_HEADINGS, Figures, Goal, Ratio, Row, figure, render, write_csv
 
 FASTER = Row.higher_is_better("serving", "tok/s", [10, 40, 20], ("peer", [10, 10, 10]), 1.5)
 SLOWER = Row.lower_is_better("latency", "ms", [200, 100, 200], ("other", [100, 100, 100]), 1)
@@ -12,6 +13,20 @@ SLOWER = Row.lower_is_better("latency", "ms", [200, 100, 200], ("other", [100, 1
 def test_a_ratio_is_of_the_medians_and_its_ends_are_of_single_rounds() -> None:
     ratio = Ratio.of([10, 40, 20], [10, 10, 40])
     assert (ratio.value, ratio.low, ratio.high) == (2.0, 0.5, 4.0)
+
+
+def test_figures_say_how_far_they_are_apart() -> None:
+    assert Figures.of([3, 1, 2, 9]) == Figures(2.5, 1, 9)
+    assert Figures.of([20, 10, 40]).text() == "20.0 (10.0..40.0)"
+    assert Figures.of([20]).text() == Figures.of([20, 20]).text() == "20.0"
+    assert FASTER.cells()[1:4] == ("20.0 (10.0..40.0)", "10.0  peer", "2.00 (1.00..4.00)")
+
+
+def test_what_is_not_known_in_one_round_is_not_known() -> None:
+    assert Figures.of([1, math.nan, 2]).text() == "-"
+    row = Row.higher_is_better("r", "u", [1, 2], ("p", [1, math.nan]), least=1.0)
+    assert row.goal is None, "nobody missed what nobody measured"
+    assert row.cells()[1:] == ("1.50 (1.00..2.00)", "-  p", "-", "-", "")
 
 
 def test_a_ratio_needs_a_figure_of_both_in_every_round() -> None:
@@ -43,7 +58,14 @@ def test_a_row_without_a_goal_is_not_judged_until_it_gets_one() -> None:
 
 @pytest.mark.parametrize(
     ("value", "says"),
-    [(0.004, "0.00"), (1.234, "1.23"), (10, "10.0"), (123.6, "124"), (1e6, "1000000")],
+    [
+        (math.nan, "-"),
+        (0.004, "0.00"),
+        (1.234, "1.23"),
+        (10, "10.0"),
+        (123.6, "124"),
+        (1e6, "1000000"),
+    ],
 )
 def test_a_figure_has_three_digits_or_more(value: float, says: str) -> None:
     assert figure(value) == says
@@ -72,7 +94,8 @@ def test_the_file_holds_every_row_under_its_headings(tmp_path: Path) -> None:
         rows = list(csv.DictReader(written))
     assert tuple(rows[0]) == CSV_HEADINGS
     assert rows[0] == {
-        "row": "serving", "unit": "tok/s", "quire": "20", "peer_name": "peer", "peer": "10",
+        "row": "serving", "unit": "tok/s", "quire": "20", "quire_low": "10", "quire_high": "40",
+        "peer_name": "peer", "peer": "10", "peer_low": "10", "peer_high": "10",
         "ratio": "2", "ratio_low": "1", "ratio_high": "4", "target": "ratio >= 1.5", "met": "true",
     }  # fmt: skip
     assert rows[1]["met"] == "false"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.bench.peers import ROOT, Program, Server
+from tests.bench.peers import ROOT, Server
+from tests.bench.programs import Program
 
 FOLDER = ROOT / "configs" / "demo"
 MODEL = FOLDER / "model"

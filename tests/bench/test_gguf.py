@@ -1,0 +1,121 @@
+import sys
+from enum import Enum, auto
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.bench import gguf
+from tests.bench.gguf import NO_MERGE, tensor_name
+from tests.bench.models import ModelStore
+from tests.models import ModelSpec
+
+SPEC = ModelSpec(vocab_size=300)
+
+
+class TokenType(Enum):
+    NORMAL = auto()
+    CONTROL = auto()
+    USER_DEFINED = auto()
+
+
+class Kind(Enum):
+    """Of files and of tensors."""
+
+    MOSTLY_BF16 = auto()
+    BF16 = auto()
+
+
+class Writer:
+    """Writes down what it is asked to write."""
+
+    last: "Writer"
+
+    def __init__(self, file: str, architecture: str) -> None:
+        self.file, self.architecture = file, architecture
+        self.said: dict[str, Any] = {}
+        self.tensors: dict[str, tuple[np.ndarray, Any]] = {}
+        self.steps: list[str] = []
+        Writer.last = self
+
+    def add_tensor(self, name: str, array: np.ndarray, raw_dtype: Any = None) -> None:
+        self.tensors[name] = (array, raw_dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("add_"):
+            return lambda value: self.said.update({name.removeprefix("add_"): value})
+        return lambda: self.steps.append(name)
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for the package, which the project does not depend on."""
+    fake = ModuleType("gguf")
+    fake.__dict__.update(
+        GGUFWriter=Writer, TokenType=TokenType, LlamaFileType=Kind, GGMLQuantizationType=Kind
+    )
+    monkeypatch.setitem(sys.modules, "gguf", fake)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ModelStore(tmp_path_factory.mktemp("store"), SPEC).bfloat16()
+
+
+@pytest.mark.usefixtures("package")
+def test_the_file_has_the_models_words_and_none_that_give_no_text(model: Path) -> None:
+    assert gguf.main([str(model), "out.gguf"]) == 0
+    said = Writer.last.said
+    assert (Writer.last.file, Writer.last.architecture) == ("out.gguf", "qwen3")
+    assert (said["tokenizer_model"], said["tokenizer_pre"]) == ("gpt2", "qwen2")
+    words, types = said["token_list"], said["token_types"]
+    assert len(words) == len(types) == len(set(words)) == SPEC.vocab_size
+    special = [word for word, kind in zip(words, types, strict=True) if kind is TokenType.CONTROL]
+    assert special == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    defined = [w for w, kind in zip(words, types, strict=True) if kind is TokenType.USER_DEFINED]
+    assert defined == ["<think>", "</think>"]
+    assert types.count(TokenType.NORMAL) == SPEC.vocab_size - 5
+    assert words[said["eos_token_id"]] == "<|im_end|>"
+    assert "<|im_start|>" in said["chat_template"]
+    assert said["add_bos_token"] is False
+    left, right = NO_MERGE.split()
+    assert left + right not in words, "no two bytes become one token"
+
+
+@pytest.mark.usefixtures("package")
+def test_the_file_has_the_models_dimensions_and_weights(model: Path) -> None:
+    gguf.main([str(model), "out.gguf"])
+    said, tensors = Writer.last.said, Writer.last.tensors
+    assert (said["block_count"], said["embedding_length"]) == (2, 64)
+    assert (said["head_count"], said["head_count_kv"], said["key_length"]) == (2, 1, 32)
+    assert (said["rope_freq_base"], said["layer_norm_rms_eps"]) == (1e6, 1e-6)
+    weights = mx.load(str(model / "model.safetensors"))
+    assert isinstance(weights, dict)
+    assert len(tensors) == len(weights)
+    bits, kind = tensors["blk.1.ffn_down.weight"]
+    expected = weights["model.layers.1.mlp.down_proj.weight"]
+    assert kind is Kind.BF16
+    assert np.array_equal(bits.view(np.uint16), np.array(expected.view(mx.uint16)))
+    norm, kind = tensors["output_norm.weight"]
+    assert norm.dtype == np.float32
+    assert kind is None
+    assert Writer.last.steps[-1] == "close"
+
+
+def test_without_the_package_it_says_how_to_get_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert gguf.main([str(model), "out.gguf"]) == 1
+    assert "pip install gguf" in capsys.readouterr().err
+
+
+def test_every_weight_has_a_name_and_packed_ones_have_none() -> None:
+    assert tensor_name("model.embed_tokens.weight") == "token_embd.weight"
+    assert tensor_name("model.layers.7.self_attn.q_norm.weight") == "blk.7.attn_q_norm.weight"
+    for packed in ("model.layers.7.self_attn.q_proj.scales", "model.blocks.1.mlp.weight"):
+        with pytest.raises(KeyError):
+            tensor_name(packed)

@@ -1,0 +1,94 @@
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.bench import limits
+from tests.bench.limits import MachineLimits, ReadProbe, library, measure_limits, product_flop_per_s
+from tests.bench.peers import BrokenError
+
+MIB = 1024**2
+MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+def test_every_way_reads_every_word_once() -> None:
+    native = library()
+    with ReadProbe(6 * MIB, threads=2) as probe:
+        assert probe.size_bytes == 6 * MIB
+        sums = set()
+        for way in range(native.read_ways()):
+            total = ctypes.c_uint64()
+            assert native.read_probe_pass(probe._memory, way, 2, ctypes.byref(total)) > 0
+            sums.add(total.value)
+    words = np.arange(6 * MIB // 8, dtype=np.uint64) * np.uint64(MULTIPLIER)
+    assert sums == {int(np.bitwise_xor.reduce(words))}
+
+
+def test_bandwidth_is_of_the_fastest_way_and_slow_ways_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ReadProbe(2 * MIB, threads=1) as probe:
+        asked: list[int] = []
+
+        def seconds(way: int) -> float:
+            asked.append(way)
+            return {1: 0.25, 2: 0.3}.get(way, 1.0)
+
+        monkeypatch.setattr(probe, "_pass", seconds)
+        assert probe.bytes_per_s() == 2 * MIB / 0.25
+        assert len(asked) == library().read_ways()
+        asked.clear()
+        assert probe.bytes_per_s() == 2 * MIB / 0.25
+        assert asked == [1, 2], "0.3 is near enough to be the best another time"
+
+
+def test_a_machine_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MEMORY_BYTES", 2 * MIB)
+    monkeypatch.setattr(limits, "ARITHMETIC_S", 0.01)
+    monkeypatch.setattr(limits, "MATRIX_SIZE", 64)
+    found = measure_limits(threads=2, passes=1)
+    assert min(found.read_bytes, found.float32_flop, found.product_flop) > 1e8
+    assert found.bfloat16_flop == 0 or found.bfloat16_flop > 1e8
+    assert product_flop_per_s(32) > 0
+
+
+def test_limits_are_said_in_words() -> None:
+    limits_with = MachineLimits(50.04e9, 400e9, 7000e9, 208.4e9)
+    read, rate = (text for _, text in limits_with.facts())
+    assert read == "50.0 GB/s of 1024 MiB"
+    assert rate.startswith("208 GFLOP/s of float32")
+    assert rate.endswith("400 float32, 7000 bfloat16")
+    assert MachineLimits(1, 1, 0, 1).facts()[1][1].endswith("no bfloat16")
+
+
+@pytest.fixture
+def compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nothing is compiled yet."""
+    monkeypatch.setattr(limits, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(limits, "library", library.__wrapped__)
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path
+
+
+def test_without_a_compiler_there_are_no_figures(
+    compiled_anew: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(compiled_anew))
+    with pytest.raises(BrokenError, match=r"no C\+\+ compiler of c\+\+, g\+\+, clang\+\+"):
+        ReadProbe(MIB, 1)
+    monkeypatch.setenv("CXX", "other++")
+    with pytest.raises(BrokenError, match=r"no C\+\+ compiler of other\+\+"):
+        ReadProbe(MIB, 1)
+
+
+def test_what_the_compiler_says_is_passed_on_and_nothing_is_left(
+    compiled_anew: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = compiled_anew / "native"
+    native.mkdir()
+    (native / "broken.cpp").write_text("int f() { return what; }")
+    monkeypatch.setattr(limits, "NATIVE", native)
+    with pytest.raises(BrokenError, match=r"(?s)do not compile:.*broken.cpp.*what"):
+        ReadProbe(MIB, 1)
+    assert list((compiled_anew / "build").iterdir()) == []
