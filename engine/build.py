@@ -191,7 +191,9 @@ def assemble(
         Scheduler(kv, limits, budget, most),
         kv,
         ModelRunner(model, kv, pools=embedding_size is not None),
-        LoopOptions(config.idle_release_s, config.prefix_keep_s, config.check_every_step),
+        LoopOptions(
+            config.idle_release_s, config.prefix_keep_s, config.check_every_step, config.overlap
+        ),
         emit=emit,
         mlx_memory=mlx_memory,
     )

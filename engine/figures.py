@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvcache.prefix_index import MissReason
+from kvcache.stats import KVStats
 
 STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SEQUENCE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -26,6 +27,8 @@ class SchedulerCounters:
     generated_tokens: int = 0
     preemptions: int = 0
     failed_rows: int = 0
+    wasted_rows: int = 0
+    """Whose results nobody wanted any more when their step was read."""
 
 
 class HistogramCounts(NamedTuple):
@@ -113,3 +116,36 @@ class MlxMemory(NamedTuple):
 
 
 NO_MLX = MlxMemory()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot, made by the engine thread after a step; read from anywhere."""
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens computed, recomputation included."""
+    generated_tokens: int = 0
+    submitted_prompt_tokens: int = 0
+    """Prompt tokens of admitted requests, whether the cache had them or not."""
+    cached_prompt_tokens: int = 0
+    """Those that the cache had."""
+    prefix_misses: tuple[tuple[MissReason, int], ...] = ()
+    """Requests whose prompt left the cached chain, by the reason."""
+    mapping_waits: int = 0
+    """Steps that had to wait for a mapping."""
+    preemptions: int = 0
+    failed_rows: int = 0
+    """Rows whose logits were not finite."""
+    wasted_rows: int = 0
+    """Rows whose results came for requests that had ended meanwhile."""
+    token_budget: int = 0
+    step_seconds: float = 0.0
+    """Duration of the newest step."""
+    copied_bytes: int = 0
+    """K and V bytes that block copies moved."""
+    measured: Distributions = NOTHING_MEASURED
+    mlx: MlxMemory = NO_MLX
+    kv: KVStats | None = None

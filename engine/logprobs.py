@@ -43,14 +43,21 @@ class Logprobs:
         """The values, row by row."""
         result: list[TokenLogprobs | None] = []
         chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
+        # Whole: a row of its own would be computed behind the step that runs by now.
+        ids, values = self._top()
         for row, count in enumerate(self.wanted):
             if count is None:
                 result.append(None)
                 continue
             top: list[tuple[int, float]] = []
-            if count and self.top_ids is not None and self.top is not None:
-                ids: list[int] = self.top_ids[row].tolist()  # type: ignore[assignment]
-                values: list[float] = self.top[row].tolist()  # type: ignore[assignment]
-                top = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+            if count:
+                pairs = zip(ids[row], values[row], strict=True)
+                top = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
             result.append(TokenLogprobs(chosen[row], tuple(top[:count])))
         return result
+
+    def _top(self) -> tuple[list[list[int]], list[list[float]]]:
+        """Ids and values of the alternatives, where any row reports some."""
+        if self.top_ids is None or self.top is None:
+            return [], []
+        return self.top_ids.tolist(), self.top.tolist()  # type: ignore[return-value]

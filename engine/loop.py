@@ -7,21 +7,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.errors import EngineFailedError
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
+from engine.flight import Flights
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import Abort, Look, Message, Pressure
 from engine.model_trial import TRIAL_ID, ModelTrial
 from engine.scheduler import Scheduler
-from engine.step_plan import StepPlan, StepRunner
-from engine.types import EngineLimits, EngineStats, Request, Sampled, SamplingParams, TokenEvent
-from kvcache.backend import BackendFailedError
+from engine.step_plan import StepRunner
+from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# A second failed step within this time ends the engine: what failed is not one request's fault.
-FAILURE_WINDOW_S = 60.0
 # While nothing runs, the loop looks this often whether memory has come back.
 IDLE_POLL_S = 0.1
 # A plan may be empty although sequences wait for memory that is on its way back.
@@ -42,10 +39,12 @@ class LoopOptions:
     """Idle time after which cached prefixes are forgotten."""
     check_every_step: bool
     """Whether the cache's invariants are checked after every step, not only when idle."""
+    overlap: bool = False
+    """Whether the next step is begun before the one in flight is read."""
 
 
 class EngineLoop:
-    """Receive, schedule, run, commit, emit."""
+    """Receive, schedule, begin the next step, land the one before it, say what came of that."""
 
     def __init__(
         self,
@@ -69,12 +68,9 @@ class EngineLoop:
         self._emit = emit
         self._clock = clock
         self._mlx_memory = mlx_memory
-        self._meter = StepMeter()
+        self._flights = Flights(scheduler, runner, lambda: self._clock())
         self._woken_by: Message | None = None
         self._stopping = False
-        self._steps = 0
-        self._step_seconds = 0.0
-        self._failed_at: float | None = None
         self._idle_since: float | None = None
         self._check_due = False
         self._stats_at = float("-inf")
@@ -89,29 +85,41 @@ class EngineLoop:
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """One step; False when there was nothing to run."""
+        """Begins a step and reads one: that one, or, where steps overlap, the one before it. False
+        when there was nothing to run or to read."""
         if self.busy_since is None:
             self.busy_since = self._clock()
-        aborted = self._receive()
-        plan = self._scheduler.schedule()
-        tokens = self._run(plan)
-        events = aborted + self._commit(plan, tokens)
-        self._kv.step_completed(self._runner.completed_epoch)
+        landed = self._flights.landed
+        events = self._receive()
+        # So many steps may stay in flight.
+        most = int(self._options.overlap and self._scheduler.runs_ahead)
+        events += self._land(most)
+        ahead = len(self._flights) > 0
+        plan = self._scheduler.schedule(ahead=ahead)
+        if plan.entries:
+            self._flights.begin(plan)
+        events += self._judged(self._scheduler.refuse(plan.refused))
+        events += self._land(most if plan.entries else 0)
         self._say(events)
-        self._housekeep(busy=bool(plan.entries) or self._stalled)
-        if plan.entries or not self._stalled:
-            self.busy_since = None
-        return bool(plan.entries)
+        self._flights.submit()
+        self._kv.step_completed(self._runner.completed_epoch)
+        worked = ahead or bool(plan.entries)
+        self._housekeep(busy=worked or self._stalled)
+        self._mark_progress(worked, self._flights.landed > landed)
+        return worked
 
     def run(self) -> None:
         """Steps until told to stop; sleeps while there is nothing to do."""
         while not self._stopping:
             if not self.step() and not self._stopping:
                 self._wait()
+        self._say(self._land(0))
 
     def close(self) -> None:
         """The ordered end of the device's memory, on the thread that ran the loop. Nothing may be
         called afterwards."""
+        with suppress(Exception):
+            self._land(0)
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
 
@@ -131,8 +139,8 @@ class EngineLoop:
         self._emit = emit
         self._kv.drop_prefixes()
         self._scheduler.counters = SchedulerCounters()
-        self._meter = StepMeter()
-        self._steps = 0
+        self._flights.meter = StepMeter()
+        self._flights.landed = 0
         broken = [event.message for event in events if event.message]
         if broken:
             raise RuntimeError(f"the model cannot decode: {broken[0]}")
@@ -170,41 +178,24 @@ class EngineLoop:
         except queue.Empty:
             return None
 
-    def _run(self, plan: StepPlan) -> list[Sampled] | None:
-        """The plan's results; None when the step failed and may be given up."""
-        if not plan.entries:
-            return []
-        started = self._clock()
-        for request in plan.begun:
-            if request.submitted_s is not None:
-                self._meter.left_queue(started - request.submitted_s)
-        try:
-            tokens = self._runner.run(plan)
-        except (AssertionError, BackendFailedError, EngineFailedError):
-            raise
-        except Exception as error:
-            log.exception("step failed")
-            if self._failed_at is not None and started - self._failed_at < FAILURE_WINDOW_S:
-                raise EngineFailedError("two steps failed within a minute") from error
-            self._failed_at = started
-            return None
-        self._step_seconds = self._clock() - started
-        self._meter.step_ran(self._step_seconds, len(plan.entries))
-        self._scheduler.budget.observe(plan.prefill_tokens, self._step_seconds)
-        return tokens
-
-    def _commit(self, plan: StepPlan, tokens: list[Sampled] | None) -> list[TokenEvent]:
-        self._steps += bool(plan.entries)
-        failed_before = self._scheduler.counters.failed_rows
-        if tokens is None:
-            events = self._scheduler.fail(plan, "a step of the engine failed")
-        else:
-            events = self._scheduler.commit(plan, tokens)
-        failed = self._scheduler.counters.failed_rows - failed_before
-        if failed or self._trial.runs:
-            all_failed = tokens is not None and failed == len(tokens) > 0
-            events = self._trial.judge(events, all_failed=all_failed)
+    def _land(self, most_left: int) -> list[TokenEvent]:
+        """Reads steps until no more than so many are in flight."""
+        events: list[TokenEvent] = []
+        for landing in self._flights.land(most_left):
+            events += self._judged(landing.events, all_bad=landing.all_bad)
         return events
+
+    def _judged(self, events: list[TokenEvent], all_bad: bool = False) -> list[TokenEvent]:
+        if all_bad or self._trial.runs:
+            return self._trial.judge(events, all_failed=all_bad)
+        return events
+
+    def _mark_progress(self, worked: bool, landed: bool) -> None:
+        """Who looks from outside sees when the device was last known to get on."""
+        if len(self._flights):
+            self.busy_since = self._clock() if landed else self.busy_since
+        elif worked or not self._stalled:
+            self.busy_since = None
 
     def _say(self, events: list[TokenEvent]) -> None:
         """Wakes the event loop once, and only when there is something to say."""
@@ -277,7 +268,7 @@ class EngineLoop:
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
-            steps=self._steps,
+            steps=self._flights.landed,
             prompt_tokens=counters.prompt_tokens,
             submitted_prompt_tokens=counters.submitted_prompt_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,
@@ -286,10 +277,11 @@ class EngineLoop:
             generated_tokens=counters.generated_tokens,
             preemptions=counters.preemptions,
             failed_rows=counters.failed_rows,
+            wasted_rows=counters.wasted_rows,
             token_budget=self._scheduler.budget.tokens,
-            step_seconds=self._step_seconds,
+            step_seconds=self._flights.step_seconds,
             copied_bytes=self._kv.copied_bytes,
-            measured=self._meter.snapshot,
+            measured=self._flights.meter.snapshot,
             mlx=self._mlx_memory(),
             kv=self._kv.stats(),
         )

@@ -4,6 +4,7 @@ from engine.step_plan import PlanEntry
 from engine.types import FinishReason, Sampled, Sequence, TokenEvent
 
 NOT_FINITE = "the model's output was not finite"
+NO_MEMORY = "the system has no memory for it"
 
 
 def take(entry: PlanEntry, result: Sampled) -> TokenEvent | None:

@@ -1,6 +1,8 @@
-"""Plan and cache -> tokens, or vectors: one evaluation of MLX per step."""
+"""Plan and cache -> tokens, or vectors: one graph of MLX per step."""
 
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from typing import Protocol
 
 import mlx.core as mx
@@ -9,7 +11,7 @@ from engine.constraints import MaskThread
 from engine.errors import EngineFailedError
 from engine.pooling import pool
 from engine.prompt_scores import joined, score, scored_rows
-from engine.sampler import sample
+from engine.sampler import PendingSamples, sample
 from engine.step_plan import PlanEntry, StepPlan
 from engine.types import Sampled
 from kvcache.views import KVViews
@@ -37,6 +39,41 @@ class ViewSource(Protocol):
         """What a step reads and writes; opens the next epoch."""
 
 
+class ModelStep:
+    """A step whose graph is built."""
+
+    def __init__(
+        self,
+        runner: "ModelRunner",
+        views: KVViews,
+        arrays: list[mx.array],
+        results: Callable[[], list[Sampled]],
+    ) -> None:
+        """arrays: those whose evaluation is the step; then ``results`` can be called."""
+        self._runner = runner
+        self._views = views
+        self._arrays = arrays
+        self._results = results
+
+    def submit(self) -> None:
+        """Hands the device all of the graph; waits for room in MLX's queue."""
+        with self._runner.giving_up(self._views):
+            mx.async_eval(*self._arrays)  # type: ignore[no-untyped-call]
+
+    def read(self) -> list[Sampled]:
+        """Waits for the step, and reads what came of it."""
+        with self._runner.giving_up(self._views):
+            mx.eval(*self._arrays)
+            results = self._results()
+        self._runner.has_completed(self._views.epoch)
+        return results
+
+    def drop(self) -> None:
+        """Nobody will read it; what was queued of it has run, or has failed."""
+        self._views.give_up()
+        self._runner.has_completed(self._views.epoch)
+
+
 class ModelRunner:
     """Runs plans on the thread that owns MLX."""
 
@@ -46,80 +83,115 @@ class ModelRunner:
         self._pools = pools
         self._kv = kv
         self._mask_thread = MaskThread()
+        self._newest = mx.array([0])
+        """Tokens of the newest step, on the device."""
+        self._rows: dict[int, int] = {}
+        """Whose they are."""
         self.completed_epoch = 0
 
-    def run(self, plan: StepPlan) -> list[Sampled]:
-        """Computes the plan's rows; one result for each entry that has one, in order.
+    def begin(self, plan: StepPlan, *, ahead: bool = False) -> ModelStep:
+        """Builds the graph of the plan's rows. ahead: its beginning is submitted at once, and
+        tokens that are not known yet are those of the step before.
 
         Raises EngineFailedError where the device is lost.
         """
         entries = plan.entries
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in entries])
-        tokens: list[int] = []
-        positions: list[int] = []
-        rows: list[int] = []
-        for entry in entries:
-            end = entry.start + entry.count
-            tokens += entry.sequence.token_ids[entry.start : end]
-            positions += range(entry.start, end)
-            if entry.samples:
-                rows.append(len(tokens) - 1)
-        try:
-            results = self._evaluate(entries, views, (tokens, positions, rows))
-        except Exception as error:
-            self._give_up(views, error)
-            raise
-        self.completed_epoch = views.epoch
-        return results
+        with self.giving_up(views):
+            step = self._build(entries, views)
+            if ahead:
+                mx.async_eval(views.first_rows)  # type: ignore[no-untyped-call]
+        return step
+
+    def has_completed(self, epoch: int) -> None:
+        """All steps up to that epoch have ended."""
+        self.completed_epoch = max(self.completed_epoch, epoch)
 
     def free_cache(self) -> None:
         """Memory that MLX keeps for its next arrays goes back to the system."""
         mx.clear_cache()
 
-    def _give_up(self, views: KVViews, error: Exception) -> None:
-        """What was queued before a fault may still run. Where even waiting for it fails, or where
-        the fault is the GPU's own, nobody knows what runs, and the step is never complete."""
+    @contextmanager
+    def giving_up(self, views: KVViews) -> Iterator[None]:
+        """Around what can fail. What was queued before a fault may still run. Where even waiting
+        for it fails, or where the fault is the GPU's own, nobody knows what runs, and the step is
+        never complete."""
         try:
-            mx.synchronize()
-        except Exception as lost:
-            raise EngineFailedError("the device is lost") from lost
-        if GPU_FAULT in str(error):
-            raise EngineFailedError("the device has failed") from error
-        views.give_up()
-        self.completed_epoch = views.epoch
+            yield
+        except Exception as error:
+            try:
+                mx.synchronize()
+            except Exception as lost:
+                raise EngineFailedError("the device is lost") from lost
+            if GPU_FAULT in str(error):
+                raise EngineFailedError("the device has failed") from error
+            views.give_up()
+            self.has_completed(views.epoch)
+            raise
 
-    def _evaluate(
-        self,
-        entries: list[PlanEntry],
-        views: KVViews,
-        batch: tuple[list[int], list[int], list[int]],
-    ) -> list[Sampled]:
-        """batch: tokens, their positions, and the rows that sample."""
-        tokens, positions, rows = batch
+    # --- the graph ------------------------------------------------------------------------------
+
+    def _build(self, entries: list[PlanEntry], views: KVViews) -> ModelStep:
+        tokens, positions, rows = self._batch(entries)
         scored = scored_rows(entries) if any(entry.scores for entry in entries) else []
         wanted = mx.array(rows + scored) if rows or scored else None
-        states = self._model.hidden(mx.array(tokens), mx.array(positions), views, wanted)
+        states = self._model.hidden(tokens, mx.array(positions), views, wanted)
         if states is None:
-            mx.eval(views.step_end([]))
-            return []
+            self._rows = {}
+            return ModelStep(self, views, views.step_end([]), list)
         if not scored:
-            return self._sample(entries, views, states)
+            pending = self._choose(entries, states)
+            return ModelStep(self, views, views.step_end(pending.arrays), pending.read)
         last, inner = states[: len(rows)], states[len(rows) :]
-        sampled = self._sample(entries, views, last, inner)
-        return joined(entries, sampled, score(self._model.head, inner, entries))
+        pending = self._choose(entries, last)
 
-    def _sample(
-        self, entries: list[PlanEntry], views: KVViews, states: mx.array, *others: mx.array
-    ) -> list[Sampled]:
-        """Ends the step with the results of the entries that sample. others: what is to be
-        evaluated with them."""
-        sequences = [entry.sequence for entry in entries if entry.samples]
+        def results() -> list[Sampled]:
+            return joined(entries, pending.read(), score(self._model.head, inner, entries))
+
+        return ModelStep(self, views, views.step_end([*pending.arrays, inner]), results)
+
+    def _batch(self, entries: list[PlanEntry]) -> tuple[mx.array, list[int], list[int]]:
+        """The flat tokens, their positions, and the rows that sample."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        coming: list[tuple[int, int]] = []
+        for entry in entries:
+            sequence, end = entry.sequence, entry.start + entry.count
+            if entry.start == len(sequence.token_ids):
+                coming.append((len(tokens), self._rows[sequence.seq_id]))
+                tokens.append(0)
+            else:
+                tokens += sequence.token_ids[entry.start : end]
+            positions += range(entry.start, end)
+            if entry.samples:
+                rows.append(len(tokens) - 1)
+        return self._tokens(tokens, coming), positions, rows
+
+    def _tokens(self, known: list[int], coming: list[tuple[int, int]]) -> mx.array:
+        """The flat tokens on the device. coming: places whose token is the newest step's of that
+        row."""
+        if not coming:
+            return mx.array(known)
+        if len(known) == self._newest.size and all(place == row for place, row in coming):
+            return self._newest  # all go on, in their order
+        places = list(range(len(known)))
+        for place, row in coming:
+            places[place] = len(known) + row
+        known_ids = mx.array(known)
+        newest = self._newest.astype(known_ids.dtype)
+        return mx.concatenate([known_ids, newest])[mx.array(places)]
+
+    def _choose(self, entries: list[PlanEntry], states: mx.array) -> PendingSamples:
+        """What the entries that sample say. states: of their last tokens."""
+        sampling = [entry for entry in entries if entry.samples]
+        self._rows = {entry.sequence.seq_id: row for row, entry in enumerate(sampling)}
+        sequences = [entry.sequence for entry in sampling]
         if not sequences:
-            mx.eval(views.step_end([*others]))
-            return []
+            return PendingSamples([], list)
         if self._pools:
-            pending = pool(states, sequences)
-        else:
-            pending = sample(self._model.head(states), sequences, self._mask_thread)
-        mx.eval(views.step_end([*pending.arrays, *others]))
-        return pending.read()
+            return pool(states, sequences)
+        drawn = [entry.start + entry.count - entry.sequence.num_prompt for entry in sampling]
+        pending = sample(self._model.head(states), sequences, self._mask_thread, drawn)
+        self._newest = pending.arrays[0]
+        return pending

@@ -31,9 +31,16 @@ class PendingSamples:
 
 
 def sample(
-    logits: mx.array, sequences: SequenceOf[Sequence], mask_thread: MaskThread
+    logits: mx.array,
+    sequences: SequenceOf[Sequence],
+    mask_thread: MaskThread,
+    num_generated: SequenceOf[int] | None = None,
 ) -> PendingSamples:
-    """Chooses the next token of each sequence. logits: ``[R, vocab]``, any float type."""
+    """Chooses the next token of each sequence; their ids are the first of the arrays.
+
+    logits: ``[R, vocab]``, any float type. num_generated: how many tokens each has before this one,
+    where not all of them are known on the host yet.
+    """
     masks = None
     if any(is_masked(sequence) for sequence in sequences):
         # The masks are made while the device computes; a CPU lets us wait for most of that here.
@@ -47,7 +54,9 @@ def sample(
     adjusted = _adjust(raw, sequences)
     if masks is not None:
         adjusted = masks.apply(adjusted)
-    ids = _choose(adjusted, params, [sequence.num_generated for sequence in sequences])
+    if num_generated is None:
+        num_generated = [sequence.num_generated for sequence in sequences]
+    ids = _choose(adjusted, params, num_generated)
     wanted = [p.logprobs for p in params]
     reported = Logprobs.of(raw, ids, wanted)
     arrays = [ids, finite, *(reported.arrays if reported else [])]

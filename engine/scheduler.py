@@ -5,12 +5,14 @@ a step's plan closes the gap under a token budget. Who misses one token goes fir
 """
 
 from bisect import insort
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine.figures import SchedulerCounters
 from engine.kv_door import KVDoor
-from engine.results import NOT_FINITE, end, take
+from engine.results import NO_MEMORY, NOT_FINITE, end, take
+from engine.sharing import Sharing
 from engine.step_plan import PlanEntry, StepPlan, scored_positions
 from engine.token_budget import TokenBudget
 from engine.types import (
@@ -43,12 +45,19 @@ class Scheduler:
     _waiting: list[Sequence] = field(default_factory=list)
     _running: list[Sequence] = field(default_factory=list)
     _by_id: dict[int, Sequence] = field(default_factory=dict)
+    sharing: Sharing = field(init=False)
     _begun: list[Request] = field(default_factory=list)
     _arrivals: int = 0
     _is_stuck: bool = False
     """Whether the last plan was empty: then those that run must go on before others come in."""
     holds_back: bool = False
     """Whether nobody is let in as long as somebody runs."""
+    _need_host: int = 0
+    """Requests whose steps can only be built when all of their tokens are known."""
+
+    def __post_init__(self) -> None:
+        """Who shares with whom goes by their numbers."""
+        self.sharing = Sharing(self.kv, self._by_id)
 
     # --- in and out -----------------------------------------------------------------------------
 
@@ -67,6 +76,12 @@ class Scheduler:
         """Those that run, and those that wait, in their order; to be read only."""
         return self._running, self._waiting
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step may be planned before the one in flight has been read. One request that
+        needs the host makes all wait: sitting out every other step would cost it half its speed."""
+        return self._need_host == 0
+
     def add(self, request: Request) -> None:
         """Queues a request. Its prompt fits: the client has checked it against the limits."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
@@ -77,6 +92,7 @@ class Scheduler:
             request, self._arrivals, min(prompt + answer, self.limits.max_model_len)
         )
         self._arrivals += 1
+        self._need_host += request.needs_host
         self._by_id[request.request_id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.order)
 
@@ -87,33 +103,54 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
         """A step could not be run: all of its requests end with an error."""
-        return [self._finish(entry.sequence, FinishReason.ERROR, message) for entry in plan.entries]
+        left = [e.sequence for e in plan.entries if e.sequence.status is SequenceStatus.RUNNING]
+        return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
+
+    def refuse(self, sequences: SequenceOf[Sequence]) -> list[TokenEvent]:
+        """The system has no memory for them, though nobody else has any: they end with an error."""
+        return [self._finish(sequence, FinishReason.ERROR, NO_MEMORY) for sequence in sequences]
+
+    def retract(self, plan: StepPlan) -> None:
+        """A step will never be read, because the one before it failed: who was not in that one is
+        planned again."""
+        for entry in plan.entries:
+            if entry.sequence.status is SequenceStatus.RUNNING:
+                self.kv.retract(entry.sequence.seq_id)
+                entry.cancel()
 
     # --- a step ---------------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan:
-        """The next step's plan; empty when there is nothing to do."""
+    def schedule(self, *, ahead: bool = False) -> StepPlan:
+        """The next step's plan; empty when there is nothing to do.
+
+        ahead: whether a step is in flight. Nobody loses memory that it uses: where somebody would
+        have to, the plan is empty until the step has been read.
+        """
         self._begun = []
-        entries, starving = self._plan_decoding()
+        entries, starving = self._plan_decoding(ahead)
+        if starving and ahead and not entries:
+            return StepPlan([])
         if len(entries) < len(self._running):
-            self._adopt(self._running)
+            self.sharing.adopt(self._running, in_parts=bool(self._waiting))
         if not starving and not (self._is_stuck and self._running):
             self._admit()
         if len(entries) < len(self._running):
             self._plan_chunks(entries)
             entries.sort(key=lambda entry: entry.count > 1)
-        self._is_stuck = not entries
-        return StepPlan(entries, [] if entries else self._break_deadlock(), self._begun)
+        self._is_stuck = not entries and not ahead
+        for entry in entries:
+            entry.depart()
+        return StepPlan(entries, self._break_deadlock() if self._is_stuck else [], self._begun)
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
         """Takes in what the step computed; ``sampled`` follows the entries that have results."""
-        events = [
-            self._finish(sequence, FinishReason.ERROR, "the system has no memory for it")
-            for sequence in plan.refused
-        ]
+        events: list[TokenEvent] = []
         results = iter(sampled)
         for entry in plan.entries:
             sequence, start = entry.sequence, entry.start
+            if sequence.status is not SequenceStatus.RUNNING:
+                self._throw_away(entry, results)
+                continue
             stop = start + entry.count
             self.kv.commit(sequence.seq_id, sequence.token_ids[start:stop])
             sequence.num_computed = stop
@@ -127,24 +164,36 @@ class Scheduler:
                     if event.finish is not None:
                         self.counters.failed_rows += event.message == NOT_FINITE
                         self._leave(sequence, event.finish)
+                    else:
+                        sequence.num_coming -= 1
         return events
+
+    def _throw_away(self, entry: PlanEntry, results: Iterator[Sampled]) -> None:
+        """The request has ended since: nobody wants its result, or will read what was written."""
+        assert entry.sequence.status is SequenceStatus.FINISHED, "preempted in flight"
+        if entry.has_result:
+            self.counters.wasted_rows += 1
+            next(results)
 
     # --- planning -------------------------------------------------------------------------------
 
-    def _plan_decoding(self) -> tuple[list[PlanEntry], bool]:
+    def _plan_decoding(self, ahead: bool) -> tuple[list[PlanEntry], bool]:
         """One token for every sequence that misses one, the oldest first; and whether one of them
         goes without."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
-            computed, tokens = sequence.num_computed, len(sequence.token_ids)
-            decoding = tokens - computed == 1 and sequence.prefix is not None
+            planned, tokens = sequence.num_planned, len(sequence.token_ids) + sequence.num_coming
+            decoding = tokens - planned == 1 and sequence.prefix is not None
             if not decoding or sequence.status is not SequenceStatus.RUNNING:
                 continue
             if len(entries) == self.max_num_batched_tokens:
                 return entries, True
-            if self.kv.reserve(sequence.seq_id, tokens) or self._make_room(sequence):
-                entries.append(PlanEntry(sequence, computed, 1, True))
+            fits = self.kv.reserve(sequence.seq_id, tokens)
+            if fits or (not ahead and self._make_room(sequence)):
+                entries.append(PlanEntry(sequence, planned, 1, True))
+            elif ahead and not self.kv.recovering:
+                return [], True
             else:
                 starving = starving or sequence.status is SequenceStatus.RUNNING
         return entries, starving
@@ -175,52 +224,14 @@ class Scheduler:
         most = 1 if self.holds_back else self.limits.max_num_seqs
         places = most - len(self._running)
         for sequence in self._waiting[: max(0, places)]:
-            if self._parent_is_ahead(sequence):
+            if self.sharing.parent_is_ahead(sequence):
                 continue
-            if not self._open(sequence):
+            if not self.sharing.open(sequence):
                 return
             self._waiting.remove(sequence)
             sequence.status = SequenceStatus.RUNNING
             insort(self._running, sequence, key=lambda s: s.order)
-            self._adopt([sequence])
-
-    def _adopt(self, sequences: SequenceOf[Sequence]) -> None:
-        """Takes what others have computed of their tokens: all of it at once, but bit by bit while
-        the blocks that were set aside for that could let somebody in."""
-        for sequence in sequences:
-            if sequence.num_missing > 1 and (self._waiting or not self._is_behind(sequence)):
-                parent = self._parent_of(sequence)
-                if parent is not None and sequence.num_generated == 0:
-                    self.kv.fork(parent.seq_id, sequence.seq_id)
-                sequence.num_computed = self.kv.adopt(sequence.seq_id)
-
-    def _open(self, sequence: Sequence) -> bool:
-        """Memory for what the sequence has, and for one more token if there will be one."""
-        if sequence.chain is None:
-            sequence.chain = self.kv.chain(sequence.request.salt)
-        sequence.chain.extend(sequence.token_ids, 0)
-        sequence.chain.most_shared = sequence.num_reusable
-        # The last token that is sampled is never computed.
-        final = max(sequence.most_tokens - 1, sequence.num_prompt)
-        return self.kv.open(
-            sequence.seq_id,
-            sequence.chain,
-            min(sequence.num_tokens + 1, final),
-            final_tokens=final,
-            system_tokens=sequence.request.system_tokens,
-        )
-
-    def _parent_is_ahead(self, child: Sequence) -> bool:
-        """Whether a fork's parent is still computing the prompt that both have."""
-        parent = self._parent_of(child)
-        return parent is not None and parent.num_computed < child.num_prompt
-
-    def _parent_of(self, child: Sequence) -> Sequence | None:
-        """The running sequence whose pages a fork can have, if it has a use for them."""
-        number = child.request.fork_of if child.num_reusable is None else None
-        parent = self._by_id.get(number) if number is not None else None
-        running = parent is not None and parent.status is SequenceStatus.RUNNING
-        return parent if running else None
+            self.sharing.adopt([sequence], in_parts=bool(self._waiting))
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
         """Fills what the budget leaves with chunks of prompts, the first in order first."""
@@ -229,25 +240,22 @@ class Scheduler:
         for sequence in self._running:
             if room <= 0:
                 return
-            if sequence.seq_id not in planned and not self._is_behind(sequence):
+            if sequence.seq_id in planned or not sequence.num_missing:
+                continue
+            if not self.sharing.is_behind(sequence):
                 room -= self._plan_chunk(sequence, room, entries)
-
-    def _is_behind(self, sequence: Sequence) -> bool:
-        """Whether one ahead of the sequence is computing its next tokens. That one gets the budget
-        first, so that waiting costs no time, and computing them twice would."""
-        claimant = self.kv.claimant(sequence.seq_id)
-        return claimant is not None and self._by_id[claimant].order < sequence.order
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
         """Adds a chunk of at most ``room`` tokens; returns how many."""
         count = min(sequence.num_missing, room)
-        stop = sequence.num_computed + count
+        stop = sequence.num_planned + count
         if not self.kv.reserve(sequence.seq_id, stop):
             return 0
         if sequence.prefix is None:
             self._report(sequence)
         self.kv.claim(sequence.seq_id)
-        samples, scores = stop == sequence.num_tokens, scored_positions(sequence, stop)
+        samples = stop == sequence.num_tokens + sequence.num_coming
+        scores = scored_positions(sequence, stop)
         entries.append(PlanEntry(sequence, stop - count, count, samples, scores))
         return count
 
@@ -264,9 +272,10 @@ class Scheduler:
     def _preempt_youngest(self) -> Sequence:
         """Takes the memory of the last in order; it waits where its arrival puts it."""
         sequence = self._running.pop()
+        assert sequence.num_planned == sequence.num_computed, "preempted in flight"
         self.kv.close(sequence.seq_id, keep_prefix=True)
         sequence.status = SequenceStatus.WAITING
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_planned = 0
         sequence.preemptions += 1
         self.counters.preemptions += 1
         insort(self._waiting, sequence, key=lambda s: s.order)
@@ -287,4 +296,5 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
+        self._need_host -= sequence.request.needs_host
         del self._by_id[sequence.seq_id]

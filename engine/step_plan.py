@@ -19,6 +19,18 @@ class PlanEntry:
     scores: range = NOTHING
     """Positions of the chunk at which the log-probability of the prompt's next token is wanted."""
 
+    def depart(self) -> None:
+        """The step will run: the sequence goes on from where it will be after it."""
+        stop = self.start + self.count
+        self.sequence.num_planned = stop
+        # The last token that is sampled is never computed.
+        self.sequence.num_coming += self.samples and stop + 1 < self.sequence.most_tokens
+
+    def cancel(self) -> None:
+        """It will not, and neither does any before it that has not been read."""
+        self.sequence.num_planned = self.sequence.num_computed
+        self.sequence.num_coming = 0
+
     @property
     def has_result(self) -> bool:
         """Whether the step says something of it."""
@@ -41,15 +53,36 @@ class StepPlan:
         return sum(entry.count for entry in self.entries if entry.count > 1)
 
 
+class RunningStep(Protocol):
+    """A step from its plan to its results."""
+
+    def submit(self) -> None:
+        """Hands the device all that it has not got yet; may wait for room in its queue. Raises what
+        ``StepRunner.begin`` raises."""
+
+    def read(self) -> list[Sampled]:
+        """Waits for the step: one result for each entry that has one, in order. Raises what
+        ``StepRunner.begin`` raises."""
+
+    def drop(self) -> None:
+        """The step before this one has failed: nothing of it runs any more, and nobody will read
+        it."""
+
+
 class StepRunner(Protocol):
     """Runs plans: the model, or what stands for it in a simulation."""
 
     completed_epoch: int
     """The newest epoch that the device has finished."""
 
-    def run(self, plan: StepPlan) -> list[Sampled]:
-        """One result for each entry that has one, in order. Raises EngineFailedError where the
-        device is lost."""
+    def begin(self, plan: StepPlan, *, ahead: bool = False) -> RunningStep:
+        """Builds the step. ahead: the one before it has not been read. Then so much of this one is
+        submitted at once that the device has work while that one is read; and the token of an entry
+        whose sequence does not know it yet is the one that that step samples.
+
+        Raises EngineFailedError where the device is lost. After any other error nothing of the step
+        runs, and the one before it can still be read.
+        """
 
     def free_cache(self) -> None:
         """Memory that is kept for the next steps goes back to the system."""

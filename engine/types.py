@@ -6,9 +6,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.figures import NO_MLX, NOTHING_MEASURED, Distributions, MlxMemory
+from engine.figures import Distributions as Distributions
+from engine.figures import EngineStats as EngineStats
 from engine.figures import Histogram as Histogram
 from engine.figures import HistogramCounts as HistogramCounts
+from engine.figures import MlxMemory as MlxMemory
 from engine.token_counts import TokenCounts
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.stats import KVStats as KVStats
@@ -71,12 +73,13 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether the logits depend on the history or on a bias."""
-        return bool(
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1.0
-            or self.logit_bias
-        )
+        return self.penalises or bool(self.logit_bias)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the logits depend on the history."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
+        return any(penalties)
 
 
 class TokenConstraint(Protocol):
@@ -124,6 +127,15 @@ class Request:
     submitted_s: float | None = None
     """When, by the engine's clock; None where nobody asks how long it waited."""
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether its steps can only be built when all of its tokens are known on the host, or are
+        read with more work for the device: constraints, penalties, held-back stops, scores."""
+        params = self.params
+        holds_back_stops = params.min_tokens > 0 and bool(params.stop_token_ids)
+        scores = params.prompt_logprobs is not None
+        return self.constraint is not None or params.penalises or holds_back_stops or scores
+
     def __repr__(self) -> str:
         """Counts only: prompts are never printed."""
         return f"Request({self.request_id}, {len(self.prompt_ids)} prompt tokens)"
@@ -150,6 +162,7 @@ class Sequence:
         0 ......... num_prompt ............ num_tokens
         prompt      | generated             |
         0 ... num_computed: their K and V are in the cache
+        0 ... num_planned: or will be, after the steps in flight
     """
 
     request: Request
@@ -165,6 +178,9 @@ class Sequence:
     order: tuple[int, int] = field(init=False)
     """First come, first served within a priority."""
     num_computed: int = 0
+    num_planned: int = 0
+    num_coming: int = 0
+    """Tokens that steps in flight will add, and that later steps must compute."""
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
     chain: TokenChain | None = None
@@ -196,8 +212,9 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Tokens whose K and V must be computed before the next one can be sampled."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens whose K and V no step was asked for yet and must be computed before the next one
+        can be sampled."""
+        return len(self.token_ids) + self.num_coming - self.num_planned
 
     @property
     def num_reusable(self) -> int | None:
@@ -263,34 +280,3 @@ class EngineLimits:
     vocab_size: int
     embedding_size: int | None = None
     """Of the vectors that it makes, where it pools and generates nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot, made by the engine thread after a step; read from anywhere."""
-
-    running: int = 0
-    waiting: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    """Prompt tokens computed, recomputation included."""
-    generated_tokens: int = 0
-    submitted_prompt_tokens: int = 0
-    """Prompt tokens of admitted requests, whether the cache had them or not."""
-    cached_prompt_tokens: int = 0
-    """Those that the cache had."""
-    prefix_misses: tuple[tuple[MissReason, int], ...] = ()
-    """Requests whose prompt left the cached chain, by the reason."""
-    mapping_waits: int = 0
-    """Steps that had to wait for a mapping."""
-    preemptions: int = 0
-    failed_rows: int = 0
-    """Rows whose logits were not finite."""
-    token_budget: int = 0
-    step_seconds: float = 0.0
-    """Duration of the newest step."""
-    copied_bytes: int = 0
-    """K and V bytes that block copies moved."""
-    measured: Distributions = NOTHING_MEASURED
-    mlx: MlxMemory = NO_MLX
-    kv: KVStats | None = None

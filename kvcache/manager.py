@@ -23,8 +23,7 @@ from kvcache.stats import KVStats
 from kvcache.token_chain import PrefixSalt, TokenChain
 from kvcache.views import CacheTokens, KVViews, layer_regions
 
-# 30 ms of a Python thread.
-BLOCKS_DROPPED_AT_ONCE = 4096
+BLOCKS_DROPPED_AT_ONCE = 4096  # 30 ms of a Python thread
 
 
 class KVCacheManager:
@@ -60,8 +59,7 @@ class KVCacheManager:
         self._closed: list[ClosedSequence] = []
         self.short_of_memory = False
         """Whether free memory goes back at once, but for one heap, instead of being kept."""
-        self._issued_epoch = 0
-        self._completed_epoch = 0
+        self._issued_epoch = self._completed_epoch = 0
 
     # --- the scheduler's side: joining ----------------------------------------------------------
 
@@ -123,21 +121,22 @@ class KVCacheManager:
 
     def fork(self, seq_id: int, child_id: int) -> int:
         """Gives a child with the same prompt all of its parent's K and V but the last token's:
-        sealed blocks are shared, the partial one is copied. Returns how many of the child's tokens
-        have valid K and V; no more than before while the parent's are not sealed."""
+        sealed blocks are shared, the partial one is copied. Returns how many of its tokens have
+        valid K and V; no more than before while the parent's are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         wanted = child.chain.num_tokens - 1
-        whole = wanted // self._group.tokens_per_block
+        whole, partial = divmod(wanted, self._group.tokens_per_block)
         if parent.computed < wanted or parent.sealed < whole or not child.at_edge:
             return child.computed
-        blocks = parent.buffer.table.blocks[len(child.buffer.table) : whole]
-        if any(self._prefixes.is_crowded(block) for block in blocks):
+        own, theirs = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
+        blocks = theirs[len(own) :]
+        # The child may have begun with blocks of one that has failed since: nobody else has them.
+        if (blocks and theirs[: len(own)] != own) or any(map(self._prefixes.is_crowded, blocks)):
             return child.computed
         shared = self._supply.share(child, blocks)
-        partial = wanted % self._group.tokens_per_block
         if shared and partial and self.reserve(child_id, wanted):
-            buffers = parent.buffer.number, child.buffer.number
-            self._backend.copy_block(buffers[0], whole, buffers[1], whole, partial)
+            source, target = parent.buffer.number, child.buffer.number
+            self._backend.copy_block(source, whole, target, whole, partial)
             child.computed = child.planned = wanted
         return child.computed
 
@@ -146,8 +145,7 @@ class KVCacheManager:
         self._prefixes.claim(self._open[seq_id])
 
     def claimant(self, seq_id: int) -> int | None:
-        """The other open sequence that is going to compute this one's next block, if this one
-        could share it then."""
+        """The other open sequence that will compute this one's next block, if it can be shared."""
         return self._prefixes.claimant(self._open[seq_id])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
@@ -166,12 +164,15 @@ class KVCacheManager:
         """The next ``len(token_ids)`` positions now hold valid K and V of these tokens."""
         sequence = self._open[seq_id]
         start, end = sequence.computed, sequence.computed + len(token_ids)
-        assert end <= sequence.planned, "committed tokens were never planned"
         sequence.chain.extend(token_ids, start)
-        sequence.computed = end
+        epoch = sequence.commit(end)
         size = self._group.tokens_per_block
         for number in range(start // size, end // size):
-            self._prefixes.filled(self._issued_epoch, sequence, number)
+            self._prefixes.filled(epoch, sequence, number)
+
+    def retract(self, seq_id: int) -> None:
+        """What steps were asked for and have not committed is never committed."""
+        self._open[seq_id].retract()
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
         """The sequence leaves; its blocks wait for the newest step that may touch them.
@@ -194,15 +195,15 @@ class KVCacheManager:
         segments of one row first. Opens the next epoch."""
         segments: list[Segment] = []
         growing: list[tuple[CachedSequence, int, int]] = []
+        epoch = self._issued_epoch + 1
         for seq_id, start, count in plan:
             sequence = self._open[seq_id]
-            assert start == sequence.computed, f"sequence {seq_id}: {start} != {sequence.computed}"
-            sequence.planned = end = start + count
+            assert start == sequence.planned, f"sequence {seq_id}: {start} != {sequence.planned}"
+            sequence.plan(end := start + count, epoch)
             segments.append(Segment(sequence.buffer.number, start, count))
             if end + max(count, MAP_AHEAD_TOKENS) > sequence.table_tokens:
                 growing.append((sequence, end, count))
         self._supply.next_step()
-        epoch = self._issued_epoch + 1
         views = KVViews(self._layers, self._tokens, self._backend, segments, epoch)
         self._issued_epoch = epoch
         for sequence, end, count in growing:
@@ -231,7 +232,8 @@ class KVCacheManager:
         for _ in range(BLOCKS_DROPPED_AT_ONCE):
             if not self._prefixes.evict():
                 break
-        if not self._open or self._backend.releases is not Releases.IDLE:
+        runs = self._open or self._completed_epoch < self._issued_epoch
+        if not runs or self._backend.releases is not Releases.IDLE:
             self._supply.trim(0 if self.short_of_memory else self._limits.free_slack_bytes)
 
     def shut_down(self) -> bool:

@@ -1,6 +1,7 @@
 """What the cache knows of a sequence, while it is open and on its way out."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from kvcache.sparse_buffer import SparseBuffer
@@ -30,6 +31,8 @@ class CachedSequence:
     """The same, with the blocks that are being mapped ahead."""
     computed: int = 0
     planned: int = 0
+    steps: deque[tuple[int, int]] = field(default_factory=deque)
+    """Steps that were asked for it and have not committed: where each ends, and its epoch."""
     sealed: int = 0
     """Leading blocks that are sealed, its own and those that it shares."""
     keeps_prefix: bool = True
@@ -38,6 +41,24 @@ class CachedSequence:
     """Whether others wait for the blocks that it is going to compute."""
     awaited: int | None = None
     """The last one of the blocks that it waits for while another computes them."""
+
+    def plan(self, end: int, epoch: int) -> None:
+        """A step of that epoch will compute the tokens up to ``end``."""
+        self.planned = end
+        self.steps.append((end, epoch))
+
+    def commit(self, end: int) -> int:
+        """The oldest of its steps has computed the tokens up to ``end``; returns its epoch."""
+        assert self.steps, "committed tokens were never planned"
+        planned, epoch = self.steps.popleft()
+        assert end == planned, "committed tokens were never planned"
+        self.computed = end
+        return epoch
+
+    def retract(self) -> None:
+        """None of its steps will commit."""
+        self.planned = self.computed
+        self.steps.clear()
 
     @property
     def outstanding(self) -> int:

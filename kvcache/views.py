@@ -110,6 +110,12 @@ class KVViews:
         """What to evaluate so that the results are there and every append of the step has run."""
         return self._rows.end(results + self._tokens.newest)
 
+    @property
+    def first_rows(self) -> mx.array:
+        """What to evaluate so that the device has something to do while the step before is read:
+        all before the first attention. More would wait for room in MLX's queue."""
+        return self._tokens.newest[0]
+
     def give_up(self) -> None:
         """The step failed, and nothing of it runs any more: appends that were queued and have not
         run must not run with a later step, when their memory is gone."""

@@ -123,6 +123,7 @@ def engine_config(settings: Config) -> EngineConfig:
         prefix_keep_s=cache.prefix_keep_s,
         max_sharers=cache.max_sharers,
         check_every_step=engine.check_every_step,
+        overlap=engine.overlap,
     )
 
 

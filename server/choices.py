@@ -73,6 +73,11 @@ class Choices:
             prefix_of_all([first.prefix for first in self._firsts if first.prefix is not None]),
         )
 
+    @property
+    def finished(self) -> bool:
+        """Whether all have had their last deltas."""
+        return all(generation.finished for generation in self._generations)
+
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
         """What each step adds: one delta for every choice that grew, in the order of the choices,
         until each has had one with ``finish``. None at all whenever ``ping_s`` pass in silence.

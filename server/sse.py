@@ -54,15 +54,18 @@ async def _events(choices: Choices, answer: Answer, ping_s: float) -> AsyncItera
         return b"".join(event(data, named=named) for data in objects)
 
     yield written(answer.first_chunks()) or SIGN_OF_LIFE
-    newest = time.monotonic()
+    newest, last = time.monotonic(), b""
     try:
         async for deltas in choices.steps(ping_s):
             events = written(c for delta in deltas for c in answer.chunks(delta))
+            if choices.finished:
+                last = events  # goes with the end, in one write
+                continue
             # Silence are also steps of which nothing can be sent yet.
             is_silent = not deltas or time.monotonic() - newest >= ping_s
             if out := events or (SIGN_OF_LIFE if is_silent else b""):
                 yield out
                 newest = time.monotonic()
-        yield written(answer.last_chunks(choices.usage)) + (b"" if named else DONE)
+        yield last + written(answer.last_chunks(choices.usage)) + (b"" if named else DONE)
     except GenerationError as error:
         yield written([answer.failure(generation_failed(str(error)))])

@@ -43,6 +43,7 @@ CONFIG = EngineConfig(
     prefix_keep_s=0.05,
     max_sharers=1000,
     check_every_step=True,
+    overlap=False,
 )
 MACHINE = MachineMemory(1024 * MIB, 1024 * MIB)
 ON_CPU = {

@@ -93,6 +93,23 @@ def random_arrivals(
     return arrivals
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """A step that has been run."""
+
+    tokens: int
+
+    def submit(self) -> None:
+        """It was begun in full."""
+
+    def read(self) -> list[Sampled]:
+        """One token for each entry that samples."""
+        return [Sampled(ANY_TOKEN)] * self.tokens
+
+    def drop(self) -> None:
+        """No step before it can fail."""
+
+
 class SimulatedRunner:
     """Lets each step's time pass, and samples whatever."""
 
@@ -102,12 +119,13 @@ class SimulatedRunner:
         self._cost = cost
         self._clock = clock
 
-    def run(self, plan: StepPlan) -> list[Sampled]:
-        """One token for each entry that samples."""
+    def begin(self, plan: StepPlan, *, ahead: bool = False) -> SimulatedStep:
+        """Takes all of the step's time at once: steps do not overlap here."""
+        assert not ahead
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
         self._clock.advance(self._cost.step_seconds([(e.start, e.count) for e in plan.entries]))
         self.completed_epoch = views.epoch
-        return [Sampled(ANY_TOKEN) for entry in plan.entries if entry.samples]
+        return SimulatedStep(sum(entry.samples for entry in plan.entries))
 
     def free_cache(self) -> None:
         """There is none."""

@@ -88,6 +88,7 @@ def _steps(stats: EngineStats) -> Iterator[Metric]:
     yield gauge("quire_step_duration_seconds", "Duration of the newest step", stats.step_seconds)
     yield gauge("quire_step_budget_tokens", "Prompt tokens a step may take", stats.token_budget)
     yield counter("quire_failed_rows", "Rows whose logits were not finite", stats.failed_rows)
+    yield counter("quire_wasted_rows", "Rows of requests that had ended", stats.wasted_rows)
     yield counter(
         "quire_mapping_waits", "Steps that had to wait for a mapping", stats.mapping_waits
     )

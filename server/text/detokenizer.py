@@ -25,6 +25,7 @@ class Detokenizer:
         # It keeps the bytes of one character at most, so that a token costs the same however many
         # came before it.
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        self._is_whole = True
 
     def feed(self, token_id: int) -> str:
         """The text that the token completes; empty while a character is incomplete."""
@@ -32,10 +33,14 @@ class Detokenizer:
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
         if not raw:
             return ""
+        if self._is_whole and raw.isascii():
+            self.chars += len(raw)
+            return raw.decode("ascii")
         text = self._decoder.decode(raw[:1])
         # The first byte belongs to what is incomplete now, or to the character that it completed.
         self.offset += len(text) - (not self._decoder.getstate()[0])
         text += self._decoder.decode(raw[1:])
+        self._is_whole = not self._decoder.getstate()[0]
         self.chars += len(text)
         return text
 

@@ -58,6 +58,8 @@ AnswerPiece = Piece | ToolCallStart | ToolCallArguments
 
 def joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
     """The same with neighbours of one part, or of one call's arguments, made one piece."""
+    if len(pieces) < 2:
+        return pieces
     result: list[AnswerPiece] = []
     for piece in pieces:
         last = result[-1] if result else None

@@ -12,7 +12,7 @@ from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import machine_memory
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, ModelStep
 from engine.types import PrefixSalt, Request, SamplingParams
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.rounds import Part, Rounds
@@ -53,9 +53,9 @@ class Stopwatch:
         return getattr(self._target, name)
 
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             started_s = time.perf_counter()
-            result = method(*arguments)
+            result = method(*arguments, **named)
             self.seconds += time.perf_counter() - started_s
             return result
 
@@ -76,10 +76,15 @@ class Watched:
         cache = Stopwatch(loop._kv, "views", "step_completed")
         scheduler = Stopwatch(loop._scheduler, "schedule", "commit")
         self._ours = (scheduler, cache)
-        self._model = Stopwatch(runner, "_evaluate")
-        loop._scheduler = scheduler  # type: ignore[assignment]
+        self._model = Stopwatch(runner, "_build")
+        loop._scheduler = loop._flights._scheduler = scheduler  # type: ignore[assignment]
         loop._kv = runner._kv = cache  # type: ignore[assignment]
-        runner._evaluate = self._model._evaluate  # type: ignore[method-assign]
+        runner._build = self._build  # type: ignore[method-assign,assignment]
+
+    def _build(self, *arguments: Any) -> ModelStep:
+        step: ModelStep = self._model._build(*arguments)
+        step.read = self._model._timed(step.read)  # type: ignore[method-assign]
+        return step
 
     def take(self) -> tuple[float, float]:
         """Seconds of scheduler and cache, and of the model, since the last call."""

@@ -5,10 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from engine.loop import EngineLoop
-from engine.step_plan import StepPlan
-from engine.types import FinishReason, Request, Sampled, SamplingParams, TokenEvent
+from engine.step_plan import RunningStep, StepPlan
+from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from tests.bench.models import SERVING
 from tests.bench.peers import BrokenError
 from tests.kvcache.managers import blocks_needed
@@ -62,22 +63,21 @@ class Watch:
         self.moments: list[Moment] = []
         self.refused: str | None = None
         """Why admission was not exact: somebody waited although there was room."""
-        self.completed_epoch = loop._runner.completed_epoch
         self._runner = loop._runner
         self._scheduler = loop._scheduler
         self._kv = loop._kv
-        loop._runner = self
+        loop._runner = loop._flights._runner = self
 
-    def run(self, plan: StepPlan) -> list[Sampled]:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def begin(self, plan: StepPlan, *, ahead: bool = False) -> RunningStep:
         """The runner's; the figures are those that hold while it runs."""
         for waiting in self._scheduler._waiting[:1]:
             free, needed = self._kv._supply.unpromised_blocks, blocks_needed(self._kv, waiting)
             if free >= needed:
                 self.refused = f"{free} blocks are free, and one waits that needs {needed}"
-        try:
-            result = self._runner.run(plan)
-        finally:
-            self.completed_epoch = self._runner.completed_epoch
+        step = self._runner.begin(plan, ahead=ahead)
         stats = self._kv.stats()
         self.moments.append(
             Moment(
@@ -88,7 +88,7 @@ class Watch:
                 stats.committed_bytes,
             )
         )
-        return result
+        return step
 
     def free_cache(self) -> None:
         self._runner.free_cache()

@@ -70,11 +70,11 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-@pytest.mark.parametrize("substrate", ["posix", "dense"])
+@pytest.mark.parametrize(("substrate", "overlap"), [("posix", True), ("dense", False)])
 async def test_greedy_answers_equal_mlx_lms_together_and_alone(
-    folder: Path, prompts: list[list[int]], expected: list[list[int]], substrate: str
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], substrate: str, overlap: bool
 ) -> None:
-    config = replace(ENGINE, substrate=substrate, prefix_keep_s=1000.0)
+    config = replace(ENGINE, substrate=substrate, prefix_keep_s=1000.0, overlap=overlap)
     machine = MachineMemory(8 << 30, 4 << 30)
     plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU[substrate])
     client = EngineClient(
@@ -119,6 +119,7 @@ def test_answers_go_on_exactly_after_preemption(folder: Path, penalty: float) ->
             heap_bytes=block_bytes,
             max_model_len=250,
             step_time_target_ms=1e6,
+            overlap=True,
         )
         machine = MachineMemory(8 << 30, 4 << 30)
         plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])

@@ -11,12 +11,13 @@ from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.errors import EngineFailedError
 from engine.figures import MlxMemory
-from engine.loop import FAILURE_WINDOW_S, EngineLoop
+from engine.flight import FAILURE_WINDOW_S
+from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import Abort, Pressure, Stop
 from engine.scheduler import Scheduler
-from engine.step_plan import StepPlan
-from engine.types import FinishReason, Request, Sampled, SamplingParams
+from engine.step_plan import RunningStep, StepPlan
+from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from tests.engines import BLOCK_BYTES, CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.recall import RecallModel, recall_many
@@ -188,7 +189,7 @@ def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
     while not (cached := loop._kv.stats().cached_bytes):
         assert time.monotonic() < deadline, "its buffer was never unmapped"
         loop._kv.step_completed(loop._kv.epochs[1])
-    monkeypatch.setattr(Scheduler, "schedule", lambda self: StepPlan([]))
+    monkeypatch.setattr(Scheduler, "schedule", lambda self, **_: StepPlan([]))
     loop.mailbox.put(greedy(2, list(range(100)), 1))
     for _ in range(3):
         clock.now += 1.0
@@ -305,14 +306,14 @@ def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.Mon
     loop = recall_loop(Answers.empty())
     loop._clock = clock
     assert loop.busy_since is None
-    run, seen = loop._runner.run, []
+    begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan) -> list[Sampled]:
+    def watched(plan: StepPlan, *, ahead: bool) -> RunningStep:
         seen.append(loop.busy_since)
         clock.now += 5.0
-        return run(plan)
+        return begin(plan, ahead=ahead)
 
-    monkeypatch.setattr(loop._runner, "run", watched)
+    monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
     while loop.step():
         assert loop.busy_since is None, "a step was completed"
@@ -328,7 +329,7 @@ def test_fault_10_who_waits_for_memory_that_never_comes_back_counts_as_a_step_th
     loop._clock = clock
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
     with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "schedule", lambda self: StepPlan([]))
+        patch.setattr(Scheduler, "schedule", lambda self, **_: StepPlan([]))
         for _ in range(4):
             assert not loop.step()
             clock.now += 10.0

@@ -33,6 +33,7 @@ class CountingKV:
     computed: dict[int, list[int]] = field(default_factory=dict)
     cached: dict[int, list[int]] = field(default_factory=dict)
     """What a sequence finds when it joins."""
+    retracted: list[int] = field(default_factory=list)
 
     def _free(self) -> int:
         used = sum(max(self.held[s], self.promised[s]) for s in self.held)
@@ -87,6 +88,9 @@ class CountingKV:
         self.computed[seq_id] += token_ids
         assert len(self.computed[seq_id]) <= self.held[seq_id] * BLOCK_TOKENS
 
+    def retract(self, seq_id: int) -> None:
+        self.retracted.append(seq_id)
+
     def close(self, seq_id: int, *, keep_prefix: bool) -> None:
         del self.held[seq_id], self.promised[seq_id], self.computed[seq_id]
 
@@ -115,7 +119,8 @@ def shape(plan: StepPlan) -> list[tuple[int, int, int]]:
 
 def run_step(s: Scheduler, token: int = 7) -> tuple[list[tuple[int, int, int]], list[TokenEvent]]:
     plan = s.schedule()
-    events = s.commit(plan, [Sampled(token) for e in plan.entries if e.samples])
+    events = s.refuse(plan.refused)
+    events += s.commit(plan, [Sampled(token) for e in plan.entries if e.samples])
     return shape(plan), events
 
 
@@ -309,9 +314,9 @@ def test_a_system_that_maps_no_more_costs_the_youngest_its_place() -> None:
     assert s.num_running == 2
     kv.refuse = True
     for sequence in list(s._running):
-        sequence.num_computed = min(sequence.num_computed, 8)
+        sequence.num_computed = sequence.num_planned = min(sequence.num_computed, 8)
     while s.num_running == 2:
-        s.schedule()
+        run_step(s)
     assert s.counters.preemptions == 1
     assert list(kv.held) == [1]
 

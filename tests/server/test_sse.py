@@ -70,10 +70,11 @@ async def test_a_step_is_one_write(tokenizer: Tokenizer) -> None:
     batches = [said(tokenizer, "Hello", None), said(tokenizer, " you")]
     choices, stream = chat_of(tokenizer, batches)
     messages = await sent(choices, chat_answer(tokenizer))
-    first, *steps, done = bodies(messages)
+    first, *steps = bodies(messages)
     assert json.loads(first.removeprefix(b"data: "))["choices"][0]["delta"]["role"] == "assistant"
-    assert [step.count(b"data: ") for step in steps] == [1, 2]  # the finish is an event of its own
-    assert done == DONE
+    # The finish is an event of its own; the end goes with it.
+    assert [step.count(b"data: ") for step in steps] == [1, 3]
+    assert steps[-1].endswith(DONE)
     chunks = events(b"".join(bodies(messages)))
     assert (streamed(chunks), finish_of(chunks)) == ("Hello you", "length")
     assert stream.closed
@@ -98,7 +99,7 @@ async def test_a_step_without_a_whole_character_writes_nothing(tokenizer: Tokeni
     first, *rest = said(tokenizer, "é")
     choices, _ = prepared(tokenizer, [[first], rest])
     messages = await sent(choices, text_answer(tokenizer))
-    assert len(bodies(messages)) == 3  # the sign of life, the character, the end
+    assert len(bodies(messages)) == 2  # the sign of life, the character with the end
 
 
 async def test_steps_of_which_nothing_can_be_sent_are_silence_too(tokenizer: Tokenizer) -> None:
@@ -106,7 +107,7 @@ async def test_steps_of_which_nothing_can_be_sent_are_silence_too(tokenizer: Tok
     choices, _ = prepared(tokenizer, [[first], rest])
     messages = await sent(choices, text_answer(tokenizer), ping_s=0.0)
     assert bodies(messages)[:2] == [SIGN_OF_LIFE] * 2
-    assert len(bodies(messages)) == 4
+    assert len(bodies(messages)) == 3
 
 
 @pytest.mark.parametrize("answer", [chat_answer, text_answer])
@@ -126,7 +127,9 @@ async def test_the_chunks_of_several_choices_come_step_by_step(tokenizer: Tokeni
     ]
     choices, _ = prepared(tokenizer, batches, choices=2, chat="assistant\n")
     messages = await sent(choices, chat_answer(tokenizer, choices=2, include_usage=True))
-    roles, *steps, last = bodies(messages)
+    roles, *steps = bodies(messages)
+    usage_at = steps[-1].rindex(b"data: {")
+    steps[-1], last = steps[-1][:usage_at], steps[-1][usage_at:]
     assert [chunk["choices"][0]["delta"] for chunk in events(roles + DONE)] == [
         {"role": "assistant", "content": ""}
     ] * 2

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from engine.loop import FAILURE_WINDOW_S
+from engine.flight import FAILURE_WINDOW_S
 
 
 @dataclass(slots=True)
@@ -57,6 +57,8 @@ class DeviceFaults:
     is_fatal: bool
     """Whether a second step may fail within the time that ends the engine."""
     failed_at: list[float] = field(default_factory=list)
+    pending: bool = False
+    """Whether a step in flight is going to fail."""
 
     @property
     def ends_engine(self) -> bool:
@@ -65,14 +67,21 @@ class DeviceFaults:
         return last - before < FAILURE_WINDOW_S
 
     def place_of_failure(self, entries: int) -> int | None:
-        """Before which entry of a step it fails, or after the last; None when it does not."""
+        """Before which entry of a step it fails, or after the last, or, beyond that, when it is
+        read; None when it does not."""
         if self.rng.random() >= self.rate:
             return None
         now = self.clock()
-        if not self.is_fatal and self.failed_at and now - self.failed_at[-1] < FAILURE_WINDOW_S:
+        recently = self.failed_at and now - self.failed_at[-1] < FAILURE_WINDOW_S
+        if not self.is_fatal and (self.pending or recently):
             return None
-        self.failed_at.append(now)
-        return self.rng.randint(0, entries)
+        self.pending = True
+        return self.rng.randint(0, 3 * entries + 1)
+
+    def fail(self) -> None:
+        """A step fails now."""
+        self.pending = False
+        self.failed_at.append(self.clock())
 
     def is_bad_row(self) -> bool:
         """Whether the next row is not finite."""

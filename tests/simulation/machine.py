@@ -63,7 +63,12 @@ class Machine:
             self.scheduler,
             self.kv,
             self.runner,
-            LoopOptions(engine.idle_release_s, engine.prefix_keep_s, check_every_step=False),
+            LoopOptions(
+                engine.idle_release_s,
+                engine.prefix_keep_s,
+                check_every_step=False,
+                overlap=world.overlap,
+            ),
             emit=emit,
             clock=self.clock,
         )

@@ -241,6 +241,12 @@ class SimulatedMemory:
             block.epoch, block.owner = epoch, owner
             written += len(part)
 
+    def forget(self, buffer: int, start: int, count: int) -> None:
+        """A step that wrote these slots was dropped: another one will."""
+        for slot in range(start, start + count):
+            number, place = divmod(slot, self.group.tokens_per_block)
+            self._writable(buffer, number).block.slots[place] = POISON
+
     # --- inside ---------------------------------------------------------------------------------
 
     def _blocks(self, heap: int, place: int, count: int) -> list[Block]:

@@ -62,19 +62,19 @@ MUTANTS = (
     Mutant(
         "a fork does not copy the partial block",
         "kvcache/manager.py",
-        "            self._backend.copy_block(buffers[0], whole, buffers[1], whole, partial)\n",
+        "            self._backend.copy_block(source, whole, target, whole, partial)\n",
         "",
     ),
     Mutant(
         "a fork copies one token too few",
         "kvcache/manager.py",
-        "buffers[1], whole, partial)",
-        "buffers[1], whole, partial - 1)",
+        "target, whole, partial)",
+        "target, whole, partial - 1)",
     ),
     Mutant(
         "a block is sealed before the step that fills it has completed",
         "kvcache/manager.py",
-        "self._prefixes.filled(self._issued_epoch,",
+        "self._prefixes.filled(epoch,",
         "self._prefixes.filled(self._completed_epoch,",
     ),
     Mutant(
@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant(
         "a preempted sequence believes that it still has its memory",
         "engine/scheduler.py",
-        "        sequence.num_computed = 0\n        sequence.preemptions",
+        "        sequence.num_computed = sequence.num_planned = 0\n        sequence.preemptions",
         "        sequence.preemptions",
     ),
     Mutant(
@@ -201,8 +201,8 @@ MUTANTS = (
     Mutant(
         "a prompt of one token is not told what it shares",
         "engine/scheduler.py",
-        "decoding = tokens - computed == 1 and sequence.prefix is not None",
-        "decoding = tokens - computed == 1",
+        "decoding = tokens - planned == 1 and sequence.prefix is not None",
+        "decoding = tokens - planned == 1",
     ),
     Mutant(
         "an answer has one token too many",
@@ -219,8 +219,8 @@ MUTANTS = (
     Mutant(
         "one request of a failed step lives on",
         "engine/scheduler.py",
-        "for entry in plan.entries]\n",
-        "for entry in plan.entries[1:]]\n",
+        "for sequence in left]\n",
+        "for sequence in left[1:]]\n",
     ),
     Mutant(
         "nobody gives way when nothing can run",
@@ -230,13 +230,13 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt that is to be scored takes over what others have",
-        "engine/scheduler.py",
+        "engine/sharing.py",
         "        sequence.chain.most_shared = sequence.num_reusable\n",
         "",
     ),
     Mutant(
         "a fork that is to be scored takes its parent's prompt",
-        "engine/scheduler.py",
+        "engine/sharing.py",
         "number = child.request.fork_of if child.num_reusable is None else None",
         "number = child.request.fork_of",
     ),
@@ -287,6 +287,63 @@ MUTANTS = (
         "engine/model_trial.py",
         "return [event for event in events if event.request_id != TRIAL_ID]",
         "return events",
+    ),
+    Mutant(
+        "a closed sequence does not wait for the step in flight",
+        "kvcache/manager.py",
+        "ClosedSequence(sequence, self._issued_epoch)",
+        "ClosedSequence(sequence, self._issued_epoch - 1)",
+    ),
+    Mutant(
+        "the rows of one that has ended are committed",
+        "engine/scheduler.py",
+        "            if sequence.status is not SequenceStatus.RUNNING:\n"
+        "                self._throw_away(entry, results)\n                continue\n",
+        "",
+    ),
+    Mutant(
+        "the result of one that has ended goes to the next one",
+        "engine/scheduler.py",
+        "            self.counters.wasted_rows += 1\n            next(results)\n",
+        "            self.counters.wasted_rows += 1\n",
+    ),
+    Mutant(
+        "a row is computed for one whose end can be seen coming",
+        "engine/step_plan.py",
+        "self.sequence.num_coming += self.samples and stop + 1 < self.sequence.most_tokens",
+        "self.sequence.num_coming += self.samples",
+    ),
+    Mutant(
+        "somebody in flight loses its memory",
+        "engine/scheduler.py",
+        "            elif ahead and not self.kv.recovering:\n                return [], True\n",
+        "            elif ahead and len(self._running) > 1:\n"
+        "                self._preempt_youngest()\n",
+    ),
+    Mutant(
+        "a step that read what a failed one wrote is read as well",
+        "engine/flight.py",
+        "                later.step.drop()\n                self._scheduler.retract(later.plan)\n"
+        "        self._flights = deque(later for later in self._flights if later.step is None)\n",
+        "                continue\n",
+    ),
+    Mutant(
+        "a step is planned ahead of one that needs the host",
+        "engine/scheduler.py",
+        "return self._need_host == 0",
+        "return True",
+    ),
+    Mutant(
+        "a fork takes blocks that follow others than its own",
+        "kvcache/manager.py",
+        "if (blocks and theirs[: len(own)] != own) or any(",
+        "if any(",
+    ),
+    Mutant(
+        "a step in flight is never read when nothing follows",
+        "engine/loop.py",
+        "self._land(most if plan.entries else 0)",
+        "self._land(most)",
     ),
     Mutant(
         "a slow reader is never cut",

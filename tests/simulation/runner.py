@@ -1,7 +1,8 @@
 """A device without arithmetic: it writes and reads slots through the page map, and finishes late.
 
 A step may touch its memory at any time until it has completed. Here it does so at once, and again,
-as a check, when it completes: what it read and wrote must still be behind the same addresses.
+as a check, when it completes: what it read and wrote must still be behind the same addresses. What
+it samples is the host's when the step is read, and before that only the next step's.
 """
 
 from array import array
@@ -12,7 +13,7 @@ from random import Random
 
 from engine.model_trial import TRIAL_ID
 from engine.step_plan import PlanEntry, StepPlan
-from engine.types import Sampled, Sequence
+from engine.types import Sampled, Sequence, SequenceStatus
 from kvcache.manager import KVCacheManager
 from tests.simulation.blocks import Block, SimulationError
 from tests.simulation.faults import DeviceFaults
@@ -84,6 +85,45 @@ class _Step:
     accesses: list[_Access]
 
 
+@dataclass(slots=True, eq=False)
+class SimulatedStep:
+    """A step in flight."""
+
+    runner: "SimulatedRunner"
+    plan: StepPlan
+    epoch: int
+    buffers: list[int]
+    results: list[Sampled]
+    fails: bool
+    """Whether that is seen when it is read."""
+    lost: bool = False
+    """Whether the step before it has failed."""
+
+    def submit(self) -> None:
+        """It was begun in full."""
+
+    def read(self) -> list[Sampled]:
+        """Raises InjectedFaultError."""
+        if self.lost:
+            raise SimulationError(f"step {self.epoch} is read, and the one before it failed")
+        self.runner.flying.remove(self)
+        if self.fails:
+            for later in self.runner.flying:
+                later.lost = True
+            self.runner.fail(self.plan)
+        self.runner.note(self.plan, self.results)
+        return self.results
+
+    def drop(self) -> None:
+        """Nothing of it runs any more."""
+        self.runner.flying.remove(self)
+        self.runner.faults.pending = False
+        self.runner.complete_up_to(self.epoch)
+        for entry, buffer in zip(self.plan.entries, self.buffers, strict=True):
+            if entry.sequence.status is SequenceStatus.RUNNING:
+                self.runner.memory.forget(buffer, entry.start, entry.count)
+
+
 @dataclass(slots=True)
 class SimulatedRunner:
     """Runs plans like ModelRunner, on whole numbers."""
@@ -108,6 +148,14 @@ class SimulatedRunner:
     newest: StepPlan | None = None
     trials: int = 0
     """Tokens of the engine's own trials of its model."""
+    flying: list[SimulatedStep] = field(default_factory=list)
+    """Steps that have not been read."""
+    wasted: list[int] = field(default_factory=list)
+    """Requests that had ended when a result of theirs was read."""
+    _sampled: dict[int, int | None] = field(default_factory=dict)
+    """What the newest step sampled, by request; None for what is not finite."""
+    _spoilt: set[int] = field(default_factory=set)
+    """Requests of a step in flight that is going to fail."""
     _ticks: int = 0
     _running: deque[_Step] = field(default_factory=deque)
 
@@ -116,27 +164,54 @@ class SimulatedRunner:
         self._ticks += 1
         self._complete()
 
-    def run(self, plan: StepPlan) -> list[Sampled]:
-        """Writes and reads every row's slots; one result for each entry that has one."""
+    def begin(self, plan: StepPlan, *, ahead: bool = False) -> SimulatedStep:
+        """Writes and reads every row's slots."""
         self.newest = plan
+        if not ahead:
+            self._sampled = {}
         views = self.kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
         lag = self.rng.randint(0, self.traits.longest_lag)
         step = _Step(views.epoch, self._ticks + lag, [])
         self._running.append(step)
+        fails_at = self.faults.place_of_failure(len(plan.entries))
+        buffers = [segment.buffer for segment in views.segments]
         try:
-            results = self._compute_all(plan, [s.buffer for s in views.segments], step)
-        except InjectedFaultError:
-            self.failed = plan
-            raise
+            results = self._compute_all(plan, buffers, step, fails_at)
         finally:
             self._complete()
+        self.computed += sum(entry.count for entry in plan.entries)
+        fails = fails_at is not None
+        self.flying.append(SimulatedStep(self, plan, views.epoch, buffers, results, fails))
+        return self.flying[-1]
+
+    def fail(self, plan: StepPlan) -> None:
+        """Raises InjectedFaultError."""
+        self.failed = plan
+        self._spoilt = set()
+        self.faults.fail()
+        raise InjectedFaultError("the device refuses the step")
+
+    def note(self, plan: StepPlan, results: list[Sampled]) -> None:
+        """The host reads a step: time has passed."""
         asked = [entry for entry in plan.entries if entry.has_result]
-        self.trials += sum(e.sequence.seq_id == TRIAL_ID and e.samples for e in asked)
+        for entry, result in zip(asked, results, strict=True):
+            request = entry.sequence.request
+            if entry.sequence.status is SequenceStatus.FINISHED:
+                self.wasted.append(request.request_id)
+                continue
+            self.trials += request.request_id == TRIAL_ID and entry.samples
+            has_said = result.token_id is not None or result.embedding is not None
+            if (entry.samples and not has_said) or result.scored is None:
+                self.bad_rows.add(request.request_id)
         rows = sum(entry.count for entry in plan.entries)
-        self.computed += rows
         seconds = self.traits.step_s + rows * self.traits.token_s
         self.clock.now += seconds * self.rng.uniform(0.5, 2.0)
-        return results
+
+    def complete_up_to(self, epoch: int) -> None:
+        """Nothing of these steps runs any more."""
+        for step in self._running:
+            step.due = self._ticks if step.epoch <= epoch else step.due
+        self._complete()
 
     def free_cache(self) -> None:
         """It keeps none."""
@@ -151,22 +226,29 @@ class SimulatedRunner:
                 self._check_unchanged(step.epoch, access)
             self.completed_epoch = self.memory.completed_epoch = step.epoch
 
-    def _compute_all(self, plan: StepPlan, buffers: list[int], step: _Step) -> list[Sampled]:
-        """Raises InjectedFaultError before, between or after the entries."""
-        results = []
-        fails_at = self.faults.place_of_failure(len(plan.entries))
+    def _compute_all(
+        self, plan: StepPlan, buffers: list[int], step: _Step, fails_at: int | None
+    ) -> list[Sampled]:
+        """Raises InjectedFaultError before, between or after the entries, unless the fault is seen
+        when the step is read."""
+        results: list[Sampled] = []
+        sampled: dict[int, int | None] = {}
         fails = fails_at is not None
         for number, (entry, buffer) in enumerate(zip(plan.entries, buffers, strict=True)):
             self.computed_from.setdefault(entry.sequence.seq_id, entry.start)
             if number == fails_at:
                 break
             is_bad = not fails and entry.has_result and self._is_bad(entry)
-            access = self._compute(entry, buffer, step.epoch, spoilt=fails or is_bad)
+            access, is_spoilt = self._compute(entry, buffer, step.epoch, spoilt=fails or is_bad)
             step.accesses.append(access)
             if entry.has_result:
-                results.append(self._result(entry, access, is_bad))
-        if fails:
-            raise InjectedFaultError("the device refuses the step")
+                results.append(self._result(entry, access, is_spoilt))
+            if entry.samples:
+                sampled[entry.sequence.seq_id] = None if is_spoilt else results[-1].token_id
+        self._sampled = sampled
+        if fails_at is not None and fails_at <= len(plan.entries):
+            self.fail(plan)
+        self._spoilt = {entry.sequence.seq_id for entry in plan.entries} if fails else set()
         return results
 
     def _is_bad(self, entry: PlanEntry) -> bool:
@@ -175,19 +257,25 @@ class SimulatedRunner:
             return self.traits.model_is_broken
         return self.faults.is_bad_row()
 
-    def _compute(self, entry: PlanEntry, buffer: int, epoch: int, spoilt: bool) -> _Access:
+    def _compute(
+        self, entry: PlanEntry, buffer: int, epoch: int, spoilt: bool
+    ) -> tuple[_Access, bool]:
         """The rows of an entry: each slot follows from the one before it, as the cache has it.
-        spoilt: they come out wrong, and must not be seen by anybody."""
+        spoilt: they come out wrong, and must not be seen by anybody; also what follows them."""
         sequence, start, end = entry.sequence, entry.start, entry.start + entry.count
         owner = sequence.request.salt
-        last = self.memory.slot(buffer, start - 1) if start else 0
-        slots = slots_after(SPOILT if spoilt else last, sequence.token_ids[start:end])
+        tokens: list[int | None] = [*sequence.token_ids[start:end]]
+        if start == len(sequence.token_ids):
+            tokens = [self._sampled[sequence.seq_id]]
+        spoilt = spoilt or None in tokens or sequence.seq_id in self._spoilt
+        last = SPOILT if spoilt else self.memory.slot(buffer, start - 1) if start else 0
+        slots = slots_after(last, [token or 0 for token in tokens])
         self.memory.write(buffer, start, slots, epoch, owner)
         blocks = self.memory.read(buffer, end)
         access = _Access(sequence, buffer, end, blocks)
         if not spoilt:
             self._check_contents(access)
-        return access
+        return access, spoilt
 
     def _check_contents(self, access: _Access) -> None:
         request = access.sequence.request
@@ -219,7 +307,6 @@ class SimulatedRunner:
     def _result(self, entry: PlanEntry, access: _Access, is_bad: bool) -> Sampled:
         request, held = access.sequence.request, access.held
         if is_bad:
-            self.bad_rows.add(request.request_id)
             return Sampled(None, scored=None if entry.scores else ())
         tokens = access.sequence.token_ids
         scores = tuple(

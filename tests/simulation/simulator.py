@@ -161,7 +161,8 @@ class Simulation:
         self._deliver()
         self._machine.memory.slowness = 0.0
         for _ in range(DRAIN_ROUNDS):
-            if self._step() and not self._tries_model:
+            self._step()
+            if self._machine.runner.newest is not None and not self._tries_model:
                 raise SimulationError("a step is run for nobody")
             engine = self.world.engine
             self._machine.clock.now += engine.idle_release_s + engine.prefix_keep_s
@@ -299,10 +300,22 @@ class Simulation:
         is_calm = not self._machine.memory.unfriendly and not self._machine.faults.failed_at
         if self.world.device.model_is_broken and self._machine.runner.bad_rows and is_calm:
             raise SimulationError("a model that computes nothing served to the end")
+        self._check_waste()
         counters, bad_rows = self._machine.scheduler.counters, len(self._machine.runner.bad_rows)
         tokens = self.counts["tokens"] + self._machine.runner.trials
         if counters.generated_tokens != tokens or counters.failed_rows != bad_rows:
             raise SimulationError(f"{counters}: there were {tokens} tokens, {bad_rows} bad rows")
+
+    def _check_waste(self) -> None:
+        """One row at most for each request that ended, and none for an end that could be seen
+        coming."""
+        wasted = self._machine.runner.wasted
+        known = [n for n in wasted if n in self._clients]
+        ends = [n for n in known if self._clients[n].finish is FinishReason.LENGTH]
+        if len(set(wasted)) < len(wasted) or ends:
+            raise SimulationError(f"rows were wasted for {sorted(wasted)}")
+        if self._machine.scheduler.counters.wasted_rows != len(wasted):
+            raise SimulationError(f"{len(wasted)} rows were wasted")
 
     # --- what happened --------------------------------------------------------------------------
 
@@ -335,5 +348,6 @@ class Simulation:
                 "models tried": machine.runner.trials,
                 "failed steps": len(machine.faults.failed_at),
                 "refusals": machine.memory.faults.refused,
+                "rows wasted": counters.wasted_rows,
             }
         )

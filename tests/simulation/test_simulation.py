@@ -35,6 +35,7 @@ EVENTS = (
     "prefix misses: other_salt",
     "prompts scored",
     "refusals",
+    "rows wasted",
     "slow readers cut",
     "stalls",
     "times short of memory",

@@ -83,6 +83,8 @@ class World:
     traffic: TrafficTraits
     pressure_rate: float
     """How often the system gets short of memory, or has enough again."""
+    overlap: bool
+    """Whether steps are begun before the one in flight is read."""
 
 
 def draw_world(rng: Random) -> World:
@@ -98,7 +100,8 @@ def draw_world(rng: Random) -> World:
     )
     memory, traffic = _draw_memory(rng, engine), _draw_traffic(rng, engine)
     device = replace(device, model_is_broken=rng.random() < 0.02)
-    return World(engine, memory, device, traffic, rng.choice((0.0, 0.0, 0.01, 0.2)))
+    pressure_rate = rng.choice((0.0, 0.0, 0.01, 0.2))
+    return World(engine, memory, device, traffic, pressure_rate, rng.random() < 0.75)
 
 
 def _draw_engine(rng: Random) -> EngineTraits:

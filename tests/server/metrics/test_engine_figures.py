@@ -93,6 +93,7 @@ async def test_counters_rise_with_the_work(http: httpx2.AsyncClient) -> None:
     assert value(after, "quire_step_duration_seconds") > 0
     assert value(after, "quire_step_budget_tokens") > 0
     assert value(after, "quire_failed_rows_total") == 0
+    assert value(after, "quire_wasted_rows_total") == 0
     assert value(after, "quire_mlx_peak_bytes") >= value(after, "quire_mlx_active_bytes") > 0
 
 

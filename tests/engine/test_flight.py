@@ -1,0 +1,455 @@
+"""Steps that overlap: the next one is begun before the one in flight is read."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from engine.build import build_engine, plan_engine
+from engine.checkpoint import read_checkpoint
+from engine.errors import EngineFailedError
+from engine.flight import FAILURE_WINDOW_S, Flights
+from engine.loop import EngineLoop
+from engine.machine import MachineMemory
+from engine.messages import Abort, Stop
+from engine.step_plan import RunningStep, StepPlan, StepRunner
+from engine.types import FinishReason, Request, Sampled, SamplingParams, TokenEvent
+from tests.engines import CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.recall import RecallModel, recall_many
+
+Fault = Callable[[str, int], None]
+
+
+def no_fault(what: str, number: int) -> None:
+    """Of a device that works."""
+
+
+@dataclass
+class WatchedStep:
+    """A step whose calls are written down."""
+
+    step: RunningStep
+    number: int
+    runner: "WatchedRunner"
+
+    def submit(self) -> None:
+        self.runner.note("submit", self.number)
+        self.step.submit()
+
+    def read(self) -> list[Sampled]:
+        self.runner.note("read", self.number)
+        return self.step.read()
+
+    def drop(self) -> None:
+        self.runner.note("drop", self.number)
+        self.step.drop()
+
+
+@dataclass
+class WatchedRunner:
+    """Stands before an engine's runner. fault: raises where something is to go wrong."""
+
+    runner: StepRunner
+    fault: Fault = no_fault
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
+    ahead: list[bool] = field(default_factory=list)
+
+    @property
+    def completed_epoch(self) -> int:
+        return self.runner.completed_epoch
+
+    @completed_epoch.setter
+    def completed_epoch(self, epoch: int) -> None:
+        self.runner.completed_epoch = epoch
+
+    def begin(self, plan: StepPlan, *, ahead: bool = False) -> RunningStep:
+        self.plans.append(plan)
+        self.ahead.append(ahead)
+        step = self.runner.begin(plan, ahead=ahead)
+        self.note("begin", len(self.plans))
+        return WatchedStep(step, len(self.plans), self)
+
+    def note(self, what: str, number: int) -> None:
+        self.calls.append((what, number))
+        self.fault(what, number)
+
+    def free_cache(self) -> None:
+        self.runner.free_cache()
+
+
+def watched(loop: EngineLoop, fault: Fault = no_fault) -> WatchedRunner:
+    runner = WatchedRunner(loop._runner, fault)
+    loop._runner = loop._flights._runner = runner
+    return runner
+
+
+def fails(what: str, number: int, error: type[Exception] = RuntimeError) -> Fault:
+    def fault(its: str, its_number: int) -> None:
+        if (its, its_number) == (what, number):
+            raise error("injected fault")
+
+    return fault
+
+
+def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
+    return [(e.sequence.seq_id, e.start, e.count) for e in plan.entries]
+
+
+def drain(loop: EngineLoop) -> None:
+    while loop.step() or loop._scheduler.num_running + loop._scheduler.num_waiting:
+        pass
+
+
+def answer(prompt: list[int], count: int) -> list[int]:
+    return recall_many(prompt, count, SHAPE.num_layers, VOCAB)
+
+
+# --- the same answers -------------------------------------------------------------------------
+
+
+def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model: Path) -> None:
+    def run(overlap: bool) -> tuple[list[TokenEvent], list[list[tuple[int, int, int]]], int]:
+        events: list[TokenEvent] = []
+        config = replace(CONFIG, page_bytes=None, kv_budget_bytes=None, overlap=overlap)
+        machine = MachineMemory(2**30, 2**30)
+        plan = plan_engine(config, read_checkpoint(tiny_model), machine, ON_CPU["posix"])
+        loop = build_engine(plan, config, lambda *_: None, events.extend)
+        # What a step may compute does not depend on how long it takes.
+        loop._scheduler.budget.target_s = 1e9
+        runner = watched(loop)
+        many = (
+            SamplingParams(30, temperature=0.0),
+            SamplingParams(25, temperature=0.9, seed=7, top_p=0.8, logprobs=3),
+            SamplingParams(20, temperature=1.1, seed=8, top_k=20, min_p=0.01),
+            SamplingParams(35, temperature=1.0, seed=9, logit_bias=((5, 3.0), (6, -2.0))),
+            SamplingParams(30, temperature=0.0, logprobs=0),
+        )
+        for number, params in enumerate(many, start=1):
+            prompt = tuple(range(number, number + 40 * number))
+            loop.mailbox.put(Request(number, prompt, params))
+        drain(loop)
+        return events, [rows(plan) for plan in runner.plans], sum(runner.ahead)
+
+    one_by_one, their_rows, none = run(overlap=False)
+    overlapping, its_rows, some = run(overlap=True)
+    assert (none, some) == (0, len(its_rows) - 1)
+    assert its_rows == their_rows
+    assert [e._replace(prefix=None) for e in overlapping] == [
+        e._replace(prefix=None) for e in one_by_one
+    ]
+    assert len(one_by_one) == 140
+
+
+def test_the_next_step_is_begun_before_the_one_in_flight_is_read_and_then_submitted() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    runner = watched(loop)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 3))
+    heard = []
+    while loop.step():
+        heard.append(len(answers.tokens.get(1, [])))
+    begun_before_read = [("begin", 2), ("read", 1), ("submit", 2), ("begin", 3), ("read", 2)]
+    assert runner.calls == [
+        ("begin", 1),
+        ("submit", 1),
+        *begun_before_read,
+        ("submit", 3),
+        ("read", 3),
+    ]
+    assert [rows(plan) for plan in runner.plans] == [[(1, 0, 3)], [(1, 3, 1)], [(1, 4, 1)]]
+    assert heard == [0, 1, 2, 3]
+    assert answers.tokens[1] == answer([1, 2, 3], 3)
+
+
+def test_a_request_that_ends_at_its_length_wastes_no_row() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True, max_model_len=60)
+    for number, (prompt, most) in enumerate(((3, 1), (5, 2), (50, 30), (9, 20)), start=1):
+        loop.mailbox.put(greedy(number, [number] * prompt, most))
+    drain(loop)
+    assert loop.stats.wasted_rows == 0
+    assert [len(answers.tokens[n]) for n in (1, 2, 3, 4)] == [1, 2, 10, 20]
+    for number, prompt in ((3, 50), (4, 9)):
+        want = answer([number] * prompt, len(answers.tokens[number]))
+        assert answers.tokens[number] == want
+
+
+def test_a_stop_token_wastes_one_row_whose_blocks_wait_for_its_epoch() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True, prefix_cache=False)
+    said = answer([4, 5], 40)
+    params = SamplingParams(40, temperature=0.0, stop_token_ids=frozenset({said[4]}))
+    loop.mailbox.put(Request(1, (4, 5), params))
+    loop.mailbox.put(greedy(2, [8], 30))
+    while 1 not in answers.finished:
+        loop.step()
+    issued, completed = loop._kv.epochs
+    assert issued == completed + 1, "its row of the next step is in flight"
+    assert loop._kv.stats().quarantined_bytes > 0
+    drain(loop)
+    assert answers.finished == {1: FinishReason.STOP, 2: FinishReason.LENGTH}
+    assert answers.tokens == {1: said[:5], 2: answer([8], 30)}
+    assert loop.stats.wasted_rows == 1
+    assert loop.stats.generated_tokens == 35
+
+
+def test_who_is_aborted_in_flight_is_heard_of_no_more() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    loop.mailbox.put(greedy(1, [1, 2], 50))
+    loop.mailbox.put(greedy(2, [3], 20))
+    for _ in range(4):
+        loop.step()
+    loop.mailbox.put(Abort(1))
+    drain(loop)
+    assert answers.finished == {1: FinishReason.ABORTED, 2: FinishReason.LENGTH}
+    assert answers.tokens[1] == answer([1, 2], 50)[: len(answers.tokens[1])]
+    assert answers.tokens[2] == answer([3], 20)
+    assert loop.stats.wasted_rows == 1
+
+
+def test_who_is_aborted_in_flight_stays_so_when_the_step_fails() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    watched(loop, fails("read", 2))
+    for number in (1, 2):
+        loop.mailbox.put(greedy(number, [number], 20))
+    loop.step()
+    loop.step()
+    begin = loop._flights.begin
+
+    def begin_and_abort(plan: StepPlan) -> None:
+        begin(plan)
+        loop._scheduler.abort(2)
+
+    loop._flights.begin = begin_and_abort  # type: ignore[method-assign]
+    loop.step()
+    assert answers.finished == {1: FinishReason.ERROR}
+    assert loop._scheduler.num_running == 0
+
+
+def test_who_is_aborted_while_its_prompt_is_in_flight_wastes_no_result() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    loop.mailbox.put(greedy(1, list(range(300)), 5))
+    loop.step()
+    loop.mailbox.put(Abort(1))
+    drain(loop)
+    assert answers.finished == {1: FinishReason.ABORTED}
+    assert loop.stats.wasted_rows == 0
+    assert loop._kv.stats().live_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(6, temperature=0.0, frequency_penalty=0.5),
+        SamplingParams(6, temperature=0.0, min_tokens=2, stop_token_ids=frozenset({1})),
+        SamplingParams(6, temperature=0.0, prompt_logprobs=1),
+    ],
+)
+def test_while_somebody_needs_the_host_no_step_is_begun_ahead(params: SamplingParams) -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    runner = watched(loop)
+    loop.mailbox.put(greedy(1, [1, 2], 30))
+    for _ in range(3):
+        loop.step()
+    assert runner.ahead == [False, True, True]
+    loop.mailbox.put(Request(2, (7, 8), params))
+    while 2 not in answers.finished:
+        loop.step()
+        assert len(loop._flights) == 0
+    assert not any(runner.ahead[3:])
+    begun = len(runner.ahead)
+    drain(loop)
+    assert all(runner.ahead[begun + 1 :])
+    assert answers.tokens[1] == answer([1, 2], 30)
+    assert len(answers.tokens[2]) == 6
+
+
+def test_memory_is_taken_from_nobody_in_flight() -> None:
+    """The first ones are the same with memory for all and with memory for few."""
+    answers = Answers.empty()
+    block = 2 * SHAPE.num_layers * 4096
+    loop = recall_loop(answers, overlap=True, kv_budget_bytes=16 * block, max_model_len=200)
+    for number in range(1, 6):
+        loop.mailbox.put(greedy(number, list(range(number, 40)), 100))
+    drain(loop)
+    assert loop._scheduler.counters.preemptions > 0
+    assert loop.stats.wasted_rows == 0
+    for number in range(1, 6):
+        assert answers.tokens[number] == answer(list(range(number, 40)), 100)
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+def test_fault_08_a_step_that_cannot_be_begun_lets_the_one_in_flight_speak_first() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(
+        answers,
+        overlap=True,
+        model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({900})),
+    )
+    loop.mailbox.put(greedy(1, [1, 2], 2))
+    loop.mailbox.put(greedy(2, [3], 30))
+    loop.step()
+    loop.mailbox.put(greedy(3, [900], 5))
+    loop.step()
+    assert len(answers.tokens[1]) == 1
+    assert answers.tokens[2] == answer([3], 1)
+    assert answers.finished == dict.fromkeys((1, 2, 3), FinishReason.ERROR)
+    loop.mailbox.put(greedy(4, [5, 6], 5))
+    drain(loop)
+    assert answers.tokens[4] == answer([5, 6], 5)
+
+
+def test_fault_08_when_a_step_fails_those_that_only_the_next_one_had_live_on() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    runner = watched(loop, fails("read", 2))
+    loop.mailbox.put(greedy(1, [1, 2], 20))
+    loop.step()
+    loop.step()
+    loop.mailbox.put(greedy(2, list(range(30)), 5))
+    loop.step()
+    assert runner.calls[-3:] == [("begin", 3), ("read", 2), ("drop", 3)]
+    assert answers.finished == {1: FinishReason.ERROR}
+    drain(loop)
+    assert answers.tokens[1] == answer([1, 2], 1)
+    assert answers.tokens[2] == answer(list(range(30)), 5)
+    assert rows(runner.plans[3]) == [(2, 0, 30)], "computed again from the first token"
+    assert loop._kv.stats().live_bytes == 0
+
+
+def test_fault_08_a_step_that_cannot_be_submitted_fails_before_another_is_planned() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    runner = watched(loop, fails("submit", 2))
+    loop.mailbox.put(greedy(1, [1, 2], 20))
+    loop.step()
+    loop.step()
+    assert answers.finished == {}
+    loop.step()
+    assert answers.finished == {1: FinishReason.ERROR}
+    assert len(runner.plans) == 2
+    assert answers.tokens[1] == answer([1, 2], 1)
+
+
+def test_fault_08_a_step_that_failed_to_be_begun_behind_one_that_fails_ends_the_engine() -> None:
+    loop = recall_loop(Answers.empty(), overlap=True)
+    watched(
+        loop, lambda what, number: fails("begin", 2)(what, number) or fails("read", 1)(what, number)
+    )
+    loop.mailbox.put(greedy(1, [1, 2], 20))
+    loop.step()
+    with pytest.raises(EngineFailedError, match="two steps failed"):
+        loop.step()
+
+
+def test_fault_08_a_failed_step_behind_one_that_fails_later_is_not_run_again() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    flights, now = loop._flights, [0.0]
+    flights._clock = lambda: now[0]
+
+    def fault(what: str, number: int) -> None:
+        if (what, number) in (("begin", 2), ("read", 1)):
+            now[0] += FAILURE_WINDOW_S + 1
+            raise RuntimeError("injected fault")
+
+    runner = watched(loop, fault)
+    loop.mailbox.put(greedy(1, [1, 2], 20))
+    loop.step()
+    loop.mailbox.put(greedy(2, [3], 2))
+    loop.step()
+    assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.ERROR}
+    assert runner.calls[-2:] == [("begin", 2), ("read", 1)]
+
+
+@pytest.mark.parametrize(("what", "number"), [("begin", 2), ("submit", 2), ("read", 1)])
+def test_fault_12_an_assertion_is_never_survived_wherever_it_is_raised(
+    what: str, number: int
+) -> None:
+    loop = recall_loop(Answers.empty(), overlap=True)
+    watched(loop, fails(what, number, AssertionError))
+    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+    loop.step()
+    with pytest.raises(AssertionError):
+        loop.step()
+
+
+def test_rows_that_are_not_finite_end_their_request_and_its_row_in_flight() -> None:
+    answers = Answers.empty()
+    said = answer([1, 2], 3)
+    loop = recall_loop(
+        answers,
+        overlap=True,
+        model=lambda shape, vocab: RecallModel(
+            shape, vocab, non_finite_tokens=frozenset({said[1]})
+        ),
+    )
+    loop.mailbox.put(greedy(1, [1, 2], 20))
+    loop.mailbox.put(greedy(2, [5], 20))
+    drain(loop)
+    assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+    assert answers.tokens == {1: said[:2], 2: answer([5], 20)}
+    assert (loop.stats.failed_rows, loop.stats.wasted_rows) == (1, 1)
+
+
+# --- time and the end -------------------------------------------------------------------------
+
+
+def test_a_step_takes_from_the_end_of_the_one_before_to_its_own() -> None:
+    now = [1e9]
+    loop = recall_loop(Answers.empty(), overlap=True)
+    loop._clock = lambda: now[0]
+
+    def fault(what: str, number: int) -> None:
+        now[0] += {"begin": 2.0, "read": 5.0, "submit": 1.0}[what]
+
+    watched(loop, fault)
+    loop.mailbox.put(greedy(1, [1, 2], 2))
+    loop.step()
+    loop.step()
+    # Begun (2 s) and submitted (1 s); the next one begun meanwhile (2 s), read (5 s).
+    assert loop._flights.step_seconds == 10.0
+    assert loop.busy_since == 1e9 + 11.0, "that is when the device was last known to get on"
+    loop.step()
+    assert loop._flights.step_seconds == 1.0 + 5.0
+    assert loop.busy_since is None
+    assert not loop.step()
+
+
+def test_an_engine_that_is_told_to_end_reads_what_is_in_flight() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    loop.mailbox.put(greedy(1, [1, 2], 1))
+    loop.mailbox.put(Stop())
+    loop.run()
+    assert answers.tokens == {1: answer([1, 2], 1)}
+    assert len(loop._flights) == 0
+
+
+def test_an_engine_that_fails_waits_for_what_is_in_flight_before_its_memory_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = recall_loop(Answers.empty(), overlap=True)
+    runner = watched(loop)
+    loop.mailbox.put(greedy(1, [1, 2], 10))
+    loop.step()
+    with caplog.at_level(logging.CRITICAL):
+        loop.close()
+    assert runner.calls[-1] == ("read", 1)
+
+
+def test_nothing_is_landed_where_nothing_flies() -> None:
+    loop = recall_loop(Answers.empty(), overlap=True)
+    flights = Flights(loop._scheduler, loop._runner, lambda: 0.0)
+    flights.submit()
+    assert flights.land(0) == []
+    assert len(flights) == 0
