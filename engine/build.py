@@ -192,7 +192,10 @@ def assemble(
         kv,
         ModelRunner(model, kv, pools=embedding_size is not None),
         LoopOptions(
-            config.idle_release_s, config.prefix_keep_s, config.check_every_step, config.overlap
+            config.idle_release_s,
+            config.prefix_keep_s,
+            config.check_every_step,
+            substrate.on_gpu if config.overlap is None else config.overlap,
         ),
         emit=emit,
         mlx_memory=mlx_memory,

@@ -108,7 +108,10 @@ class Flights:
         self.step_seconds = now - max(flight.begun_s, self._landed_s)
         self._landed_s = now
         self.meter.step_ran(self.step_seconds, len(flight.plan.entries))
-        self._scheduler.budget.observe(flight.plan.prefill_tokens, self.step_seconds)
+        plan = flight.plan
+        self._scheduler.budget.observe(
+            plan.prefill_tokens, self.step_seconds, decoding=plan.decodes
+        )
         counters = self._scheduler.counters
         failed, wasted = counters.failed_rows, counters.wasted_rows
         events = self._scheduler.commit(flight.plan, results)

@@ -174,11 +174,11 @@ class ModelRunner:
         if not coming:
             return mx.array(known)
         if len(known) == self._newest.size and all(place == row for place, row in coming):
-            return self._newest  # all go on, in their order
+            return self._newest.astype(mx.int32)  # all go on, in their order
         places = list(range(len(known)))
         for place, row in coming:
             places[place] = len(known) + row
-        known_ids = mx.array(known)
+        known_ids = mx.array(known, dtype=mx.int32)
         newest = self._newest.astype(known_ids.dtype)
         return mx.concatenate([known_ids, newest])[mx.array(places)]
 

@@ -32,9 +32,8 @@ class Scheduler:
     """First come, first served within a priority; preemption by recomputation.
 
     The oldest sequence always progresses: when blocks run out, the one of lowest priority and
-    latest arrival gives up its memory, waits, and later recomputes what it had. Who needs the
-    memory sits out the steps until it has come back. Tokens that were emitted are never sampled
-    again.
+    latest arrival gives up its memory, waits, and later recomputes what it had; who needs the
+    memory sits out the steps until then. Tokens that were emitted are never sampled again.
     """
 
     kv: KVDoor
@@ -235,7 +234,8 @@ class Scheduler:
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
         """Fills what the budget leaves with chunks of prompts, the first in order first."""
-        room = min(self.budget.tokens, self.max_num_batched_tokens - len(entries))
+        room = self.budget.room(decoding=any(sequence.num_generated for sequence in self._running))
+        room = min(room, self.max_num_batched_tokens - len(entries))
         planned = {entry.sequence.seq_id for entry in entries}
         for sequence in self._running:
             if room <= 0:

@@ -52,6 +52,11 @@ class StepPlan:
         """Rows of entries that are chunks, not single decoded tokens."""
         return sum(entry.count for entry in self.entries if entry.count > 1)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it has single tokens, beside chunks or alone."""
+        return bool(self.entries) and self.entries[0].count == 1
+
 
 class RunningStep(Protocol):
     """A step from its plan to its results."""

@@ -1,43 +1,66 @@
 """How many tokens a step may compute, so that it takes about as long as it should."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # A step's time is noisy and a prompt's later chunks are slower: grow by at most this factor, and
 # react to a slow step at once.
 MAX_GROWTH = 1.5
 # Between this fraction of the target and the target itself nothing changes.
 CALM_FRACTION = 0.8
+# A step of prompts alone may take this many times the target: nobody's next token waits for it.
+ALONE_TARGETS = 5.0
+# Where decoding alone takes most of the target, prompts would starve: beside them a step may take
+# this many times as long as without.
+MAX_SLOWDOWN = 3.0
+# Weight of the newest step of decoding alone in the mean of their times.
+NEWEST_WEIGHT = 0.2
 
 
 @dataclass(slots=True)
 class TokenBudget:
-    """Prefill tokens per step, steered by measured step times.
-
-    Only steps with prefill are measured: a step of decoding rows alone takes what it takes. Within
-    [minimum, maximum], in tokens.
-    """
+    """Prefill tokens per step, steered by measured step times. Within [minimum, maximum], in
+    tokens."""
 
     target_s: float
     minimum: int
     maximum: int
     tokens: int
+    """Beside rows that decode."""
+    alone: int = field(init=False)
+    """In a step of prompts alone."""
+    _decoding_s: float = field(default=0.0, init=False)
+    """What steps without prefill take; 0 before there was one."""
 
     def __post_init__(self) -> None:
         """Checks the order of the limits."""
         assert 1 <= self.minimum <= self.tokens <= self.maximum
         assert self.target_s > 0
+        self.alone = self.tokens
 
-    def observe(self, prefill_tokens: int, seconds: float) -> None:
-        """Takes in a step that computed so many prompt tokens."""
-        if prefill_tokens == 0 or seconds <= 0:
+    def room(self, *, decoding: bool) -> int:
+        """For a step with rows that decode, or without any."""
+        return self.tokens if decoding else self.alone
+
+    def observe(self, prefill_tokens: int, seconds: float, *, decoding: bool = True) -> None:
+        """Takes in a step of so many prompt tokens. decoding: beside rows that decode."""
+        if seconds <= 0:
             return
-        ratio = self.target_s / seconds
-        full = prefill_tokens >= self.tokens
+        if prefill_tokens == 0:
+            weight = NEWEST_WEIGHT if self._decoding_s else 1.0
+            self._decoding_s += weight * (seconds - self._decoding_s)
+        elif decoding:
+            target_s = max(self.target_s, MAX_SLOWDOWN * self._decoding_s)
+            self.tokens = self._steered(self.tokens, prefill_tokens, target_s / seconds)
+        else:
+            target_s = ALONE_TARGETS * self.target_s
+            self.alone = self._steered(self.alone, prefill_tokens, target_s / seconds)
+
+    def _steered(self, tokens: int, prefill_tokens: int, ratio: float) -> int:
+        """A budget after a step. ratio: of its target to its time."""
+        wanted: float = tokens
         if ratio < 1:
             # The whole excess is the prefill's to give back.
-            self._set(max(prefill_tokens, self.minimum) * ratio)
-        elif full and ratio > 1 / CALM_FRACTION:
-            self._set(self.tokens * min(ratio * CALM_FRACTION, MAX_GROWTH))
-
-    def _set(self, tokens: float) -> None:
-        self.tokens = min(self.maximum, max(self.minimum, int(tokens)))
+            wanted = max(prefill_tokens, self.minimum) * ratio
+        elif prefill_tokens >= tokens and ratio > 1 / CALM_FRACTION:
+            wanted = tokens * min(ratio * CALM_FRACTION, MAX_GROWTH)
+        return min(self.maximum, max(self.minimum, int(wanted)))

@@ -1,6 +1,12 @@
 import pytest
 
-from engine.token_budget import CALM_FRACTION, MAX_GROWTH, TokenBudget
+from engine.token_budget import (
+    ALONE_TARGETS,
+    CALM_FRACTION,
+    MAX_GROWTH,
+    MAX_SLOWDOWN,
+    TokenBudget,
+)
 
 
 def budget(tokens: int = 64, minimum: int = 16, maximum: int = 2048) -> TokenBudget:
@@ -38,10 +44,41 @@ def test_a_step_near_the_target_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, 5.0), (10, 0.0), (10, -1.0)])
-def test_steps_without_prefill_or_without_a_time_are_ignored(tokens: int, seconds: float) -> None:
+def test_steps_without_prefill_or_without_a_time_change_no_budget(
+    tokens: int, seconds: float
+) -> None:
     b = budget()
     b.observe(tokens, seconds)
-    assert b.tokens == 64
+    b.observe(tokens, seconds, decoding=False)
+    assert (b.tokens, b.alone) == (64, 64)
+
+
+def test_prompts_alone_have_a_budget_and_a_longer_time_of_their_own() -> None:
+    b = budget(tokens=100)
+    b.observe(100, ALONE_TARGETS * 0.1 * 0.9, decoding=False)
+    assert b.room(decoding=False) == 100
+    b.observe(100, ALONE_TARGETS * 0.1 * 2, decoding=False)
+    assert b.room(decoding=False) == 50
+    assert b.room(decoding=True) == 100
+
+
+def test_beside_slow_decoding_prompts_do_not_starve() -> None:
+    """Where decoding alone takes 90 of 100 ms, a step of prompts may take three times that."""
+    b = budget(tokens=100)
+    for _ in range(3):
+        b.observe(0, 0.09)
+    for _ in range(40):
+        b.observe(b.tokens, 0.09 + 0.002 * b.tokens)
+    assert 0.6 * (MAX_SLOWDOWN - 1) * 0.09 <= 0.002 * b.tokens <= (MAX_SLOWDOWN - 1) * 0.09
+
+
+def test_one_slow_step_of_decoding_alone_lengthens_the_target_little() -> None:
+    b = budget(tokens=100)
+    for _ in range(20):
+        b.observe(0, 0.01)
+    b.observe(0, 0.1)
+    b.observe(100, 0.2)
+    assert b.tokens == 50
 
 
 def test_the_limits_hold() -> None:
