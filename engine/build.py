@@ -190,7 +190,7 @@ def assemble(
     loop = EngineLoop(
         Scheduler(kv, limits, budget, most),
         kv,
-        ModelRunner(model, kv, pools=embedding_size is not None),
+        ModelRunner(model, kv, pools=embedding_size is not None, workers=workers),
         LoopOptions(
             config.idle_release_s,
             config.prefix_keep_s,
@@ -214,7 +214,7 @@ def mlx_memory() -> MlxMemory:
 
 
 def cpu_workers(threads: int) -> metal_ext.CpuWorkers:
-    """The threads of attention and of matrix products."""
+    """The threads of attention, of matrix products and of the choice of tokens."""
     workers = metal_ext.CpuWorkers(threads)
     if metal_ext.fast_blas is not None:
         metal_ext.fast_blas.use(workers)

@@ -15,6 +15,7 @@ from engine.sampler import PendingSamples, sample
 from engine.step_plan import PlanEntry, StepPlan
 from engine.types import Sampled
 from kvcache.views import KVViews
+from metal_ext import CpuWorkers
 
 # How MLX begins what it says of a command buffer that the GPU did not finish.
 GPU_FAULT = "[METAL] Command buffer execution failed"
@@ -77,11 +78,19 @@ class ModelStep:
 class ModelRunner:
     """Runs plans on the thread that owns MLX."""
 
-    def __init__(self, model: Model, kv: ViewSource, *, pools: bool = False) -> None:
-        """pools: whether what is wanted of the model are vectors, not tokens."""
+    def __init__(
+        self,
+        model: Model,
+        kv: ViewSource,
+        *,
+        pools: bool = False,
+        workers: CpuWorkers | None = None,
+    ) -> None:
+        """pools: whether what is wanted of the model are vectors, not tokens. workers: a CPU's."""
         self._model = model
         self._pools = pools
         self._kv = kv
+        self._workers = workers
         self._mask_thread = MaskThread()
         self._newest = mx.array([0])
         """Tokens of the newest step, on the device."""
@@ -192,6 +201,7 @@ class ModelRunner:
         if self._pools:
             return pool(states, sequences)
         drawn = [entry.start + entry.count - entry.sequence.num_prompt for entry in sampling]
-        pending = sample(self._model.head(states), sequences, self._mask_thread, drawn)
+        logits = self._model.head(states)
+        pending = sample(logits, sequences, self._mask_thread, self._workers, drawn)
         self._newest = pending.arrays[0]
         return pending

@@ -17,6 +17,7 @@ from engine.constraints import MaskThread, accept, is_masked
 from engine.logprobs import Logprobs
 from engine.token_counts import TokenCounts
 from engine.types import Sampled, SamplingParams, Sequence
+from metal_ext import CpuWorkers, choose_tokens
 
 # Drawn numbers have 24 bits: all that a float32 in [0, 1) can tell apart.
 DRAW_BITS = 24
@@ -34,12 +35,14 @@ def sample(
     logits: mx.array,
     sequences: SequenceOf[Sequence],
     mask_thread: MaskThread,
+    workers: CpuWorkers | None = None,
     num_generated: SequenceOf[int] | None = None,
 ) -> PendingSamples:
     """Chooses the next token of each sequence; their ids are the first of the arrays.
 
-    logits: ``[R, vocab]``, any float type. num_generated: how many tokens each has before this one,
-    where not all of them are known on the host yet.
+    logits: ``[R, vocab]``, any float type. workers: those of the CPU where the model runs on one;
+    they choose in one operation. num_generated: how many tokens each has before this one, where not
+    all of them are known on the host yet.
     """
     masks = None
     if any(is_masked(sequence) for sequence in sequences):
@@ -48,15 +51,19 @@ def sample(
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         masks = making.result()
     raw = logits.astype(mx.float32)
-    # One non-finite number makes the sum non-finite.
-    finite = mx.isfinite(raw.sum(axis=-1))
     params = [sequence.request.params for sequence in sequences]
     adjusted = _adjust(raw, sequences)
     if masks is not None:
         adjusted = masks.apply(adjusted)
     if num_generated is None:
         num_generated = [sequence.num_generated for sequence in sequences]
-    ids = _choose(adjusted, params, num_generated)
+    if workers is None:
+        ids = _choose(adjusted, params, num_generated)
+        # One non-finite number makes the sum non-finite.
+        finite = mx.isfinite(raw.sum(axis=-1))
+    else:
+        choices = _choices(params, num_generated, raw.shape[-1])
+        ids, finite = choose_tokens(raw, adjusted, choices, workers)
     wanted = [p.logprobs for p in params]
     reported = Logprobs.of(raw, ids, wanted)
     arrays = [ids, finite, *(reported.arrays if reported else [])]
@@ -153,6 +160,21 @@ def _column(
 
 
 # --- what chooses ------------------------------------------------------------------------------
+
+
+def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab: int) -> mx.array:
+    """What ``choose_tokens`` is told of each row, ``[R, 5]``."""
+    rows = [
+        (
+            p.temperature,
+            min(p.top_k, vocab),
+            p.top_p,
+            p.min_p,
+            0.0 if p.greedy else draw(p.seed, index),
+        )
+        for p, index in zip(params, indices, strict=True)
+    ]
+    return mx.array(rows, dtype=mx.float32)
 
 
 def _choose(

@@ -490,6 +490,28 @@ def packed_rows(ids: mx.array, packed: PackedLinear, workers: CpuWorkers) -> mx.
     """Rows ``[T, inputs]`` of a layer, unpacked: an embedding of ids ``[T]`` int32, each below the
     layer's outputs."""
 
+def choose_tokens(
+    raw: mx.array, adjusted: mx.array, choices: mx.array, workers: CpuWorkers
+) -> tuple[mx.array, mx.array]:
+    """The tokens of rows over a vocabulary: (ids ``[R]`` int32, finite ``[R]`` bool).
+
+    raw: ``[R, V]`` float32, as the model gave them. finite: whether all of a row are numbers; the
+    id of one that is not is 0. adjusted: the same after whatever changes them, -inf included; may
+    be ``raw`` itself, which is then read once. choices: ``[R, 5]`` float32:
+
+    temperature  0 takes the first of the largest; otherwise the weights are
+                 ``exp((x - max) / temperature)``
+    top_k        tokens that stay, and all that weigh as much as the last of them; 0 is off
+    top_p        of these, in falling order, as many as reach this share of their sum, and all that
+                 weigh as much as the last of them; 1 is off
+    min_p        share of the largest weight that a token must have; 0 is off
+    draw         in [0, 1): the token at which the sum of what stays, in the order of the ids,
+                 passes this share of all of it
+
+    Sums are in double. A row's id depends on the row and the instruction set alone. ValueError for
+    other shapes and types.
+    """
+
 def gather(
     token: mx.array,
     rows: MetalRows,

@@ -7,6 +7,7 @@
 #include "core/posix_memory.h"
 #include "cpu/dispatch.h"
 #include "mlx/version.h"
+#include "ops/choose.h"
 #include "ops/kv_rows.h"
 #include "ops/linear.h"
 #include "ops/probe.h"
@@ -225,6 +226,10 @@ void bind_linear(nb::module_& m) {
                        const WorkersHandle& workers) {
     return ops::rms_norm(x, {weight, eps}, workers.object);
   }, "x"_a, "weight"_a, "eps"_a, "workers"_a);
+  m.def("choose_tokens", [](const mx::array& raw, const mx::array& adjusted,
+                            const mx::array& choices, const WorkersHandle& workers) {
+    return ops::choose_tokens(raw, adjusted, choices, workers.object);
+  }, "raw"_a, "adjusted"_a, "choices"_a, "workers"_a);
   m.def("packed_rows", [](const mx::array& ids, const PackedHandle& packed,
                           const WorkersHandle& workers) {
     return ops::packed_rows(ids, packed.object, workers.object);

@@ -11,6 +11,7 @@ from engine import sampler
 from engine.constraints import BROKEN, MaskThread
 from engine.sampler import sample
 from engine.types import Request, Sampled, SamplingParams, Sequence, TokenConstraint
+from metal_ext import CpuWorkers
 from tests.constraints import Scripted
 
 VOCAB = 50
@@ -33,19 +34,25 @@ def logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, vocab)).astype(np.float32) * 3
 
 
-def run(x: np.ndarray, sequences: list[Sequence]) -> list[Sampled]:
-    pending = sample(mx.array(x), sequences, MaskThread())
+def run(
+    x: np.ndarray, sequences: list[Sequence], workers: CpuWorkers | None = None
+) -> list[Sampled]:
+    pending = sample(mx.array(x), sequences, MaskThread(), workers=workers)
     mx.eval(pending.arrays)
     return pending.read()
 
 
+@pytest.mark.parametrize("workers", [None, CpuWorkers(2)], ids=["mlx", "threads"])
 @pytest.mark.parametrize("vocab", [31, 32, 33, 50, 64, 1000])
-def test_only_allowed_tokens_are_chosen_whatever_the_vocabulary(vocab: int) -> None:
+def test_only_allowed_tokens_are_chosen_whatever_the_vocabulary(
+    vocab: int, workers: CpuWorkers | None
+) -> None:
     allowed = {0, 5, vocab - 1}
     x = logits(1, vocab=vocab)
     best = max(allowed, key=lambda token: float(x[0, token]))
-    assert run(x, [sequence(only(*allowed), temperature=0.0)])[0].token_id == best
-    seen = {run(x * 0, [sequence(only(*allowed), seed=s)])[0].token_id for s in range(60)}
+    assert run(x, [sequence(only(*allowed), temperature=0.0)], workers)[0].token_id == best
+    drawn = [run(x * 0, [sequence(only(*allowed), seed=s)], workers)[0] for s in range(60)]
+    seen = {result.token_id for result in drawn}
     assert seen == allowed
 
 

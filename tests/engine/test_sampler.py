@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import pytest
 from engine.constraints import MaskThread
 from engine.sampler import draw, sample
 from engine.types import Request, Sampled, SamplingParams, Sequence
+from metal_ext import CpuWorkers
 
 VOCAB = 50
 
@@ -28,10 +30,20 @@ def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**({"max_tokens": 10} | changes))
 
 
-def run(logits: np.ndarray, sequences: list[Sequence]) -> list[Sampled]:
-    pending = sample(mx.array(logits), sequences, MaskThread())
-    mx.eval(pending.arrays)
-    return pending.read()
+Run = Callable[[np.ndarray, list[Sequence]], list[Sampled]]
+
+
+@pytest.fixture(params=["mlx", "threads"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Samples with MLX's operations, as on a GPU, and with one operation on the CPU's threads."""
+    workers = CpuWorkers(2) if request.param == "threads" else None
+
+    def run(logits: np.ndarray, sequences: list[Sequence]) -> list[Sampled]:
+        pending = sample(mx.array(logits), sequences, MaskThread(), workers=workers)
+        mx.eval(pending.arrays)
+        return pending.read()
+
+    return run
 
 
 def logits(rows: int = 1, seed: int = 0) -> np.ndarray:
@@ -63,7 +75,7 @@ def reference(row: np.ndarray, p: SamplingParams, index: int) -> int:
     return int(np.searchsorted(cumulative, draw(p.seed, index) * cumulative[-1], side="right"))
 
 
-def test_temperature_zero_takes_the_likeliest_token() -> None:
+def test_temperature_zero_takes_the_likeliest_token(run: Run) -> None:
     x = logits(3)
     results = run(x, [sequence(params(temperature=0.0))] * 3)
     assert [r.token_id for r in results] == x.argmax(axis=-1).tolist()
@@ -86,7 +98,7 @@ def test_temperature_zero_takes_the_likeliest_token() -> None:
         {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "temperature": 0.6},
     ],
 )
-def test_draws_follow_the_filtered_distribution(changes: dict[str, Any]) -> None:
+def test_draws_follow_the_filtered_distribution(run: Run, changes: dict[str, Any]) -> None:
     x = logits(1, seed=3)[0]
     for seed in range(200):
         p = params(seed=seed, **changes)
@@ -94,7 +106,7 @@ def test_draws_follow_the_filtered_distribution(changes: dict[str, Any]) -> None
         assert got.token_id == reference(x, p, index=3), f"seed {seed}"
 
 
-def test_frequencies_match_probabilities() -> None:
+def test_frequencies_match_probabilities(run: Run) -> None:
     x = logits(1, seed=1)
     rows = 4000
     drawn = run(np.repeat(x, rows, axis=0), [sequence(params(seed=s)) for s in range(rows)])
@@ -104,7 +116,7 @@ def test_frequencies_match_probabilities() -> None:
         assert abs(counts[token] - rows * probability) < 5 * sigma
 
 
-def test_what_a_row_gets_does_not_depend_on_who_shares_the_batch() -> None:
+def test_what_a_row_gets_does_not_depend_on_who_shares_the_batch(run: Run) -> None:
     x = logits(8, seed=4)
     kinds = [
         params(temperature=0.0),
@@ -124,7 +136,7 @@ def test_what_a_row_gets_does_not_depend_on_who_shares_the_batch() -> None:
     assert half == together[4:]
 
 
-def test_a_row_that_is_not_filtered_keeps_its_whole_tail_beside_one_that_is() -> None:
+def test_a_row_that_is_not_filtered_keeps_its_whole_tail_beside_one_that_is(run: Run) -> None:
     x = np.random.default_rng(6).normal(size=(2, 60_000)).astype(np.float32) * 2
     for seed in range(30):
         free = params(seed=seed)
@@ -147,7 +159,7 @@ def test_draws_are_spread_evenly_and_never_reach_one() -> None:
 
 
 def test_a_draw_at_either_end_of_the_distribution_is_a_token_that_was_kept(
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = np.full((1, VOCAB), -50.0, np.float32)
     x[0, 10:20] = 1.0
@@ -157,7 +169,7 @@ def test_a_draw_at_either_end_of_the_distribution_is_a_token_that_was_kept(
         assert got.token_id in range(10, 20)
 
 
-def test_presence_and_frequency_penalties_count_generated_tokens_only() -> None:
+def test_presence_and_frequency_penalties_count_generated_tokens_only(run: Run) -> None:
     x = np.zeros((1, VOCAB), np.float32)
     x[0, 1] = 2.0  # in the prompt
     x[0, 5] = 1.9
@@ -169,7 +181,7 @@ def test_presence_and_frequency_penalties_count_generated_tokens_only() -> None:
     assert run(x, [sequence(p, generated=(1, 1, 1))])[0].token_id == 5, "2.0 - 0.5 - 0.9 < 1.0"
 
 
-def test_the_repetition_penalty_counts_the_prompt_and_divides_or_multiplies() -> None:
+def test_the_repetition_penalty_counts_the_prompt_and_divides_or_multiplies(run: Run) -> None:
     x = np.full((1, VOCAB), -5.0, np.float32)
     x[0, 1] = 2.0
     x[0, 5] = 1.5
@@ -179,7 +191,7 @@ def test_the_repetition_penalty_counts_the_prompt_and_divides_or_multiplies() ->
     assert run(x, [sequence(p)])[0].token_id == 5, "-1.0 * 2 < -1.5"
 
 
-def test_the_whole_history_counts_however_long_it_is() -> None:
+def test_the_whole_history_counts_however_long_it_is(run: Run) -> None:
     x = np.zeros((1, VOCAB), np.float32)
     x[0, 1] = 1.0
     history = (1, *([2, 3] * 500))
@@ -187,7 +199,7 @@ def test_the_whole_history_counts_however_long_it_is() -> None:
     assert run(x, [sequence(p, generated=history)])[0].token_id not in (1, 2, 3)
 
 
-def test_histories_of_different_lengths_share_a_batch() -> None:
+def test_histories_of_different_lengths_share_a_batch(run: Run) -> None:
     x = np.zeros((2, VOCAB), np.float32)
     x[:, 4] = 1.0
     p = params(temperature=0.0, presence_penalty=2.0)
@@ -196,7 +208,7 @@ def test_histories_of_different_lengths_share_a_batch() -> None:
     assert run(x, rows)[1].token_id == 4
 
 
-def test_a_bias_is_added_and_rows_without_one_keep_their_logits() -> None:
+def test_a_bias_is_added_and_rows_without_one_keep_their_logits(run: Run) -> None:
     x = logits(2, seed=6)
     best = x.argmax(axis=-1)
     biased = params(temperature=0.0, logit_bias=((int(best[0]), -100.0), (17, 100.0)))
@@ -205,7 +217,7 @@ def test_a_bias_is_added_and_rows_without_one_keep_their_logits() -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_fails_alone(poison: float) -> None:
+def test_a_row_that_is_not_finite_fails_alone(run: Run, poison: float) -> None:
     x = logits(3)
     x[1, 20] = poison
     results = run(x, [sequence(params(seed=s, top_p=0.9)) for s in range(3)])
@@ -214,7 +226,7 @@ def test_a_row_that_is_not_finite_fails_alone(poison: float) -> None:
     assert [results[0], results[2]] == [clean[0], clean[2]]
 
 
-def test_log_probabilities_are_those_of_the_model_before_anything_changes_them() -> None:
+def test_log_probabilities_are_those_of_the_model_before_anything_changes_them(run: Run) -> None:
     x = logits(1, seed=9)
     p = params(temperature=0.2, presence_penalty=2.0, logprobs=5, seed=1)
     (result,) = run(x, [sequence(p, generated=(3, 4))])
@@ -229,14 +241,14 @@ def test_log_probabilities_are_those_of_the_model_before_anything_changes_them()
     )
 
 
-def test_rows_report_as_many_alternatives_as_each_asked_for() -> None:
+def test_rows_report_as_many_alternatives_as_each_asked_for(run: Run) -> None:
     wanted = [None, 0, 2, VOCAB + 9]
     results = run(logits(4), [sequence(params(temperature=0.0, logprobs=n)) for n in wanted])
     counts = [None if r.logprobs is None else len(r.logprobs.top) for r in results]
     assert counts == [None, 0, 2, VOCAB]
 
 
-def test_only_the_chosen_tokens_are_reported_where_no_alternatives_are_wanted() -> None:
+def test_only_the_chosen_tokens_are_reported_where_no_alternatives_are_wanted(run: Run) -> None:
     (result,) = run(logits(1), [sequence(params(temperature=0.0, logprobs=0))])
     assert result.logprobs is not None
     assert result.logprobs.top == ()

@@ -30,6 +30,7 @@ constexpr size_t kSumRegisters = 8;
 #include "cpu/decode.h"
 #include "cpu/chunk.h"
 #include "cpu/layer.h"
+#include "cpu/choose.h"
 #include "cpu/multiply.h"
 #if defined(__AMX_BF16__)
 #include "cpu/tiles.h"
@@ -103,6 +104,7 @@ extern const Kernels kernels;
 const Kernels kernels = {
     QUIRE_NAME_OF(QUIRE_ISA), to_bfloat16, from_bfloat16, prepare_queries, attend_split,
     finish, attend_chunk, read_all, kLinear, {rms_norm, gate, rotate, add},
+    {largest, weigh, sum_from, collect},
 };
 
 }  // namespace quire::cpu::QUIRE_ISA

@@ -79,6 +79,22 @@ struct LayerKernels {
   void (*add)(const float* x, size_t n, float* to);
 };
 
+// Passes over a row of logits, or a piece of one. Sums are in double.
+struct ChooseKernels {
+  // The largest of [n] numbers, NaN aside; -inf where there is none. finite: whether all are.
+  float (*largest)(const float* x, size_t n, bool* finite);
+
+  // weights = e^((x - highest) * scale), [n] each, and 0 for NaN; returns their sum.
+  double (*weigh)(const float* x, float highest, float scale, size_t n, float* weights);
+
+  // The sum of those of [n] weights that are not below the floor.
+  double (*sum_from)(const float* weights, float floor, size_t n);
+
+  // Those of [n] weights that are not below `least`, in their order; returns how many these are.
+  // out: room for all. Fast where they are few.
+  size_t (*collect)(const float* weights, float least, size_t n, float* out);
+};
+
 // "Kernel order" of dimensions lets bfloat16 pairs be widened without a shuffle; prepare_queries
 // and finish translate from and to natural order.
 struct Kernels {
@@ -115,6 +131,7 @@ struct Kernels {
 
   LinearKernels linear;
   LayerKernels layer;
+  ChooseKernels choose;
 };
 
 constexpr size_t chunk_scratch_floats(const HeadShape& shape) {

@@ -1,0 +1,246 @@
+#include "ops/choose.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <functional>
+
+#include "cpu/filter.h"
+#include "mlx/ops.h"
+#include "ops/primitive.h"
+
+namespace quire::ops {
+namespace {
+
+// A row is read in pieces, and what they give is joined in their order: the same bits come of it
+// whoever reads them. Where a token lies inside of a piece is found one number after the other.
+constexpr size_t kPieceNumbers = 8192;
+constexpr size_t kLineFloats = 16;
+// Below this many bytes of logits a helper would be woken for less time than waking takes.
+constexpr size_t kParallelBytes = size_t{128} << 10;
+constexpr size_t kChoiceNumbers = 5;
+
+struct Choice {
+  float temperature;  // 0: the largest
+  float top_k;        // 0: off
+  float top_p;
+  float min_p;
+  float draw;  // in [0, 1)
+};
+
+struct Row {
+  const float* raw;
+  const float* adjusted;
+  Choice choice;
+};
+
+// What a piece of a row comes to.
+struct Piece {
+  double sum;
+  float largest;
+  bool finite;
+};
+
+// How a row's pieces are run: by one thread, or by all.
+using RunPieces = std::function<void(size_t count, const std::function<void(size_t)>& piece)>;
+
+// Chooses the tokens of rows of one length, one row after the other.
+class RowChooser {
+ public:
+  RowChooser(const cpu::ChooseKernels& kernels, size_t n, float* memory, const RunPieces& run)
+      : kernels_(kernels), n_(n), run_(run), weights_(memory),
+        scratch_(memory + cpu::rounded_up(n, kLineFloats)),
+        pieces_(reinterpret_cast<Piece*>(memory + 2 * cpu::rounded_up(n, kLineFloats))) {}
+
+  static size_t count(size_t n) { return (n + kPieceNumbers - 1) / kPieceNumbers; }
+  static size_t scratch(size_t n) {
+    return 2 * cpu::rounded_up(n, kLineFloats) +
+           cpu::rounded_up(count(n) * sizeof(Piece) / sizeof(float), kLineFloats);
+  }
+
+  // Returns the id, and whether the row is finite.
+  std::pair<int32_t, bool> choose(const Row& row) {
+    for_each_piece([&](Piece& piece, size_t at, size_t length) {
+      piece.largest = kernels_.largest(row.adjusted + at, length, &piece.finite);
+      if (row.raw != row.adjusted) {
+        kernels_.largest(row.raw + at, length, &piece.finite);
+      }
+    });
+    Piece* const end = pieces_ + count(n_);
+    if (!std::all_of(pieces_, end, [](const Piece& piece) { return piece.finite; })) {
+      return {0, false};
+    }
+    const auto lower = [](const Piece& a, const Piece& b) { return a.largest < b.largest; };
+    const Piece* const best = std::max_element(pieces_, end, lower);  // the first of the largest
+    if (row.choice.temperature > 0.0f && std::isfinite(best->largest)) {
+      return {as_id(draw(row, best->largest)), true};
+    }
+    const float* const from = row.adjusted + (best - pieces_) * kPieceNumbers;
+    const float* const found = std::find(from, row.adjusted + n_, best->largest);
+    return {found == row.adjusted + n_ ? 0 : as_id(found - row.adjusted), true};
+  }
+
+ private:
+  static int32_t as_id(size_t place) { return static_cast<int32_t>(place); }
+
+  // Calls body(piece, first number, numbers) for every piece.
+  template <class Body>
+  void for_each_piece(const Body& body) {
+    run_(count(n_), [&](size_t i) {
+      const size_t at = i * kPieceNumbers;
+      body(pieces_[i], at, std::min(kPieceNumbers, n_ - at));
+    });
+  }
+
+  double total() const {
+    double sum = 0.0;
+    for (size_t i = 0; i < count(n_); ++i) {
+      sum += pieces_[i].sum;
+    }
+    return sum;
+  }
+
+  // Weights are the probabilities over the largest one, which is 1.
+  size_t draw(const Row& row, float largest) {
+    const float scale = std::min(1.0f / row.choice.temperature, FLT_MAX);
+    for_each_piece([&](Piece& piece, size_t at, size_t length) {
+      piece.sum = kernels_.weigh(row.adjusted + at, largest, scale, length, weights_ + at);
+    });
+    const float floor = filter(row.choice);
+    if (floor > 0.0f) {
+      for_each_piece([&](Piece& piece, size_t at, size_t length) {
+        piece.sum = kernels_.sum_from(weights_ + at, floor, length);
+      });
+    }
+    return place_of(row.choice.draw * total(), floor);
+  }
+
+  float filter(const Choice& choice) const {
+    const bool some = choice.top_k >= 1.0f && choice.top_k < static_cast<float>(n_);
+    if (!some && choice.top_p >= 1.0f) {
+      return choice.min_p;
+    }
+    const cpu::Filter filter{some ? static_cast<size_t>(choice.top_k) : n_, choice.top_p};
+    return std::max(choice.min_p, cpu::filter_floor(kernels_, filter, weights_, n_, total(),
+                                                    scratch_));
+  }
+
+  // The first token up to which the weights from the floor on come to more than the target, which
+  // is below their total. Sums are rounded: where a piece comes to less one by one, it is the last.
+  size_t place_of(double target, float floor) const {
+    double passed = 0.0;
+    size_t piece = 0;
+    while (piece + 1 < count(n_) && passed + pieces_[piece].sum <= target) {
+      passed += pieces_[piece].sum;
+      ++piece;
+    }
+    const size_t from = piece * kPieceNumbers;
+    const size_t end = std::min(from + kPieceNumbers, n_);
+    size_t last = from;
+    for (size_t i = from; i < end && passed <= target; ++i) {
+      if (weights_[i] > 0.0f && weights_[i] >= floor) {
+        passed += weights_[i];
+        last = i;
+      }
+    }
+    return last;
+  }
+
+  const cpu::ChooseKernels& kernels_;
+  size_t n_;
+  const RunPieces& run_;
+  float* weights_;
+  float* scratch_;
+  Piece* pieces_;
+};
+
+// Calls body(chooser, row) for every row. Where there is a row for each thread they share the rows,
+// and otherwise the pieces of one row after the other.
+template <class Body>
+void for_each_row(size_t rows, size_t n, CpuWorkers& workers, const Body& body) {
+  ThreadPool& pool = workers.pool;
+  const auto held = pool.hold();
+  const RunPieces here = [](size_t count, const std::function<void(size_t)>& piece) {
+    for (size_t i = 0; i < count; ++i) {
+      piece(i);
+    }
+  };
+  const RunPieces shared = [&](size_t count, const std::function<void(size_t)>& piece) {
+    pool.run(count, [&](size_t i, size_t) { piece(i); });
+  };
+  const size_t floats = RowChooser::scratch(n);
+  const bool worth = rows * n * sizeof(float) >= kParallelBytes;
+  if (worth && rows >= pool.threads()) {
+    float* const scratch = pool.scratch(pool.threads() * floats);
+    pool.run(rows, [&](size_t row, size_t worker) {
+      RowChooser chooser(workers.kernels.choose, n, scratch + worker * floats, here);
+      body(chooser, row);
+    });
+    return;
+  }
+  RowChooser chooser(workers.kernels.choose, n, pool.scratch(floats), worth ? shared : here);
+  for (size_t row = 0; row < rows; ++row) {
+    body(chooser, row);
+  }
+}
+
+// Inputs: raw, choices, adjusted; the last one where it is not raw.
+class ChooseTokens final : public CachePrimitive {
+ public:
+  explicit ChooseTokens(Workers workers)
+      : CachePrimitive("choose_tokens"), workers_(std::move(workers)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    for (mx::array& x : out) {
+      x.set_data(mx::allocator::malloc(x.nbytes()));
+    }
+    enqueue([workers = workers_, raw = mx::array::unsafe_weak_copy(in[0]),
+             choices = mx::array::unsafe_weak_copy(in[1]),
+             adjusted = mx::array::unsafe_weak_copy(in.back()), has_adjusted = in.size() == 3,
+             ids = mx::array::unsafe_weak_copy(out[0]),
+             finite = mx::array::unsafe_weak_copy(out[1])]() mutable {
+      const auto n = static_cast<size_t>(raw.shape(1));
+      const float* const changed = has_adjusted ? adjusted.data<float>() : raw.data<float>();
+      for_each_row(ids.size(), n, *workers, [&](RowChooser& chooser, size_t i) {
+        const float* const choice = choices.data<float>() + i * kChoiceNumbers;
+        const auto [id, good] =
+            chooser.choose({raw.data<float>() + i * n, changed + i * n,
+                            {choice[0], choice[1], choice[2], choice[3], choice[4]}});
+        ids.data<int32_t>()[i] = id;
+        finite.data<bool>()[i] = good;
+      });
+    });
+  }
+
+ private:
+  Workers workers_;
+};
+
+void check_rows(const char* name, const mx::array& x, const mx::Shape& shape) {
+  if (x.dtype() != mx::float32 || x.shape() != shape || x.size() == 0) {
+    throw std::invalid_argument(
+        std::string(name) + " must be float32, with a row for each row of raw");
+  }
+}
+
+}  // namespace
+
+std::pair<mx::array, mx::array> choose_tokens(
+    const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
+    const Workers& workers) {
+  if (raw.dtype() != mx::float32 || raw.ndim() != 2 || raw.size() == 0) {
+    throw std::invalid_argument("raw must be float32 [rows, vocabulary]");
+  }
+  check_rows("adjusted", adjusted, raw.shape());
+  check_rows("choices", choices, {raw.shape(0), static_cast<int>(kChoiceNumbers)});
+  std::vector<mx::array> in{mx::contiguous(raw), mx::contiguous(choices)};
+  if (adjusted.id() != raw.id()) {
+    in.push_back(mx::contiguous(adjusted));
+  }
+  const mx::Shape rows{raw.shape(0)};
+  auto made = mx::array::make_arrays({rows, rows}, {mx::int32, mx::bool_},
+                                     std::make_shared<ChooseTokens>(workers), in);
+  return {made[0], made[1]};
+}
+
+}  // namespace quire::ops
