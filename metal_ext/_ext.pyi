@@ -35,14 +35,7 @@ SYSTEM_PAGE_BYTES: int
 def instruction_sets() -> list[str]:
     """The instruction sets that this machine can run, the best one first.
 
-    "avx512", "avx2" and "sse2" on x86-64, "neon" on arm64.
-    """
-
-def read_seconds(bytes: int, passes: int, workers: CpuWorkers) -> list[float]:
-    """How long each pass over a buffer of ``bytes`` takes when all workers read it, in seconds.
-
-    A pass tries several ways to read and gives the fastest: the buffer lies in huge pages where the
-    system has them. bytes: 1 MiB to 16 GiB, rounded down to whole MiB. passes: 1 to 1000.
+    "amx", "avx512", "avx2" and "sse2" on x86-64, "neon" on arm64.
     """
 
 def multiply_on(workers: CpuWorkers) -> None:

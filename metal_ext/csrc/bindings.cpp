@@ -10,7 +10,6 @@
 #include "ops/choose.h"
 #include "ops/kv_rows.h"
 #include "ops/linear.h"
-#include "ops/probe.h"
 #include "ops/products.h"
 #include "ops/project.h"
 
@@ -248,11 +247,6 @@ NB_MODULE(_ext, m) {
   m.attr("SYSTEM_PAGE_BYTES") = quire::system_page_bytes();
   m.attr("HAS_METAL") = false;
   m.def("instruction_sets", &quire::cpu::available);
-  m.def("read_seconds", [](quire::PythonInt bytes, quire::PythonInt passes,
-                           const quire::WorkersHandle& workers) {
-    const nb::gil_scoped_release unlocked;
-    return quire::ops::read_seconds(bytes, passes, *workers.object);
-  }, "bytes"_a, "passes"_a, "workers"_a);
   m.def("multiply_on", [](const quire::WorkersHandle& workers) {
     quire::ops::multiply_on(*workers.object); }, "workers"_a);
   quire::bind_memory(m);

@@ -1,8 +1,6 @@
 import pytest
 
-from metal_ext import CpuWorkers, instruction_sets, read_seconds
-
-MIB = 2**20
+from metal_ext import CpuWorkers, instruction_sets
 
 
 def test_the_best_instruction_set_is_the_one_that_is_taken() -> None:
@@ -21,10 +19,3 @@ def test_an_instruction_set_is_chosen_by_name(name: str) -> None:
 def test_an_unknown_instruction_set_is_refused_with_those_that_are_known(name: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}' is not to be had.*{instruction_sets()[-1]}"):
         CpuWorkers(1, name)
-
-
-def test_the_read_probe_times_every_pass() -> None:
-    for threads in (1, 3):
-        seconds = read_seconds(3 * MIB + 17, 5, CpuWorkers(threads))
-        assert len(seconds) == 5
-        assert all(0 < s < 10 for s in seconds)

@@ -18,7 +18,6 @@ from metal_ext import (
     block_copy,
     chunk_attention,
     decode_attention,
-    read_seconds,
     region_view,
 )
 from tests.metal_ext.shapes import Shape
@@ -165,12 +164,6 @@ ARGUMENTS = {
         "target blocks", 0, MAPPED_BLOCKS - 1, lambda s, n: s.copy(target_block=n)
     ),
     "block_copy tokens": Argument("tokens", 1, 16, lambda s, n: s.copy(tokens=n)),
-    "read_seconds bytes": Argument(
-        "bytes", 2**20, 2**34, lambda s, n: read_seconds(n, 1, s.workers)
-    ),
-    "read_seconds passes": Argument(
-        "passes", 1, 1000, lambda s, n: read_seconds(2**20, n, s.workers)
-    ),
 }
 
 

@@ -385,17 +385,6 @@ TEST("conversions of any length stay inside their buffers") {
   });
 }
 
-TEST("the read probe sums all 64-bit words") {
-  for_each_set([&](const Kernels& kernels) {
-    ExactBuffer<uint64_t> words(8 * 16384 / sizeof(uint64_t));
-    std::fill_n(words.data(), words.size(), uint64_t{1});
-    const auto* bytes = reinterpret_cast<const std::byte*>(words.data());
-    for (size_t way = 0; way < kReadWays; ++way) {
-      CHECK(kernels.read_all(way, bytes, 8 * 16384) == words.size());
-    }
-  });
-}
-
 TEST("instruction sets are chosen by name, and the best one first") {
   CHECK(!available().empty());
   CHECK(select("auto").name == available().front());

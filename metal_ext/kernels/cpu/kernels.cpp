@@ -60,41 +60,6 @@ void finish(const HeadShape& shape, const float* partials, size_t count, float* 
   }
 }
 
-// Streams lie far apart, so that several rows of memory are open at once. Locality as in
-// __builtin_prefetch; nothing is asked for in advance where Ahead is 0.
-template <size_t Streams, size_t Ahead, int Locality>
-uint64_t read_words(const std::byte* data, size_t bytes) {
-  const size_t part = bytes / Streams;
-  BitVec sum[Streams][2] = {};
-  for (size_t i = 0; i < part; i += 2 * sizeof(BitVec)) {
-    for (size_t s = 0; s < Streams; ++s) {
-      const std::byte* p = data + s * part + i;
-      for (size_t line = 0; Ahead != 0 && line < 2 * sizeof(BitVec); line += kLineBytes) {
-        __builtin_prefetch(p + Ahead + line, 0, Locality);
-      }
-      sum[s][0] += *reinterpret_cast<const UnalignedBits*>(p);
-      sum[s][1] += *reinterpret_cast<const UnalignedBits*>(p + sizeof(BitVec));
-    }
-  }
-  uint64_t total = 0;
-  for (size_t s = 0; s < Streams; ++s) {
-    const BitVec both = sum[s][0] + sum[s][1];
-    for (size_t i = 0; i < kLanes; ++i) {
-      total += both[i];
-    }
-  }
-  return total;
-}
-
-uint64_t read_all(size_t way, const std::byte* data, size_t bytes) {
-  switch (way) {
-    case 0: return read_words<1, 1024, 3>(data, bytes);
-    case 1: return read_words<1, 2048, 2>(data, bytes);
-    case 2: return read_words<4, 2048, 0>(data, bytes);
-    default: return read_words<4, 0, 0>(data, bytes);
-  }
-}
-
 }  // namespace
 
 #define QUIRE_TEXT_OF(x) #x
@@ -103,7 +68,7 @@ uint64_t read_all(size_t way, const std::byte* data, size_t bytes) {
 extern const Kernels kernels;
 const Kernels kernels = {
     QUIRE_NAME_OF(QUIRE_ISA), to_bfloat16, from_bfloat16, prepare_queries, attend_split,
-    finish, attend_chunk, read_all, kLinear, {rms_norm, gate, rotate, add},
+    finish, attend_chunk, kLinear, {rms_norm, gate, rotate, add},
     {largest, weigh, sum_from, collect},
 };
 

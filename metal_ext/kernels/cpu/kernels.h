@@ -61,9 +61,6 @@ struct Partial {
 // Rows that one attend_chunk call takes at most.
 constexpr size_t kChunkRows = 16;
 
-// The probe reads in several ways: what is fastest on one processor is slow on another.
-constexpr size_t kReadWays = 4;
-
 // What stands between a layer's products, in float32, a row at a time. out may be an input.
 struct LayerKernels {
   // x / sqrt(mean(x^2) + eps) * weight, [n] each.
@@ -124,10 +121,6 @@ struct Kernels {
   void (*attend_chunk)(
       const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
       const void* values, size_t rows, size_t position, float* out, float* scratch);
-
-  // Sums the 64-bit words of [data, data + bytes): a probe of how fast memory can be read.
-  // way: below kReadWays; bytes: a multiple of 16 KiB.
-  uint64_t (*read_all)(size_t way, const std::byte* data, size_t bytes);
 
   LinearKernels linear;
   LayerKernels layer;
