@@ -11,6 +11,8 @@ from metal_ext import CpuWorkers, choose_tokens, instruction_sets
 
 VOCABS = (1, 15, 16, 17, 1000, 8191, 8193)
 LARGE = 151_936
+# Numbers after which the sums of a row are joined.
+PIECE = 8192
 LAST_DRAW = 1 - 2.0**-24
 WORKERS = CpuWorkers(2)
 
@@ -45,6 +47,7 @@ KINDS = (
     Choice(min_p=1.0),
     Choice(top_k=20, top_p=0.95, temperature=0.6),
     Choice(top_k=50, top_p=0.8, min_p=0.02),
+    Choice(top_k=50, top_p=0.99, min_p=0.6),
     Choice(temperature=1e30),
     Choice(temperature=1e-30),
 )
@@ -165,6 +168,19 @@ def test_masked_tokens_are_never_chosen(kind: Choice) -> None:
     draws = [0.0, LAST_DRAW, *np.random.default_rng(2).random(62)]
     ids, _ = choose(x, [replace(kind, draw=float(draw)) for draw in draws], raw=logits(64, 9000))
     assert all(token % 2 for token in ids)
+
+
+def test_a_draw_between_two_pieces_of_a_row_is_a_token_that_was_kept() -> None:
+    """Of two pieces with the same weights in another order each has half of the sum, but for what
+    rounding makes of it: by one way of adding the draw is in the first, by another behind it."""
+    random = np.random.default_rng(4)
+    x = np.full((64, 2 * PIECE), -np.inf, np.float32)
+    for row in x:
+        row[: PIECE - 100] = random.normal(size=PIECE - 100) * 5
+        row[PIECE + 50 : -50] = random.permutation(row[: PIECE - 100])
+    ids, _ = choose(x, [Choice(draw=0.5)] * 64, raw=logits(64, 2 * PIECE))
+    assert np.isfinite(x[range(64), ids]).all()
+    assert min(ids) < PIECE < max(ids), "both have been seen"
 
 
 def test_a_huge_temperature_makes_all_tokens_alike() -> None:
