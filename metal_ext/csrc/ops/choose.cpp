@@ -1,9 +1,9 @@
 #include "ops/choose.h"
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "cpu/filter.h"
 #include "mlx/ops.h"
@@ -102,7 +102,7 @@ class RowChooser {
 
   // Weights are the probabilities over the largest one, which is 1.
   size_t draw(const Row& row, float largest) {
-    const float scale = std::min(1.0f / row.choice.temperature, FLT_MAX);
+    const float scale = std::min(1.0f / row.choice.temperature, std::numeric_limits<float>::max());
     for_each_piece([&](Piece& piece, size_t at, size_t length) {
       piece.sum = kernels_.weigh(row.adjusted + at, largest, scale, length, weights_ + at);
     });

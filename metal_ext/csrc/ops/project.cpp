@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "mlx/ops.h"
 #include "ops/kv_rows.h"
