@@ -24,8 +24,8 @@ def test_an_ending_is_told_in_a_few_words(received: bytes, outcome: str) -> None
     assert outcome_of(Ending(received, 1.0, open_still=True)) == "left hanging"
 
 
-GOOD = Outcome(Counter({"answered": 1, "429 with Retry-After": 2}), 10.0, 20.0, 1.0)
-SLOW = replace(GOOD, crowded_gap_ms=21.0)
+GOOD = Outcome(Counter({"answered": 1, "429 with Retry-After": 2}), 20.0, 40.0, 1.0)
+SLOW = replace(GOOD, crowded_gap_ms=41.0)
 LOST = replace(SLOW, outcomes=Counter({"left hanging": 1}))
 
 
@@ -34,6 +34,7 @@ def test_a_crowd_with_an_unknown_end_or_slow_streams_is_a_problem() -> None:
     assert len(SLOW.problems()) == 1
     assert len(LOST.problems()) == 3
     assert not replace(SLOW, streams=4).problems()
+    assert not replace(SLOW, calm_gap_ms=2.0, crowded_gap_ms=29.0).problems()
 
 
 @pytest.mark.parametrize(
