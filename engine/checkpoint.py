@@ -82,7 +82,7 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
         stored_bytes=sum(t.size * ITEM_BYTES[t.dtype] for t in tensors.values()),
         widened_bytes=sum(t.size * ITEM_BYTES["F32"] for t in tensors.values()),
         packed_bytes=(
-            packed_bytes(expected, tensors, config.packing) if config.has_plain_rope else None
+            packed_bytes(expected, tensors, config.quantization) if config.has_plain_rope else None
         ),
         num_weights=num_weights,
         embeds=embeds,

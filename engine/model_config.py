@@ -108,11 +108,6 @@ class ModelConfig:
         kind = scaling.get("type") or scaling.get("rope_type", "default")
         return kind in ("default", "linear")
 
-    def packing(self, layer: str) -> tuple[int, int] | None:
-        """Bits and inputs of a group of the layer of that name, as its Quantization."""
-        found = self.quantization(layer)
-        return None if found is None else (found.bits, found.group_size)
-
     def quantization(self, layer: str) -> Quantization | None:
         """How the layer of that name is packed, where the config says that any is."""
         default = self.values.get("quantization")

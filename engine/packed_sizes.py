@@ -7,6 +7,7 @@ is kept as float32.
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from engine.model_config import Quantization
 from engine.safetensors_headers import Tensor
 
 PANEL_OUTPUTS = 16
@@ -18,16 +19,14 @@ JOINED = (
 )
 """Layers that become one, in the order of their outputs."""
 
-Packing = tuple[int, int]
-"""Bits, and inputs of a group."""
-Kind = tuple[str, Packing | None]
+Kind = tuple[str, Quantization | None]
 """Of what dtype the numbers are, or scales and biases where there are groups."""
 
 
 def packed_bytes(
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Mapping[str, Tensor],
-    packing_of: Callable[[str], Packing | None],
+    packing_of: Callable[[str], Quantization | None],
 ) -> int | None:
     """Of all tensors; None where a layer cannot be packed.
 
@@ -43,7 +42,7 @@ def packed_bytes(
         scales = tensors.get(f"{layer}.scales")
         packing = packing_of(layer) if scales is not None else None
         kinds[layer] = (tensors[name].dtype if scales is None else scales.dtype, packing)
-        if packing is not None and packing[1] not in GROUP_SIZES:
+        if packing is not None and packing.group_size not in GROUP_SIZES:
             return None
         total += _layer_bytes(shape, kinds[layer])
     return total if _can_be_joined(shapes, kinds) else None
@@ -55,8 +54,8 @@ def _layer_bytes(shape: Sequence[int], kind: Kind) -> int:
     number = 2 if dtype == "BF16" else 4
     if packing is None:
         return outputs * _rounded_up(inputs, INPUT_STEP) * number
-    bits, group = packing
-    return outputs * (inputs * bits // 8 + inputs // group * 2 * number)
+    groups = inputs // packing.group_size
+    return outputs * (inputs * packing.bits // 8 + groups * 2 * number)
 
 
 def _can_be_joined(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, Kind]) -> bool:

@@ -183,13 +183,12 @@ class ModelRunner:
         if not coming:
             return mx.array(known)
         if len(known) == self._newest.size and all(place == row for place, row in coming):
-            return self._newest.astype(mx.int32)  # all go on, in their order
+            return self._newest  # all go on, in their order
         places = list(range(len(known)))
         for place, row in coming:
             places[place] = len(known) + row
         known_ids = mx.array(known, dtype=mx.int32)
-        newest = self._newest.astype(known_ids.dtype)
-        return mx.concatenate([known_ids, newest])[mx.array(places)]
+        return mx.concatenate([known_ids, self._newest])[mx.array(places)]
 
     def _choose(self, entries: list[PlanEntry], states: mx.array) -> PendingSamples:
         """What the entries that sample say. states: of their last tokens."""
@@ -203,5 +202,5 @@ class ModelRunner:
         drawn = [entry.start + entry.count - entry.sequence.num_prompt for entry in sampling]
         logits = self._model.head(states)
         pending = sample(logits, sequences, self._mask_thread, self._workers, drawn)
-        self._newest = pending.arrays[0]
+        self._newest = pending.arrays[0].astype(mx.int32)
         return pending

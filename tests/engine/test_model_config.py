@@ -99,8 +99,7 @@ def test_a_rope_that_is_no_object_is_refused_by_name(tmp_path: Path) -> None:
 def test_how_a_layer_is_packed_is_said_once_or_for_it_alone(tmp_path: Path) -> None:
     config = ModelConfig(write_config(tmp_path, TINY))
     assert config.quantization("model.norm") is None
-    assert config.packing("model.norm") is None
     packed = {"bits": 4, "group_size": 64, "lm_head": {"bits": 8, "group_size": 32}}
     config = ModelConfig(write_config(tmp_path, TINY, quantization=packed))
     assert config.quantization("model.embed_tokens") == Quantization(4, 64)
-    assert config.packing("lm_head") == (8, 32)
+    assert config.quantization("lm_head") == Quantization(8, 32)

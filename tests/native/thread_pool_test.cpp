@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -189,6 +190,21 @@ TEST("scratch is on a cache line, as large as asked, and grows") {
       place[i] = 1.0f;  // AddressSanitizer watches the end
     }
   }
+}
+
+TEST("what is not worth a helper is run by the caller alone, inside of a task as well") {
+  ThreadPool pool(3);
+  std::atomic<int> elsewhere{0};
+  std::atomic<int> ran{0};
+  pool.run(20, [&](size_t, size_t) {
+    const auto here = std::this_thread::get_id();
+    pool.run(10, [&](size_t, size_t worker) {
+      elsewhere += std::this_thread::get_id() != here || worker != 0 ? 1 : 0;
+      ++ran;
+    }, false);
+  });
+  CHECK(ran == 200);
+  CHECK(elsewhere == 0);
 }
 
 TEST("a pool has between 1 and 256 threads") {

@@ -67,8 +67,8 @@ void ThreadPool::stop() {
   }
 }
 
-void ThreadPool::run(size_t count, const Task& task) {
-  if (helpers_.empty() || count < 2) {
+void ThreadPool::run(size_t count, const Task& task, bool shared) {
+  if (!shared || helpers_.empty() || count < 2) {
     for (size_t i = 0; i < count; ++i) {
       task(i, 0);
     }

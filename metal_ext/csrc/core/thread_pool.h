@@ -27,8 +27,9 @@ class ThreadPool {
 
   // Runs task(index, worker) for every index below count, each once, and returns when all are
   // done. worker < threads() tells apart the tasks that run at the same time. Tasks must not throw.
-  // The caller holds the pool.
-  void run(size_t count, const Task& task);
+  // The caller holds the pool. shared: whether they are worth a helper; if not, the caller runs
+  // them all, which it may do inside of a task too.
+  void run(size_t count, const Task& task, bool shared = true);
 
   // Held by an operation from its first use of scratch() to its last run(): one at a time.
   std::unique_lock<std::mutex> hold() { return std::unique_lock(owner_); }

@@ -1,12 +1,8 @@
-#include <algorithm>
-
 #include "ops/kv_rows.h"
 #include "ops/primitive.h"
 
 namespace quire::ops {
 namespace {
-
-constexpr size_t kRowsPerTask = 16;
 
 class Append final : public CachePrimitive {
  public:
@@ -22,18 +18,13 @@ class Append final : public CachePrimitive {
     enqueue([rows = rows_, layer = layer_, shape = shape_, workers = workers_,
              keys = mx::array::unsafe_weak_copy(in[1]),
              values = mx::array::unsafe_weak_copy(in[2])] {
-      const size_t count = rows->rows().size();
-      const size_t tasks = (count + kRowsPerTask - 1) / kRowsPerTask;
       const auto held = workers->pool.hold();
       float* const scratch =
           workers->pool.scratch(workers->pool.threads() * shape.row_elements());
-      workers->pool.run(tasks, [&](size_t task, size_t worker) {
+      for_each_row(workers->pool, rows->rows().size(), [&](size_t row, size_t worker) {
         float* const copy = scratch + worker * shape.row_elements();
-        const size_t end = std::min(count, (task + 1) * kRowsPerTask);
-        for (size_t row = task * kRowsPerTask; row < end; ++row) {
-          write(*rows, row, layer.key_region, keys, shape, workers->kernels, copy);
-          write(*rows, row, layer.value_region, values, shape, workers->kernels, copy);
-        }
+        write(*rows, row, layer.key_region, keys, shape, workers->kernels, copy);
+        write(*rows, row, layer.value_region, values, shape, workers->kernels, copy);
       });
     });
   }

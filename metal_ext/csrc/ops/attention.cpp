@@ -127,17 +127,9 @@ void decode(const Attention& call, const mx::array& queries, mx::array& out) {
         shape, partials + first * partial, cut.first_partial[r + 1] - first, result);
     call.store(result, out, r, 1);
   };
-  if (cut.bytes >= kParallelBytes) {
-    pool.run(cut.tasks.size(), attend);
-    pool.run(rows, finish);
-  } else {
-    for (size_t i = 0; i < cut.tasks.size(); ++i) {
-      attend(i, 0);
-    }
-    for (size_t r = 0; r < rows; ++r) {
-      finish(r, 0);
-    }
-  }
+  const bool shared = cut.bytes >= kParallelBytes;
+  pool.run(cut.tasks.size(), attend, shared);
+  pool.run(rows, finish, shared);
 }
 
 void chunk(const Attention& call, const mx::array& queries, mx::array& out) {

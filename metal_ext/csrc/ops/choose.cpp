@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "cpu/filter.h"
@@ -41,14 +40,13 @@ struct Piece {
   bool finite;
 };
 
-// How a row's pieces are run: by one thread, or by all.
-using RunPieces = std::function<void(size_t count, const std::function<void(size_t)>& piece)>;
-
 // Chooses the tokens of rows of one length, one row after the other.
 class RowChooser {
  public:
-  RowChooser(const cpu::ChooseKernels& kernels, size_t n, float* memory, const RunPieces& run)
-      : kernels_(kernels), n_(n), run_(run), weights_(memory),
+  // shares_pieces: whether all threads run a row's pieces, or the caller does.
+  RowChooser(CpuWorkers& workers, size_t n, float* memory, bool shares_pieces)
+      : kernels_(workers.kernels.choose), pool_(workers.pool), n_(n),
+        shares_pieces_(shares_pieces), weights_(memory),
         scratch_(memory + cpu::rounded_up(n, kLineFloats)),
         pieces_(reinterpret_cast<Piece*>(memory + 2 * cpu::rounded_up(n, kLineFloats))) {}
 
@@ -86,10 +84,11 @@ class RowChooser {
   // Calls body(piece, first number, numbers) for every piece.
   template <class Body>
   void for_each_piece(const Body& body) {
-    run_(count(n_), [&](size_t i) {
+    const auto run = [&](size_t i, size_t) {
       const size_t at = i * kPieceNumbers;
       body(pieces_[i], at, std::min(kPieceNumbers, n_ - at));
-    });
+    };
+    pool_.run(count(n_), run, shares_pieces_);
   }
 
   double total() const {
@@ -147,8 +146,9 @@ class RowChooser {
   }
 
   const cpu::ChooseKernels& kernels_;
+  ThreadPool& pool_;
   size_t n_;
-  const RunPieces& run_;
+  bool shares_pieces_;
   float* weights_;
   float* scratch_;
   Piece* pieces_;
@@ -160,25 +160,17 @@ template <class Body>
 void for_each_row(size_t rows, size_t n, CpuWorkers& workers, const Body& body) {
   ThreadPool& pool = workers.pool;
   const auto held = pool.hold();
-  const RunPieces here = [](size_t count, const std::function<void(size_t)>& piece) {
-    for (size_t i = 0; i < count; ++i) {
-      piece(i);
-    }
-  };
-  const RunPieces shared = [&](size_t count, const std::function<void(size_t)>& piece) {
-    pool.run(count, [&](size_t i, size_t) { piece(i); });
-  };
   const size_t floats = RowChooser::scratch(n);
   const bool worth = rows * n * sizeof(float) >= kParallelBytes;
   if (worth && rows >= pool.threads()) {
     float* const scratch = pool.scratch(pool.threads() * floats);
     pool.run(rows, [&](size_t row, size_t worker) {
-      RowChooser chooser(workers.kernels.choose, n, scratch + worker * floats, here);
+      RowChooser chooser(workers, n, scratch + worker * floats, false);
       body(chooser, row);
     });
     return;
   }
-  RowChooser chooser(workers.kernels.choose, n, pool.scratch(floats), worth ? shared : here);
+  RowChooser chooser(workers, n, pool.scratch(floats), worth);
   for (size_t row = 0; row < rows; ++row) {
     body(chooser, row);
   }

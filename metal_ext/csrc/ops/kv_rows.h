@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -27,6 +28,18 @@ cpu::HeadShape check_layer(
 // copied into `copy`.
 const float* row_as_floats(
     const mx::array& x, size_t row, const cpu::Kernels& kernels, float* copy);
+
+// Calls body(row, worker) for every row, a few of them as one task. The caller holds the pool.
+template <class Body>
+void for_each_row(ThreadPool& pool, size_t rows, const Body& body) {
+  constexpr size_t kRowsPerTask = 16;
+  pool.run((rows + kRowsPerTask - 1) / kRowsPerTask, [&](size_t task, size_t worker) {
+    const size_t end = std::min(rows, (task + 1) * kRowsPerTask);
+    for (size_t row = task * kRowsPerTask; row < end; ++row) {
+      body(row, worker);
+    }
+  });
+}
 
 // Writes [kv_heads * head_dim] float32 to a row's place in a region, as the region keeps them.
 void write_row(

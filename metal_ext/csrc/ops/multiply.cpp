@@ -27,17 +27,6 @@ struct Scratch {
         prepared(reinterpret_cast<std::byte*>(memory + workers.pool.threads() * row_floats)) {}
 };
 
-// Tasks are worth a helper, or they are done here.
-void run(ThreadPool& pool, bool worth, size_t count, const ThreadPool::Task& task) {
-  if (worth) {
-    pool.run(count, task);
-    return;
-  }
-  for (size_t i = 0; i < count; ++i) {
-    task(i, 0);
-  }
-}
-
 }  // namespace
 
 size_t multiply_scratch(const PackedLinear& packed, size_t rows, const CpuWorkers& workers) {
@@ -65,7 +54,7 @@ void multiply(
     }
   };
   const bool many = kernels.prepared_bytes(shape, rows) >= kParallelBytes;
-  run(pool, many, (rows + rows_at_once - 1) / rows_at_once, prepare);
+  pool.run((rows + rows_at_once - 1) / rows_at_once, prepare, many);
 
   const size_t wanted = kTaskBytes / shape.panel_bytes() / kTaskPanels * kTaskPanels;
   const size_t task_panels = std::max(wanted, kTaskPanels);
@@ -83,8 +72,8 @@ void multiply(
       }
     }
   };
-  run(pool, rows * shape.packed_bytes() >= kParallelBytes,
-      (shape.panels() + task_panels - 1) / task_panels, multiply);
+  pool.run((shape.panels() + task_panels - 1) / task_panels, multiply,
+           rows * shape.packed_bytes() >= kParallelBytes);
 }
 
 }  // namespace quire::ops

@@ -14,7 +14,7 @@ namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// What the operations on the CPU share: one output and a name.
+// What the operations on the CPU share.
 class CachePrimitive : public mx::Primitive {
  public:
   CachePrimitive(const char* name)

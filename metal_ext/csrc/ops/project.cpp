@@ -1,6 +1,5 @@
 #include "ops/project.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -11,18 +10,6 @@
 
 namespace quire::ops {
 namespace {
-
-constexpr size_t kRowsPerTask = 16;
-
-template <class Body>
-void for_each_row(ThreadPool& pool, size_t rows, const Body& body) {
-  pool.run((rows + kRowsPerTask - 1) / kRowsPerTask, [&](size_t task, size_t worker) {
-    const size_t end = std::min(rows, (task + 1) * kRowsPerTask);
-    for (size_t row = task * kRowsPerTask; row < end; ++row) {
-      body(row, worker);
-    }
-  });
-}
 
 class RopeAngles final : public CachePrimitive {
  public:
