@@ -13,18 +13,11 @@ void multiply_bfloat16(const TileCall& call, size_t first, size_t panels) {
       for (size_t i = 0; i < block.panels(); ++i) {
         w[i] = call.panel(first + (p + i < panels ? p + i : panels - 1));
       }
-      // The first block brings the weights from memory.
-      const auto ahead = [&](size_t at) {
-        for (size_t i = 0; block.row == 0 && i < block.panels(); ++i) {
-          for (size_t line = 0; line < kTileBytes; line += kLineBytes) {
-            prefetch(w[i] + at + 4 * kWeightsAhead + line);
-          }
-        }
-      };
+      const bool from_memory = block.row == 0;  // later blocks find them in the cache
       TileSums sums;
       const std::byte* const x = call.x_tiles(block.row, 0);
-      block.tall() ? sums.add<true>(x, next, w, steps, ahead)
-                   : sums.add<false>(x, next, w, steps, ahead);
+      block.tall() ? sums.add<true>(x, next, w, steps, from_memory)
+                   : sums.add<false>(x, next, w, steps, from_memory);
       for (size_t row = 0; row < block.count; ++row) {
         for (size_t i = 0; i < block.panels() && p + i < panels; ++i) {
           const Vec sum = sums.of(block, row, i);

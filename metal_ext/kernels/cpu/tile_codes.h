@@ -75,7 +75,6 @@ void add_groups(const TileCall& call, const Block& block, const Slice& slice, si
   const LinearShape& shape = call.shape;
   const size_t next = x_block_bytes(shape);
   const size_t steps = shape.group / kInputStep;
-  const auto nothing_ahead = [](size_t) {};
   for (size_t p = 0; p < panels; p += block.panels()) {
     const size_t here = panels - p < block.panels() ? panels - p : block.panels();
     const std::byte* w[kMostPanels];
@@ -86,8 +85,8 @@ void add_groups(const TileCall& call, const Block& block, const Slice& slice, si
       }
       TileSums sums;
       const std::byte* const x = call.x_tiles(block.row, (from + g) * shape.group);
-      block.tall() ? sums.add<true>(x, next, w, steps, nothing_ahead)
-                   : sums.add<false>(x, next, w, steps, nothing_ahead);
+      block.tall() ? sums.add<true>(x, next, w, steps, false)
+                   : sums.add<false>(x, next, w, steps, false);
       for (size_t row = 0; row < block.count; ++row) {
         const Vec x_sum = call.x_sum(block.row + row, from + g);
         for (size_t i = 0; i < here; ++i) {

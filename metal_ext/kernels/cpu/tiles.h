@@ -129,19 +129,40 @@ inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w
   }
 }
 
+// Weights are asked for so far ahead.
+constexpr size_t kTilesAhead = 2048;
+
+// Asks for the tiles that stand kTilesAhead behind those at `at`, of panels that are read at the
+// same time: as many streams as processors like best. At their end, those that are read next.
+template <size_t Panels>
+inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_bytes) {
+  const bool in_next = at + kTilesAhead >= panel_bytes;
+  const size_t from = at + kTilesAhead + (in_next ? (Panels - 1) * panel_bytes : 0);
+#pragma GCC unroll 4
+  for (size_t i = 0; i < Panels; ++i) {
+#pragma GCC unroll 16
+    for (size_t line = 0; line < kTileBytes; line += kLineBytes) {
+      prefetch_near(w[i] + from + line);
+    }
+  }
+}
+
 // The sums of a block over `steps` times kInputStep inputs.
 struct TileSums {
   alignas(64) float at[kTileSums][kTileFloats];
 
-  template <bool Tall, class Ahead>
+  // from_memory: the weights are not in a cache yet.
+  template <bool Tall>
   void add(const std::byte* x, size_t next, const std::byte* const* w, size_t steps,
-           const Ahead& ahead) {
+           bool from_memory) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (size_t step = 0; step < steps; ++step) {
-      ahead(step * kTileBytes);
+      if (from_memory) {
+        prefetch_tiles<Tall ? 2 : 4>(w, step * kTileBytes, steps * kTileBytes);
+      }
       add_tiles<Tall>(x + step * kTileBytes, next, w, step * kTileBytes);
     }
     _tile_stored(0, at[0], kLineBytes);
