@@ -107,14 +107,14 @@ inline void for_head_runs(size_t group, const Body& body) {
   }
 }
 
-// Asks for one KV head's share of the rows that follow those of [rows, rows + tokens) in time.
-template <class KV>
-inline void fetch_share(const HeadShape& shape, const KV* rows, size_t tokens, size_t kv_head) {
-  const size_t share = tokens * shape.head_dim * sizeof(KV);
-  const auto* first =
-      reinterpret_cast<const char*>(rows + kFetchTokens * shape.row_elements()) + kv_head * share;
-  for (size_t byte = 0; byte < share; byte += kLineBytes) {
-    prefetch(first + byte);
+// Asks for a KV head's part of the rows that will be read kFetchTokens after `tokens` rows.
+template <class KV, size_t D>
+inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
+  for (size_t t = 0; t < tokens; ++t) {
+    const auto* part = reinterpret_cast<const char*>(head + (kFetchTokens + t) * stride);
+    for (size_t byte = 0; byte < D * sizeof(KV); byte += kLineBytes) {
+      prefetch(part + byte);
+    }
   }
 }
 
@@ -129,7 +129,7 @@ void attend_tile(
     const size_t n = tokens - t < kScoreStep ? tokens - t : kScoreStep;
     for (size_t kv_head = kv_heads.first; kv_head < kv_heads.end(); ++kv_head) {
       const KV* rows = keys + t * stride;
-      fetch_share(shape, rows, n, kv_head);
+      fetch_ahead<KV, D>(rows + kv_head * D, stride, n);
       for_head_runs(group, [&](size_t run, auto heads) {
         constexpr size_t H = decltype(heads)::value;
         const size_t head = kv_head * group + run;
@@ -150,7 +150,7 @@ void attend_tile(
     const size_t n = tokens - t < kValueStep ? tokens - t : kValueStep;
     for (size_t kv_head = kv_heads.first; kv_head < kv_heads.end(); ++kv_head) {
       const KV* rows = values + t * stride;
-      fetch_share(shape, rows, n, kv_head);
+      fetch_ahead<KV, D>(rows + kv_head * D, stride, n);
       for_head_runs(group, [&](size_t run, auto heads) {
         const size_t head = kv_head * group + run;
         add_values<KV, D, decltype(heads)::value>(
