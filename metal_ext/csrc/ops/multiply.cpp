@@ -1,14 +1,16 @@
 #include "ops/multiply.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace quire::ops {
 namespace {
 
-// Weights that one task reads: enough to be worth a task, and few enough to stay in a core's cache
-// while many rows go by.
+// Weights that one task reads where many rows go by: few enough to stay in a core's cache.
 constexpr size_t kTaskBytes = size_t{256} << 10;
-constexpr size_t kTaskPanels = 8;  // at least, and a multiple of it: kernels take as many at once
+// Rows that go by at once, so that weights need not stay.
+constexpr size_t kFewRows = 16;
+constexpr size_t kTaskPanels = 4;  // at least, and a multiple of it: kernels take as many at once
 // Rows that one task prepares at most.
 constexpr size_t kPreparedRows = 16;
 // Below this many bytes a helper would be woken for less time than waking takes.
@@ -26,6 +28,20 @@ struct Scratch {
         rows(memory),
         prepared(reinterpret_cast<std::byte*>(memory + workers.pool.threads() * row_floats)) {}
 };
+
+// Where each task's panels end. A task takes its part of half of what is left (guided
+// self-scheduling, Polychronopoulos and Kuck, 1987): memory is read in long stretches at first, and
+// threads end together.
+std::vector<size_t> task_ends(const cpu::LinearShape& shape, size_t rows, size_t threads) {
+  const size_t most = rows <= kFewRows ? shape.panels() : kTaskBytes / shape.panel_bytes();
+  std::vector<size_t> ends;
+  for (size_t done = 0; done < shape.panels();) {
+    const size_t fair = std::min(most, (shape.panels() - done) / (2 * threads));
+    done += std::max(fair / kTaskPanels, size_t{1}) * kTaskPanels;
+    ends.push_back(std::min(done, shape.panels()));
+  }
+  return ends;
+}
 
 }  // namespace
 
@@ -56,11 +72,10 @@ void multiply(
   const bool many = kernels.prepared_bytes(shape, rows) >= kParallelBytes;
   pool.run((rows + rows_at_once - 1) / rows_at_once, prepare, many);
 
-  const size_t wanted = kTaskBytes / shape.panel_bytes() / kTaskPanels * kTaskPanels;
-  const size_t task_panels = std::max(wanted, kTaskPanels);
+  const std::vector<size_t> ends = task_ends(shape, rows, pool.threads());
   const auto multiply = [&](size_t task, size_t) {
-    const size_t first = task * task_panels;
-    const size_t panels = std::min(task_panels, shape.panels() - first);
+    const size_t first = task == 0 ? 0 : ends[task - 1];
+    const size_t panels = ends[task] - first;
     kernels.multiply(shape, packed.data(), scratch.prepared, rows, first, panels, out,
                      shape.outputs);
     if (residual != nullptr) {
@@ -72,8 +87,7 @@ void multiply(
       }
     }
   };
-  pool.run((shape.panels() + task_panels - 1) / task_panels, multiply,
-           rows * shape.packed_bytes() >= kParallelBytes);
+  pool.run(ends.size(), multiply, rows * shape.packed_bytes() >= kParallelBytes);
 }
 
 }  // namespace quire::ops

@@ -6,7 +6,7 @@ static_assert(kPanelOutputs % kLanes == 0);
 // Weights are asked for so far ahead.
 constexpr size_t kWeightsAhead = 2048;
 // Panels whose weights are read at the same time.
-constexpr size_t kMostPanelsAtOnce = 8;
+constexpr size_t kMostPanelsAtOnce = 4;
 
 // A panel's weights in their order: begin() is called before every kPairs pairs of inputs; pair()
 // gives those of an even input and of the odd one behind it.
