@@ -12,7 +12,7 @@ from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, headroom_bytes, machine_threads
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
-from engine.step_memory import activation_bytes, gpu_scratch_bytes
+from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
 from engine.weights import ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
@@ -72,7 +72,7 @@ def plan_engine(
         headroom_bytes=headroom,
         weights_bytes=arithmetic.weights_bytes,
         activation_bytes=activation_bytes(checkpoint, config)
-        + gpu_scratch_bytes(checkpoint, config, shape, substrate),
+        + attention_scratch_bytes(checkpoint, config, shape, substrate),
         mlx_cache_bytes=config.mlx_cache_bytes,
     )
     request = CacheRequest(

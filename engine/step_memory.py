@@ -11,14 +11,18 @@ FLOAT32_BYTES = 4
 # measurement.
 HIDDEN_COPIES = 6
 LOGIT_COPIES = 5
-# Positions of a row that the GPU's decode kernel sums at a time, as in kernels/metal/arguments.h.
+# Positions of a row that decode kernels sum at a time, as in kernels/metal/arguments.h and
+# kernels/cpu/kernels.h.
 SPLIT_TOKENS = 256
 # Layers whose K and V may lie gathered at once, where they lie in no one array: a bound.
 GATHERED_LAYERS = 2
 
 
 def activation_bytes(model: Dimensions, config: EngineConfig) -> int:
-    """An upper bound of what one step computes with, in float32."""
+    """An upper bound of what one step computes with, in float32; attention's own aside.
+
+    Where an operation takes a whole MLP, it computes with less: with 256 rows at a time.
+    """
     heads = model.query_heads + 2 * model.kv_heads
     per_token = (
         HIDDEN_COPIES * model.hidden_size + 3 * model.intermediate_size + 4 * heads * model.head_dim
@@ -29,13 +33,11 @@ def activation_bytes(model: Dimensions, config: EngineConfig) -> int:
     return floats * FLOAT32_BYTES
 
 
-def gpu_scratch_bytes(
+def attention_scratch_bytes(
     model: Dimensions, config: EngineConfig, shape: KVShape, substrate: Substrate
 ) -> int:
-    """An upper bound of what attention on a GPU computes with: a partial sum for every split of
-    every sequence that decodes; and where pages are no one array, a copy of a prompt's past."""
-    if not substrate.on_gpu:
-        return 0
+    """An upper bound of what attention computes with: a partial sum for every split of every
+    sequence that decodes; and where pages are no one array, a copy of a prompt's past."""
     longest = config.max_model_len or model.max_position_embeddings
     splits = config.max_num_seqs * -(-longest // SPLIT_TOKENS)
     # A sum, and the two numbers that it is combined with others by.

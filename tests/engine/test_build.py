@@ -7,7 +7,7 @@ import pytest
 from engine.build import build_engine, kv_shape, mlx_memory, plan_engine
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
-from engine.step_memory import activation_bytes
+from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.weights import Arithmetic
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
@@ -32,7 +32,11 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
     assert plan.threads >= 1
     assert plan.arithmetic.arithmetic is Arithmetic.PACKED
     assert plan.memory.demand.weights_bytes == checkpoint.packed_bytes
-    assert plan.memory.demand.activation_bytes == activation_bytes(checkpoint, config)
+    attention = attention_scratch_bytes(
+        checkpoint, config, kv_shape(config, checkpoint, Substrate.POSIX), Substrate.POSIX
+    )
+    expected = activation_bytes(checkpoint, config) + attention
+    assert plan.memory.demand.activation_bytes == expected
 
 
 def test_a_fifth_of_the_machine_is_left_to_others_unless_told_otherwise(

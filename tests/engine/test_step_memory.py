@@ -9,7 +9,7 @@ from engine.build import kv_shape, plan_engine
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE
-from engine.step_memory import SPLIT_TOKENS, activation_bytes, gpu_scratch_bytes
+from engine.step_memory import SPLIT_TOKENS, activation_bytes, attention_scratch_bytes
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG
@@ -36,7 +36,7 @@ def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
     assert bound(max_num_batched_tokens=3, max_num_seqs=many) == 3 * token + many * row
 
 
-def test_attention_on_a_gpu_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
+def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
     config = replace(CONFIG, max_num_seqs=32, max_model_len=None, page_bytes=None)
     wide = replace(
         checkpoint, query_heads=32, kv_heads=8, head_dim=128, max_position_embeddings=40960
@@ -44,11 +44,11 @@ def test_attention_on_a_gpu_has_its_scratch_memory_counted(checkpoint: Checkpoin
 
     def scratch(substrate: Substrate, **changes: int) -> int:
         shape = kv_shape(config, wide, substrate)
-        return gpu_scratch_bytes(wide, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
+        return attention_scratch_bytes(wide, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
 
     partials = 32 * 160 * 32 * (128 + 2) * 4
-    assert scratch(Substrate.POSIX) == scratch(Substrate.DENSE) == 0
-    assert scratch(Substrate.SPARSE) == scratch(Substrate.METAL_DENSE) == partials
+    for substrate in set(Substrate) - {Substrate.PAGED}:
+        assert scratch(substrate) == partials, substrate
     gathered = 2 * 2 * 40960 * 8 * 128 * 4
     assert scratch(Substrate.PAGED) == partials + gathered
     assert scratch(Substrate.SPARSE, max_model_len=1025) == 32 * 5 * 32 * 130 * 4
@@ -60,5 +60,6 @@ def test_attention_on_a_gpu_has_its_scratch_memory_counted(checkpoint: Checkpoin
 
 
 def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> None:
-    text = (ROOT / "metal_ext/kernels/metal/arguments.h").read_text()
-    assert f"kSplitTokens = {SPLIT_TOKENS}," in text
+    kernels = ROOT / "metal_ext" / "kernels"
+    assert f"kSplitTokens = {SPLIT_TOKENS}," in (kernels / "metal" / "arguments.h").read_text()
+    assert f"kSplitTokens = {SPLIT_TOKENS};" in (kernels / "cpu" / "kernels.h").read_text()
