@@ -35,7 +35,7 @@ SYSTEM_PAGE_BYTES: int
 def instruction_sets() -> list[str]:
     """The instruction sets that this machine can run, the best one first.
 
-    "amx", "avx512", "avx2" and "sse2" on x86-64, "neon" on arm64.
+    "amx", "vnni", "avx512", "avx2" and "sse2" on x86-64, "neon" on arm64.
     """
 
 def multiply_on(workers: CpuWorkers) -> None:

@@ -19,8 +19,11 @@ namespace {
 using test::ExactBuffer;
 
 // Of the sum of the products' magnitudes: what rounding may cost at most, with two bfloat16 parts of
-// x or with float32 all along.
+// x, with whole numbers of 24 bits or with float32 all along.
 constexpr double kTolerance = 1e-5;
+// Of a group's largest magnitude, at each of the group's codes: what cutting x into whole numbers
+// may cost (2^-24), and as much again twice for sums in float32.
+constexpr double kLargestTolerance = 3.0 / (1 << 24);
 
 uint16_t bfloat16_of(float x) {
   uint32_t bits;
@@ -39,6 +42,7 @@ struct Case {
   LinearShape shape;
   size_t rows;
   std::vector<double> weights;  // [outputs][inputs]
+  std::vector<double> scaled_codes;  // the same without their biases
   ExactBuffer<std::byte> packed;
   ExactBuffer<float> x;
 
@@ -94,8 +98,8 @@ struct Case {
     for (size_t i = 0; i < shape.outputs * shape.inputs; ++i) {
       const uint32_t code = codes[i / in_a_word] >> i % in_a_word * shape.bits();
       const auto mask = (uint32_t{1} << shape.bits()) - 1;
-      weights.push_back(
-          static_cast<double>(code & mask) * wide[0][i / shape.group] + wide[1][i / shape.group]);
+      scaled_codes.push_back(static_cast<double>(code & mask) * wide[0][i / shape.group]);
+      weights.push_back(scaled_codes.back() + wide[1][i / shape.group]);
     }
     if (shape.scales == ScaleType::bfloat16) {
       pack_all({codes.data(), narrow[0].data(), narrow[1].data()});
@@ -115,6 +119,7 @@ struct Case {
     const LinearKernels& linear = kernels.linear;
     const float* from = x.data() + first_row * shape.inputs;
     ExactBuffer<std::byte> prepared(linear.prepared_bytes(shape, count));
+    std::memset(prepared.data(), 0x5a, prepared.size());  // as memory that was used before
     for (size_t r = 0; r < count; ++r) {
       linear.prepare(shape, from + r * shape.inputs, r, prepared.data());
     }
@@ -134,7 +139,7 @@ struct Case {
     for (size_t r = 0; r < rows; ++r) {
       for (size_t n = 0; n < shape.outputs; ++n) {
         double sum = 0;
-        double size = 1e-30;
+        double size = 0;
         for (size_t i = 0; i < shape.inputs; ++i) {
           const double product = weights[n * shape.inputs + i] * x[r * shape.inputs + i];
           sum += product;
@@ -193,6 +198,35 @@ TEST("products are right for every number of rows around a tile's") {
   });
 }
 
+TEST("products are right for more inputs than a core's cache has room for") {
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kTypes) {
+      for (size_t rows : {1, 4, 16, 20}) {
+        Case(sized(type, 40, 2176), rows).check(kernels);
+      }
+    }
+  });
+}
+
+TEST("products are right, and each row's bits its own, for every number of rows up to 20") {
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kTypes) {
+      for (size_t rows = 1; rows <= 20; ++rows) {
+        const Case all(sized(type, 72, 128), rows);
+        all.check(kernels);
+        const std::vector<float> together = all.multiplied(kernels, 0, rows);
+        for (size_t r = 0; r < rows; ++r) {
+          const std::vector<float> alone = all.multiplied(kernels, r, 1);
+          CHECK_CASE(std::memcmp(alone.data(), together.data() + r * all.shape.outputs,
+                                 alone.size() * sizeof(float)) == 0,
+                     std::string(kernels.name) + ": row " + std::to_string(r) + " of " +
+                         described(all.shape, rows));
+        }
+      }
+    }
+  });
+}
+
 TEST("a row's product has the same bits alone and among others") {
   for_each_set([](const Kernels& kernels) {
     for (const LinearShape& type : kTypes) {
@@ -219,6 +253,76 @@ TEST("what is not finite in a row stays in that row") {
       for (size_t r = 0; r < one.rows; ++r) {
         const bool finite = std::isfinite(got[r * one.shape.outputs]);
         CHECK_CASE(finite == (r != 5 && r != 9), described(one.shape, r));
+      }
+    }
+  });
+}
+
+const std::vector<LinearShape> kCodeTypes(kTypes.begin() + 2, kTypes.end());
+
+TEST("an input far larger than its group costs the others no more than it has to") {
+  constexpr size_t kRows = 6;
+  constexpr size_t kOutlier = 37;
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kCodeTypes) {
+      Case one(sized(type, 40, 256), kRows);
+      const size_t inputs = one.shape.inputs;
+      const size_t group = kOutlier / one.shape.group;
+      for (size_t r = 0; r < kRows; ++r) {
+        one.x[r * inputs + kOutlier] = r % 2 == 0 ? 1e4f : -1e4f;
+      }
+      const std::vector<float> got = one.multiplied(kernels, 0, kRows);
+      for (size_t r = 0; r < kRows; ++r) {
+        for (size_t n = 0; n < one.shape.outputs; ++n) {
+          double sum = 0;
+          double size_of_others = 0;
+          double beside = 0;  // the outlier
+          for (size_t i = 0; i < inputs; ++i) {
+            const double weight = one.weights[n * inputs + i];
+            sum += weight * one.x[r * inputs + i];
+            size_of_others += i == kOutlier ? 0 : std::abs(weight * one.x[r * inputs + i]);
+            beside += i / one.shape.group == group
+                          ? std::abs(weight) + std::abs(one.scaled_codes[n * inputs + i])
+                          : 0;
+          }
+          CHECK_CASE(std::abs(got[r * one.shape.outputs + n] - sum) <=
+                         kTolerance * size_of_others + kLargestTolerance * 1e4 * beside,
+                     std::string(kernels.name) + ": " + described(one.shape, r));
+        }
+      }
+    }
+  });
+}
+
+TEST("a row of zeros gives zeros, and zeros in a row cost nothing") {
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kTypes) {
+      for (size_t rows : {2, 7}) {
+        Case one(sized(type, 40, 256), rows);
+        const size_t inputs = one.shape.inputs;
+        std::fill_n(one.x.data() + inputs, inputs, 0.0f);
+        std::fill_n(one.x.data(), 128, 0.0f);  // of row 0 whole groups
+        one.check(kernels);
+        const std::vector<float> got = one.multiplied(kernels, 0, rows);
+        for (size_t n = 0; n < one.shape.outputs; ++n) {
+          CHECK_CASE(got[one.shape.outputs + n] == 0.0f, described(one.shape, rows));
+        }
+      }
+    }
+  });
+}
+
+TEST("products of codes are right for the smallest and the largest numbers") {
+  for_each_set([](const Kernels& kernels) {
+    for (const LinearShape& type : kCodeTypes) {
+      for (float size : {1e-37f, 1e-30f, 1e30f, 1e35f}) {
+        for (size_t rows : {1, 2, 3, 9}) {
+          Case one(sized(type, 40, 256), rows);
+          for (size_t i = 0; i < one.x.size(); ++i) {
+            one.x[i] *= size;
+          }
+          one.check(kernels);
+        }
       }
     }
   });

@@ -14,6 +14,7 @@ namespace quire::cpu {
 
 #if defined(__x86_64__)
 namespace amx { extern const Kernels kernels; }
+namespace vnni { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
 namespace sse2 { extern const Kernels kernels; }
@@ -23,15 +24,15 @@ namespace neon { extern const Kernels kernels; }
 
 namespace {
 
-// Whether this process may use the tiles of AMX for bfloat16. Linux gives them to those who ask.
-// CPUID.(EAX=07H,ECX=0):EDX, bits 22 and 24; ARCH_REQ_XCOMP_PERM for XTILEDATA.
+// Whether this process may use the tiles of AMX for bfloat16 and bytes. Linux gives them to those
+// who ask. CPUID.(EAX=07H,ECX=0):EDX, bits 22, 24 and 25; ARCH_REQ_XCOMP_PERM for XTILEDATA.
 #if defined(__x86_64__)
 bool may_use_tiles() {
 #if defined(__linux__)
   unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kBoth = 1u << 22 | 1u << 24;
+  constexpr unsigned kAll = 1u << 22 | 1u << 24 | 1u << 25;
   constexpr long kRequest = 0x1023, kTileData = 18;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBoth) == kBoth &&
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kAll) == kAll &&
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else
   return false;
@@ -44,8 +45,11 @@ std::vector<const Kernels*> usable() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    if (may_use_tiles()) {
-      found.push_back(&amx::kernels);
+    if (__builtin_cpu_supports("avx512vnni")) {
+      if (may_use_tiles()) {
+        found.push_back(&amx::kernels);
+      }
+      found.push_back(&vnni::kernels);
     }
     found.push_back(&avx512::kernels);
   }

@@ -3,8 +3,13 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512VNNI__)
+// GCC 12 warns of what its own header leaves undefined on purpose.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #include "cpu/head_dims.h"
@@ -32,14 +37,16 @@ constexpr size_t kSumRegisters = 8;
 #include "cpu/layer.h"
 #include "cpu/choose.h"
 #include "cpu/multiply.h"
-#if defined(__AMX_BF16__)
-#include "cpu/tiles.h"
-#include "cpu/tile_codes.h"
-#include "cpu/multiply_amx.h"
-constexpr LinearKernels kLinear = {prepared_tile_bytes, prepare_tiles, multiply_tiles};
-#else
-constexpr LinearKernels kLinear = {row_bytes, prepare_row, multiply_added};
+#if defined(__AVX512VNNI__)
+#include "cpu/digits.h"
+#include "cpu/multiply_codes_vnni.h"
 #endif
+#if defined(__AMX_INT8__)
+#include "cpu/tiles.h"
+#include "cpu/multiply_amx.h"
+#include "cpu/multiply_codes_amx.h"
+#endif
+#include "cpu/multiply_any.h"
 
 void finish(const HeadShape& shape, const float* partials, size_t count, float* out) {
   const size_t size = Partial::floats(shape.query_heads, shape.head_dim);
@@ -68,7 +75,7 @@ void finish(const HeadShape& shape, const float* partials, size_t count, float* 
 extern const Kernels kernels;
 const Kernels kernels = {
     QUIRE_NAME_OF(QUIRE_ISA), to_bfloat16, from_bfloat16, prepare_queries, attend_split,
-    finish, attend_chunk, kLinear, {rms_norm, gate, rotate, add},
+    finish, attend_chunk, {prepared_bytes, prepare, multiply}, {rms_norm, gate, rotate, add},
     {largest, weigh, sum_from, collect},
 };
 

@@ -13,9 +13,10 @@
 //   float32      the same:           [inputs / 2][2][16 outputs]
 //   4 or 8 bits  groups of inputs:   [groups]{ scales, biases [16], words [n][16] }
 //
-// A word of 32 bits has an output's codes of 8 (or 4) inputs: of the even ones in its lower half,
-// of the odd ones in its upper half, so that one shift brings a pair to where a pair must be. What
-// is missing in the last pair, panel or 32 inputs is zero.
+// A word of 32 bits has an output's codes of 4 inputs, a byte each, in their order; or of 8 inputs,
+// the first four in the lower halves of its bytes, the others in the upper ones. So a mask, and a
+// shift, give bytes that follow each other as x does. What is missing in the last pair, panel or
+// 32 inputs is zero.
 namespace quire::cpu {
 
 enum class WeightType { bfloat16, float32, bits4, bits8 };
@@ -52,7 +53,6 @@ struct LinearShape {
   constexpr size_t padded_inputs() const { return rounded_up(inputs, kInputStep); }
   constexpr size_t panels() const { return (outputs + kPanelOutputs - 1) / kPanelOutputs; }
   constexpr size_t groups() const { return inputs / group; }
-  constexpr size_t groups_or_none() const { return quantized() ? groups() : 0; }
   constexpr size_t words_per_group() const { return group * bits() / 32; }
   // A scale and a bias of each output of a panel.
   constexpr size_t scales_bytes() const {
@@ -67,8 +67,9 @@ struct LinearShape {
   constexpr size_t packed_bytes() const { return panels() * panel_bytes(); }
 };
 
-// The products of an instruction set. Sums are in float32, over the inputs in their order: one
-// output's bits depend on its own row alone, not on the rows beside it.
+// The products of an instruction set. Sums are in float32, over the inputs in their order, or over
+// groups of them whose own sums are whole numbers: one output's bits depend on its own row alone,
+// not on the rows beside it.
 struct LinearKernels {
   // Rows of x as multiply reads them, on a cache line: for how many rows how many bytes; and a
   // row's part of them.

@@ -65,10 +65,10 @@ struct Codes {
     at += kPanelOutputs * sizeof(uint32_t);
   }
   void pair(size_t number, Vec* even, Vec* odd) {
-    const auto shift = static_cast<uint32_t>(number * Bits);
+    const auto shift = static_cast<uint32_t>(number % 2 * 16 + number / 2 * Bits);
     for (size_t v = 0; v < kPanelVecs; ++v) {
       even[v] = fma(number_of(words[v] >> shift), scale[v], bias[v]);
-      odd[v] = fma(number_of(words[v] >> (16 + shift)), scale[v], bias[v]);
+      odd[v] = fma(number_of(words[v] >> (shift + 8)), scale[v], bias[v]);
     }
   }
   static Vec number_of(BitVec code) {

@@ -1,5 +1,5 @@
-// Linear layers on a matrix unit: bfloat16 as it is, codes as tile_codes.h widens them. Included
-// inside an instruction set's namespace, as simd.h is.
+// Linear layers of bfloat16 on a matrix unit. Included inside an instruction set's namespace, as
+// simd.h is.
 
 // Panels [first, first + 1 to 4) of bfloat16 weights.
 void multiply_bfloat16(const TileCall& call, size_t first, size_t panels) {
@@ -32,18 +32,9 @@ void multiply_bfloat16(const TileCall& call, size_t first, size_t panels) {
 void multiply_tiles(
     const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
     size_t first, size_t panels, float* out, size_t out_stride) {
-  if (shape.type == WeightType::float32) {
-    return multiply_added(shape, packed, prepared, rows, first, panels, out, out_stride);
-  }
   const TileCall call{shape, packed, prepared, rows, out, out_stride};
-  const CodeTable table;
   for (size_t p = 0; p < panels; p += kMostPanels) {
-    const size_t count = panels - p < kMostPanels ? panels - p : kMostPanels;
-    if (shape.quantized()) {
-      multiply_codes(call, table, first + p, count);
-    } else {
-      multiply_bfloat16(call, first + p, count);
-    }
+    multiply_bfloat16(call, first + p, panels - p < kMostPanels ? panels - p : kMostPanels);
   }
   _tile_release();
 }

@@ -20,7 +20,7 @@ CodePlace place_of_code(size_t bits, size_t input, size_t lane) {
   const size_t pairs = 16 / bits;
   const size_t pair = input / 2;
   return {pair / pairs * kPanelOutputs + lane,
-          static_cast<uint32_t>(pair % pairs * bits + input % 2 * 16)};
+          static_cast<uint32_t>(pair % 2 * 16 + pair % pairs / 2 * bits + input % 2 * 8)};
 }
 
 template <class Number, class Place>

@@ -3,10 +3,8 @@
 //
 // A row of x is cut into two bfloat16 parts, whose sum has 16 of float32's 24 bits, and the two are
 // multiplied as rows of their own, whose products are added at the end. A part times a weight is
-// exact: bfloat16 as it is, and codes of up to 8 bits as whole numbers, whose sums over a group are
-// then scaled. Eight rows make a block of 16 part rows, row r the part rows 2r and 2r + 1:
+// exact. Eight rows make a block of 16 part rows, row r the part rows 2r and 2r + 1:
 //
-//   [8 rows][groups] sums of x, float32
 //   [padded inputs / 32] tiles of [16 part rows][32] bfloat16
 
 constexpr size_t kParts = 2;
@@ -16,20 +14,11 @@ constexpr size_t kTileFloats = kTileRows * kPanelOutputs;
 constexpr size_t kTileBytes = kTileFloats * sizeof(float);
 constexpr size_t kTileSums = 4;  // tiles that hold sums
 
-size_t x_sums_bytes(const LinearShape& shape) {
-  return shape.quantized() ? rounded_up(kBlockRows * shape.groups() * sizeof(float), kLineBytes)
-                           : 0;
-}
-
 size_t x_block_bytes(const LinearShape& shape) {
-  return x_sums_bytes(shape) + shape.padded_inputs() / kInputStep * kTileBytes;
+  return shape.padded_inputs() / kInputStep * kTileBytes;
 }
 
-// float32 weights are not for this unit: their rows of x stay what they are.
 size_t prepared_tile_bytes(const LinearShape& shape, size_t rows) {
-  if (shape.type == WeightType::float32) {
-    return row_bytes(shape, rows);
-  }
   return rounded_up(rows, kBlockRows) / kBlockRows * x_block_bytes(shape);
 }
 
@@ -49,23 +38,10 @@ inline void cut(const float* x, size_t n, uint16_t* upper, uint16_t* lower) {
 }
 
 void prepare_tiles(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
-  if (shape.type == WeightType::float32) {
-    prepare_row(shape, x, row, prepared);
-    return;
-  }
   std::byte* const block = prepared + row / kBlockRows * x_block_bytes(shape);
-  auto* parts = reinterpret_cast<uint16_t*>(block + x_sums_bytes(shape)) +
-                row % kBlockRows * kParts * kInputStep;
+  auto* parts = reinterpret_cast<uint16_t*>(block) + row % kBlockRows * kParts * kInputStep;
   for (size_t i = 0; i < shape.inputs; i += kInputStep, parts += kTileRows * kInputStep) {
     cut(x + i, shape.inputs - i, parts, parts + kInputStep);
-  }
-  auto* const sums = reinterpret_cast<float*>(block) + row % kBlockRows * shape.groups_or_none();
-  for (size_t g = 0; g < shape.groups_or_none(); ++g) {
-    Vec sum = {};
-    for (size_t i = 0; i < shape.group; i += kLanes) {
-      sum += load(x + g * shape.group + i);
-    }
-    sums[g] = sum_of(sum);
   }
 }
 
@@ -189,15 +165,8 @@ struct TileCall {
   float* out;
   size_t out_stride;
 
-  const std::byte* x_block(size_t row) const {
-    return x + row / kBlockRows * x_block_bytes(shape);
-  }
   const std::byte* x_tiles(size_t row, size_t input) const {
-    return x_block(row) + x_sums_bytes(shape) + input / kInputStep * kTileBytes;
-  }
-  Vec x_sum(size_t row, size_t group) const {
-    const auto* const sums = reinterpret_cast<const float*>(x_block(row));
-    return all(sums[row % kBlockRows * shape.groups() + group]);
+    return x + row / kBlockRows * x_block_bytes(shape) + input / kInputStep * kTileBytes;
   }
   const std::byte* panel(size_t p) const { return packed + p * shape.panel_bytes(); }
   // Blocks of rows, each as high as the tiles take it.

@@ -1,0 +1,67 @@
+// Which of an instruction set's products multiplies what. Included inside its namespace, as simd.h
+// is, behind those that it has.
+
+#if defined(__AVX512VNNI__)
+template <size_t Bits>
+void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
+#if defined(__AMX_INT8__)
+  // With fewer rows the unit takes longer than vectors do: it stores whole tiles.
+  constexpr size_t kLeastTileRows = 5;
+  if (call.rows >= kLeastTileRows) {
+    for (size_t p = 0; p < panels; p += kMostPanels) {
+      multiply_code_tiles<Bits>(call, first + p,
+                                panels - p < kMostPanels ? panels - p : kMostPanels);
+    }
+    _tile_release();
+    return;
+  }
+#endif
+  multiply_codes_by_rows<Bits>(call, first, panels);
+}
+#endif
+
+size_t prepared_bytes(const LinearShape& shape, size_t rows) {
+#if defined(__AVX512VNNI__)
+  if (shape.quantized()) {
+    return rows * digit_row_bytes(shape);
+  }
+#endif
+#if defined(__AMX_BF16__)
+  if (shape.type == WeightType::bfloat16) {
+    return prepared_tile_bytes(shape, rows);
+  }
+#endif
+  return row_bytes(shape, rows);
+}
+
+void prepare(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
+#if defined(__AVX512VNNI__)
+  if (shape.quantized()) {
+    return prepare_digits(shape, x, row, prepared);
+  }
+#endif
+#if defined(__AMX_BF16__)
+  if (shape.type == WeightType::bfloat16) {
+    return prepare_tiles(shape, x, row, prepared);
+  }
+#endif
+  prepare_row(shape, x, row, prepared);
+}
+
+void multiply(
+    const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
+    size_t first, size_t panels, float* out, size_t out_stride) {
+#if defined(__AVX512VNNI__)
+  if (shape.quantized()) {
+    const CodeCall call{shape, packed, prepared, rows, out, out_stride};
+    return shape.type == WeightType::bits4 ? multiply_codes<4>(call, first, panels)
+                                           : multiply_codes<8>(call, first, panels);
+  }
+#endif
+#if defined(__AMX_BF16__)
+  if (shape.type == WeightType::bfloat16) {
+    return multiply_tiles(shape, packed, prepared, rows, first, panels, out, out_stride);
+  }
+#endif
+  multiply_added(shape, packed, prepared, rows, first, panels, out, out_stride);
+}

@@ -1,0 +1,227 @@
+// Linear layers of 4 and 8 bits on a matrix unit: codes as they are, times the digits of 16 rows
+// of x. Included inside an instruction set's namespace, as simd.h is.
+
+// Inputs of a tile of codes: these, or a group if that is less.
+constexpr size_t kCodeStep = 64;
+
+// Inputs whose codes are made ready at a time for many rows: what stays in a core's cache.
+constexpr size_t kSliceInputs = 1024;
+// A unit's sums, a group's and a panel's, are scaled while the matrix unit makes those behind it:
+// so many units later, since vectors cannot be loaded at once from where tiles have been stored.
+constexpr size_t kUnitsBehind = 3;
+// Groups that are kept for few rows: the one that is multiplied, the next one, and those whose
+// sums are still to be scaled, of which there are most where there is one panel. A power of two.
+constexpr size_t kGroupsKept = 8;
+static_assert(kGroupsKept >= kUnitsBehind + 2);
+
+// Groups of some panels as the unit takes them.
+template <size_t Bits>
+class Slice {
+ public:
+  // kept: groups, a power of two.
+  Slice(const CodeCall& call, size_t first, size_t panels, size_t kept)
+      : shape_(call.shape), start_(call.panel(first)), panels_(panels), kept_(kept) {}
+
+  size_t kept() const { return kept_; }
+  size_t panels() const { return panels_; }
+  const GroupScales& scales(size_t g, size_t p) const { return scales_[p][(g & (kept_ - 1))]; }
+  const std::byte* codes(size_t g, size_t p) const {
+    return Bits == 4 ? split_[p] + (g & (kept_ - 1)) * shape_.group * kPanelOutputs
+                     : group(g, p) + shape_.scales_bytes();
+  }
+
+  // Makes a group of a panel ready, and asks for what follows: at a panel's end, for what is read
+  // there next.
+  void read(size_t g, size_t p) {
+    const std::byte* const from = group(g, p);
+    const size_t end = shape_.group_bytes();
+    const bool in_next = g * end + kCodesAhead >= shape_.panel_bytes();
+    const std::byte* const ahead =
+        from + kCodesAhead + (in_next ? (panels_ - 1) * shape_.panel_bytes() : 0);
+    for (size_t line = 0; line < end; line += kLineBytes) {
+      prefetch_near(ahead + line);
+    }
+    scales_[p][(g & (kept_ - 1))] = scales_at(shape_, from);
+    if constexpr (Bits == 4) {
+      std::byte* target = split_[p] + (g & (kept_ - 1)) * shape_.group * kPanelOutputs;
+      for (size_t line = shape_.scales_bytes(); line < end; line += kLineBytes) {
+        __m512i parts[Line<4>::kParts];
+        Line<4>::read(from + line, parts);
+        _mm512_store_si512(target, parts[0]);
+        _mm512_store_si512(target + kLineBytes, parts[1]);
+        target += 2 * kLineBytes;
+      }
+      // Compilers do not know that a tile is loaded from there.
+      asm volatile("" ::: "memory");
+    }
+  }
+
+ private:
+  static constexpr size_t kSplitBytes = Bits == 4 ? kSliceInputs * kPanelOutputs : kLineBytes;
+
+  const std::byte* group(size_t g, size_t p) const {
+    return start_ + p * shape_.panel_bytes() + g * shape_.group_bytes();
+  }
+
+  const LinearShape& shape_;
+  const std::byte* start_;
+  size_t panels_;
+  size_t kept_;
+  alignas(64) std::byte split_[kMostPanels][kSplitBytes];
+  GroupScales scales_[kMostPanels][kSliceInputs / kInputStep];
+};
+
+// The tiles: 0 to 2 are sums, 3 to 5 the digits of x, 6 codes.
+void configure_code_tiles(size_t rows, size_t group) {
+  const size_t step = group < kCodeStep ? group : kCodeStep;
+  TileConfig config;
+  for (size_t tile = 0; tile < 7; ++tile) {
+    config.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : step / 4);
+    config.row_bytes[tile] = static_cast<uint16_t>(tile / 3 == 1 ? step : kLineBytes);
+  }
+  _tile_loadconfig(&config);
+}
+
+struct DigitSums {
+  alignas(64) int32_t at[kDigits][kTileFloats];
+};
+
+inline void load_digits(const std::byte* x, size_t stride, size_t group) {
+  _tile_loadd(3, x, stride);
+  _tile_loadd(4, x + group, stride);
+  _tile_loadd(5, x + 2 * group, stride);
+}
+
+// Codes of a group times digits, which are in their tiles if one tile takes a group.
+inline void multiply_digits(const std::byte* x, size_t stride, size_t group,
+                            const std::byte* codes) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  for (size_t i = 0; i < group; i += kCodeStep) {
+    if (group > kCodeStep) {
+      load_digits(x + i, stride, group);
+    }
+    _tile_loadd(6, codes + i * kPanelOutputs, kLineBytes);
+    _tile_dpbsud(0, 3, 6);
+    _tile_dpbsud(1, 4, 6);
+    _tile_dpbsud(2, 5, 6);
+  }
+}
+
+inline void store_sums(DigitSums& sums) {
+  _tile_stored(0, sums.at[0], kLineBytes);
+  _tile_stored(1, sums.at[1], kLineBytes);
+  _tile_stored(2, sums.at[2], kLineBytes);
+}
+
+// A group of a panel; panels go by before groups do.
+struct Unit {
+  size_t group;
+  size_t panel = 0;
+  void advance(size_t panels) {
+    if (++panel == panels) {
+      panel = 0;
+      ++group;
+    }
+  }
+};
+
+// Adds groups [from, to) of a slice's panels to the totals of rows [row, row + rows), 16 at most.
+// begin(group, panel) is called before each of them. totals: [all rows][kMostPanels] vectors.
+template <size_t Bits, class Begin>
+void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row, size_t rows,
+                     size_t from, size_t to, Vec* totals, const Begin& begin) {
+  const size_t group = call.shape.group;
+  const size_t stride = call.x_stride;
+  const size_t panels = slice.panels();
+  DigitSums sums[kUnitsBehind + 1];
+  Unit behind{from};
+  const auto scale = [&](const DigitSums& made) __attribute__((always_inline)) {
+    const GroupScales weights = slice.scales(behind.group, behind.panel);
+    const auto* x = reinterpret_cast<const std::byte*>(call.factors(row, behind.group));
+    Vec* total = totals + row * kMostPanels + behind.panel;
+    for (size_t r = 0; r < rows; ++r, total += kMostPanels, x += stride) {
+      const __m512i digits[kDigits] = {_mm512_load_si512(made.at[0] + r * kPanelOutputs),
+                                       _mm512_load_si512(made.at[1] + r * kPanelOutputs),
+                                       _mm512_load_si512(made.at[2] + r * kPanelOutputs)};
+      *total = add_group(digits, weights, reinterpret_cast<const GroupFactors*>(x), *total);
+    }
+    behind.advance(panels);
+  };
+  size_t number = 0;
+  for (Unit unit{from}; unit.group < to; unit.advance(panels), ++number) {
+    begin(unit.group, unit.panel);
+    const std::byte* const digits = call.digits(row, unit.group);
+    if (unit.panel == 0 && group <= kCodeStep) {
+      load_digits(digits, stride, group);
+    }
+    multiply_digits(digits, stride, group, slice.codes(unit.group, unit.panel));
+    if (number >= kUnitsBehind) {
+      scale(sums[(number + 1) % (kUnitsBehind + 1)]);
+    }
+    store_sums(sums[number % (kUnitsBehind + 1)]);
+  }
+  for (size_t left = number < kUnitsBehind ? number : kUnitsBehind; left > 0; --left) {
+    scale(sums[(number - left) % (kUnitsBehind + 1)]);
+  }
+}
+
+// One block of rows: a group of codes is made ready while the one before it is multiplied.
+template <size_t Bits>
+void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
+  const size_t groups = call.shape.groups();
+  Slice<Bits> slice(call, first, panels, kGroupsKept);
+  configure_code_tiles(call.rows, call.shape.group);
+  for (size_t p = 0; p < panels; ++p) {
+    slice.read(0, p);
+  }
+  const auto read_next = [&](size_t g, size_t p) {
+    if (g + 1 < groups) {
+      slice.read(g + 1, p);
+    }
+  };
+  add_code_groups(call, slice, 0, call.rows, 0, groups, totals, read_next);
+}
+
+// Several blocks of rows: codes are made ready once for all of them.
+template <size_t Bits>
+void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
+  const LinearShape& shape = call.shape;
+  Slice<Bits> slice(call, first, panels, kSliceInputs / shape.group);
+  size_t configured = 0;
+  for (size_t from = 0; from < shape.groups(); from += slice.kept()) {
+    const size_t left = shape.groups() - from;
+    const size_t to = from + (left < slice.kept() ? left : slice.kept());
+    for (size_t g = from; g < to; ++g) {
+      for (size_t p = 0; p < panels; ++p) {
+        slice.read(g, p);
+      }
+    }
+    for (size_t row = 0; row < call.rows; row += kTileRows) {
+      const size_t rows = call.rows - row < kTileRows ? call.rows - row : kTileRows;
+      if (rows != configured) {
+        configure_code_tiles(rows, shape.group);
+        configured = rows;
+      }
+      add_code_groups(call, slice, row, rows, from, to, totals, [](size_t, size_t) {});
+    }
+  }
+}
+
+// Panels [first, first + 1 to 4).
+template <size_t Bits>
+void multiply_code_tiles(const CodeCall& call, size_t first, size_t panels) {
+  Vec totals[kMaxRows * kMostPanels];
+  for (size_t i = 0; i < call.rows * kMostPanels; ++i) {
+    totals[i] = Vec{};
+  }
+  call.rows <= kTileRows ? multiply_code_block<Bits>(call, first, panels, totals)
+                         : multiply_code_blocks<Bits>(call, first, panels, totals);
+  for (size_t row = 0; row < call.rows; ++row) {
+    for (size_t p = 0; p < panels; ++p) {
+      store_panel(call.shape, first + p, totals + row * kMostPanels + p,
+                  call.out + row * call.out_stride);
+    }
+  }
+}
