@@ -35,6 +35,9 @@ from tests.bench.models import SERVING, write_endless_model
 
 STREAMS = (8, 64, 256)
 PROMPT_CHARS = 40
+# Streams join one by one: answers last until all have.
+LEAST_TOKENS = 200
+TOKENS_PER_STREAM = 4
 WARM_UP_STEPS = 10
 START_LIMIT_S = 60.0
 HOST = "127.0.0.1"
@@ -140,6 +143,7 @@ def measure(folder: Path, streams: int, tokens: int, overlap: bool) -> Micros:
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, str(folder), streams, overlap))
     process.start()
+    theirs.close()  # it is the server's alone: so its end is seen here
     try:
         port = _receive(ours, START_LIMIT_S)
         target = Target.of(f"http://{HOST}:{port}/v1", folder.name)
@@ -159,7 +163,10 @@ def measure(folder: Path, streams: int, tokens: int, overlap: bool) -> Micros:
 def _receive(pipe: Any, limit_s: float) -> Any:
     if not pipe.poll(limit_s):
         raise RuntimeError("the server says nothing")
-    return pipe.recv()
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise RuntimeError("the server has ended without a word") from None
 
 
 def _serve(pipe: Any, folder: str, streams: int, overlap: bool) -> None:
@@ -192,13 +199,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table for each number of streams."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.hostwork", description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
-    parser.add_argument("--tokens", type=int, default=200, help="of each answer")
+    parser.add_argument("--tokens", type=int, help="of each answer; more where more streams join")
     parser.add_argument("--no-overlap", action="store_true", help="steps one by one")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         model = write_endless_model(Path(folder) / "model", SERVING)
         for streams in asked.streams:
-            medians = measure(model, streams, asked.tokens, not asked.no_overlap)
+            tokens = asked.tokens or max(LEAST_TOKENS, TOKENS_PER_STREAM * streams)
+            medians = measure(model, streams, tokens, not asked.no_overlap)
             print(f"\n{streams} streams, microseconds of processor time per stream and step")
             for name, value in medians.items():
                 print(f"  {value:9.2f}  {name}")
