@@ -195,7 +195,7 @@ def assemble(
             config.idle_release_s,
             config.prefix_keep_s,
             config.check_every_step,
-            substrate.on_gpu if config.overlap is None else config.overlap,
+            config.overlap,
         ),
         emit=emit,
         mlx_memory=mlx_memory,

@@ -32,5 +32,5 @@ class EngineConfig:
     prefix_keep_s: float
     max_sharers: int
     check_every_step: bool
-    overlap: bool | None
-    """Whether the next step is built and begun while one runs. None: on a GPU."""
+    overlap: bool
+    """Whether the next step is built and begun while one runs."""

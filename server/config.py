@@ -116,7 +116,7 @@ class EngineSection(Section):
     mlx_cache_bytes: ByteSize = ByteSize(256 * MIB)
     watchdog_s: float = Field(default=30.0, gt=0)
     check_every_step: bool = False
-    overlap: bool | None = None
+    overlap: bool = True
 
 
 class CacheSection(Section):

@@ -121,7 +121,12 @@ def streams(max_tokens: int) -> list[Ask]:
         Ask("/v1/messages", {"messages": message} | long, "message_stop"),
         Ask(
             "/v1/responses",
-            {"input": "Tell me.", "stream": True, "max_output_tokens": max_tokens},
+            {
+                "input": "Tell me.",
+                "stream": True,
+                "temperature": 0,
+                "max_output_tokens": max_tokens,
+            },
             "response.completed|response.incomplete",
         ),
     ]

@@ -27,7 +27,7 @@ from tests.models import ModelSpec, write_model
 
 # Steps of several milliseconds, so that answers are not complete before a signal comes.
 SLOW = ModelSpec(num_hidden_layers=12, hidden_size=256, intermediate_size=1024)
-LONG_TOKENS = 900
+LONG_TOKENS = 2000
 
 
 @pytest.fixture(scope="module")
