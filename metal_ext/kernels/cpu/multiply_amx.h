@@ -1,12 +1,16 @@
 // Linear layers of bfloat16 on a matrix unit. Included inside an instruction set's namespace, as
 // simd.h is.
 
-// Panels [first, first + 1 to 4) of bfloat16 weights.
-void multiply_bfloat16(const TileCall& call, size_t first, size_t panels) {
+// Panels [first, first + 1 to 4) of bfloat16 weights. configured: rows that the tiles are as high
+// as, or none; loading how high they are empties the unit.
+void multiply_bfloat16(const TileCall& call, size_t first, size_t panels, size_t& configured) {
   const size_t steps = call.shape.padded_inputs() / kInputStep;
   const size_t next = x_block_bytes(call.shape);
   call.for_each_block([&](const Block& block) {
-    block.configure();
+    if (block.count != configured) {
+      block.configure();
+      configured = block.count;
+    }
     for (size_t p = 0; p < panels; p += block.panels()) {
       // Where a panel is missing, the last one stands in for it.
       const std::byte* w[kMostPanels];
@@ -33,8 +37,10 @@ void multiply_tiles(
     const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
     size_t first, size_t panels, float* out, size_t out_stride) {
   const TileCall call{shape, packed, prepared, rows, out, out_stride};
+  size_t configured = 0;
   for (size_t p = 0; p < panels; p += kMostPanels) {
-    multiply_bfloat16(call, first + p, panels - p < kMostPanels ? panels - p : kMostPanels);
+    const size_t count = panels - p < kMostPanels ? panels - p : kMostPanels;
+    multiply_bfloat16(call, first + p, count, configured);
   }
   _tile_release();
 }
