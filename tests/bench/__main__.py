@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [row for part in found for row in part.rows]
     facts = [fact for part in found for fact in part.facts]
     for name, fact in [*machine, ("load average before", load)]:
-        print(f"{name:<21}{fact}")
+        print(f"{name:<20} {fact}")
     print(f"\n{render(rows)}", end="\n\n")
     for name, fact in [("prompts", f"--seed {options.seed}"), *facts]:
-        print(f"{name:<21}{fact}")
+        print(f"{name:<20} {fact}")
     if options.csv is not None:
         write_csv(options.csv, rows)
     if options.plot is not None:
