@@ -134,6 +134,16 @@ struct Case {
     return {out.data(), out.data() + out.size()};
   }
 
+  // A row has the same bits as among all, which are `together`.
+  void check_alone(
+      const Kernels& kernels, size_t row, const std::vector<float>& together) const {
+    const std::vector<float> alone = multiplied(kernels, row, 1);
+    CHECK_CASE(std::memcmp(alone.data(), together.data() + row * shape.outputs,
+                           alone.size() * sizeof(float)) == 0,
+               std::string(kernels.name) + ": row " + std::to_string(row) + " of " +
+                   described(shape, rows));
+  }
+
   void check(const Kernels& kernels) const {
     const std::vector<float> got = multiplied(kernels, 0, rows);
     for (size_t r = 0; r < rows; ++r) {
@@ -216,11 +226,7 @@ TEST("products are right, and each row's bits its own, for every number of rows 
         all.check(kernels);
         const std::vector<float> together = all.multiplied(kernels, 0, rows);
         for (size_t r = 0; r < rows; ++r) {
-          const std::vector<float> alone = all.multiplied(kernels, r, 1);
-          CHECK_CASE(std::memcmp(alone.data(), together.data() + r * all.shape.outputs,
-                                 alone.size() * sizeof(float)) == 0,
-                     std::string(kernels.name) + ": row " + std::to_string(r) + " of " +
-                         described(all.shape, rows));
+          all.check_alone(kernels, r, together);
         }
       }
     }
@@ -233,11 +239,7 @@ TEST("a row's product has the same bits alone and among others") {
       const Case both(sized(type, 100, 160), 70);
       const std::vector<float> together = both.multiplied(kernels, 0, both.rows);
       for (size_t r : {0, 1, 15, 16, 31, 32, 63, 64, 69}) {
-        const std::vector<float> alone = both.multiplied(kernels, r, 1);
-        CHECK_CASE(std::memcmp(alone.data(), together.data() + r * both.shape.outputs,
-                               alone.size() * sizeof(float)) == 0,
-                   std::string(kernels.name) + ": row " + std::to_string(r) + " of " +
-                       described(both.shape, both.rows));
+        both.check_alone(kernels, r, together);
       }
     }
   });

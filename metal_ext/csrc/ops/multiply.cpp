@@ -10,7 +10,6 @@ namespace {
 constexpr size_t kTaskBytes = size_t{256} << 10;
 // Rows that go by at once, so that weights need not stay.
 constexpr size_t kFewRows = 16;
-constexpr size_t kTaskPanels = 4;  // at least, and a multiple of it: kernels take as many at once
 // Rows that one task prepares at most.
 constexpr size_t kPreparedRows = 16;
 // Below this many bytes a helper would be woken for less time than waking takes.
@@ -29,15 +28,15 @@ struct Scratch {
         prepared(reinterpret_cast<std::byte*>(memory + workers.pool.threads() * row_floats)) {}
 };
 
-// Where each task's panels end. A task takes its part of half of what is left (guided
-// self-scheduling, Polychronopoulos and Kuck, 1987): memory is read in long stretches at first, and
-// threads end together.
+// Where each task's panels end: whole runs of those that are read at the same time. A task takes
+// its part of half of what is left (guided self-scheduling, Polychronopoulos and Kuck, 1987):
+// memory is read in long stretches at first, and threads end together.
 std::vector<size_t> task_ends(const cpu::LinearShape& shape, size_t rows, size_t threads) {
   const size_t most = rows <= kFewRows ? shape.panels() : kTaskBytes / shape.panel_bytes();
   std::vector<size_t> ends;
   for (size_t done = 0; done < shape.panels();) {
     const size_t fair = std::min(most, (shape.panels() - done) / (2 * threads));
-    done += std::max(fair / kTaskPanels, size_t{1}) * kTaskPanels;
+    done += std::max(fair / cpu::kMostPanels, size_t{1}) * cpu::kMostPanels;
     ends.push_back(std::min(done, shape.panels()));
   }
   return ends;

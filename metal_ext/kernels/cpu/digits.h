@@ -72,6 +72,8 @@ void prepare_digits(const LinearShape& shape, const float* x, size_t row, std::b
   }
 }
 
+static_assert(kLanes == kPanelOutputs);
+
 // Of a group of weights and 16 outputs.
 struct GroupScales {
   Vec scale;  // by which whole numbers are multiplied: the weights', over kLargestWhole
@@ -83,8 +85,7 @@ inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
   if (shape.scales == ScaleType::bfloat16) {
     load_pair(reinterpret_cast<const uint16_t*>(group), found.scale, found.bias);
   } else {
-    found.scale = load(reinterpret_cast<const float*>(group));
-    found.bias = load(reinterpret_cast<const float*>(group) + kPanelOutputs);
+    load_pair(reinterpret_cast<const float*>(group), found.scale, found.bias);
   }
   found.scale = _mm512_mul_ps(found.scale, _mm512_set1_ps(1.0f / kLargestWhole));
   return found;
@@ -102,18 +103,10 @@ inline Vec add_group(const __m512i* sums, const GroupScales& weights, const Grou
   return _mm512_fmadd_ps(_mm512_mul_ps(whole, weights.scale), _mm512_set1_ps(x->largest), total);
 }
 
-// What a call multiplies: rows [0, rows) of x, as prepared.
-struct CodeCall {
-  const LinearShape& shape;
-  const std::byte* packed;
-  const std::byte* x;
-  size_t rows;
-  float* out;
-  size_t out_stride;
+struct CodeCall : ProductCall {
   size_t x_stride = digit_row_bytes(shape);
   size_t x_digits = factors_bytes(shape);  // of a row, before its digits
 
-  const std::byte* panel(size_t p) const { return packed + p * shape.panel_bytes(); }
   const std::byte* digits(size_t row, size_t group) const {
     return x + row * x_stride + x_digits + group * kDigits * shape.group;
   }

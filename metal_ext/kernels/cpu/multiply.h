@@ -5,8 +5,33 @@ constexpr size_t kPanelVecs = kPanelOutputs / kLanes;
 static_assert(kPanelOutputs % kLanes == 0);
 // Weights are asked for so far ahead.
 constexpr size_t kWeightsAhead = 2048;
-// Panels whose weights are read at the same time.
-constexpr size_t kMostPanelsAtOnce = 4;
+
+// What is read kWeightsAhead bytes after `at`, a place in a panel, where `panels` are read at the
+// same time: at a panel's end, what is read there next. From the panel's beginning.
+constexpr size_t ahead_of(size_t at, size_t panel_bytes, size_t panels) {
+  const size_t next = at + kWeightsAhead;
+  return next < panel_bytes ? next : next + (panels - 1) * panel_bytes;
+}
+
+// Calls body(first panel, panels) for runs of kMostPanels, and for what is left.
+template <class Body>
+void for_panel_runs(size_t first, size_t panels, const Body& body) {
+  for (size_t p = 0; p < panels; p += kMostPanels) {
+    body(first + p, panels - p < kMostPanels ? panels - p : kMostPanels);
+  }
+}
+
+// What a call multiplies: rows [0, rows) of x, as prepared.
+struct ProductCall {
+  const LinearShape& shape;
+  const std::byte* packed;
+  const std::byte* x;
+  size_t rows;
+  float* out;
+  size_t out_stride;
+
+  const std::byte* panel(size_t p) const { return packed + p * shape.panel_bytes(); }
+};
 
 // A panel's weights in their order: begin() is called before every kPairs pairs of inputs; pair()
 // gives those of an even input and of the odd one behind it.
@@ -182,7 +207,7 @@ template <class Weights, size_t R>
 void multiply_by(
     const LinearShape& shape, const std::byte* packed, const float* x, size_t rows, size_t first,
     size_t panels, float* out, size_t out_stride) {
-  constexpr size_t P = kSums / R < kMostPanelsAtOnce ? kSums / R : kMostPanelsAtOnce;
+  constexpr size_t P = kSums / R < kMostPanels ? kSums / R : kMostPanels;
   const size_t here = rows / R * R;
   multiply_rows<Weights, P, R>(shape, packed, x, here, first, panels, out, out_stride);
   if constexpr (R > 1) {

@@ -36,11 +36,10 @@ void multiply_bfloat16(const TileCall& call, size_t first, size_t panels, size_t
 void multiply_tiles(
     const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
     size_t first, size_t panels, float* out, size_t out_stride) {
-  const TileCall call{shape, packed, prepared, rows, out, out_stride};
+  const TileCall call{{shape, packed, prepared, rows, out, out_stride}};
   size_t configured = 0;
-  for (size_t p = 0; p < panels; p += kMostPanels) {
-    const size_t count = panels - p < kMostPanels ? panels - p : kMostPanels;
-    multiply_bfloat16(call, first + p, count, configured);
-  }
+  for_panel_runs(first, panels, [&](size_t from, size_t count) {
+    multiply_bfloat16(call, from, count, configured);
+  });
   _tile_release();
 }

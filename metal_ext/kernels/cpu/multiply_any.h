@@ -8,10 +8,9 @@ void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
   // With fewer rows the unit takes longer than vectors do: it stores whole tiles.
   constexpr size_t kLeastTileRows = 5;
   if (call.rows >= kLeastTileRows) {
-    for (size_t p = 0; p < panels; p += kMostPanels) {
-      multiply_code_tiles<Bits>(call, first + p,
-                                panels - p < kMostPanels ? panels - p : kMostPanels);
-    }
+    for_panel_runs(first, panels, [&](size_t from, size_t count) {
+      multiply_code_tiles<Bits>(call, from, count);
+    });
     _tile_release();
     return;
   }
@@ -53,7 +52,7 @@ void multiply(
     size_t first, size_t panels, float* out, size_t out_stride) {
 #if defined(__AVX512VNNI__)
   if (shape.quantized()) {
-    const CodeCall call{shape, packed, prepared, rows, out, out_stride};
+    const CodeCall call{{shape, packed, prepared, rows, out, out_stride}};
     return shape.type == WeightType::bits4 ? multiply_codes<4>(call, first, panels)
                                            : multiply_codes<8>(call, first, panels);
   }

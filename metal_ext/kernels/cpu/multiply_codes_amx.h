@@ -24,9 +24,9 @@ class Slice {
 
   size_t kept() const { return kept_; }
   size_t panels() const { return panels_; }
-  const GroupScales& scales(size_t g, size_t p) const { return scales_[p][(g & (kept_ - 1))]; }
+  const GroupScales& scales(size_t g, size_t p) const { return scales_[p][place(g)]; }
   const std::byte* codes(size_t g, size_t p) const {
-    return Bits == 4 ? split_[p] + (g & (kept_ - 1)) * shape_.group * kPanelOutputs
+    return Bits == 4 ? split_[p] + place(g) * shape_.group * kPanelOutputs
                      : group(g, p) + shape_.scales_bytes();
   }
 
@@ -35,15 +35,14 @@ class Slice {
   void read(size_t g, size_t p) {
     const std::byte* const from = group(g, p);
     const size_t end = shape_.group_bytes();
-    const bool in_next = g * end + kCodesAhead >= shape_.panel_bytes();
     const std::byte* const ahead =
-        from + kCodesAhead + (in_next ? (panels_ - 1) * shape_.panel_bytes() : 0);
+        start_ + p * shape_.panel_bytes() + ahead_of(g * end, shape_.panel_bytes(), panels_);
     for (size_t line = 0; line < end; line += kLineBytes) {
       prefetch_near(ahead + line);
     }
-    scales_[p][(g & (kept_ - 1))] = scales_at(shape_, from);
+    scales_[p][place(g)] = scales_at(shape_, from);
     if constexpr (Bits == 4) {
-      std::byte* target = split_[p] + (g & (kept_ - 1)) * shape_.group * kPanelOutputs;
+      std::byte* target = split_[p] + place(g) * shape_.group * kPanelOutputs;
       for (size_t line = shape_.scales_bytes(); line < end; line += kLineBytes) {
         __m512i parts[Line<4>::kParts];
         Line<4>::read(from + line, parts);
@@ -59,6 +58,7 @@ class Slice {
  private:
   static constexpr size_t kSplitBytes = Bits == 4 ? kSliceInputs * kPanelOutputs : kLineBytes;
 
+  size_t place(size_t g) const { return g & (kept_ - 1); }
   const std::byte* group(size_t g, size_t p) const {
     return start_ + p * shape_.panel_bytes() + g * shape_.group_bytes();
   }

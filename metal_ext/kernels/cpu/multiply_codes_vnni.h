@@ -1,9 +1,6 @@
 // Linear layers of 4 and 8 bits by AVX-512 VNNI: 4 codes times 4 digits of x at each of 16 outputs
 // in one instruction. Included inside an instruction set's namespace, as simd.h is.
 
-// Weights of a panel are asked for so far ahead.
-constexpr size_t kCodesAhead = 2048;
-
 // R rows of x, from `row` on, by P panels.
 template <size_t Bits, size_t P, size_t R>
 void multiply_code_rows(const CodeCall& call, size_t first, size_t row) {
@@ -11,10 +8,8 @@ void multiply_code_rows(const CodeCall& call, size_t first, size_t row) {
   const std::byte* const w = call.panel(first);
   const size_t panel_bytes = shape.panel_bytes();
   const std::byte* digits = call.digits(row, 0);
-  // At a panel's end, what is read there next.
   const auto ahead = [&](size_t at) __attribute__((always_inline)) {
-    const size_t next = at + kCodesAhead;
-    const size_t from = next < panel_bytes ? next : next + (P - 1) * panel_bytes;
+    const size_t from = ahead_of(at, panel_bytes, P);
     for (size_t p = 0; p < P; ++p) {
       prefetch_near(w + p * panel_bytes + from);
     }

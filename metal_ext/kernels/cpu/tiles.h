@@ -105,15 +105,10 @@ inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w
   }
 }
 
-// Weights are asked for so far ahead.
-constexpr size_t kTilesAhead = 2048;
-
-// Asks for the tiles that stand kTilesAhead behind those at `at`, of panels that are read at the
-// same time: as many streams as processors like best. At their end, those that are read next.
+// Asks for the tiles that are read kWeightsAhead bytes after those at `at`.
 template <size_t Panels>
 inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_bytes) {
-  const bool in_next = at + kTilesAhead >= panel_bytes;
-  const size_t from = at + kTilesAhead + (in_next ? (Panels - 1) * panel_bytes : 0);
+  const size_t from = ahead_of(at, panel_bytes, Panels);
 #pragma GCC unroll 4
   for (size_t i = 0; i < Panels; ++i) {
 #pragma GCC unroll 16
@@ -156,19 +151,10 @@ struct TileSums {
 };
 static_assert(kLanes == kPanelOutputs);
 
-// What a call multiplies: rows [0, rows) of x, as prepared.
-struct TileCall {
-  const LinearShape& shape;
-  const std::byte* packed;
-  const std::byte* x;
-  size_t rows;
-  float* out;
-  size_t out_stride;
-
+struct TileCall : ProductCall {
   const std::byte* x_tiles(size_t row, size_t input) const {
     return x + row / kBlockRows * x_block_bytes(shape) + input / kInputStep * kTileBytes;
   }
-  const std::byte* panel(size_t p) const { return packed + p * shape.panel_bytes(); }
   // Blocks of rows, each as high as the tiles take it.
   template <class Body>
   void for_each_block(const Body& body) const {
@@ -177,5 +163,3 @@ struct TileCall {
     }
   }
 };
-
-constexpr size_t kMostPanels = 4;
