@@ -74,6 +74,7 @@ def plan_engine(
         activation_bytes=activation_bytes(checkpoint, config)
         + attention_scratch_bytes(checkpoint, config, shape, substrate),
         mlx_cache_bytes=config.mlx_cache_bytes,
+        grammar_bytes=0 if checkpoint.embeds else config.grammar_bytes,
     )
     request = CacheRequest(
         substrate=substrate,
@@ -188,7 +189,7 @@ def assemble(
         tokens=min(FIRST_BUDGET_TOKENS, most),
     )
     loop = EngineLoop(
-        Scheduler(kv, limits, budget, most),
+        Scheduler(kv, limits, budget, most, config.max_step_mask_s),
         kv,
         ModelRunner(model, kv, pools=embedding_size is not None, workers=workers),
         LoopOptions(

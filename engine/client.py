@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError
 from engine.loop import Emit, EngineLoop
@@ -169,29 +170,10 @@ class EngineClient:
     # --- requests -------------------------------------------------------------------------------
 
     def submit(
-        self,
-        prompt_ids: tuple[int, ...],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        salt: PrefixSalt = NO_SALT,
-        pooling: bool = False,
-        beyond_queue: bool = False,
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, **how: Any
     ) -> TokenStream:
-        """Hands a request to the engine. pooling: for its vector. beyond_queue: even when the queue
-        is full.
-
-        Raises PromptTooLongError when it can never fit, QueueFullError when there is no room now,
-        EngineDeadError when there is no engine.
-        """
-        (stream,) = self.submit_choices(
-            prompt_ids,
-            (params,),
-            priority=priority,
-            salt=salt,
-            pooling=pooling,
-            beyond_queue=beyond_queue,
-        )
+        """Hands over one request. how: what ``submit_choices`` takes as well."""
+        (stream,) = self.submit_choices(prompt_ids, (params,), **how)
         return stream
 
     def submit_choices(
@@ -206,10 +188,16 @@ class EngineClient:
         pooling: bool = False,
         read_with: TokenStream | None = None,
         beyond_queue: bool = False,
+        name: str = "unnamed",
     ) -> list[TokenStream]:
         """Hands over one request for each of ``params``, all with the same prompt; or none of them.
-        The first is an ordinary request, the others are forks of it. constraint: each gets a copy.
-        read_with: a stream that these are read together with. Raises as ``submit`` does."""
+        The first is an ordinary request, the others are forks of it.
+
+        constraint: each gets a copy. pooling: for its vector. read_with: a stream that these are
+        read together with. beyond_queue: even when the queue is full. name: what the log calls
+        them. Raises PromptTooLongError when it can never fit, QueueFullError when there is no room
+        now, EngineDeadError when there is no engine.
+        """
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
         longest = self.limits.max_model_len
@@ -232,6 +220,7 @@ class EngineClient:
                 constraint.copy() if constraint is not None else None,
                 pooling,
                 time.monotonic(),
+                name,
             )
             streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._streams[number] = streams[-1]
@@ -250,6 +239,8 @@ class EngineClient:
             if stream is None:
                 continue
             stream.deliver(event)
+            if event.finish is FinishReason.ERROR and not self._closed:
+                log.warning("the request %s has failed: %s", stream.request.name, event.message)
             if event.finish is not None:
                 del self._streams[event.request_id]
                 self._places.release(stream.request.salt.tenant)

@@ -32,5 +32,9 @@ class EngineConfig:
     prefix_keep_s: float
     max_sharers: int
     check_every_step: bool
+    max_step_mask_s: float
+    """Processor time of all masks of a step."""
+    grammar_bytes: int
+    """Memory that is kept for compiled grammars."""
     overlap: bool
     """Whether the next step is built and begun while one runs."""

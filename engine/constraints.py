@@ -5,6 +5,7 @@ in the logits. What a constraint raises ends its own request and nothing else.
 """
 
 import logging
+import time
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from engine.errors import FORM_LIMITS, FormLimitError
 from engine.types import Sampled, Sequence
 
 log = logging.getLogger(__name__)
@@ -32,8 +34,8 @@ class Masks:
 
     words: np.ndarray
     """uint32 ``[R, ceil(vocab / 32)]``, bit i % 32 of word i // 32: token i is allowed."""
-    broken: frozenset[int]
-    """Rows whose constraint has failed."""
+    broken: dict[int, str]
+    """Rows whose constraint has failed, and why: fit for clients."""
 
     def apply(self, logits: mx.array) -> mx.array:
         """The logits ``[R, vocab]`` with minus infinity where a token is not allowed."""
@@ -72,30 +74,29 @@ def is_masked(sequence: Sequence) -> bool:
 def fill_masks(sequences: SequenceOf[Sequence], vocab_size: int) -> Masks:
     """The masks of a batch, one row for each sequence."""
     words: np.ndarray = np.empty((len(sequences), -(-vocab_size // WORD_BITS)), np.uint32)
-    broken: set[int] = set()
+    broken: dict[int, str] = {}
     for number, sequence in enumerate(sequences):
-        row = words[number]
+        row, started_s = words[number], time.thread_time()
         try:
             filled = _fill(sequence, row)
         except Exception as error:
-            _report(error)
-            broken.add(number)
+            broken[number] = _why(sequence, error)
             filled = False
         if not filled:
             row.fill(ALL)
-    possible = words.any(axis=1)
-    if not possible.all():
-        log.warning("a constraint allows no token")
-        broken |= set(np.flatnonzero(~possible).tolist())
-    return Masks(words, frozenset(broken))
+        sequence.note_mask(time.thread_time() - started_s)
+    for number in np.flatnonzero(~words.any(axis=1)).tolist():
+        log.warning("the constraint of %s allows no token", sequences[number].request.name)
+        broken[number] = BROKEN
+    return Masks(words, broken)
 
 
 def accept(
-    sequences: SequenceOf[Sequence], results: list[Sampled], broken: frozenset[int]
+    sequences: SequenceOf[Sequence], results: list[Sampled], broken: dict[int, str]
 ) -> list[Sampled]:
     """Tells the constraints which tokens were chosen; results without those of broken ones."""
     return [
-        _broken_off(result) if row in broken or not _accepts(sequence, result) else result
+        _broken_off(result, broken.get(row) or _refusal(sequence, result))
         for row, (sequence, result) in enumerate(zip(sequences, results, strict=True))
     ]
 
@@ -125,23 +126,27 @@ def _fill(sequence: Sequence, row: np.ndarray) -> bool:
     return True
 
 
-def _accepts(sequence: Sequence, result: Sampled) -> bool:
+def _refusal(sequence: Sequence, result: Sampled) -> str | None:
+    """Why the constraint does not take the token; None where it does."""
     constraint = sequence.request.constraint
     if constraint is None or result.token_id is None:
-        return True
+        return None
     try:
         constraint.accept(result.token_id)
     except Exception as error:
-        _report(error)
-        return False
-    return True
+        return _why(sequence, error)
+    return None
 
 
-def _broken_off(result: Sampled) -> Sampled:
+def _broken_off(result: Sampled, why: str | None) -> Sampled:
     # A row that was not finite stays one: that is the worse fault.
-    return result if result.token_id is None else Sampled(None, message=BROKEN)
+    return result if why is None or result.token_id is None else Sampled(None, message=why)
 
 
-def _report(error: Exception) -> None:
+def _why(sequence: Sequence, error: Exception) -> str:
+    """What its client is told."""
+    if isinstance(error, FormLimitError):
+        return f"{FORM_LIMITS}: {error}"
     # Its text may hold some of the answer.
-    log.warning("a constraint raised %s", type(error).__name__)
+    log.warning("the constraint of %s raised %s", sequence.request.name, type(error).__name__)
+    return BROKEN

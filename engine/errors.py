@@ -1,4 +1,7 @@
-"""Why the engine does not take a request, or takes none any more."""
+"""Why the engine does not take a request, cannot go on with it, or takes none any more."""
+
+FORM_LIMITS = "the answer's form has come to its limits"
+"""How the message of a request begins that ended with a FormLimitError."""
 
 
 class QueueFullError(Exception):
@@ -16,6 +19,11 @@ class PromptTooLongError(Exception):
         super().__init__(f"{prompt_tokens} prompt tokens, {max_model_len} at most")
         self.prompt_tokens = prompt_tokens
         self.max_model_len = max_model_len
+
+
+class FormLimitError(Exception):
+    """An answer's form cannot be followed any further, for a reason that lies in the form: fixed
+    words, fit for clients."""
 
 
 class EngineDeadError(Exception):

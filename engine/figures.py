@@ -30,6 +30,13 @@ class SchedulerCounters:
     wasted_rows: int = 0
     """Whose results nobody wanted any more when their step was read."""
 
+    def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
+        """A prompt is about to be computed. miss: why not more of it is cached."""
+        self.submitted_prompt_tokens += tokens
+        self.cached_prompt_tokens += cached_tokens
+        if miss is not None:
+            self.prefix_misses[miss] += 1
+
 
 class HistogramCounts(NamedTuple):
     """Values by size."""

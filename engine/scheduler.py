@@ -4,6 +4,7 @@ There is no prefill phase and no decode phase. A sequence has ``num_computed`` a
 a step's plan closes the gap under a token budget. Who misses one token goes first, then chunks.
 """
 
+import math
 from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from engine.figures import SchedulerCounters
 from engine.kv_door import KVDoor
+from engine.mask_turns import who_rests
 from engine.results import NO_MEMORY, NOT_FINITE, end, take
 from engine.sharing import Sharing
 from engine.step_plan import PlanEntry, StepPlan, scored_positions
@@ -40,12 +42,15 @@ class Scheduler:
     limits: EngineLimits
     budget: TokenBudget
     max_num_batched_tokens: int
+    max_step_mask_s: float = math.inf
+    """Processor time of all masks of a step."""
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
     _waiting: list[Sequence] = field(default_factory=list)
     _running: list[Sequence] = field(default_factory=list)
     _by_id: dict[int, Sequence] = field(default_factory=dict)
     sharing: Sharing = field(init=False)
     _begun: list[Request] = field(default_factory=list)
+    _resting: set[int] = field(default_factory=set)
     _arrivals: int = 0
     _is_stuck: bool = False
     """Whether the last plan was empty: then those that run must go on before others come in."""
@@ -55,7 +60,6 @@ class Scheduler:
     """Requests whose steps can only be built when all of their tokens are known."""
 
     def __post_init__(self) -> None:
-        """Who shares with whom goes by their numbers."""
         self.sharing = Sharing(self.kv, self._by_id)
 
     # --- in and out -----------------------------------------------------------------------------
@@ -126,6 +130,7 @@ class Scheduler:
         have to, the plan is empty until the step has been read.
         """
         self._begun = []
+        self._resting = who_rests(self._running, self.max_step_mask_s)
         entries, starving = self._plan_decoding(ahead)
         if starving and ahead and not entries:
             return StepPlan([])
@@ -184,7 +189,8 @@ class Scheduler:
         for sequence in list(self._running):
             planned, tokens = sequence.num_planned, len(sequence.token_ids) + sequence.num_coming
             decoding = tokens - planned == 1 and sequence.prefix is not None
-            if not decoding or sequence.status is not SequenceStatus.RUNNING:
+            runs = sequence.status is SequenceStatus.RUNNING
+            if not decoding or not runs or sequence.seq_id in self._resting:
                 continue
             if len(entries) == self.max_num_batched_tokens:
                 return entries, True
@@ -236,13 +242,12 @@ class Scheduler:
         """Fills what the budget leaves with chunks of prompts, the first in order first."""
         room = self.budget.room(decoding=any(sequence.num_generated for sequence in self._running))
         room = min(room, self.max_num_batched_tokens - len(entries))
-        planned = {entry.sequence.seq_id for entry in entries}
+        done = {entry.sequence.seq_id for entry in entries} | self._resting
         for sequence in self._running:
             if room <= 0:
                 return
-            if sequence.seq_id in planned or not sequence.num_missing:
-                continue
-            if not self.sharing.is_behind(sequence):
+            has_more = sequence.num_missing and sequence.seq_id not in done
+            if has_more and not self.sharing.is_behind(sequence):
                 room -= self._plan_chunk(sequence, room, entries)
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
@@ -264,10 +269,7 @@ class Scheduler:
         left_at, miss = self.kv.explain(sequence.seq_id)
         sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
         self._begun.append(sequence.request)
-        self.counters.submitted_prompt_tokens += sequence.num_prompt
-        self.counters.cached_prompt_tokens += sequence.num_computed
-        if miss is not None:
-            self.counters.prefix_misses[miss] += 1
+        self.counters.count_prompt(sequence.num_prompt, sequence.num_computed, miss)
 
     def _preempt_youngest(self) -> Sequence:
         """Takes the memory of the last in order; it waits where its arrival puts it."""
@@ -283,11 +285,9 @@ class Scheduler:
 
     # --- results --------------------------------------------------------------------------------
 
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, message: str | None = None
-    ) -> TokenEvent:
+    def _finish(self, sequence: Sequence, reason: FinishReason, why: str = "") -> TokenEvent:
         self._leave(sequence, reason)
-        return end(sequence, reason, message)
+        return end(sequence, reason, why or None)
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is SequenceStatus.RUNNING:

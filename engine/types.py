@@ -126,6 +126,8 @@ class Request:
     """Whether it wants the vector of its prompt, and no tokens: then ``max_tokens`` is 0."""
     submitted_s: float | None = None
     """When, by the engine's clock; None where nobody asks how long it waited."""
+    name: str = "unnamed"
+    """What the log calls it."""
 
     @property
     def needs_host(self) -> bool:
@@ -189,6 +191,10 @@ class Sequence:
     """Made when it first computes a token of its own."""
     counts: TokenCounts | None = None
     """Kept by the sampler for sequences with penalties."""
+    mask_s: float = 0.0
+    """Processor time that its next mask is likely to take."""
+    rests: int = 0
+    """How many steps it has just sat out because of that."""
     scored: "list[TokenLogprobs]" = field(default_factory=list)
     """Of the prompt's tokens from the second on, as far as the model has been asked for them. Kept
     through preemptions."""
@@ -199,6 +205,10 @@ class Sequence:
         self.seq_id = self.request.request_id
         self.num_prompt = len(self.token_ids)
         self.order = (self.request.priority, self.arrival)
+
+    def note_mask(self, seconds: float) -> None:
+        """A mask has taken so much processor time. A form that was costly may soon be so again."""
+        self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
     def num_tokens(self) -> int:

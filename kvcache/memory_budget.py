@@ -2,7 +2,8 @@
 
 The sum is exact and made once, at start::
 
-    machine - headroom (for other programs) - weights - activations - MLX's cache = K and V
+    machine - headroom (for other programs) - weights - activations - MLX's cache - grammars
+        = K and V
 """
 
 from dataclasses import dataclass
@@ -41,11 +42,14 @@ class MemoryDemand:
     weights_bytes: int
     activation_bytes: int
     mlx_cache_bytes: int
+    grammar_bytes: int = 0
+    """Of the forms of answers, compiled."""
 
     @property
     def fixed_bytes(self) -> int:
         """All but K and V."""
-        return self.weights_bytes + self.activation_bytes + self.mlx_cache_bytes
+        held = self.mlx_cache_bytes + self.grammar_bytes
+        return self.weights_bytes + self.activation_bytes + held
 
     @property
     def usable_bytes(self) -> int:
@@ -96,6 +100,7 @@ class MemoryPlan:
             ("  weights", demand.weights_bytes),
             ("  activations", demand.activation_bytes),
             ("  MLX cache", demand.mlx_cache_bytes),
+            ("  compiled grammars", demand.grammar_bytes),
             ("K and V, at most", self.kv_budget_bytes),
         ]
         tokens = self.kv_budget_bytes // group.bytes_per_token

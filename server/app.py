@@ -56,6 +56,7 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.client.attach()
         yield
+        await service.grammars.close()
 
     app = ObservedApp(
         service,

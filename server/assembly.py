@@ -46,6 +46,8 @@ from server.metrics.registry import About
 from server.service import ServedModel, Service
 from server.settings import read_settings
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
+from server.text.grammar.error import GrammarError
+from server.text.grammar.judge import Judge, JudgeLimits
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer, TokenizerError
 from server.text.calls.written import WrittenCalls
@@ -76,7 +78,9 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
             frozenset(checkpoint.eos_token_ids or _eos_of(tokenizer)),
         )
     client = start_engine(settings, engine_plan)
-    grammars = grammar_compiler(settings, tokenizer, model, client)
+    grammars = grammar_compiler(settings, tokenizer, model, checkpoint.vocab_size)
+    if not checkpoint.embeds:
+        load_grammars(grammars)
     overseer = Overseer(
         client,
         watchdog_s=settings.engine.watchdog_s,
@@ -90,7 +94,6 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
     finally:
-        grammars.close()
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
         overseer.stop()
@@ -123,6 +126,8 @@ def engine_config(settings: Config) -> EngineConfig:
         prefix_keep_s=cache.prefix_keep_s,
         max_sharers=cache.max_sharers,
         check_every_step=engine.check_every_step,
+        max_step_mask_s=settings.limits.max_step_mask_s,
+        grammar_bytes=settings.limits.max_cached_grammar_memory,
         overlap=engine.overlap,
     )
 
@@ -185,19 +190,32 @@ def _eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def grammar_compiler(
-    settings: Config, tokenizer: Tokenizer, model: ServedModel, client: EngineClient
+    settings: Config, tokenizer: Tokenizer, model: ServedModel, vocab_size: int
 ) -> GrammarCompiler:
-    """What makes constraints of what requests want; it reads the vocabulary when it is needed."""
+    """What makes constraints of what requests want; it reads the tokenizer when it is needed."""
     limits = settings.limits
+    judge_limits = JudgeLimits(
+        limits.max_grammar_compile_s, limits.max_grammar_memory, limits.max_mask_s
+    )
     return GrammarCompiler(
-        lambda: Vocabulary(tokenizer, client.limits.vocab_size, model.stop_token_ids),
+        Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
+        lambda made: Judge(made.text, made.facts, judge_limits),
         GrammarLimits(
             max_bytes=limits.max_grammar_bytes,
-            max_compile_s=limits.max_grammar_compile_s,
+            max_memory_bytes=limits.max_cached_grammar_memory,
             max_cached=limits.max_cached_grammars,
             max_mask_s=limits.max_mask_s,
         ),
     )
+
+
+def load_grammars(grammars: GrammarCompiler) -> None:
+    """Reads the tokenizer for forms of answers before anybody asks; without it the server answers
+    all that has no form."""
+    try:
+        grammars.load()
+    except GrammarError as error:
+        log.warning(f"{error}")
 
 
 # --- engine and socket -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from engine.client import EngineClient, TokenStream
 from engine.types import PrefixReport, SamplingParams, TokenEvent
 from server.generation import Delta, Generation, GenerationError, Prompt, Usage
 from server.metrics.answer_times import AnswerTimes, Latencies, RequestTimes
+from server.request_ids import current_request_id
 from server.text.tokenizer import Tokenizer
 
 NUM_SEEDS = 2**64
@@ -54,6 +55,7 @@ class Choices:
             system_tokens=prompt.system_tokens,
             constraint=prompt.constraint,
             read_with=self._firsts[0].stream if self._firsts else None,
+            name=current_request_id(),
         )
         answers = [
             Generation(stream, tokenizer, prompt, index)

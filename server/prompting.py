@@ -6,14 +6,15 @@ from engine.types import TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
 from server.protocol.common import DrawingFields, answer_length
-from server.protocol.errors import context_length_exceeded, invalid
+from server.protocol.errors import context_length_exceeded, grammars_full, invalid
 from server.service import Service, new_seed
 from server.text.answer_parser import Reading
 from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import TemplateError
-from server.text.grammar.compiler import Wish
+from server.text.grammar.cache import GrammarMemoryError
 from server.text.grammar.error import GrammarError
-from server.text.grammar.thoughts import ThinkingStart
+from server.text.grammar.judge import JudgeBusyError
+from server.text.grammar.wish import ThinkingStart, Wish
 from server.text.parser import thinking_part
 from server.text.pieces import Part
 from server.text.tokenizer import EncodedChat, TextTooLongError
@@ -132,6 +133,8 @@ async def _constraint(
         constraint = await service.grammars.compile(wish)
     except GrammarError as error:
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
+    except (JudgeBusyError, GrammarMemoryError) as error:
+        raise grammars_full(service.config.limits.retry_after_s) from error
     if constraint is not None and asked.sampling.ignore_eos:
         raise invalid(
             "An answer of a given form, or with a budget of thoughts, has an end of its own.",

@@ -43,6 +43,8 @@ CONFIG = EngineConfig(
     prefix_keep_s=0.05,
     max_sharers=1000,
     check_every_step=True,
+    max_step_mask_s=1.0,
+    grammar_bytes=0,
     overlap=False,
 )
 MACHINE = MachineMemory(1024 * MIB, 1024 * MIB)

@@ -132,6 +132,7 @@ def plan_capacity(
         weights_bytes=0,
         activation_bytes=activation_bytes(shape, config),
         mlx_cache_bytes=config.mlx_cache_bytes,
+        grammar_bytes=config.grammar_bytes,
     )
     allocations = allocations_of(shape, device, context, config)
     arrivals = random_arrivals(

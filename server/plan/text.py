@@ -57,7 +57,8 @@ def _head(report: CapacityReport) -> Iterator[str]:
         f"{device.bytes_per_s / 1e9:.0f} GB/s and does {device.ops_per_s / 1e12:.1f} Tops/s, at "
         f"its peak. {gib(demand.usable_bytes - demand.fixed_bytes)} GiB are there for weights, K "
         f"and V: {gib(demand.headroom_bytes)} are left to other programs, activations take "
-        f"{gib(demand.activation_bytes)}, MLX's cache {gib(demand.mlx_cache_bytes)}."
+        f"{gib(demand.activation_bytes)}, MLX's cache {gib(demand.mlx_cache_bytes)}, "
+        f"compiled grammars {gib(demand.grammar_bytes)}."
     )
 
 

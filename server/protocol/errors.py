@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from engine.errors import FORM_LIMITS
+
 MAX_NAMED_PROBLEMS = 3
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
@@ -111,6 +113,17 @@ def key_share_full(retry_after_s: int) -> ApiError:
     )
 
 
+def grammars_full(retry_after_s: int) -> ApiError:
+    """429, for forms of answers that no other request has had yet."""
+    return ApiError(
+        429,
+        "Too many forms of answers are being compiled or in use; try again later.",
+        type="rate_limit_error",
+        code="grammars_full",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
 def out_of_time() -> ApiError:
     """503, for what cannot end early."""
     return ApiError(
@@ -147,10 +160,15 @@ def shutting_down(retry_after_s: int) -> ApiError:
 
 
 def generation_failed(reason: str, retry_after_s: int = 1, what: str = "Generation") -> ApiError:
-    """What a fault of the engine is for the client: 500, or 503 where the server ends. reason: the
-    engine's. retry_after_s: for a header, where there is still one."""
+    """What a fault of the engine is for the client: 500; 400 where the answer's form is at fault;
+    503 where the server ends.
+
+    reason: the engine's. retry_after_s: for a header, where there is still one.
+    """
     if reason == SHUTTING_DOWN:
         return shutting_down(retry_after_s)
+    if reason.startswith(FORM_LIMITS):
+        return invalid(f"{what} failed: {reason}.", code="form_limits")
     return internal_error(f"{what} failed: {reason}.")
 
 

@@ -15,8 +15,10 @@ from engine.loop import EngineLoop
 from engine.machine import machine_memory
 from engine.types import Request, SamplingParams, TokenConstraint
 from server.conversation import OutputFormat
-from server.text.grammar.compiler import GrammarCompiler, GrammarLimits, Wish
+from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
+from server.text.grammar.judge import Judge, JudgeLimits
 from server.text.grammar.vocabulary import Vocabulary
+from server.text.grammar.wish import Wish
 from server.text.tokenizer import Tokenizer
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.rounds import Part, Rounds
@@ -30,7 +32,8 @@ PROMPT_TOKENS = 100
 MODEL_LEN = 2048
 STEPS = 200
 WARM_UP_STEPS = 30
-LIMITS = GrammarLimits(max_bytes=2**18, max_compile_s=10.0, max_cached=8, max_mask_s=10.0)
+LIMITS = GrammarLimits(max_bytes=2**18, max_memory_bytes=2**30, max_cached=8, max_mask_s=10.0)
+JUDGE_LIMITS = JudgeLimits(max_cpu_s=10.0, max_memory_bytes=2**30, max_mask_s=10.0)
 PERSON = {
     "type": "object",
     "properties": {
@@ -92,9 +95,13 @@ async def compile_schema(model: Path, schema: dict[str, Any]) -> TokenConstraint
     """A schema for the tokens of a model."""
     tokenizer, checkpoint = Tokenizer(model), read_checkpoint(model)
     stops = frozenset(checkpoint.eos_token_ids)
-    compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, checkpoint.vocab_size, stops), LIMITS)
+    compiler = GrammarCompiler(
+        Vocabulary(tokenizer, checkpoint.vocab_size, stops),
+        lambda made: Judge(made.text, made.facts, JUDGE_LIMITS),
+        LIMITS,
+    )
     constraint = await compiler.compile(Wish(OutputFormat("json_schema", schema)))
-    compiler.close()
+    await compiler.close()
     assert constraint is not None
     return constraint
 

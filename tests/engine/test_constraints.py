@@ -1,6 +1,7 @@
 """Masks and what they do to the sampler, against slow, obvious references."""
 
 import logging
+import time
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import pytest
 
 from engine import sampler
 from engine.constraints import BROKEN, MaskThread
+from engine.errors import FORM_LIMITS, FormLimitError
 from engine.sampler import sample
 from engine.types import Request, Sampled, SamplingParams, Sequence, TokenConstraint
 from metal_ext import CpuWorkers
@@ -150,6 +152,30 @@ def test_a_constraint_that_raises_fails_its_row_alone_and_its_text_is_not_logged
     assert broken.accepted == []
     assert "ValueError" in caplog.text
     assert "text of an answer" not in caplog.text
+
+
+def test_a_form_that_comes_to_its_limits_fails_its_row_and_says_which() -> None:
+    class Tiring(Scripted):
+        def fill_mask(self, row: np.ndarray) -> bool:
+            raise FormLimitError("it is too large")
+
+    results = run(logits(2), [sequence(), sequence(Tiring(lambda _: None))])
+    assert results[0].token_id is not None
+    assert results[1] == Sampled(None, message=f"{FORM_LIMITS}: it is too large")
+
+
+def test_what_a_mask_costs_is_known_afterwards() -> None:
+    class Slow(Scripted):
+        def fill_mask(self, row: np.ndarray) -> bool:
+            started_s = time.thread_time()
+            while time.thread_time() - started_s < 0.02:
+                pass
+            return super().fill_mask(row)
+
+    slow, free = sequence(Slow(lambda _: {1})), sequence()
+    run(logits(2), [slow, free])
+    assert slow.mask_s >= 0.02
+    assert free.mask_s < 0.01
 
 
 def test_a_constraint_that_allows_nothing_fails_its_row() -> None:

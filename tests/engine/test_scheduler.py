@@ -410,3 +410,20 @@ def test_a_prompt_of_one_token_waits_for_budget_like_any_other() -> None:
         s.add(request(number, 1, max_tokens=9))
     for _ in range(3):
         assert [entry[0] for entry in run_step(s)[0]] == [1, 2]
+
+
+def test_who_rests_for_its_masks_is_planned_neither_as_a_token_nor_as_a_chunk() -> None:
+    s, _ = scheduler()
+    s.max_step_mask_s = 0.05
+    for number in (1, 2, 3):
+        s.add(request(number, 2))
+    run_step(s)
+    running, _ = s.sequences
+    for sequence in running[1:]:
+        sequence.note_mask(0.04)
+    assert [{entry[0] for entry in run_step(s)[0]} for _ in range(4)] == [
+        {1, 2},
+        {1, 3},
+        {1, 2},
+        {1, 3},
+    ]

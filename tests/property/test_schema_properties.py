@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from server.conversation import OutputFormat
-from server.text.grammar.compiler import Wish
 from server.text.grammar.error import GrammarError
+from server.text.grammar.wish import Wish
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
@@ -39,5 +39,4 @@ async def test_answers_at_random_satisfy_schemas_at_random(tmp_path: Path, seed:
             found = [error.message for error in Draft202012Validator(schema).iter_errors(value)]
             assert not found, (schema, value)
             judged += 1
-    made.close()
     assert judged > SCHEMAS / 2

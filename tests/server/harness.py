@@ -188,7 +188,7 @@ def make_service(
     """A service of one model under several names."""
     model = ServedModel((MODEL, *OTHER_NAMES), defaults or {}, stop_token_ids)
     config = config or Config()
-    grammars = grammar_compiler(config, tokenizer, model, client)
+    grammars = grammar_compiler(config, tokenizer, model, client.limits.vocab_size)
     calls = WrittenCalls(config.limits.max_written_call_bytes)
     return Service(config, model, tokenizer, client, Metrics(client), grammars, calls)
 

@@ -14,8 +14,7 @@ from server.protocol.errors import ApiError
 from server.service import Service
 from server.text.answer_parser import Reading
 from server.text.calls.tool_format import ToolFormat
-from server.text.grammar.compiler import Wish
-from server.text.grammar.thoughts import ThinkingStart
+from server.text.grammar.wish import ThinkingStart, Wish
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import XML_TEMPLATE, write_tokenizer
@@ -31,7 +30,14 @@ def prompt(service: Service, conversation: Conversation, **fields: Any) -> Promp
     """What the engine gets. fields: of the request, by OpenAI's names."""
     sampling = SamplingFields.model_validate(fields)
     asked = Asked(conversation, sampling, sampling.max_tokens)
-    return asyncio.run(chat_prompt(service, asked, "key"))
+
+    async def made() -> Prompt:
+        try:
+            return await chat_prompt(service, asked, "key")
+        finally:
+            await service.grammars.close()
+
+    return asyncio.run(made())
 
 
 def refusal(service: Service, conversation: Conversation, **fields: Any) -> ApiError:

@@ -1,169 +1,161 @@
-"""Wishes -> constraints: compiled off the event loop, within limits, and kept for the next."""
+"""Wishes -> constraints: judged by another process, compiled in this one, and kept for the next."""
 
 import asyncio
-import json
-import threading
-from collections import OrderedDict
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from typing import Protocol
 
 from engine.types import TokenConstraint
+from server.text.grammar.cache import (
+    CompiledGrammar,
+    GrammarCache,
+    Refusal,
+)
 from server.text.grammar.constraints import GrammarConstraint
-from server.text.grammar.error import GrammarError, meaning
+from server.text.grammar.error import GrammarError
+from server.text.grammar.judging import Verdict
 from server.text.grammar.lazy_calls import LazyCalls
-from server.text.grammar.text import TOOLS_PARAM, grammar_text
-from server.text.grammar.thoughts import ThinkingStart, ThoughtConstraint
-from server.text.grammar.vocabulary import Vocabulary, VocabularyError
-from server.text.grammar.wish import Wish as Wish
+from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
+from server.text.grammar.thoughts import ThoughtConstraint
+from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
+from server.text.grammar.wish import ThinkingStart, Wish, form_json
 
-T = TypeVar("T")
 THREADS = 2
-# The grammar engine recurses along references and rules, up to the limits of what is compiled.
-STACK_BYTES = 256 * 1024**2
-# About 2 KiB each, in every request that has the grammar.
-MAX_LEXER_STATES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """How much a wish may cost."""
+    """How much wishes may cost."""
 
     max_bytes: int
     """Of schemas, patterns and grammars of one request, as JSON."""
-    max_compile_s: float
+    max_memory_bytes: int
+    """Of all compiled grammars together."""
     max_cached: int
     """Compiled grammars that are kept for requests that wish the same."""
     max_mask_s: float
     """Processor time that one mask may take."""
 
 
+class Judging(Protocol):
+    """What knows what a form costs."""
+
+    async def verdict(self, form: str) -> Verdict:
+        """What becomes of a form."""
+
+    async def close(self) -> None:
+        """Nobody will ask any more."""
+
+
 class GrammarCompiler:
     """Makes constraints of wishes."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], limits: GrammarLimits) -> None:
-        """vocabulary: called once, when the first wish comes; may raise VocabularyError."""
-        self._make_vocabulary = vocabulary
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        judge: Callable[[GrammarTokenizer], Judging],
+        limits: GrammarLimits,
+    ) -> None:
+        """judge: called once, when there is something to judge."""
+        self._vocabulary = vocabulary
+        self._make_judge = judge
         self._limits = limits
-        self._vocabulary: Vocabulary | None = None
-        self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._executor: ThreadPoolExecutor | None = None
+        self._loaded: _Loaded | None = None
+        self._cache = GrammarCache(limits.max_memory_bytes, limits.max_cached)
+        self._making: dict[bytes, asyncio.Task[CompiledGrammar | Refusal]] = {}
+
+    def load(self) -> None:
+        """Read the tokenizer, which takes a second for a large one and lets nobody else run: a
+        server does it before it listens. Raises GrammarError."""
+        self._load()
+        _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # they are kept
 
     async def compile(self, wish: Wish) -> TokenConstraint | None:
         """The constraint of an answer; None where there is nothing to hold it to.
 
-        Raises GrammarError that names what cannot be enforced, and the request's field.
+        Raises GrammarError that names what cannot be enforced, and the request's field;
+        JudgeBusyError and GrammarMemoryError where there is no room for it now.
         """
-        if not _is_bound(wish) and not _is_budgeted(wish):
+        if not wish.has_form and not wish.has_budget:
             return None
-        vocabulary = await self._run(self._load)
-        making = self._run(lambda: self._constraint(wish, vocabulary))
-        try:
-            return await asyncio.wait_for(making, self._limits.max_compile_s)
-        except TimeoutError as error:
-            limit = self._limits.max_compile_s
-            raise GrammarError(f"it cannot be compiled within {limit:g} s", _param(wish)) from error
-
-    def close(self) -> None:
-        """Lets the threads end."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._executor is None:
-            self._executor = deep_threads()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    # --- the compiling threads ------------------------------------------------------------------
-
-    def _load(self) -> Vocabulary:
-        with self._lock:
-            if self._vocabulary is None:
-                try:
-                    self._vocabulary = self._make_vocabulary()
-                except VocabularyError as error:
-                    raise GrammarError(f"no form of answers can be enforced: {error}") from error
-            return self._vocabulary
-
-    def _constraint(self, wish: Wish, vocabulary: Vocabulary) -> TokenConstraint:
-        answer = self._answer(wish, vocabulary) if _is_bound(wish) else None
+        answer = await self._answer(wish) if wish.has_form else None
         if answer is not None and wish.thinking is ThinkingStart.SAYING:
             return answer
-        return ThoughtConstraint(answer, vocabulary, wish.thinking, wish.thinking_budget)
+        return ThoughtConstraint(answer, self._vocabulary, wish.thinking, wish.thinking_budget)
 
-    def _answer(self, wish: Wish, vocabulary: Vocabulary) -> TokenConstraint:
-        self._check_bytes(wish)
-        is_lazy = not wish.must_call and wish.output is None
-        text = grammar_text(wish, vocabulary.tokens, is_lazy)
-        constraint = self._compile(text, vocabulary, _param(wish))
-        return LazyCalls(constraint, vocabulary) if is_lazy else constraint
+    async def close(self) -> None:
+        """End the process that judges. The next form begins anew."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.threads.shutdown(wait=False, cancel_futures=True)
+            await loaded.judge.close()
 
-    def _check_bytes(self, wish: Wish) -> None:
-        values = [tool.parameters for tool in wish.tools]
-        values += [wish.output.value] if wish.output is not None else []
+    async def _answer(self, wish: Wish) -> TokenConstraint:
+        grammar = await self._grammar(wish)
+        constraint = GrammarConstraint(grammar, self._vocabulary.words, self._limits.max_mask_s)
+        return LazyCalls(constraint, self._vocabulary) if wish.is_lazy else constraint
+
+    async def _grammar(self, wish: Wish) -> CompiledGrammar:
+        form = await asyncio.to_thread(form_json, wish, self._limits.max_bytes)
+        digest = hashlib.sha256(form.encode()).digest()
+        found = self._cache.get(digest)
+        if found is None:
+            found = await self._made(digest, form)
+        if isinstance(found, Refusal):
+            raise GrammarError(found.message, found.param or wish.param)
+        return found
+
+    async def _made(self, digest: bytes, form: str) -> CompiledGrammar | Refusal:
+        """What becomes of a form, found out once for all who ask meanwhile, and also when the first
+        of them leaves."""
+        making = self._making.get(digest)
+        if making is None:
+            making = self._making[digest] = asyncio.create_task(self._make(digest, form))
+            making.add_done_callback(lambda made: self._end_making(digest, made))
+        return await asyncio.shield(making)
+
+    def _end_making(self, digest: bytes, made: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
+        del self._making[digest]
+        if not made.cancelled():
+            made.exception()  # has been looked at, also where nobody waits any more
+
+    async def _make(self, digest: bytes, form: str) -> CompiledGrammar | Refusal:
+        loaded = self._load()
+        verdict = await loaded.judge.verdict(form)
+        if verdict.refusal is not None:
+            refusal = Refusal(verdict.refusal, verdict.param)
+            self._cache.refuse(digest, refusal)
+            return refusal
+        memory_bytes = verdict.memory_bytes + LEXER_BYTES
+        self._cache.reserve(memory_bytes)
         try:
-            # Halves of characters become escapes, as JSON's other users have it.
-            size = len(json.dumps(values, allow_nan=False))
-        except (ValueError, RecursionError) as error:
-            raise GrammarError("it is not JSON, or nested too deeply", _param(wish)) from error
-        if size > self._limits.max_bytes:
-            message = f"it has more than {self._limits.max_bytes} bytes"
-            raise GrammarError(message, _param(wish))
+            matcher = await asyncio.get_running_loop().run_in_executor(
+                loaded.threads, new_matcher, loaded.tokenizer.engine, verdict.grammar
+            )
+        except BaseException:
+            self._cache.release(memory_bytes)
+            raise
+        grammar = CompiledGrammar(matcher, memory_bytes)
+        self._cache.keep(digest, grammar)
+        return grammar
 
-    def _compile(self, text: str, vocabulary: Vocabulary, param: str) -> GrammarConstraint:
-        with self._lock:
-            matcher = self._compiled.pop(text, None)
-        if matcher is None:
-            matcher = compiled(text, vocabulary, param)
-        copy = matcher.deep_copy()
-        with self._lock:
-            self._compiled[text] = matcher
-            while len(self._compiled) > self._limits.max_cached:
-                self._compiled.popitem(last=False)
-        return GrammarConstraint(copy, vocabulary.words, self._limits.max_mask_s)
-
-
-def deep_threads() -> ThreadPoolExecutor:
-    """Threads with a stack for the grammar engine."""
-    executor = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
-    all_here = threading.Barrier(THREADS + 1)
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        for _ in range(THREADS):
-            executor.submit(all_here.wait)
-        all_here.wait()
-    finally:
-        threading.stack_size(before)
-    return executor
+    def _load(self) -> "_Loaded":
+        if self._loaded is None:
+            try:
+                tokenizer = GrammarTokenizer(self._vocabulary)
+            except VocabularyError as error:
+                raise GrammarError(f"no form of answers can be enforced: {error}") from error
+            self._loaded = _Loaded(tokenizer, self._make_judge(tokenizer), deep_threads(THREADS))
+        return self._loaded
 
 
-def compiled(text: str, vocabulary: Vocabulary, param: str) -> LLMatcher:
-    """A matcher that has made its first mask. Raises GrammarError."""
-    limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(vocabulary.engine, text, log_level=0, limits=limits)
-    row = np.zeros(vocabulary.words, np.uint32)
-    if not matcher.is_error():
-        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-    if matcher.is_error():
-        raise GrammarError(meaning(matcher.get_error()), param)
-    return matcher
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What forms need."""
 
-
-def _is_bound(wish: Wish) -> bool:
-    """Whether an answer has a form. Where calls may be made, a strict tool gives it one."""
-    strict = any(tool.strict for tool in wish.tools)
-    return wish.output is not None or bool(wish.tools and (wish.must_call or strict))
-
-
-def _is_budgeted(wish: Wish) -> bool:
-    return wish.thinking_budget is not None and wish.thinking is not ThinkingStart.SAYING
-
-
-def _param(wish: Wish) -> str:
-    """The request's field that a fault is of, as far as can be said."""
-    return TOOLS_PARAM if wish.output is None or wish.must_call else wish.output.param
+    tokenizer: GrammarTokenizer
+    judge: Judging
+    threads: ThreadPoolExecutor
+    """Where this process compiles."""

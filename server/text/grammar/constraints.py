@@ -3,11 +3,14 @@
 import time
 
 import numpy as np
-from llguidance import LLMatcher
+
+from engine.errors import FormLimitError
+from server.text.grammar.cache import CompiledGrammar
+from server.text.grammar.error import limit_of
 
 
 class ConstraintError(RuntimeError):
-    """A grammar that cannot go on; its message has none of the answer."""
+    """A grammar that does not go on as it should; the message has none of the answer."""
 
 
 class GrammarConstraint:
@@ -17,9 +20,10 @@ class GrammarConstraint:
     computes, and until then nobody has to know.
     """
 
-    def __init__(self, matcher: LLMatcher, words: int, max_mask_s: float) -> None:
+    def __init__(self, grammar: CompiledGrammar, words: int, max_mask_s: float) -> None:
         """words: of a mask. max_mask_s: a mask that takes more processor time ends the request."""
-        self._matcher = matcher
+        self._grammar = grammar
+        self._matcher = grammar.matcher.deep_copy()
         self._max_mask_s = max_mask_s
         # Asking for an array's address takes longer than copying it.
         self._mask = np.empty(words, np.uint32)
@@ -27,15 +31,14 @@ class GrammarConstraint:
         self._accepted: list[int] = []
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """See TokenConstraint. Raises ConstraintError."""
+        """See TokenConstraint. Raises ConstraintError, and FormLimitError."""
         started_s = time.thread_time()
         self._take_in()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
         # A matcher with an error would let the answer end.
-        if self._matcher.is_error():
-            raise ConstraintError("the grammar has come to its limits")
+        self._check("allows no token")
         if time.thread_time() - started_s > self._max_mask_s:
-            raise ConstraintError("the grammar takes too long")
+            raise FormLimitError(f"a token of it takes more than {self._max_mask_s:g} s")
         row[:] = self._mask
         return True
 
@@ -45,19 +48,26 @@ class GrammarConstraint:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow any more. Raises ConstraintError."""
+        """Whether nothing can follow any more. Raises as ``fill_mask`` does."""
         self._take_in()
         return bool(self._matcher.is_stopped())
 
     def _take_in(self) -> None:
         for token_id in self._accepted:
-            if not self._matcher.consume_token(token_id):
-                raise ConstraintError("the grammar does not allow the token")
+            self._matcher.consume_token(token_id)
+            self._check("does not allow the token")
         self._accepted.clear()
+
+    def _check(self, fault: str) -> None:
+        """fault: of a grammar that cannot go on without having come to its limits."""
+        if self._matcher.is_error():
+            self._grammar.is_spent = True
+            said = limit_of(self._matcher.get_error())
+            raise FormLimitError(said) if said else ConstraintError(f"the grammar {fault}")
 
     def copy(self) -> "GrammarConstraint":
         """See TokenConstraint."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._mask.size, self._max_mask_s)
+        return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s)
 
 
 class TagWatch:

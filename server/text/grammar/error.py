@@ -41,13 +41,23 @@ MEANINGS = (
     (r"look-?around", "look-arounds in a pattern are not supported"),
     (r"[Rr]egex|Regex", "a pattern cannot be used"),
     (r"nested|recursion", "it is nested too deeply"),
+)
+# The same where it has come to its limits.
+LIMITS = (
+    (r"items; max is|Too many items", "it leaves too many ways to go on at once"),
     (r"too (large|big|complex|many)|limit|fuel", "it is too large"),
 )
 
 
 def meaning(complaint: str) -> str:
     """The grammar engine's complaint in fixed words: it may quote what it complains about."""
-    for pattern, said in MEANINGS:
-        if re.search(pattern, complaint):
-            return said
-    return "it is not valid"
+    return _said(complaint, MEANINGS) or limit_of(complaint) or "it is not valid"
+
+
+def limit_of(complaint: str) -> str | None:
+    """The same for limits; None for another complaint."""
+    return _said(complaint, LIMITS)
+
+
+def _said(complaint: str, meanings: tuple[tuple[str, str], ...]) -> str | None:
+    return next((said for pattern, said in meanings if re.search(pattern, complaint)), None)

@@ -6,10 +6,12 @@ out of the result says nothing about the answer, or nothing that could fail.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from server.text.grammar.error import GrammarError
+from server.text.grammar.matcher import MAX_LEXER_STATES
 from server.text.grammar.merged_patterns import check_patterns
 
 # JSON Schema 2020-12, and what older drafts had. Each keyword with the types of its value.
@@ -76,6 +78,7 @@ REFUSED_FORMATS = frozenset(
 )  # fmt: skip
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 COUNTS = frozenset(name for name, types in VALUES.items() if types == (int,))
+PATTERNS = frozenset({"pattern", "patternProperties"})
 SUBSCHEMAS = frozenset({"items", "additionalItems", "additionalProperties"})
 PROPERTIES = frozenset({"properties", "patternProperties"})
 LITERALS = frozenset({"const", "enum", "required"})
@@ -93,6 +96,7 @@ MAX_DEPTH = 50
 MAX_SUBSCHEMAS = 5000
 MAX_PROPERTIES = 1000
 MAX_COUNT = 10**9
+REPEAT = re.compile(r"\{([0-9]*)(?:,([0-9]*))?\}")
 
 
 Schema = dict[str, Any] | bool
@@ -197,10 +201,20 @@ def _check(keyword: str, value: Any) -> None:
         raise GrammarError("enum has no values")
     if keyword == "required" and not all(isinstance(name, str) for name in value):
         raise GrammarError("required must be a list of names")
+    for pattern in named if keyword in PATTERNS else ():
+        check_repeats(pattern)
     if keyword in LITERALS or not isinstance(value, str | list | dict):
         _check_literal(keyword, value, 0)
     if keyword in SUBSCHEMA_MAPS:
         _check_literal(keyword, list(value), 0)
+
+
+def check_repeats(pattern: str) -> None:
+    """Raise GrammarError for a pattern, or a grammar, that counts further than can be followed."""
+    for counts in REPEAT.findall(pattern):
+        # Digits are enough: a number of many is not made.
+        if any(len(count) > 9 or int(count or 0) > MAX_LEXER_STATES for count in counts):
+            raise GrammarError(f"a repeat of more than {MAX_LEXER_STATES} is not supported")
 
 
 def _check_literal(keyword: str, value: Any, depth: int) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,25 +12,29 @@ from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
 from server.text.grammar.error import GrammarError, faults_of
 from server.text.grammar.merged_patterns import MAX_PATTERNS
-from server.text.grammar.schemas import checked_schema
-from server.text.grammar.wish import Wish
+from server.text.grammar.schemas import check_repeats, checked_schema
+from server.text.grammar.tokenizer_facts import TokenizerFacts
+from server.text.grammar.wish import TOOLS_PARAM, Wish
 from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
 
-TOOLS_PARAM = "tools"
 Grammar = dict[str, Any]
-TagTokens = Callable[[str], tuple[int, ...]]
 # Between two parts of JSON: nothing, one space, or a new line and its indentation, twelve levels of
 # two or six of four. A model that is unsure likes to write white space, and would without end.
 WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
 # Without \u: the engine does not see that a key written with such escapes is one it knows.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-# The engine would ignore them, or take back what was said.
-REFUSED_ATTRIBUTES = re.compile(r"\[[^\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
+# The engine would ignore them, or take back what was said. Like all patterns here this one looks at
+# no character more often than a few times, whatever the text.
+REFUSED_ATTRIBUTES = re.compile(r"\[[^\[\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
 )
-LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/')
+# One that is never closed goes to the end of its line.
+LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?')
+LITERAL_OR_NAME = re.compile(rf"{LITERAL.pattern}|<[^<>\s]+>")
+# The converter looks from each line break on for what is not white space.
+BLANK_LINES = re.compile(r"\n\s*\n")
 LINE = "\n"
 NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<\/parameter>(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
@@ -42,27 +45,28 @@ MAX_RULES = 500
 ANY_OBJECT = {"type": "object"}
 
 
-def grammar_text(wish: Wish, tag_tokens: TagTokens, is_lazy: bool) -> str:
-    """The grammar of an answer that has a form; or, lazily, of one call behind its opening tag.
-
-    Raises GrammarError.
+def grammar_text(wish: Wish, facts: TokenizerFacts) -> str:
+    """The grammar of an answer that has a form; or, of a lazy one, of one call behind its opening
+    tag. Raises GrammarError.
     """
-    grammar = CallGrammar(tag_tokens)
+    grammar = CallGrammar(facts.tags)
     ways = []
     if wish.output is not None and not wish.must_call:
         with faults_of(wish.output.param):
-            ways.append(grammar.add_part("answer", output_grammar(wish.output)))
+            ways.append(grammar.add_part("answer", output_grammar(wish.output, facts)))
     if wish.tools:
         with faults_of(TOOLS_PARAM):
             schemas = [_arguments(tool, wish.must_call) for tool in wish.tools]
             names = [tool.name for tool in wish.tools]
-            grammar.add_calls(dict(zip(names, schemas, strict=True)), wish.tool_format, is_lazy)
-        several = wish.parallel and not is_lazy
+            grammar.add_calls(
+                dict(zip(names, schemas, strict=True)), wish.tool_format, wish.is_lazy
+            )
+        several = wish.parallel and not wish.is_lazy
         ways.append(f'call ("\\n" call){{0,{MAX_CALLS - 1}}}' if several else "call")
     return grammar.text(" | ".join(ways))
 
 
-def output_grammar(output: OutputFormat) -> Grammar:
+def output_grammar(output: OutputFormat, facts: TokenizerFacts) -> Grammar:
     """What a whole answer may be. Raises GrammarError."""
     value = output.value
     match output.kind:
@@ -71,13 +75,14 @@ def output_grammar(output: OutputFormat) -> Grammar:
         case "json_schema":
             return _json(checked_schema(value))
         case "regex":
-            return _only(LLMatcher.grammar_from_regex(_text(value)))
+            check_repeats(_text(value))
+            return _only(LLMatcher.grammar_from_regex(value))
         case "choice":
             if not isinstance(value, list) or not value:
                 raise GrammarError("it has no choices")
             return {"lark_grammar": "start: " + " | ".join(lark_string(_text(v)) for v in value)}
         case _:
-            return {"lark_grammar": _lark(_text(value))}
+            return {"lark_grammar": _lark(_named(_text(value), facts.names))}
 
 
 def _json(schema: dict[str, Any]) -> Grammar:
@@ -100,6 +105,16 @@ def _text(value: Any) -> str:
     return value
 
 
+def _named(text: str, names: dict[str, int]) -> str:
+    """A grammar whose added tokens are named by their ids, which the grammar engine knows."""
+
+    def numbered(found: re.Match[str]) -> str:
+        token = names.get(found[0])
+        return found[0] if token is None else f"<[{token}]>"
+
+    return LITERAL_OR_NAME.sub(numbered, text)
+
+
 def _lark(text: str) -> str:
     """A grammar in Lark's syntax, or GBNF -> Lark."""
     if found := REFUSED_ATTRIBUTES.search(text):
@@ -108,8 +123,9 @@ def _lark(text: str) -> str:
         raise GrammarError(f"& comes more than {MAX_PATTERNS} times in it")
     if len(DEFINITION.findall(text)) > MAX_RULES:
         raise GrammarError(f"it has more than {MAX_RULES} rules")
+    check_repeats(text)
     try:
-        lark: str = any_to_lark(text)
+        lark: str = any_to_lark(BLANK_LINES.sub("\n", text))
     except RecursionError as error:
         raise GrammarError("it is nested too deeply") from error
     except Exception as error:
@@ -125,7 +141,7 @@ def _lark(text: str) -> str:
 class CallGrammar:
     """Grammars of calls: their rules, and the grammars that these refer to."""
 
-    tag_tokens: TagTokens
+    tag_tokens: dict[str, list[int]]
     """The tokens of a tag."""
     rules: list[str] = field(default_factory=list)
     parts: list[Grammar] = field(default_factory=list)
@@ -155,7 +171,7 @@ class CallGrammar:
 
     def _tag(self, tag: str) -> str:
         """A tag: as one token, where there is one for it."""
-        ids = self.tag_tokens(tag)
+        ids = self.tag_tokens[tag]
         return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(tag)
 
     def _add_hermes(self, rule: str, name: str, schema: dict[str, Any]) -> None:

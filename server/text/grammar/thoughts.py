@@ -8,20 +8,10 @@ import numpy as np
 from engine.types import TokenConstraint
 from server.text.grammar.constraints import TagWatch
 from server.text.grammar.vocabulary import Vocabulary, set_bits
+from server.text.grammar.wish import ThinkingStart
 from server.text.parser import CLOSE, OPEN
 
 OPEN_TAG, CLOSE_TAG = OPEN.encode(), CLOSE.encode()
-
-
-class ThinkingStart(Enum):
-    """Where the prompt leaves the model."""
-
-    SAYING = "saying"
-    """It does not think, or has been told to stop."""
-    THINKING = "thinking"
-    """The prompt has opened the tag."""
-    OPEN = "open"
-    """It may open the tag itself, or answer."""
 
 
 class Phase(Enum):

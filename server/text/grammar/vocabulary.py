@@ -1,17 +1,20 @@
 """What constraints know of a tokenizer: its tokens as the grammar engine wants them, the tags that
 models think and call between, and masks of what may come before a tag."""
 
+import json
 from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
 from llguidance import LLTokenizer
 
-from server.text.calls.tool_format import CALL_OPEN
+from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
+from server.text.grammar.tokenizer_facts import TokenizerFacts
 from server.text.parser import CLOSE, OPEN
 from server.text.tokenizer import Tokenizer
 
 WORD_BITS = 32
+ADDED_TOKENS = '"added_tokens":'
 # What models write between a closing tag and what they say.
 LINE_BREAKS = ("\n", "\n\n")
 
@@ -21,34 +24,51 @@ class VocabularyError(ValueError):
 
 
 class Vocabulary:
-    """A tokenizer's tokens. Reading them takes a second for a large vocabulary."""
+    """A tokenizer's tokens."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, stop_ids: frozenset[int]) -> None:
-        """size: of the model's output, which may be padded. stop_ids: tokens that end an answer.
-
-        Raises VocabularyError.
-        """
-        fast = tokenizer.fast
+        """size: of the model's output, which may be padded. stop_ids: tokens that end an answer."""
+        self.size = size
+        self.stop_ids = frozenset(i for i in stop_ids if i < tokenizer.vocab_size)
         self._tokenizer = tokenizer
-        self._size = size
-        self._stop_ids = frozenset(i for i in stop_ids if i < tokenizer.vocab_size)
-        if fast.get_vocab_size(with_added_tokens=True) != tokenizer.vocab_size:
-            raise VocabularyError("the ids of the model's tokenizer have gaps")
-        if not self._stop_ids:
-            raise VocabularyError("the model has no token that ends an answer")
-        try:
-            self.engine = LLTokenizer(fast.to_str(), size, sorted(self._stop_ids))
-        except ValueError as error:
-            raise VocabularyError("the model's tokenizer does not work on bytes") from error
-        self.open_id: int | None = fast.token_to_id(OPEN)
+        self.open_id: int | None = tokenizer.fast.token_to_id(OPEN)
         self.close_ids = self.tokens(CLOSE)
         breaks = map(self.tokens, LINE_BREAKS)
         self.line_breaks = frozenset(ids[0] for ids in breaks if len(ids) == 1)
 
+    def engine_text(self) -> str:
+        """Write the tokenizer for the grammar engine. Raises VocabularyError.
+
+        Added tokens get names that no text has. By their own ones the engine would take a text that
+        it is to write, and that spells such a token, for that token, which no grammar allows.
+        """
+        fast = self._tokenizer.fast
+        if fast.get_vocab_size(with_added_tokens=True) != self._tokenizer.vocab_size:
+            raise VocabularyError("the ids of the model's tokenizer have gaps")
+        if not self.stop_ids:
+            raise VocabularyError("the model has no token that ends an answer")
+        text = fast.to_str()
+        start = text.index(ADDED_TOKENS) + len(ADDED_TOKENS)
+        added, end = json.JSONDecoder().raw_decode(text, start)
+        rest = text[end:]
+        for token in added:
+            name = f"\ue000{token['id']}\ue001"
+            # Some tokenizers have them among their ordinary ones as well.
+            own = json.dumps(token["content"], ensure_ascii=False)
+            rest = rest.replace(f"{own}:{token['id']}", f'"{name}":{token["id"]}', 1)
+            token["content"] = name
+        return text[:start] + json.dumps(added) + rest
+
+    @property
+    def names(self) -> dict[str, int]:
+        """Added tokens by their texts."""
+        added = self._tokenizer.fast.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items()}
+
     @property
     def words(self) -> int:
         """Words of a mask."""
-        return -(-self._size // WORD_BITS)
+        return -(-self.size // WORD_BITS)
 
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
@@ -78,7 +98,7 @@ class Vocabulary:
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True
         if not may_stop:
-            free[list(self._stop_ids)] = False
+            free[list(self.stop_ids)] = False
         # Only tokens with the tag's last byte, and something behind it, can go beyond the tag.
         beyond = [(i, text) for i, text in enumerate(texts) if tag[-1:] in text[:-1]]
         free[[i for i, text in beyond if tag in text[:-1]]] = False
@@ -89,6 +109,24 @@ class Vocabulary:
             allowed[longer] = False
             masks.append(np.packbits(allowed, bitorder="little").view(np.uint32))
         return masks
+
+
+class GrammarTokenizer:
+    """A vocabulary as the grammar engine has it. Reading it takes a second for a large one, and no
+    other thread runs meanwhile."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises VocabularyError."""
+        text = vocabulary.engine_text()
+        stop_ids = sorted(vocabulary.stop_ids)
+        try:
+            self.engine = LLTokenizer(text, vocabulary.size, stop_ids)
+        except ValueError as error:
+            raise VocabularyError("the model's tokenizer does not work on bytes") from error
+        self.text = text.encode()
+        """For another process, which reads it again."""
+        tags = {tag: list(vocabulary.tokens(tag)) for tag in (CALL_OPEN, CALL_CLOSE)}
+        self.facts = TokenizerFacts(vocabulary.size, stop_ids, tags, vocabulary.names)
 
 
 def set_bits(row: np.ndarray, ids: Iterable[int]) -> None:

@@ -1,10 +1,26 @@
 """What an answer must be like, from all parts of a request that say so."""
 
+import json
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import ToolFormat
-from server.text.grammar.thoughts import ThinkingStart
+from server.text.grammar.error import GrammarError
+
+TOOLS_PARAM = "tools"
+
+
+class ThinkingStart(Enum):
+    """Where the prompt leaves the model."""
+
+    SAYING = "saying"
+    """It does not think, or has been told to stop."""
+    THINKING = "thinking"
+    """The prompt has opened the tag."""
+    OPEN = "open"
+    """It may open the tag itself, or answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +39,68 @@ class Wish:
     thinking: ThinkingStart = ThinkingStart.SAYING
     thinking_budget: int | None = None
     """Tokens."""
+
+    @property
+    def has_form(self) -> bool:
+        """Whether what is said has a form. Where calls may be made, a strict tool gives it one."""
+        strict = any(tool.strict for tool in self.tools)
+        return self.output is not None or bool(self.tools and (self.must_call or strict))
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether the form is that of calls, which the model need not make."""
+        return not self.must_call and self.output is None
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether thoughts have an end of their own."""
+        return self.thinking_budget is not None and self.thinking is not ThinkingStart.SAYING
+
+    @property
+    def param(self) -> str:
+        """The request's field that a fault of the form is of, as far as can be said."""
+        return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
+
+
+def form_json(wish: Wish, max_bytes: int) -> str:
+    """Write the form of what is said as JSON: the same for the same form.
+
+    Raises GrammarError, before more than ``max_bytes`` are written, for what is too long, or no
+    JSON.
+    """
+    output = wish.output
+    form = {
+        "output": None if output is None else [output.kind, output.value, output.param],
+        "tools": [[tool.name, tool.parameters, tool.strict] for tool in wish.tools],
+        "tool_format": wish.tool_format.value,
+        "must_call": wish.must_call,
+        "parallel": wish.parallel,
+    }
+    pieces, size = list[str](), 0
+    try:
+        # Halves of characters become escapes, as JSON's other users have it.
+        for piece in json.JSONEncoder(allow_nan=False).iterencode(form):
+            size += len(piece)
+            if size > max_bytes:
+                raise GrammarError(f"it has more than {max_bytes} bytes", wish.param)
+            pieces.append(piece)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, GrammarError):
+            raise
+        raise GrammarError("it is not JSON, or nested too deeply", wish.param) from error
+    return "".join(pieces)
+
+
+def form_of_json(text: str) -> Wish:
+    """Read what ``form_json`` has written."""
+    form: dict[str, Any] = json.loads(text)
+    return Wish(
+        output=None if form["output"] is None else OutputFormat(*form["output"]),
+        tools=tuple(
+            Tool(name, parameters=parameters, strict=strict)
+            for name, parameters, strict in form["tools"]
+        ),
+        tool_format=ToolFormat(form["tool_format"]),
+        must_call=form["must_call"],
+        parallel=form["parallel"],
+    )

@@ -1,27 +1,17 @@
 """What single fields of a chat do to its answer."""
 
-import asyncio
-import threading
 from typing import Any
 
 import httpx2
 import pytest
 
 from engine.client import EngineClient
-from server.config import Config, LimitsSection
-from server.text.grammar import compiler as grammar_compiler
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
-    DEADLINE_S,
     Engine,
     chat,
-    events,
-    finish_of,
-    http_client,
     ids_of,
-    make_service,
-    running,
     token_id,
 )
 
@@ -128,37 +118,6 @@ async def test_a_form_that_cannot_be_enforced_is_a_400(http: httpx2.AsyncClient)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "response_format.json_schema.schema")
     assert "not" in error["message"]
-
-
-async def test_a_form_that_takes_too_long_is_a_400_while_other_streams_go_on(
-    engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = threading.Event()
-    real = grammar_compiler.compiled
-
-    def slow(text: str, *others: Any) -> Any:
-        if "slow" in text:
-            release.wait(DEADLINE_S)
-        return real(text, *others)
-
-    monkeypatch.setattr(grammar_compiler, "compiled", slow)
-    config = Config(limits=LimitsSection(max_grammar_compile_s=0.3))
-    end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, config, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as http:
-        stuck = asyncio.create_task(http.post(CHAT, json=chat(guided_choice=["slow"])))
-        streams = 0
-        while not stuck.done():
-            response = await http.post(CHAT, json=chat(stream=True, max_tokens=3, ignore_eos=True))
-            assert finish_of(events(response.text)) == "length"
-            streams += 1
-        refused = await stuck
-        release.set()
-        error = refused.json()["error"]
-        assert (refused.status_code, error["param"]) == (400, "guided_choice")
-        assert "cannot be compiled within 0.3 s" in error["message"]
-        assert streams > 1
-    service.grammars.close()
 
 
 async def test_a_system_message_may_come_at_any_time(http: httpx2.AsyncClient) -> None:

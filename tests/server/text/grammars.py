@@ -11,16 +11,21 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from engine.types import TokenConstraint
 from server.conversation import OutputFormat
-from server.text.grammar.compiler import GrammarCompiler, GrammarLimits, Wish
+from server.text.grammar.cache import CompiledGrammar
+from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
+from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.error import GrammarError
-from server.text.grammar.vocabulary import Vocabulary
+from server.text.grammar.judging import Tokens, Verdict, judge
+from server.text.grammar.matcher import new_matcher
+from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
+from server.text.grammar.wish import Wish
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
 
 # The model's output is padded beyond the tokenizer's tokens.
 MODEL_SIZE = 1024
-LIMITS = GrammarLimits(max_bytes=2**18, max_compile_s=30.0, max_cached=8, max_mask_s=10.0)
+LIMITS = GrammarLimits(max_bytes=2**18, max_memory_bytes=2**30, max_cached=8, max_mask_s=10.0)
 STOPS = ("<|im_end|>", "<|endoftext|>")
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 
@@ -33,8 +38,31 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer, MODEL_SIZE, stop_ids(tokenizer))
 
 
+class JudgeHere:
+    """Judges in this process."""
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        self._tokens = Tokens(tokenizer.engine, tokenizer.facts)
+        self.judged: list[str] = []
+
+    async def verdict(self, form: str) -> Verdict:
+        self.judged.append(form)
+        return judge(form, self._tokens, LIMITS.max_mask_s)
+
+    async def close(self) -> None:
+        pass
+
+
 def compiler(tokenizer: Tokenizer, limits: GrammarLimits = LIMITS) -> GrammarCompiler:
-    return GrammarCompiler(lambda: vocabulary(tokenizer), limits)
+    return GrammarCompiler(vocabulary(tokenizer), JudgeHere, limits)
+
+
+def grammar_constraint(
+    words: Vocabulary, text: str, max_mask_s: float = LIMITS.max_mask_s
+) -> GrammarConstraint:
+    """text: a grammar as the grammar engine takes it."""
+    matcher = new_matcher(GrammarTokenizer(words).engine, text)
+    return GrammarConstraint(CompiledGrammar(matcher, 0), words.words, max_mask_s)
 
 
 def tagged_tokenizer(folder: Path, *, special: bool) -> Tokenizer:
@@ -48,11 +76,7 @@ def tagged_tokenizer(folder: Path, *, special: bool) -> Tokenizer:
 
 
 async def compiled(tokenizer: Tokenizer, wish: Wish) -> TokenConstraint:
-    made = compiler(tokenizer)
-    try:
-        constraint = await made.compile(wish)
-    finally:
-        made.close()
+    constraint = await compiler(tokenizer).compile(wish)
     assert constraint is not None
     return constraint
 

@@ -1,22 +1,51 @@
 import asyncio
-import json
-import threading
-import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from server.conversation import OutputFormat, Tool
-from server.text.grammar import compiler as grammar_compiler
-from server.text.grammar.compiler import GrammarCompiler, Wish, deep_threads
+from server.text.grammar import matcher as grammar_matcher
+from server.text.grammar.cache import GrammarMemoryError
+from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.error import GrammarError
-from server.text.grammar.thoughts import ThinkingStart, ThoughtConstraint
-from server.text.grammar.vocabulary import Vocabulary, VocabularyError
+from server.text.grammar.matcher import LEXER_BYTES
+from server.text.grammar.thoughts import ThoughtConstraint
+from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
+from server.text.grammar.wish import ThinkingStart, Wish
 from server.text.tokenizer import Tokenizer
-from tests.server.text.grammars import LIMITS, allowed_ids, compiler, takes, vocabulary
+from tests.engines import VOCAB
+from tests.server.text.grammars import (
+    LIMITS,
+    MODEL_SIZE,
+    JudgeHere,
+    allowed_ids,
+    compiler,
+    follows,
+    takes,
+    vocabulary,
+)
 
 NUMBER = Wish(OutputFormat("json_schema", {"type": "integer"}))
+
+
+class Watched:
+    """A compiler, and what it has had judged."""
+
+    def __init__(self, tokenizer: Tokenizer, **limits: Any) -> None:
+        self.compiler = GrammarCompiler(
+            vocabulary(tokenizer), self._made, replace(LIMITS, **limits)
+        )
+        self.judge: JudgeHere | None = None
+
+    def _made(self, tokenizer: GrammarTokenizer) -> JudgeHere:
+        self.judge = JudgeHere(tokenizer)
+        return self.judge
+
+    @property
+    def judged(self) -> int:
+        """Forms that were judged."""
+        return 0 if self.judge is None else len(self.judge.judged)
 
 
 @pytest.mark.parametrize(
@@ -30,42 +59,69 @@ NUMBER = Wish(OutputFormat("json_schema", {"type": "integer"}))
     ],
 )
 async def test_where_nothing_is_wished_nothing_is_made(tokenizer: Tokenizer, wish: Wish) -> None:
-    def never() -> Vocabulary:
-        raise AssertionError("no vocabulary is needed")
+    made = Watched(tokenizer)
+    assert await made.compiler.compile(wish) is None
+    assert made.judge is None
+    await made.compiler.close()
 
-    assert await GrammarCompiler(never, LIMITS).compile(wish) is None
+
+async def test_a_budget_of_thoughts_alone_needs_no_compiler(tokenizer: Tokenizer) -> None:
+    made = Watched(tokenizer)
+    constraint = await made.compiler.compile(
+        Wish(thinking=ThinkingStart.THINKING, thinking_budget=1)
+    )
+    assert constraint is not None
+    assert allowed_ids(constraint) is None
+    assert made.judge is None
 
 
 async def test_thoughts_come_before_the_form(tokenizer: Tokenizer) -> None:
-    made = compiler(tokenizer)
-    thinking = await made.compile(replace(NUMBER, thinking=ThinkingStart.THINKING))
+    thinking = await compiler(tokenizer).compile(replace(NUMBER, thinking=ThinkingStart.THINKING))
     assert isinstance(thinking, ThoughtConstraint)
     assert takes(thinking, tokenizer, "well</think>\n12")
-    budget = await made.compile(Wish(thinking=ThinkingStart.THINKING, thinking_budget=1))
-    assert budget is not None
-    assert allowed_ids(budget) is None
-    made.close()
 
 
-async def test_the_same_wish_is_compiled_once_and_the_oldest_is_forgotten(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = []
-    real = grammar_compiler.compiled
-
-    def counting(text: str, *others: Any) -> Any:
-        texts.append(text)
-        return real(text, *others)
-
-    monkeypatch.setattr(grammar_compiler, "compiled", counting)
-    made = compiler(tokenizer, replace(LIMITS, max_cached=2))
+async def test_a_form_is_judged_once_and_the_oldest_is_forgotten(tokenizer: Tokenizer) -> None:
+    made = Watched(tokenizer, max_cached=2)
     wishes = [Wish(OutputFormat("choice", [name])) for name in "abc"]
     for place in (0, 1, 0, 1, 2, 1, 0):
-        constraint = await made.compile(wishes[place])
+        constraint = await made.compiler.compile(wishes[place])
         assert constraint is not None
         assert takes(constraint, tokenizer, "abc"[place])
-    assert len(texts) == 4, "a was forgotten when c came"
-    made.close()
+    assert made.judged == 4, "a was forgotten when c came"
+
+
+async def test_many_who_ask_at_once_for_a_form_wait_for_one_judgement(tokenizer: Tokenizer) -> None:
+    made = Watched(tokenizer)
+    wishes = [Wish(OutputFormat("regex", f"a{{{n % 7 + 1}}}")) for n in range(40)]
+    found = await asyncio.gather(*map(made.compiler.compile, wishes))
+    for number, constraint in enumerate(found):
+        assert constraint is not None
+        assert takes(constraint, tokenizer, "a" * (number % 7 + 1))
+    assert made.judged == 7
+
+
+async def test_a_form_is_ready_for_the_next_one_although_the_first_who_asked_has_left(
+    tokenizer: Tokenizer,
+) -> None:
+    made = Watched(tokenizer)
+    first = asyncio.create_task(made.compiler.compile(NUMBER))
+    while not made.judged:
+        await asyncio.sleep(0.001)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await made.compiler.compile(NUMBER) is not None
+    assert made.judged == 1
+
+
+async def test_what_was_refused_is_remembered(tokenizer: Tokenizer) -> None:
+    made = Watched(tokenizer)
+    for _ in range(3):
+        with pytest.raises(GrammarError, match="not is not supported") as caught:
+            await made.compiler.compile(Wish(OutputFormat("json_schema", {"not": {}}, "guided")))
+        assert caught.value.param == "guided"
+    assert made.judged == 1
 
 
 async def test_answers_to_the_same_wish_do_not_disturb_each_other(tokenizer: Tokenizer) -> None:
@@ -77,17 +133,37 @@ async def test_answers_to_the_same_wish_do_not_disturb_each_other(tokenizer: Tok
     first.accept(minus)
     assert minus in (allowed_ids(second) or ())
     assert minus not in (allowed_ids(first) or ())
-    made.close()
 
 
-async def test_many_may_wish_at_once(tokenizer: Tokenizer) -> None:
+async def test_answers_have_only_so_much_memory_for_their_forms(tokenizer: Tokenizer) -> None:
+    made = compiler(tokenizer, replace(LIMITS, max_memory_bytes=3 * LEXER_BYTES - 1))
+    first = await made.compile(Wish(OutputFormat("choice", ["a"])))
+    kept = await made.compile(Wish(OutputFormat("choice", ["b"])))
+    assert first is not None
+    del kept  # nobody uses it: it gives way
+    second = await made.compile(Wish(OutputFormat("choice", ["c"])))
+    assert second is not None
+    with pytest.raises(GrammarMemoryError):
+        await made.compile(Wish(OutputFormat("choice", ["d"])))
+    assert takes(first, tokenizer, "a")
+    del first, second
+    assert await made.compile(Wish(OutputFormat("choice", ["d"]))) is not None
+
+
+async def test_a_form_that_came_to_its_limits_in_one_answer_is_fresh_for_the_next(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_matcher, "MAX_LEXER_STATES", 30)
+    for name in ("SHORT_TOKENS", "LONG_TOKENS"):
+        monkeypatch.setattr(grammar_matcher, name, 1)
     made = compiler(tokenizer)
-    wishes = [Wish(OutputFormat("regex", f"a{{{n % 7 + 1}}}")) for n in range(40)]
-    found = await asyncio.gather(*map(made.compile, wishes))
-    for number, constraint in enumerate(found):
+    wish = Wish(OutputFormat("regex", "(ab|cd|ef){0,99}"))
+    for _ in range(2):
+        constraint = await made.compile(wish)
         assert constraint is not None
-        assert takes(constraint, tokenizer, "a" * (number % 7 + 1))
-    made.close()
+        assert takes(constraint, tokenizer, "abcd")
+        with pytest.raises(Exception, match="too large"):
+            follows(constraint, tokenizer.fast.encode("ab" * 60).ids)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +175,11 @@ async def test_many_may_wish_at_once(tokenizer: Tokenizer) -> None:
     ],
 )
 async def test_what_is_too_long_is_refused(tokenizer: Tokenizer, wish: Wish) -> None:
-    made = compiler(tokenizer, replace(LIMITS, max_bytes=1000))
+    made = Watched(tokenizer, max_bytes=1000)
     with pytest.raises(GrammarError, match="it has more than 1000 bytes") as caught:
-        await made.compile(wish)
+        await made.compiler.compile(wish)
     assert caught.value.param == ("tools" if wish.tools else "response_format")
-    made.close()
+    assert made.judge is None
 
 
 async def test_what_json_cannot_hold_is_refused(tokenizer: Tokenizer) -> None:
@@ -114,65 +190,26 @@ async def test_what_json_cannot_hold_is_refused(tokenizer: Tokenizer) -> None:
     for value in ({"minimum": float("nan")}, deep):
         with pytest.raises(GrammarError, match="not JSON, or nested too deeply"):
             await made.compile(Wish(OutputFormat("json_schema", value)))
-    made.close()
     while isinstance(deep, dict) and deep:
         deep = deep.pop("items")  # link by link: freeing it whole would recurse
 
 
-async def test_compiling_has_a_time_limit_and_others_need_not_wait(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = threading.Event()
-    real = grammar_compiler.compiled
-
-    def slow(text: str, *others: Any) -> Any:
-        if "slow" in text:
-            release.wait(30)
-        return real(text, *others)
-
-    monkeypatch.setattr(grammar_compiler, "compiled", slow)
-    made = compiler(tokenizer, replace(LIMITS, max_compile_s=0.2))
-    stuck = asyncio.create_task(made.compile(Wish(OutputFormat("choice", ["slow"]))))
-    assert await made.compile(NUMBER) is not None
-    with pytest.raises(GrammarError, match=r"within 0\.2 s"):
-        await stuck
-    release.set()
-    made.close()
-
-
-async def test_a_tokenizer_that_cannot_be_read_refuses_every_wish(tokenizer: Tokenizer) -> None:
-    def broken() -> Vocabulary:
-        raise VocabularyError("the ids of the model's tokenizer have gaps")
-
-    made = GrammarCompiler(broken, LIMITS)
-    with pytest.raises(GrammarError, match="no form of answers can be enforced: the ids"):
+async def test_a_tokenizer_that_cannot_be_read_refuses_every_form(tokenizer: Tokenizer) -> None:
+    made = GrammarCompiler(
+        Vocabulary(tokenizer, MODEL_SIZE, frozenset({VOCAB + 3})), JudgeHere, LIMITS
+    )
+    with pytest.raises(GrammarError, match="no form of answers can be enforced: the model has"):
+        made.load()
+    with pytest.raises(GrammarError, match="no form of answers can be enforced: the model has"):
         await made.compile(NUMBER)
-    made.close()
+    budget = Wish(thinking=ThinkingStart.THINKING, thinking_budget=1)
+    assert await made.compile(budget) is not None
 
 
-async def test_the_vocabulary_is_read_once(tokenizer: Tokenizer) -> None:
-    reads = []
-
-    def slow() -> Vocabulary:
-        reads.append(time.monotonic())
-        time.sleep(0.05)
-        return vocabulary(tokenizer)
-
-    made = GrammarCompiler(slow, LIMITS)
-    await asyncio.gather(*(made.compile(NUMBER) for _ in range(5)))
-    assert len(reads) == 1
-    made.close()
-
-
-def test_a_compiler_that_was_never_used_closes() -> None:
-    GrammarCompiler(lambda: pytest.fail("not needed"), LIMITS).close()
-
-
-def test_a_grammar_that_has_no_first_token_is_refused(tokenizer: Tokenizer) -> None:
-    schema = {"const": "\x01", "x-guidance": {"json_allowed_escapes": "n"}}
-    text = json.dumps({"grammars": [{"json_schema": schema}]})
-    with pytest.raises(GrammarError, match="no answer can satisfy it"):
-        grammar_compiler.compiled(text, vocabulary(tokenizer), "response_format")
+def test_a_tokenizer_that_can_be_read_is_read_before_anybody_asks(tokenizer: Tokenizer) -> None:
+    made = Watched(tokenizer)
+    made.compiler.load()
+    assert made.judge is not None
 
 
 # --- what would break the process --------------------------------------------------------------
@@ -196,12 +233,3 @@ async def test_long_chains_of_references_do_not_overflow_the_stack(tokenizer: To
     constraint = await made.compile(Wish(OutputFormat("grammar", lark)))
     assert constraint is not None
     assert takes(constraint, tokenizer, "a" * 400 + "b")
-    made.close()
-
-
-def test_other_threads_keep_their_stacks() -> None:
-    before = threading.stack_size()
-    executor = deep_threads()
-    assert threading.stack_size() == before
-    assert executor.submit(lambda: 3).result(5) == 3
-    executor.shutdown()

@@ -4,7 +4,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from server.text.grammar.compiler import compiled
+from engine.errors import FormLimitError
 from server.text.grammar.constraints import ConstraintError, GrammarConstraint, TagWatch
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
@@ -12,6 +12,7 @@ from tests.server.harness import token_id
 from tests.server.text.grammars import (
     allowed_ids,
     follows,
+    grammar_constraint,
     stop_ids,
     takes,
     text_of,
@@ -28,8 +29,8 @@ def words(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def of_lark(words: Vocabulary, lark: str, max_mask_s: float = 10.0) -> GrammarConstraint:
-    matcher = compiled(json.dumps({"grammars": [{"lark_grammar": lark}]}), words, "")
-    return GrammarConstraint(matcher, words.words, max_mask_s)
+    grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
+    return grammar_constraint(words, grammar, max_mask_s)
 
 
 def test_only_what_the_grammar_allows_comes_next_and_then_the_end(
@@ -76,15 +77,14 @@ def test_a_token_that_is_not_allowed_is_a_fault(words: Vocabulary, tokenizer: To
 def test_a_grammar_that_leads_nowhere_is_a_fault(words: Vocabulary, tokenizer: Tokenizer) -> None:
     endless = {"a": {"$ref": "#/$defs/a"}}
     schema = {"type": "object", "properties": endless, "required": ["a"], "$defs": endless}
-    matcher = compiled(json.dumps({"grammars": [{"json_schema": schema}]}), words, "")
-    constraint = GrammarConstraint(matcher, words.words, 10.0)
+    constraint = grammar_constraint(words, json.dumps({"grammars": [{"json_schema": schema}]}))
     assert follows(constraint, tokenizer.fast.encode('{"a":').ids)
-    with pytest.raises(ConstraintError, match="limits"):
+    with pytest.raises(ConstraintError, match="allows no token"):
         allowed_ids(constraint)
 
 
-def test_a_mask_that_takes_too_long_is_a_fault(words: Vocabulary) -> None:
-    with pytest.raises(ConstraintError, match="too long"):
+def test_a_mask_that_takes_too_long_is_the_forms_fault(words: Vocabulary) -> None:
+    with pytest.raises(FormLimitError, match="more than 0 s"):
         allowed_ids(of_lark(words, 'start: "ab"', max_mask_s=0.0))
 
 

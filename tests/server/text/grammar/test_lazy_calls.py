@@ -3,14 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from server.text.grammar.compiler import compiled
-from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.lazy_calls import LazyCalls
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.text.grammars import (
     allowed_ids,
     follows,
+    grammar_constraint,
     stop_ids,
     tagged_tokenizer,
     takes,
@@ -23,8 +22,8 @@ def lazy(tokenizer: Tokenizer) -> LazyCalls:
     close = words.tokens("</tool_call>")
     tag = f"<[{close[0]}]>" if len(close) == 1 else '"</tool_call>"'
     lark = f"start: /[0-9]+/ {tag}"
-    matcher = compiled(json.dumps({"grammars": [{"lark_grammar": lark}]}), words, "")
-    return LazyCalls(GrammarConstraint(matcher, words.words, 10.0), words)
+    grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
+    return LazyCalls(grammar_constraint(words, grammar), words)
 
 
 @pytest.fixture(params=["spelt", "special", "plain"])

@@ -1,6 +1,10 @@
 """What the grammars of outputs and calls take, and what they refuse."""
 
 import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,14 +14,19 @@ import pytest
 
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import ToolFormat
-from server.text.grammar.compiler import Wish
+from server.text.grammar.error import GrammarError
 from server.text.grammar.merged_patterns import MAX_PATTERNS
-from server.text.grammar.text import MAX_CALLS, MAX_RULES
+from server.text.grammar.text import MAX_CALLS, MAX_RULES, grammar_text
+from server.text.grammar.tokenizer_facts import TokenizerFacts
+from server.text.grammar.wish import Wish
 from server.text.tokenizer import Tokenizer
+from tests.server.harness import token_id
 from tests.server.text.grammars import (
     compiled,
+    follows,
     of_schema,
     refusal,
+    stop_ids,
     tagged_tokenizer,
     takes,
     text_of,
@@ -30,6 +39,7 @@ PLACE = Tool("place", parameters={
     "required": ["city"],
     "additionalProperties": False,
 })  # fmt: skip
+NO_TAGS = TokenizerFacts(0, [], {}, {})
 NOW = Tool("now", parameters={"type": "object", "additionalProperties": False})
 CALL = '<tool_call>\n{"name": "place", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
 NOW_CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -141,6 +151,13 @@ async def test_a_grammar_is_lark_or_gbnf(tokenizer: Tokenizer, grammar: str) -> 
             f"more than {MAX_RULES} rules",
         ),
         (output("grammar", "start: missing"), "not valid"),
+        (output("grammar", 'start: "a"{9000}'), "a repeat of more than 8192"),
+        (output("regex", "a{60000}"), "a repeat of more than 8192"),
+        (output("regex", "a{1,0000060000}"), "a repeat of more than 8192"),
+        (output("json_schema", {"pattern": "a{60000,}"}), "a repeat of more than 8192"),
+        (output("json_schema", {"patternProperties": {"a{9999}": {}}}), "a repeat of more than"),
+        (output("json_schema", {"properties": {f"p{n}": {} for n in range(500)}}), "too many ways"),
+        (output("choice", [f"c{n}" for n in range(5000)]), "too many ways"),
         (
             output("grammar", "start: T\nT: /a/" + " & /a.*/" * (MAX_PATTERNS + 1)),
             f"& comes more than {MAX_PATTERNS} times",
@@ -157,6 +174,62 @@ async def test_what_cannot_be_enforced_is_refused_with_its_field(
     error = await refusal(tokenizer, wish)
     assert says in str(error)
     assert error.param == "response_format"
+
+
+# What would take the square of its length, each by its length.
+LONG_GRAMMARS = {
+    "open brackets": lambda n: "[" * n,
+    "brackets and an attribute": lambda n: "[" * n + "a",
+    "a quote that never closes": lambda n: '"' + '\\"' * n,
+    "a slash that never closes": lambda n: "/" + "\\/" * n,
+    "blank lines": lambda n: 'root ::= "a"' + "\n" * n,
+    "lines of spaces": lambda n: 'root ::= "a"' + "\n " * n,
+    "repeats that never close": lambda n: "{1" * n,
+    "names that never close": lambda n: "<a" * n,
+}
+
+
+@pytest.mark.parametrize("make", LONG_GRAMMARS.values(), ids=LONG_GRAMMARS)
+def test_reading_a_grammar_takes_no_longer_than_it_is_long(make: Callable[[int], str]) -> None:
+    def seconds(length: int) -> float:
+        times = []
+        for _ in range(3):
+            started = time.process_time()
+            with suppress(GrammarError):
+                grammar_text(output("grammar", make(length)), NO_TAGS)
+            times.append(time.process_time() - started)
+        return min(times)
+
+    assert seconds(32_000) < 8 * seconds(8_000) + 0.01
+
+
+@pytest.mark.parametrize("name", ["<think>", "</think>", "<|im_start|>", "<|im_end|>"])
+async def test_a_text_that_spells_an_added_token_can_be_said(
+    tokenizer: Tokenizer, name: str
+) -> None:
+    noted = {"note": f"{name} and {name}"}
+    call = json.dumps({"name": "a", "arguments": {"note": name}})
+    tool = Tool("a", parameters={"properties": {"note": {"const": name}}, "required": ["note"]})
+    for wish, said in (
+        (output("json_schema", {"const": noted}), json.dumps(noted)),
+        (output("choice", [f"a{name}b", f"a{name}c"]), f"a{name}c"),
+        (output("regex", re.escape(name)), name),
+        (output("grammar", f"start: {json.dumps(name)}"), name),
+        (output("json_schema", {"required": [name]}), json.dumps({name: 1})),
+        (calls(tool), f"<tool_call>\n{call}\n</tool_call>"),
+    ):
+        constraint = await compiled(tokenizer, wish)
+        spelt = [token for letter in said for token in tokenizer.fast.encode(letter).ids]
+        assert follows(constraint, [*spelt, min(stop_ids(tokenizer))]), wish
+
+
+async def test_a_grammar_may_name_an_added_token(tokenizer: Tokenizer) -> None:
+    constraint = await compiled(tokenizer, output("grammar", 'start: <think> "<think>" "a"'))
+    token = token_id(tokenizer, "<think>")
+    spelt = [i for letter in "<think>a" for i in tokenizer.fast.encode(letter).ids]
+    assert follows(constraint, [token, *spelt])
+    constraint = await compiled(tokenizer, output("grammar", 'start: <think> "a"'))
+    assert not follows(constraint, spelt)
 
 
 # --- calls -------------------------------------------------------------------------------------

@@ -5,7 +5,12 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders
 
-from server.text.grammar.vocabulary import Vocabulary, VocabularyError, set_bits
+from server.text.grammar.vocabulary import (
+    GrammarTokenizer,
+    Vocabulary,
+    VocabularyError,
+    set_bits,
+)
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
@@ -66,7 +71,7 @@ def test_a_tokenizer_with_gaps_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text().replace(f'"w{VOCAB - 2}": {VOCAB - 2}', f'"w": {VOCAB + 5}'))
     with pytest.raises(VocabularyError, match="gaps"):
-        vocabulary(Tokenizer(tmp_path))
+        GrammarTokenizer(vocabulary(Tokenizer(tmp_path)))
 
 
 def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path: Path) -> None:
@@ -76,12 +81,12 @@ def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path: Path) -> N
     fast.decoder = decoders.WordPiece()
     fast.save(file)
     with pytest.raises(VocabularyError, match="bytes"):
-        vocabulary(Tokenizer(tmp_path))
+        GrammarTokenizer(vocabulary(Tokenizer(tmp_path)))
 
 
 def test_without_a_token_that_ends_an_answer_nothing_can_be_enforced(tokenizer: Tokenizer) -> None:
     with pytest.raises(VocabularyError, match="ends an answer"):
-        Vocabulary(tokenizer, MODEL_SIZE, frozenset({VOCAB + 3}))
+        GrammarTokenizer(Vocabulary(tokenizer, MODEL_SIZE, frozenset({VOCAB + 3})))
 
 
 def test_bits_are_set_where_they_belong() -> None:

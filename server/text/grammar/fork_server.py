@@ -1,0 +1,183 @@
+"""The process that judges forms: it forks a child for each, and ends a child that takes too much.
+
+It reads frames from standard input and writes frames to standard output. A frame is four bytes, its
+length (big-endian), and so many bytes. The first one in is the text of a tokenizer, which is read
+once: every child begins with it. All others are JSON: forms go in, and what becomes of each comes
+out as soon as it is known, in any order.
+
+A child is ended by the kernel when its processor time is over, and by this process when it takes
+too much memory, or too long. It has one thread, and never imports numpy, MLX or the engine.
+"""
+
+import json
+import math
+import os
+import resource
+import selectors
+import signal
+import struct
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import psutil
+from llguidance import LLTokenizer
+
+from server.text.grammar.judging import Tokens, judge
+from server.text.grammar.matcher import new_matcher, try_matcher
+from server.text.grammar.tokenizer_facts import TokenizerFacts
+
+LENGTH = struct.Struct(">I")
+READ_BYTES = 65536
+# Children are looked at so often.
+LOOK_S = 0.01
+# A child that gets no processor may take so many times its processor time.
+WAIT_FACTOR = 20
+FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
+OVER_TIME, OVER_MEMORY, DIED = "over_time", "over_memory", "died"
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that judges one form."""
+
+    number: int
+    """The form's."""
+    pid: int
+    most_bytes: int
+    """Of its memory, what it began with included."""
+    ends_at: float
+    said: bytearray = field(default_factory=bytearray)
+    killed_for: str = ""
+
+
+class ForkServer:
+    """Forks children, and listens to them."""
+
+    def __init__(self, source: int, sink: int, facts: TokenizerFacts) -> None:
+        """source, sink: file descriptors of the frames."""
+        self._source = source
+        self._sink = sink
+        self._facts = facts
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, Child] = {}
+        self._tokens: Tokens | None = None
+        self._received = bytearray()
+
+    def run(self) -> None:
+        """Serve until nobody is left to ask."""
+        self._selector.register(self._source, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select(LOOK_S if self._children else None):
+                if key.fd != self._source:
+                    self._listen(key.fd)
+                elif not self._receive():
+                    self._end()
+                    return
+            for child in self._children.values():
+                _end_excess(child)
+
+    def _receive(self) -> bool:
+        """Take in what was asked; False when nobody will ask any more."""
+        read = os.read(self._source, READ_BYTES)
+        self._received += read
+        while len(self._received) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
+            if len(self._received) < end:
+                break
+            frame = bytes(self._received[LENGTH.size : end])
+            del self._received[:end]
+            if self._tokens is None:
+                self._tokens = _read_tokenizer(frame.decode(), self._facts)
+            else:
+                self._fork(json.loads(frame), self._tokens)
+        return bool(read)
+
+    def _fork(self, asked: dict[str, Any], tokens: Tokens) -> None:
+        out, into = os.pipe()
+        own_bytes = psutil.Process().memory_info().rss
+        pid = os.fork() or run_child(asked, tokens, into)
+        os.close(into)
+        self._children[out] = Child(
+            asked["number"],
+            pid,
+            own_bytes + asked["memory_bytes"],
+            time.monotonic() + WAIT_FACTOR * asked["cpu_s"],
+        )
+        self._selector.register(out, selectors.EVENT_READ)
+
+    def _listen(self, out: int) -> None:
+        """A child has said something, or has ended."""
+        child = self._children[out]
+        said = os.read(out, READ_BYTES)
+        child.said += said
+        if said:
+            return
+        self._selector.unregister(out)
+        os.close(out)
+        del self._children[out]
+        _, status = os.waitpid(child.pid, 0)
+        answer: dict[str, Any] = {"number": child.number}
+        if child.killed_for or status:
+            over_time = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+            answer["ended"] = child.killed_for or (OVER_TIME if over_time else DIED)
+        else:
+            answer["verdict"] = child.said.decode()
+        write_frame(self._sink, json.dumps(answer).encode())
+
+    def _end(self) -> None:
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+
+
+def run_child(asked: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
+    """Judge a form, write the verdict, and end the process. into: a file descriptor."""
+    # Whose processor time is over is ended by the kernel, whatever it is doing.
+    signal.setitimer(signal.ITIMER_PROF, asked["cpu_s"])
+    os.nice(asked["nice"])
+    with open(into, "wb") as sink:
+        sink.write(judge(asked["form"], tokens, asked["max_mask_s"]).to_json())
+    os._exit(0)
+
+
+def write_frame(sink: int, content: bytes) -> None:
+    """Write all of a frame."""
+    left = memoryview(LENGTH.pack(len(content)) + content)
+    while left:
+        left = left[os.write(sink, left) :]
+
+
+def _read_tokenizer(text: str, facts: TokenizerFacts) -> Tokens:
+    engine = LLTokenizer(text, facts.size, facts.stop_ids)
+    # What the first grammar takes, every child has from the beginning.
+    try_matcher(engine, new_matcher(engine, FIRST_GRAMMAR), math.inf)
+    return Tokens(engine, facts)
+
+
+def _end_excess(child: Child) -> None:
+    """End a child that takes too much."""
+    if child.killed_for:
+        return
+    try:
+        taken = psutil.Process(child.pid).memory_info().rss
+    except psutil.Error:
+        return  # it has ended
+    if time.monotonic() > child.ends_at:
+        child.killed_for = OVER_TIME
+    elif taken > child.most_bytes:
+        child.killed_for = OVER_MEMORY
+    if child.killed_for:
+        os.kill(child.pid, signal.SIGKILL)
+
+
+def main(facts: str) -> None:
+    """Serve the process that has started this one. facts: of the tokenizer, as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for that one, which says when to end
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ForkServer(sys.stdin.fileno(), sys.stdout.fileno(), TokenizerFacts.of_json(facts)).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,211 @@
+"""Asks another process what a form costs, before this one pays for it.
+
+There are two lanes, so that nobody's simple form waits for one that takes seconds::
+
+    form --> quick lane: QUICK_CPU_S of processor time at most --> verdict
+                 | over
+                 +--> slow lane, one at a time: max_cpu_s at most --> verdict
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from server.text.grammar.fork_server import DIED, LENGTH, OVER_MEMORY, OVER_TIME
+from server.text.grammar.judging import Verdict
+from server.text.grammar.tokenizer_facts import TokenizerFacts
+
+# Forms that are judged at once in each lane, and that may wait for their turn.
+QUICK_AT_ONCE, QUICK_WAITING = 2, 64
+SLOW_AT_ONCE, SLOW_WAITING = 1, 8
+QUICK_CPU_S = 0.1
+# How far they stand back behind the engine.
+QUICK_NICE, SLOW_NICE = 5, 15
+# The process ends when it has had nothing to judge for so long; the next form starts another.
+IDLE_S = 60.0
+COMMAND = (sys.executable, "-P", "-m", "server.text.grammar.fork_server")
+
+log = structlog.get_logger("quire")
+
+
+class JudgeBusyError(Exception):
+    """No form can be judged now."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeLimits:
+    """What judging one form may take."""
+
+    max_cpu_s: float
+    max_memory_bytes: int
+    max_mask_s: float
+    """Processor time of each of the first tokens of an answer."""
+
+
+class Judge:
+    """Judges forms for one tokenizer, in a process that is there while it is needed.
+
+    All of it runs on one event loop.
+    """
+
+    def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: JudgeLimits) -> None:
+        """tokenizer: its text."""
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self._limits = limits
+        self._quick = _Lane(QUICK_AT_ONCE, QUICK_WAITING, QUICK_CPU_S, QUICK_NICE)
+        self._slow = _Lane(SLOW_AT_ONCE, SLOW_WAITING, limits.max_cpu_s, SLOW_NICE)
+        self._starting = asyncio.Lock()
+        self._process: _Process | None = None
+        self._closed = False
+
+    async def verdict(self, form: str) -> Verdict:
+        """What becomes of a form. Raises JudgeBusyError when there is no room for it."""
+        async with self._quick.turn():
+            said = await self._ask(form, self._quick)
+        if said.get("ended") == OVER_TIME:
+            async with self._slow.turn():
+                said = await self._ask(form, self._slow)
+        return self._read(said)
+
+    async def close(self) -> None:
+        """End the process; nothing is judged any more."""
+        self._closed = True
+        if self._process is not None:
+            await self._process.close()
+
+    async def _ask(self, form: str, lane: "_Lane") -> dict[str, Any]:
+        async with self._starting:
+            if self._closed:
+                raise JudgeBusyError
+            if self._process is None or self._process.is_over:
+                self._process = await _Process.start(self._tokenizer, self._facts)
+        asked = {
+            "form": form,
+            "cpu_s": min(lane.cpu_s, self._limits.max_cpu_s),
+            "memory_bytes": self._limits.max_memory_bytes,
+            "max_mask_s": self._limits.max_mask_s,
+            "nice": lane.nice,
+        }
+        return await self._process.ask(asked)
+
+    def _read(self, said: dict[str, Any]) -> Verdict:
+        limits = self._limits
+        verdict = Verdict.of_json(said["verdict"]) if "verdict" in said else Verdict()
+        ended = said.get("ended")
+        if ended == OVER_MEMORY or verdict.memory_bytes > limits.max_memory_bytes:
+            return Verdict(refusal=f"it takes more than {limits.max_memory_bytes} bytes of memory")
+        if ended == OVER_TIME:
+            return Verdict(refusal=f"it cannot be compiled within {limits.max_cpu_s:g} s")
+        if ended == DIED:
+            return Verdict(refusal="it is nested too deeply, or too large")
+        return verdict
+
+
+class _Lane:
+    """Forms of one kind: those that are judged now, and those that wait."""
+
+    def __init__(self, at_once: int, waiting: int, cpu_s: float, nice: int) -> None:
+        self.cpu_s = cpu_s
+        self.nice = nice
+        self._turns = asyncio.Semaphore(at_once)
+        self._room = at_once + waiting
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits for a turn. Raises JudgeBusyError where too many wait already."""
+        if not self._room:
+            raise JudgeBusyError
+        self._room -= 1
+        try:
+            async with self._turns:
+                yield
+        finally:
+            self._room += 1
+
+
+class _Process:
+    """A fork server, and who waits for its answers."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._into, self._out = process.stdin, process.stdout
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._last_number = 0
+        self.is_over = False
+        """Whether it takes no more forms."""
+        self._idle: asyncio.TimerHandle | None = None
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, tokenizer: bytes, facts: TokenizerFacts) -> "_Process":
+        """Starts it, and hands it the tokenizer."""
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            facts.to_json(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        started = cls(process)
+        started._into.write(LENGTH.pack(len(tokenizer)))
+        started._into.write(tokenizer)
+        return started
+
+    async def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Hands it a form, and waits for what becomes of it. Raises JudgeBusyError when the process
+        ends before."""
+        self._rest()
+        self._last_number = number = self._last_number + 1
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        frame = json.dumps(asked | {"number": number}).encode()
+        self._into.write(LENGTH.pack(len(frame)) + frame)
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+            if not self._waiting:
+                self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end)
+
+    async def close(self) -> None:
+        """Ends it."""
+        self._end()
+        await self._listening
+
+    def _end(self) -> None:
+        """It ends when nobody can ask it any more."""
+        self._rest()
+        self.is_over = True
+        self._into.close()
+
+    def _rest(self) -> None:
+        """Nothing happens by itself until the next answer."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    async def _listen(self) -> None:
+        """Hands out what it says, until it ends."""
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))
+                said: dict[str, Any] = json.loads(await self._out.readexactly(length))
+                waiting = self._waiting.get(said["number"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(said)
+        self.is_over = True
+        code = await self._process.wait()
+        if code:
+            log.warning(f"the process that judges grammars has ended with {code}")
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(JudgeBusyError())

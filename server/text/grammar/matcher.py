@@ -1,0 +1,92 @@
+"""A grammar's text -> the grammar engine's matcher of it, within limits."""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from server.text.grammar.error import GrammarError, meaning
+
+# The grammar engine recurses along references and rules, up to the limits of what is compiled.
+STACK_BYTES = 256 * 1024**2
+# All answers that are held to a grammar share these; real schemas and tools need up to 3000.
+MAX_LEXER_STATES = 8192
+# Measured: half a KiB for each of a hard pattern's.
+LEXER_BYTES = MAX_LEXER_STATES * 512
+# How far a grammar is tried before anybody's answer is held to it: some answers for each of some
+# beginnings, and some more that go on for longer. Tokens of each.
+TRIED_BEGINNINGS, SHORT_TOKENS = 16, 4
+TRIED_ANSWERS, LONG_TOKENS = 4, 16
+
+
+def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+    """Compile a grammar, and make its first mask. Raises GrammarError."""
+    limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    _mask(matcher)
+    return matcher
+
+
+def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -> None:
+    """Follow a grammar over the first tokens of some answers, always the same ones.
+
+    max_mask_s: processor time that each token may take. Raises GrammarError where it comes to its
+    limits.
+    """
+    rng = random.Random(0)  # noqa: S311
+    mask = _mask(matcher)
+    letters = [token for byte in range(256) for token in tokenizer.tokenize_bytes(bytes([byte]))]
+    begin = [token for token in letters if mask[token // 8] >> token % 8 & 1]
+    for token in rng.sample(begin, min(len(begin), TRIED_BEGINNINGS)):
+        _follow(matcher.deep_copy(), token, SHORT_TOKENS, max_mask_s, rng)
+    for _ in range(TRIED_ANSWERS):
+        _follow(matcher.deep_copy(), _any_token(mask, rng), LONG_TOKENS, max_mask_s, rng)
+
+
+def _follow(
+    answer: LLMatcher, token: int, tokens: int, max_mask_s: float, rng: random.Random
+) -> None:
+    """token: the first of the answer's."""
+    for _ in range(tokens):
+        started_s = time.thread_time()
+        if not answer.consume_token(token):
+            raise GrammarError(meaning(answer.get_error()))
+        if answer.is_stopped():
+            return
+        token = _any_token(_mask(answer), rng)
+        if time.thread_time() - started_s > max_mask_s:
+            raise GrammarError(f"a token of the answer takes more than {max_mask_s:g} s")
+
+
+def deep_threads(count: int) -> ThreadPoolExecutor:
+    """Make threads with a stack for the grammar engine."""
+    executor = ThreadPoolExecutor(count, thread_name_prefix="grammar")
+    all_here = threading.Barrier(count + 1)
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        for _ in range(count):
+            executor.submit(all_here.wait)
+        all_here.wait()
+    finally:
+        threading.stack_size(before)
+    return executor
+
+
+def _mask(matcher: LLMatcher) -> bytes:
+    """One bit for each token that may come next. Raises GrammarError where there is none."""
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarError(meaning(matcher.get_error()))
+    return mask
+
+
+def _any_token(mask: bytes, rng: random.Random) -> int:
+    """One of those that may come next: of the first eight from a random place on that has any."""
+    start = rng.randrange(len(mask))
+    around = mask[start:] + mask[:start]
+    found = around.lstrip(b"\0")
+    assert found, "a mask without a token is an error"
+    place = (start + len(around) - len(found)) % len(mask)
+    return 8 * place + rng.choice([bit for bit in range(8) if found[0] >> bit & 1])

@@ -1,0 +1,148 @@
+"""Forms of answers at the door: what holds up nobody else, and what is the client's own fault."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from server.config import Config, LimitsSection
+from server.service import Service
+from server.text.grammar import judge
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import (
+    CHAT,
+    Engine,
+    chat,
+    events,
+    finish_of,
+    http_client,
+    make_service,
+    running,
+    token_id,
+)
+
+END = "<|im_end|>"
+ADDED = ("<think>", "</think>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+JSON_OBJECT: dict[str, Any] = {"response_format": {"type": "json_object"}}
+# Seconds of processor time, and half a GiB.
+BOMB = "(ab|cd)*" * 12000
+# Its first tokens are easy; it has too many states for the rest.
+TIRING = "(([a-z]{1,99}){1,99}){1,99}"
+
+
+def service_with(engine: Engine, tokenizer: Tokenizer, **limits: Any) -> Service:
+    config = Config(limits=LimitsSection(**limits))
+    stops = frozenset({token_id(tokenizer, END)})
+    return make_service(engine.client, tokenizer, config, stop_token_ids=stops)
+
+
+def schema_form(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+@pytest.mark.parametrize("name", ADDED)
+async def test_an_answer_may_spell_an_added_token(http: httpx2.AsyncClient, name: str) -> None:
+    properties = {"note": {"type": "string", "enum": [name]}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": ["note"],
+        "additionalProperties": False,
+    }
+    asked = chat(**schema_form(schema), reasoning_effort="none", max_tokens=200)
+    response = await http.post(CHAT, json=asked)
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    assert (json.loads(choice["message"]["content"]), choice["finish_reason"]) == (
+        {"note": name},
+        "stop",
+    )
+    streamed = events((await http.post(CHAT, json=asked | {"stream": True})).text)
+    assert finish_of(streamed) == "stop"
+
+
+@pytest.mark.parametrize("name", ADDED)
+async def test_a_call_may_spell_an_added_token(http: httpx2.AsyncClient, name: str) -> None:
+    properties = {"a": {"enum": [name]}}
+    parameters = {"properties": properties, "required": ["a"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    asked = chat(tools=tools, tool_choice="required", reasoning_effort="none", max_tokens=200)
+    (choice,) = (await http.post(CHAT, json=asked | {"parallel_tool_calls": False})).json()[
+        "choices"
+    ]
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": name}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"guided_regex": "z|" + BOMB}, "cannot be enforced"),
+        ({"guided_regex": "a{60000}"}, "a repeat of more than 8192"),
+        ({"guided_regex": "(a?){500}a{500}"}, "it is too large"),
+        (schema_form({"properties": {f"p{n}": {} for n in range(500)}}), "too many ways"),
+        (
+            schema_form(
+                {"properties": {f"p{n}": {} for n in range(1000)}, "additionalProperties": False}
+            ),
+            "too many ways",
+        ),
+        ({"guided_grammar": "[" * 40_000}, "cannot be enforced"),
+        ({"guided_grammar": '"' + '\\"' * 40_000}, "cannot be enforced"),
+        ({"guided_grammar": 'root ::= "a"' + "\n" * 50_000}, None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_form_that_cannot_be_followed_is_a_400_while_others_start_at_once(
+    engine: Engine, tokenizer: Tokenizer, fields: dict[str, Any], says: str | None
+) -> None:
+    service = service_with(engine, tokenizer, max_grammar_compile_s=0.3)
+    async with running(service) as app, http_client(app) as http:
+        plain = chat(**JSON_OBJECT, max_tokens=3)
+        assert (await http.post(CHAT, json=plain)).status_code == 200
+        hostile = asyncio.create_task(http.post(CHAT, json=chat(**fields, max_tokens=3)))
+        answered = 0
+        while not hostile.done():
+            assert (await http.post(CHAT, json=plain)).status_code == 200
+            answered += 1
+        response = await hostile
+        assert answered
+        assert response.status_code == (200 if says is None else 400)
+        if says is not None:
+            assert says in response.json()["error"]["message"]
+
+
+async def test_forms_that_wait_too_long_for_their_turn_are_told_to_come_back(
+    engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "SLOW_WAITING", 1)
+    service = service_with(engine, tokenizer, max_grammar_compile_s=0.2)
+    async with running(service) as app, http_client(app) as http:
+        bombs = [chat(guided_regex=f"z{n}|{BOMB}", max_tokens=3) for n in range(4)]
+        found = await asyncio.gather(*(http.post(CHAT, json=bomb) for bomb in bombs))
+        assert {response.status_code for response in found} == {400, 429}
+        busy = next(response for response in found if response.status_code == 429)
+        assert busy.json()["error"]["code"] == "grammars_full"
+        assert busy.headers["Retry-After"] == "1"
+
+
+async def test_a_form_that_comes_to_its_limits_in_the_answer_is_the_clients_fault(
+    engine: Engine, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = service_with(engine, tokenizer)
+    async with running(service) as app, http_client(app) as http:
+        asked = chat(guided_regex=TIRING, max_tokens=300)
+        for _ in range(2):  # what is known of it from the first answer does not count
+            response = await http.post(CHAT, json=asked, headers={"X-Request-Id": "tiring"})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (400, "form_limits")
+            assert "has come to its limits: it is too large" in error["message"]
+        streamed = await http.post(CHAT, json=asked | {"stream": True})
+        assert streamed.text.rstrip().endswith("}}")
+        assert json.loads(streamed.text.rstrip().rpartition("data: ")[2])["error"]["code"] == (
+            "form_limits"
+        )
+    assert "the request tiring has failed: the answer's form has come to its limits" in caplog.text

@@ -1,0 +1,209 @@
+"""What a judge says, and what becomes of forms that would hold up whoever compiles them."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from server.conversation import OutputFormat, Tool
+from server.text.grammar import judge as module
+from server.text.grammar.fork_server import run_child
+from server.text.grammar.judge import Judge, JudgeBusyError, JudgeLimits
+from server.text.grammar.judging import Tokens, Verdict, judge
+from server.text.grammar.tokenizer_facts import TokenizerFacts
+from server.text.grammar.vocabulary import GrammarTokenizer
+from server.text.grammar.wish import Wish, form_json
+from server.text.tokenizer import Tokenizer
+from tests.server.text.grammars import vocabulary
+
+MIB = 1024**2
+LIMITS = JudgeLimits(max_cpu_s=0.3, max_memory_bytes=1024 * MIB, max_mask_s=10.0)
+# Where coverage is measured, it is so in that process, too.
+MEASURED = (sys.executable, "-P", "-m", "coverage", "run", "--parallel-mode", "-m")
+
+
+def form(kind: Any, value: Any = None) -> str:
+    return form_json(Wish(OutputFormat(kind, value)), 2**20)
+
+
+SIMPLE = form("choice", ["a", "b"])
+# Seconds of processor time, and half a GiB.
+BOMB = form("regex", "z1|" + "(ab|cd)*" * 12000)
+
+
+def bomb(number: int) -> str:
+    """Each one another form."""
+    return form("regex", f"z{number}|" + "(ab|cd)*" * 12000)
+
+
+@pytest.fixture(scope="module")
+def read(tokenizer: Tokenizer) -> GrammarTokenizer:
+    return GrammarTokenizer(vocabulary(tokenizer))
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "coverage" in sys.modules:
+        monkeypatch.setattr(module, "COMMAND", (*MEASURED, module.COMMAND[-1]))
+
+
+@pytest.fixture
+async def made(read: GrammarTokenizer) -> AsyncIterator[Judge]:
+    judge = Judge(read.text, read.facts, LIMITS)
+    yield judge
+    await judge.close()
+
+
+def children() -> list[psutil.Process]:
+    """Processes that this one has started, and theirs."""
+    return psutil.Process().children(recursive=True)
+
+
+async def test_what_can_be_enforced_comes_back_as_a_grammar_with_its_cost(made: Judge) -> None:
+    verdict = await made.verdict(SIMPLE)
+    assert verdict.refusal is None
+    assert json.loads(verdict.grammar)["grammars"]
+    assert 0 <= verdict.memory_bytes < 8 * MIB
+
+
+async def test_what_cannot_be_enforced_comes_back_with_its_reason(made: Judge) -> None:
+    verdict = await made.verdict(form("json_schema", {"not": {}}))
+    assert (verdict.refusal, verdict.param) == ("not is not supported", "response_format")
+    calls = Wish(tools=(Tool("a", parameters={"not": {}}),), must_call=True)
+    assert (await made.verdict(form_json(calls, 2**20))).param == "tools"
+
+
+async def test_processor_time_has_an_end_whatever_takes_it(made: Judge) -> None:
+    started = time.monotonic()
+    verdict = await made.verdict(BOMB)
+    assert verdict.refusal == "it cannot be compiled within 0.3 s"
+    assert time.monotonic() - started < module.IDLE_S
+    assert (await made.verdict(SIMPLE)).refusal is None
+
+
+async def test_memory_has_an_end_even_where_time_has_none(read: GrammarTokenizer) -> None:
+    patient = replace(LIMITS, max_cpu_s=60.0, max_memory_bytes=64 * MIB)
+    made = Judge(read.text, read.facts, patient)
+    verdict = await made.verdict(BOMB)
+    await made.close()
+    assert verdict.refusal == f"it takes more than {64 * MIB} bytes of memory"
+
+
+async def test_memory_that_was_taken_between_two_looks_counts(read: GrammarTokenizer) -> None:
+    made = Judge(read.text, read.facts, replace(LIMITS, max_memory_bytes=1))
+    verdict = await made.verdict(form("choice", [f"word {n}" for n in range(500)]))
+    await made.close()
+    assert verdict.refusal == "it takes more than 1 bytes of memory"
+
+
+async def test_nobody_waits_for_forms_that_take_long(made: Judge) -> None:
+    """Bombs would keep all threads of a pool for as long as they last."""
+    assert (await made.verdict(SIMPLE)).refusal is None
+    bombs = [asyncio.create_task(made.verdict(bomb(number))) for number in range(3)]
+    await asyncio.sleep(0)
+    verdict = await made.verdict(form("choice", ["c"]))
+    assert verdict.refusal is None
+    assert not all(task.done() for task in bombs)
+    assert all(verdict.refusal for verdict in await asyncio.gather(*bombs))
+
+
+async def test_of_forms_that_take_long_only_so_many_may_wait(
+    made: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made._slow, "_room", 1)
+    bombs = [made.verdict(bomb(number)) for number in range(3)]
+    found = await asyncio.gather(*bombs, return_exceptions=True)
+    refused = [one for one in found if isinstance(one, Verdict) and one.refusal]
+    assert refused
+    assert len([one for one in found if isinstance(one, JudgeBusyError)]) == 3 - len(refused)
+
+
+async def test_a_child_that_crashes_takes_nobody_with_it(made: Judge) -> None:
+    task = asyncio.create_task(made.verdict(BOMB))
+    while not (found := [child for child in children() if child.ppid() != os.getpid()]):
+        await asyncio.sleep(0.001)
+    found[0].send_signal(signal.SIGSEGV)
+    assert (await task).refusal == "it is nested too deeply, or too large"
+    assert (await made.verdict(SIMPLE)).refusal is None
+
+
+async def test_after_the_end_of_the_process_another_one_judges(made: Judge) -> None:
+    await made.verdict(SIMPLE)
+    task = asyncio.create_task(made.verdict(BOMB))
+    await asyncio.sleep(0.01)
+    for child in children():
+        if child.ppid() == os.getpid():
+            child.kill()
+    with pytest.raises(JudgeBusyError):
+        await task
+    assert (await made.verdict(SIMPLE)).refusal is None
+
+
+async def test_who_has_left_leaves_no_trace(made: Judge) -> None:
+    task = asyncio.create_task(made.verdict(SIMPLE))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await made.verdict(SIMPLE)).refusal is None
+
+
+async def test_a_judge_without_work_is_no_process(
+    read: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.05)
+    made = Judge(read.text, read.facts, LIMITS)
+    before = len(children())
+    for _ in range(2):
+        assert (await made.verdict(SIMPLE)).refusal is None
+        assert len(children()) == before + 1
+        while len(children()) > before:
+            await asyncio.sleep(0.01)
+    await made.close()
+
+
+async def test_a_judge_that_is_closed_ends_its_children(made: Judge) -> None:
+    task = asyncio.create_task(made.verdict(BOMB))
+    while len(children()) < 2:
+        await asyncio.sleep(0.001)
+    found = children()
+    await made.close()
+    with pytest.raises(JudgeBusyError):
+        await task
+    gone, alive = psutil.wait_procs(found, timeout=20)
+    assert len(gone) >= 2
+    assert not alive
+
+
+# --- what a child does, in this process ---------------------------------------------------------
+
+
+def test_a_child_says_what_it_found_and_ends(
+    read: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    monkeypatch.setattr(os, "nice", lambda by: ends.append(by))
+    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: ends.append(seconds))
+    out, into = os.pipe()
+    asked = {"form": SIMPLE, "cpu_s": 7, "nice": 5, "max_mask_s": 10.0}
+    run_child(asked, Tokens(read.engine, read.facts), into)
+    with open(out, "rb") as said:
+        verdict = Verdict.of_json(said.read().decode())
+    assert verdict.refusal is None
+    assert ends == [7, 5, 0]
+
+
+def test_facts_and_verdicts_go_from_process_to_process(read: GrammarTokenizer) -> None:
+    assert TokenizerFacts.of_json(read.facts.to_json()) == read.facts
+    verdict = judge(form("regex", "("), Tokens(read.engine, read.facts), 10.0)
+    assert verdict.refusal
+    assert Verdict.of_json(verdict.to_json().decode()) == verdict
