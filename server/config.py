@@ -65,6 +65,9 @@ class LimitsSection(Section):
     """What a request may ask for."""
 
     max_body_bytes: ByteSize = ByteSize(8 * MIB)
+    max_body_values: int = Field(default=32_768, ge=1)
+    max_body_token_ids: int = Field(default=327_680, ge=1)
+    max_tokenize_bytes: ByteSize = ByteSize(MIB)
     max_queued_requests: int = Field(default=256, ge=0)
     retry_after_s: int = Field(default=1, ge=1)
     max_stream_backlog_events: int = Field(default=8192, ge=1)

@@ -22,6 +22,7 @@ from server.guards.refusals import Refusal
 from server.metrics import Metrics
 from server.metrics.answer_times import RequestTimes
 from server.protocol.answers import Heading
+from server.protocol.body_limits import limits_by_path
 from server.protocol.common import WireModel
 from server.protocol.errors import (
     ApiError,
@@ -235,12 +236,14 @@ class Service:
         return stats.generated_tokens + stats.prompt_tokens
 
 
-async def parse(request: Request, model: type[WireModelT]) -> WireModelT:
-    """The request's body, validated. Raises ApiError that names the parameter; 415 for what does
-    not say that it is JSON: pages may send that to anybody without asking."""
+async def parse(service: Service, request: Request, model: type[WireModelT]) -> WireModelT:
+    """The request's body, validated, within the limits of its route. Raises ApiError that names the
+    parameter; 415 for what does not say that it is JSON: pages may send that to anybody without
+    asking."""
     if not JSON_TYPE.match(request.headers.get("content-type", "")):
         raise not_json()
     body = await request.body()
+    await limits_by_path(service.config.limits)[request.scope["route"].path].check(body)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -1,13 +1,14 @@
 """What the requests of all endpoints share."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic.config import JsonDict
 
 from engine.types import SamplingParams
 from server.config import LimitsSection
-from server.protocol.errors import invalid
+from server.protocol.errors import invalid, quoted
 from server.protocol.fields import SAMPLING_FIELDS, FieldRule, refuse_unsupported
 
 MAX_SEED = 2**63 - 1
@@ -16,14 +17,44 @@ MAX_TOP_K = 2**31 - 1
 # Below these, float32 has no difference left to compute with.
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
+MIN_BIAS, MAX_BIAS = -100, 100
+BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
 # The lowest of all is the readiness probe's own.
 MAX_PRIORITY = 2**31 - 1
 
 Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-# There may be millions of them: one that is wrong is enough.
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+ItemT = TypeVar("ItemT")
+# There may be many: one that is wrong is enough.
+ListOf = Annotated[list[ItemT], Field(fail_fast=True)]
+TokenIds = ListOf[TokenId]
+
+
+def _kind_of_input(value: Any) -> str | None:
+    """Which form an input has, by its first part: looking at all forms takes as many times as long.
+    Tags begin with capitals, so that errors leave them out."""
+    if isinstance(value, str):
+        return "Text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return "Lists"
+    return "Ids" if isinstance(first, int) else "Texts"
+
+
+TextsOrIds = Annotated[
+    Annotated[str, Tag("Text")]
+    | Annotated[ListOf[str], Tag("Texts")]
+    | Annotated[TokenIds, Tag("Ids")]
+    | Annotated[ListOf[TokenIds], Tag("Lists")],
+    Discriminator(
+        _kind_of_input,
+        custom_error_type="texts_or_ids",
+        custom_error_message="It must be a text, token ids, or a list of either",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +108,10 @@ class DrawingFields(WireModel):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[str, Any] | None = Field(
+        default=None, json_schema_extra={"additionalProperties": BIAS_SCHEMA}
+    )
+    """Checked by hand, which ends at the first that is wrong."""
     seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     """Only requests with the same one share what the cache keeps."""
@@ -85,7 +119,7 @@ class DrawingFields(WireModel):
     """Whether usage says why not more of the prompt came from the cache."""
     min_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
     def check(self, limits: LimitsSection) -> None:
@@ -103,6 +137,13 @@ class DrawingFields(WireModel):
             )
         if len(self.logit_bias or {}) > limits.max_logit_biases:
             raise invalid(f"There may be at most {limits.max_logit_biases} biases.", "logit_bias")
+        for key, amount in (self.logit_bias or {}).items():
+            is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
+            if not is_number or not MIN_BIAS <= amount <= MAX_BIAS:
+                raise invalid(
+                    f"The bias of token {quoted(key)} is no number from {MIN_BIAS} to {MAX_BIAS}.",
+                    "logit_bias",
+                )
         if len(self.stop_token_ids or ()) > limits.max_stop_token_ids:
             raise invalid(
                 f"There may be at most {limits.max_stop_token_ids} of them.", "stop_token_ids"
@@ -167,10 +208,11 @@ class DrawingFields(WireModel):
         for key, amount in (self.logit_bias or {}).items():
             if not key.isdecimal() or not key.isascii() or len(key) > 10 or int(key) >= vocab_size:
                 raise invalid(
-                    f"logit_bias has a key that is not a token id from 0 to {vocab_size - 1}.",
+                    f"logit_bias has the key {quoted(key)}, which is no token id from 0 to "
+                    f"{vocab_size - 1}.",
                     "logit_bias",
                 )
-            biases.append((int(key), amount))
+            biases.append((int(key), float(amount)))
         return tuple(biases)
 
 
@@ -181,7 +223,7 @@ class SamplingFields(DrawingFields):
 
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     n: int | None = None
 
     def check(self, limits: LimitsSection) -> None:

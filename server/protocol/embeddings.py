@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection
-from server.protocol.common import MAX_CACHE_SALT_CHARS, MAX_PRIORITY, TokenId, WireModel
+from server.protocol.common import MAX_CACHE_SALT_CHARS, MAX_PRIORITY, TextsOrIds, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import EMBEDDING_FIELDS, FieldRule, refuse_unsupported
 
@@ -22,7 +22,7 @@ class EmbeddingRequest(WireModel):
     model_config = ConfigDict(extra="allow")
     rules: ClassVar[tuple[FieldRule, ...]] = EMBEDDING_FIELDS
 
-    input: str | list[str] | list[TokenId] | list[list[TokenId]]
+    input: TextsOrIds
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     add_special_tokens: bool | None = None

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -134,6 +135,11 @@ def out_of_time() -> ApiError:
     )
 
 
+def body_too_large(max_bytes: int) -> ApiError:
+    """413, of a connection that is not read any further."""
+    return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="body_too_large")
+
+
 def not_json() -> ApiError:
     """415, with what curl has to be told."""
     return ApiError(
@@ -189,7 +195,7 @@ def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
     first = problems[0]
     if first["type"] == "json_invalid":
         unreadable = invalid(f"The body cannot be read. {first['msg']}.", code="invalid_json")
-        return _half_a_character(body) or unreadable
+        return (_half_a_character(body) if "hex escape" in first["msg"] else None) or unreadable
     named = "; ".join(
         f"{_place(problem['loc']) or 'body'}: {problem['msg']}"
         for problem in problems[:MAX_NAMED_PROBLEMS]
@@ -204,17 +210,21 @@ def _half_a_character(body: bytes) -> ApiError | None:
     section 8.2.
     """
     try:
-        values: list[tuple[tuple[int | str, ...], Any]] = [((), json.loads(body))]
+        root = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    while values:
-        place, value = values.pop()
-        if isinstance(value, dict):
-            values += [((*place, key), member) for key, member in value.items()]
-        elif isinstance(value, list):
-            values += [((*place, index), member) for index, member in enumerate(value)]
+    place: list[int | str] = []
+    waiting: list[Iterator[tuple[Any, Any]]] = [iter([("", root)])]
+    while waiting:
+        key, value = next(waiting[-1], (None, None))
+        if key is None:
+            waiting.pop()
+            del place[-1:]
+        elif isinstance(value, dict | list):
+            place.append(key)
+            waiting.append(iter(value.items() if isinstance(value, dict) else enumerate(value)))
         elif isinstance(value, str) and SURROGATE.search(value):
-            name = _place(place)
+            name = _place((*place, key))
             return invalid(f"{name}: half of a surrogate pair is no text", name, "invalid_value")
     return None
 

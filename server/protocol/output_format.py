@@ -6,12 +6,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from server.conversation import OutputFormat
-from server.protocol.common import WireModel
+from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import invalid, quoted
 
 Schema = dict[str, Any] | bool
 SchemaOrText = dict[str, Any] | bool | str
-Answers = Annotated[list[str], Field(min_length=1)]
+Answers = Annotated[ListOf[str], Field(min_length=1)]
 
 
 class NamedSchema(WireModel):

@@ -10,7 +10,7 @@ from server.conversation import Conversation
 from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
 from server.protocol.chat.tools import WireTool, WireToolChoice
-from server.protocol.common import TokenIds, WireModel
+from server.protocol.common import ListOf, TokenIds, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import (
     DETOKENIZE_FIELDS,
@@ -29,8 +29,8 @@ class TokenizeRequest(ThinkingFields):
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[WireTool] | None = None
+    messages: Annotated[ListOf[Message], Field(min_length=1)] | None = None
+    tools: ListOf[WireTool] | None = None
     tool_choice: str | WireToolChoice | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None

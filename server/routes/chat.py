@@ -20,7 +20,7 @@ def chat_routes(service: Service) -> APIRouter:
     @router.post("/chat/completions", include_in_schema=False)
     @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        wire = await parse(request, ChatRequest)
+        wire = await parse(service, request, ChatRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
         key = request_key(request.headers)

@@ -28,7 +28,7 @@ def completion_routes(service: Service) -> APIRouter:
     @router.post("/completions", include_in_schema=False)
     @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
-        wire = await parse(request, CompletionRequest)
+        wire = await parse(service, request, CompletionRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
         key = request_key(request.headers)

@@ -30,7 +30,7 @@ def embedding_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
-        wire = await parse(request, EmbeddingRequest)
+        wire = await parse(service, request, EmbeddingRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
         key = request_key(request.headers)

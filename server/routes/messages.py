@@ -21,7 +21,7 @@ def message_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
     async def messages(request: Request) -> Response:
-        wire = await parse(request, MessagesRequest)
+        wire = await parse(service, request, MessagesRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
         key = request_key(request.headers)
@@ -39,7 +39,7 @@ def message_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest))
     async def count_tokens(request: Request) -> dict[str, Any]:
-        wire = await parse(request, CountTokensRequest)
+        wire = await parse(service, request, CountTokensRequest)
         service.check_model(wire.model)
         conversation = wire.conversation(service.config.limits, service.config.reasoning)
         encoded = await encode_conversation(service, conversation, "messages")

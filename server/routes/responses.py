@@ -79,7 +79,7 @@ def response_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
     async def create_response(request: Request) -> Response:
-        wire = await parse(request, ResponsesRequest)
+        wire = await parse(service, request, ResponsesRequest)
         service.check_model(wire.model)
         wire.check(limits)
         key = request_key(request.headers)

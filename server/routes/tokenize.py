@@ -19,7 +19,7 @@ def tokenize_routes(service: Service) -> APIRouter:
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
     async def tokenize(request: Request) -> dict[str, Any]:
-        wire = await parse(request, TokenizeRequest)
+        wire = await parse(service, request, TokenizeRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
         ids = await _ids(service, wire)
@@ -35,7 +35,7 @@ def tokenize_routes(service: Service) -> APIRouter:
 
     @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, Any]:
-        wire = await parse(request, DetokenizeRequest)
+        wire = await parse(service, request, DetokenizeRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
         service.check_token_ids(wire.tokens, "tokens")

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from server.protocol.errors import ApiError
 from server.service import ServedModel, Service, new_seed, parse
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
-from tests.server.harness import MODEL, OTHER_NAMES, make_service, start_engine
+from tests.server.harness import CHAT, MODEL, OTHER_NAMES, make_service, start_engine
 from tests.server.streams import Batches, PreparedClient, PreparedStream, fault, token
 
 IMPATIENT = Config(server=ServerSection(ready_timeout_s=1e-9))
@@ -151,7 +152,7 @@ def test_seeds_differ_and_can_be_asked_for() -> None:
         ChatRequest.model_validate({"messages": [{"role": "user", "content": ""}], "seed": seed})
 
 
-async def test_a_body_that_comes_in_pieces_is_read_whole() -> None:
+async def test_a_body_that_comes_in_pieces_is_read_whole(service: Service) -> None:
     pieces = [b'{"messages": [{"role": "user", ', b'"content": "\xc3', b'\xa9"}]}', b""]
     messages: list[Message] = [
         {"type": "http.request", "body": piece, "more_body": piece != b""} for piece in pieces
@@ -162,7 +163,8 @@ async def test_a_body_that_comes_in_pieces_is_read_whole() -> None:
         return next(incoming)
 
     headers = [(b"content-type", b"application/json")]
-    wire = await parse(Request({"type": "http", "headers": headers}, receive), ChatRequest)
+    scope = {"type": "http", "headers": headers, "route": SimpleNamespace(path=CHAT)}
+    wire = await parse(service, Request(scope, receive), ChatRequest)
     assert wire.messages[0].content == "é"
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any, Literal
 
 from server.conversation import ToolCall, Turn
-from server.protocol.common import WireModel
+from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import invalid, quoted
 
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -74,12 +74,12 @@ class Message(WireModel):
     """One message of a conversation. ``name`` and whatever else it has is ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | ListOf[ContentPart] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[MadeCall] | None = None
+    tool_calls: ListOf[MadeCall] | None = None
     function_call: CalledFunction | None = None
     audio: AudioReference | None = None
 

@@ -10,7 +10,7 @@ from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, Thinking
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
-from server.protocol.common import Count, SamplingFields, WireModel
+from server.protocol.common import Count, ListOf, SamplingFields, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
@@ -72,11 +72,11 @@ class ChatRequest(ThinkingFields, StructureFields, SamplingFields):
 
     rules = CHAT_FIELDS
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0)
-    tools: list[WireTool] | None = None
+    tools: ListOf[WireTool] | None = None
     tool_choice: str | WireToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

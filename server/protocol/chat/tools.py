@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from server.conversation import Tool, ToolChoice
-from server.protocol.common import WireModel
+from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import invalid, quoted
 
 WireT = TypeVar("WireT", bound=WireModel)
@@ -55,7 +55,7 @@ class AllowedTools(WireModel):
     """Some of the tools."""
 
     mode: str | None = None
-    tools: list[NamedTool] = Field(default_factory=list)
+    tools: ListOf[NamedTool] = Field(default_factory=list)
 
 
 class WireToolChoice(NamedTool):

@@ -1,22 +1,19 @@
 """POST /v1/completions: prompts, continued."""
 
 from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import cast
 
 from pydantic import Field
 
 from server.config import LimitsSection
-from server.protocol.common import SamplingFields, TokenIds
+from server.protocol.common import SamplingFields, TextsOrIds
 from server.protocol.errors import invalid
 from server.protocol.fields import COMPLETION_FIELDS
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
 
-PromptText = str | TokenIds
-Prompts = (
-    Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)]
-)
+PromptText = str | list[int]
 
 
 class CompletionRequest(SamplingFields):
@@ -24,7 +21,7 @@ class CompletionRequest(SamplingFields):
 
     rules = COMPLETION_FIELDS
 
-    prompt: str | TokenIds | Prompts
+    prompt: TextsOrIds
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from server.conversation import ToolCall, Turn
-from server.protocol.common import WireModel
+from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import ApiError, invalid, quoted
 
 # Claude Code's first line, which differs from one request to the next: with it nothing that
@@ -36,7 +36,7 @@ class Block(TextBlock):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[TextBlock] | None = None
+    content: str | ListOf[TextBlock] | None = None
     is_error: bool | None = None
 
     def call(self, place: str) -> ToolCall:
@@ -58,7 +58,7 @@ class InputMessage(WireModel):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | ListOf[Block]
 
     def turns(self, place: str) -> list[Turn]:
         """The neutral form: an assistant's message is one turn; a user's is one for every result of

@@ -7,7 +7,7 @@ from pydantic import Field
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.chat.request import Budget, Effort, TemplateArguments, thinking
-from server.protocol.common import DrawingFields, WireModel
+from server.protocol.common import DrawingFields, ListOf, WireModel
 from server.protocol.errors import invalid
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
 from server.protocol.messages.fields import MESSAGES_FIELDS
@@ -43,9 +43,9 @@ class ConversationFields(StructureFields):
     """All that becomes part of the prompt, and the form of the answer."""
 
     model: str | None = None
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
-    system: str | list[Block] | None = None
-    tools: list[OfferedTool] | None = None
+    messages: Annotated[ListOf[InputMessage], Field(min_length=1)]
+    system: str | ListOf[Block] | None = None
+    tools: ListOf[OfferedTool] | None = None
     tool_choice: OfferedChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -112,7 +112,7 @@ class MessagesRequest(ConversationFields, DrawingFields):
     stop_param: ClassVar[str] = "stop_sequences"
 
     max_tokens: Length
-    stop_sequences: list[str] | None = None
+    stop_sequences: ListOf[str] | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings."""

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Tag
 from server.conversation import Role, ToolCall, Turn
 from server.protocol.answers import Json
 from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
-from server.protocol.common import WireModel
+from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import ApiError, invalid, quoted
 
 # What the model thought, for clients that send back nothing else. It is no secret of theirs.
@@ -44,7 +44,7 @@ class MessageItem(WireModel):
     type: Literal["message"] | None = None
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ContentPart] | None = None
+    content: str | ListOf[ContentPart] | None = None
 
     def turn(self, place: str) -> Turn:
         """The turn it is, or a part of. place: how errors name the item. Raises ApiError."""
@@ -96,7 +96,7 @@ class CallOutputItem(WireModel):
     type: Literal["function_call_output"]
     id: str | None = None
     call_id: str | None = None
-    output: str | list[ContentPart] | None = None
+    output: str | ListOf[ContentPart] | None = None
 
     def turn(self, place: str) -> Turn:
         """See MessageItem."""
@@ -126,8 +126,8 @@ class ReasoningItem(WireModel):
 
     type: Literal["reasoning"]
     id: str | None = None
-    content: list[ThoughtPart] | None = None
-    summary: list[ThoughtPart] | None = None
+    content: ListOf[ThoughtPart] | None = None
+    summary: ListOf[ThoughtPart] | None = None
     encrypted_content: str | None = None
 
     def turn(self, place: str) -> Turn:
@@ -200,7 +200,7 @@ WireItem = Annotated[
     Discriminator(_tag),
 ]
 Input = Annotated[
-    Annotated[str, Tag("Text")] | Annotated[list[WireItem], Tag("Items")],
+    Annotated[str, Tag("Text")] | Annotated[ListOf[WireItem], Tag("Items")],
     Discriminator(lambda value: "Text" if isinstance(value, str) else "Items"),
 ]
 

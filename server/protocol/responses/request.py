@@ -1,6 +1,7 @@
 """POST /v1/responses: the request as it comes in."""
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -10,7 +11,7 @@ from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.answers import Json
 from server.protocol.chat.request import Effort, ThinkingFields
 from server.protocol.chat.tools import read_tool_choice
-from server.protocol.common import Count, SamplingFields, WireModel
+from server.protocol.common import Count, ListOf, SamplingFields, WireModel
 from server.protocol.errors import invalid, quoted
 from server.protocol.output_format import StructureFields
 from server.protocol.responses.fields import RESPONSES_FIELDS
@@ -23,6 +24,9 @@ from server.protocol.responses.tools import (
     tool_object,
 )
 
+# OpenAI's own limit.
+MAX_METADATA = 16
+Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
 LOGPROBS = "message.output_text.logprobs"
 PACKED_THOUGHTS = "reasoning.encrypted_content"
 DEFAULT_FORMAT_NAME = "answer"
@@ -102,11 +106,11 @@ class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
-    include: list[str] | None = None
+    metadata: Metadata | None = None
+    include: ListOf[str] | None = None
     max_output_tokens: Count | None = None
     top_logprobs: int | None = Field(default=None, ge=0)
-    tools: list[FlatTool] | None = None
+    tools: ListOf[FlatTool] | None = None
     tool_choice: str | FlatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None

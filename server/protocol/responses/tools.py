@@ -13,7 +13,7 @@ from server.protocol.chat.tools import (
     WireToolChoice,
     collected,
 )
-from server.protocol.common import WireModel
+from server.protocol.common import ListOf, WireModel
 
 
 class FlatFunction(FunctionTool):
@@ -43,7 +43,7 @@ class FlatToolChoice(WireToolChoice):
     """A choice that is more than a word, with its parts at the top."""
 
     mode: str | None = None
-    tools: list[NamedTool] | None = None
+    tools: ListOf[NamedTool] | None = None
 
     @property
     def allowed(self) -> tuple[AllowedTools, str]:

@@ -62,8 +62,6 @@ def params(defaults: dict[str, Any] | None = None, **given: Any) -> SamplingPara
         ("max_tokens", 2**31),
         ("max_tokens", 5.0),
         ("max_tokens", "5"),
-        ("logit_bias", {"1": 101}),
-        ("logit_bias", {"1": -101}),
         ("logit_bias", [1]),
         ("stop", 5),
         ("stop", ["a", None]),
@@ -108,6 +106,10 @@ def test_a_value_of_the_wrong_type_or_size_is_refused(field: str, value: Any) ->
         ({"stop_token_ids": [0] * (LIMITS.max_stop_token_ids + 1)}, "stop_token_ids"),
         ({"bad_words": ["a"]}, "bad_words"),
         ({"logit_bias": {str(i): 0 for i in range(LIMITS.max_logit_biases + 1)}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"1": 0, "2": -101}}, "logit_bias"),
+        ({"logit_bias": {"1": "5"}}, "logit_bias"),
+        ({"logit_bias": {"1": True}}, "logit_bias"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(given: dict[str, Any], param: str) -> None:

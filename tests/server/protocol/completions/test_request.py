@@ -23,14 +23,14 @@ def request(**given: Any) -> CompletionRequest:
         ({"prompt": [""]}, "prompt"),
         ({"prompt": ["Hello", ""]}, "prompt[1]"),
         ({"prompt": [[1], []]}, "prompt[1]"),
-        ({"prompt": [None]}, "prompt"),
-        ({"prompt": ["Hello", 5]}, "prompt"),
-        ({"prompt": [[[1]]]}, "prompt"),
+        ({"prompt": [None]}, "prompt[0]"),
+        ({"prompt": ["Hello", 5]}, "prompt[1]"),
+        ({"prompt": [[[1]]]}, "prompt[0][0]"),
         ({"prompt": {}}, "prompt"),
         ({"prompt": ["x"] * (LimitsSection().max_prompts + 1)}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [True]}, "prompt"),
-        ({"prompt": [2**31]}, "prompt"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [2**31]}, "prompt[0]"),
         ({"max_tokens": -2}, "max_tokens"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
@@ -82,7 +82,7 @@ def test_an_answer_has_openais_length_unless_one_is_named(
 def test_a_prompt_that_is_none_is_left_at_its_first_fault(prompt: list[Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         request(prompt=prompt)
-    assert caught.value.error_count() == 4  # one for each form that a prompt may have
+    assert caught.value.error_count() == 1
 
 
 @pytest.mark.parametrize(

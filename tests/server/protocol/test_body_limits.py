@@ -1,0 +1,77 @@
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from server.config import LimitsSection
+from server.protocol import body_limits as module
+from server.protocol.body_limits import BodyLimits, limits_by_path
+from server.protocol.errors import ApiError
+
+MIB = 1024**2
+
+
+async def refusal(body: bytes, values: int, containers: int = MIB) -> ApiError | None:
+    try:
+        await BodyLimits(8 * MIB, values, containers).check(body)
+    except ApiError as error:
+        return error
+    return None
+
+
+def counted(value: Any) -> tuple[int, int]:
+    """Values and containers of a value, by looking at each. Nothing in a list counts as one."""
+    if not isinstance(value, dict | list):
+        return 1, 0
+    parts = [counted(part) for part in (value.values() if isinstance(value, dict) else value)]
+    return 1 + max(1, sum(v for v, _ in parts)), 1 + sum(c for _, c in parts)
+
+
+def anything(rng: Random, depth: int = 5) -> Any:
+    """A value with texts that look like JSON."""
+    texts = ["", ",", '[{"', '\\"', "\\", '\\\\",[', "é\ud800"]
+    if depth == 0 or rng.random() < 0.3:
+        return rng.choice([7, None, rng.choice(texts), rng.choice(texts) * 9])
+    if rng.random() < 0.5:
+        return [anything(rng, depth - 1) for _ in range(rng.randrange(6))]
+    return {rng.choice(texts) + str(n): anything(rng, depth - 1) for n in range(rng.randrange(6))}
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_values_are_counted_outside_of_texts_wherever_the_body_is_cut(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 1 + seed % 7)
+    rng = Random(seed)
+    value = [anything(rng) for _ in range(8)]
+    body = json.dumps(value).encode() + b" " * 4000
+    values, containers = counted(value)
+    assert await refusal(body, values, containers) is None
+    assert await refusal(body, values - 1) is not None
+    assert await refusal(body, MIB, containers - 1) is not None
+
+
+async def test_what_is_small_is_not_looked_at() -> None:
+    assert await refusal(b"[" * 200, values=100, containers=100) is None
+    assert await refusal(b"[" * 201, values=100, containers=100) is not None
+
+
+async def test_a_body_says_which_limit_it_is_beyond() -> None:
+    bodies = {
+        "more than 10 values": b"[" + b"0," * 100 + b"0]",
+        "more than 50 lists and objects": b"[" + b"[]," * 100 + b"0]",
+    }
+    for says, body in bodies.items():
+        error = await refusal(body, 10 if "10" in says else MIB, 50)
+        assert error is not None
+        assert (error.status, error.code) == (400, "too_many_values")
+        assert says in error.message
+    with pytest.raises(ApiError) as caught:
+        await BodyLimits(10, 10, 10).check(b"0" * 11)
+    assert (caught.value.status, caught.value.code) == (413, "body_too_large")
+
+
+def test_token_ids_are_never_fewer_than_values() -> None:
+    found = limits_by_path(LimitsSection(max_body_values=9, max_body_token_ids=1))
+    assert found["/detokenize"].max_values == 9

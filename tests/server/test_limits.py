@@ -1,0 +1,54 @@
+"""The limits of bodies, at the doors that they stand at."""
+
+from collections.abc import Callable
+
+import pytest
+from fastapi.routing import APIRoute
+
+from server.app import ROUTES
+from server.config import Config, LimitsSection
+from server.protocol.body_limits import BodyLimits, limits_by_path
+from server.service import Service
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import Engine, http_client, make_service, running
+
+KIB = 1024
+SMALL = Config(
+    limits=LimitsSection(
+        max_body_bytes=64 * KIB,  # type: ignore[arg-type]
+        max_body_values=1000,
+        max_body_token_ids=2000,
+        max_tokenize_bytes=32 * KIB,  # type: ignore[arg-type]
+    )
+)
+LIMITS = limits_by_path(SMALL.limits)
+BEYOND: dict[str, tuple[Callable[[BodyLimits], bytes], int, str]] = {
+    "bytes": (lambda limits: b'"' + b"x" * limits.max_bytes + b'"', 413, "body_too_large"),
+    "values": (lambda limits: b"[" + b"0," * limits.max_values + b"0]", 400, "too_many_values"),
+    "containers": (
+        lambda limits: b"[" + b"[]," * limits.max_containers + b"0]",
+        400,
+        "too_many_values",
+    ),
+    "depth": (lambda limits: b"[" * (limits.max_depth + 1), 400, "invalid_json"),
+}
+
+
+def test_every_route_that_takes_a_body_has_its_limits(service: Service) -> None:
+    routes = [route for routes in ROUTES for route in routes(service).routes]
+    posts = {r.path for r in routes if isinstance(r, APIRoute) and "POST" in (r.methods or ())}
+    assert posts == LIMITS.keys()
+
+
+@pytest.mark.parametrize("path", LIMITS)
+@pytest.mark.parametrize("limit", BEYOND)
+async def test_a_body_beyond_a_limit_is_refused_by_every_route(
+    engine: Engine, tokenizer: Tokenizer, path: str, limit: str
+) -> None:
+    service: Service = make_service(engine.client, tokenizer, SMALL)
+    make, status, code = BEYOND[limit]
+    async with running(service) as app, http_client(app) as http:
+        response = await http.post(path, content=make(LIMITS[path]))
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error.get("code", code) == code
