@@ -1,15 +1,20 @@
 """How much of this machine the process may use: memory and processors."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from engine.control_groups import (
+    CONTROL_GROUPS,
+    OWN_GROUP,
+    memory_of_groups,
+    processors_of_groups,
+)
 from kvcache.metal_device import MetalDevice
 
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUP = Path("/proc/self/cgroup")
 MAX_THREADS = 256
 
 
@@ -27,26 +32,15 @@ def machine_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> Mach
     """The machine's memory, or the container's where that is less.
 
     Shared memory is charged to a control group like any other: beyond its limit the process is
-    killed. Limits of version 2: docs.kernel.org/admin-guide/cgroup-v2.html, "memory.max".
+    killed.
     """
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
-    for folder in own_groups(groups, own):
-        limit, used = (_number(folder / name) for name in ("memory.max", "memory.current"))
-        if limit is not None and used is not None:
-            total = min(total, limit)
-            available = min(available, max(0, limit - used + reclaimable_bytes(folder)))
+    for group in memory_of_groups(groups, own):
+        left = group.limit_bytes - group.used_bytes + group.reclaimable_bytes
+        total = min(total, group.limit_bytes)
+        available = min(available, max(0, left))
     return MachineMemory(total, available)
-
-
-def reclaimable_bytes(group: Path) -> int:
-    """What a control group is charged with and gives back when it is short: page cache, of which
-    shared memory is none, though the kernel counts it among the files."""
-    try:
-        figures = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, int(figures["file"]) - int(figures["shmem"]))
-    except (OSError, ValueError, KeyError):
-        return 0
 
 
 def gpu_memory(machine: MachineMemory, device: MetalDevice) -> MachineMemory:
@@ -61,29 +55,15 @@ def headroom_bytes(asked: int | None, total_bytes: int) -> int:
     return total_bytes // 5 if asked is None else asked
 
 
-def machine_threads() -> int:
-    """Processors that this process may run on, as far as they can be used."""
+def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
+    """Processors that this process may run on, as far as they can be used.
+
+    A container's share of their time is rounded up, as Go and Java do it. More threads would use
+    it up in the first part of each period, and all stand still for the rest.
+    """
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    share = processors_of_groups(groups, own)
+    if share is not None:
+        count = min(count, max(1, math.ceil(share)))
     return min(MAX_THREADS, count)
-
-
-def own_groups(groups: Path, own: Path) -> list[Path]:
-    """The process's group and those around it; each may have a limit."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return []
-    path = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if path is None:
-        return []
-    folder = groups / path.lstrip("/")
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(groups))]
-
-
-def _number(file: Path) -> int | None:
-    """None where there is no such file, or "max" in it."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None

@@ -1,8 +1,8 @@
 """How short of memory the system is, by its own account.
 
 macOS says it in one number. Linux measures how long tasks wait for memory
-(docs.kernel.org/accounting/psi.html) and charges control groups for what they use
-(docs.kernel.org/admin-guide/cgroup-v2.html). What cannot be read says nothing.
+(docs.kernel.org/accounting/psi.html) and charges control groups for what they use. What cannot be
+read says nothing.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
-from engine.machine import CONTROL_GROUPS, own_groups, reclaimable_bytes
+from engine.control_groups import CONTROL_GROUPS, GroupMemory, memory_of_groups, own_groups
 
 PROC = Path("/proc")
 SYSCTL = b"kern.memorystatus_vm_pressure_level"
@@ -60,9 +60,11 @@ def read_sysctl(name: bytes) -> int | None:
 
 def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> PressureLevel:
     """The worst of what the machine and the process's control groups say."""
-    own = own_groups(groups, proc / "self/cgroup")
-    stalls = [proc / "pressure/memory", *(folder / "memory.pressure" for folder in own)]
-    levels = [_stalled(file) for file in stalls] + [_used(folder) for folder in own]
+    own = proc / "self/cgroup"
+    stalls = [proc / "pressure/memory"]
+    stalls += [folder / "memory.pressure" for folder in own_groups(groups, own)]
+    levels = [_stalled(file) for file in stalls]
+    levels += [_used(group) for group in memory_of_groups(groups, own)]
     if not stalls[0].exists():
         levels.append(_available(proc / "meminfo"))
     return max(levels)
@@ -77,13 +79,10 @@ def _stalled(file: Path) -> PressureLevel:
     return PressureLevel.NORMAL
 
 
-def _used(folder: Path) -> PressureLevel:
+def _used(group: GroupMemory) -> PressureLevel:
     """By what a group is charged with and would not give back."""
-    limit, current = (_number(_text(folder / f"memory.{name}")) for name in ("max", "current"))
-    if not limit:
-        return PressureLevel.NORMAL
-    used = (current - reclaimable_bytes(folder)) / limit
-    return _level(used, USED_WARNING, USED_CRITICAL)
+    kept = group.used_bytes - group.reclaimable_bytes
+    return _level(kept / max(1, group.limit_bytes), USED_WARNING, USED_CRITICAL)
 
 
 def _available(file: Path) -> PressureLevel:

@@ -17,7 +17,9 @@ from kvcache.choice import (
     choose_substrate,
 )
 from kvcache.layout import METAL_PAGES, choose_page
+from kvcache.memory_budget import BudgetError, gib
 from kvcache.metal_device import MetalDevice
+from kvcache.native_backends import system_file_limit
 from kvcache.substrates import Substrate
 
 
@@ -33,7 +35,19 @@ def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> Engin
         return config.page_bytes or choose_page(shape, min(METAL_PAGES), METAL_PAGES)
 
     choice = machine_substrate(config.substrate, page_of, release_heaps=config.release_heaps)
-    return plan_engine(config, checkpoint, memory_for(choice.substrate), choice)
+    plan = plan_engine(config, checkpoint, memory_for(choice.substrate), choice)
+    if choice.substrate is Substrate.POSIX:
+        check_heap_file(plan.memory.layout.group.heap_bytes, system_file_limit())
+    return plan
+
+
+def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
+    """Raises BudgetError where the system lets no file become as large as a heap."""
+    if limit_bytes is not None and heap_bytes > limit_bytes:
+        raise BudgetError(
+            f"a heap of {gib(heap_bytes)} is a file to the system, and this process may have none "
+            f"of more than {gib(limit_bytes)}: raise that limit (`ulimit -f unlimited`)"
+        )
 
 
 def machine_substrate(

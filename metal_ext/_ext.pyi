@@ -11,7 +11,8 @@ the threads of ``CpuWorkers``. ``Mapper`` has one thread of its own.
 Errors. A count or index outside its interval is an ``IndexError`` (``std::out_of_range``), a
 combination that cannot work a ``ValueError``, a refused system call an ``OSError`` with its errno:
 all are raised when the object or operation is made, before any memory is touched, and name the
-figure. A block that is mapped twice, or unmapped without memory, is a ``RuntimeError``: a bug.
+figure. A block that is mapped twice, or unmapped without memory, is a ``RuntimeError``: a bug. So is
+what can be known only when an operation is evaluated: that there is no memory for its result.
 
 An operation runs where its rows are. Rows of the POSIX substrate need a CPU stream, rows of a
 ``MetalSubstrate`` a GPU stream: on any other it is a ``RuntimeError`` when it is evaluated.
@@ -39,10 +40,9 @@ def instruction_sets() -> list[str]:
     """
 
 def multiply_on(workers: CpuWorkers) -> None:
-    """From now on MLX's float32 products run on these workers.
+    """From now on MLX's float32 products run on these workers, which are kept alive for that.
 
-    The caller keeps them alive as long as there may be products: ``FastBLAS.use`` does. Raises
-    RuntimeError where MLX multiplies with its own BLAS.
+    Not while products run on others. Raises RuntimeError where MLX multiplies with its own BLAS.
     """
 
 class Geometry:
@@ -180,7 +180,12 @@ class RowTable:
     segments: ``(range, start, count)``: the next ``count`` rows stand at positions
     ``[start, start + count)`` of the range. Making it checks that all of ``[0, start + count)``
     has memory, so that kernels need no check. Rows in read-only blocks can be read with it, but
-    not appended.
+    not appended. At most 2**24 rows, at positions below 2**31.
+
+    It keeps the addresses alive, not the mappings: what is made of it must have been evaluated
+    before a block below ``start + count`` is unmapped, else it ends in SIGSEGV. No check could see
+    that coming, as ``Mapper`` unmaps on its own thread while operations run. Whoever unmaps waits
+    for the step's epoch first.
     """
 
     def __init__(self, segments: list[tuple[AddressRange, int, int]]) -> None: ...
@@ -417,7 +422,8 @@ def rope_angles(
 ) -> mx.array:
     """The angles of a table's rows, ``[len(rows), head_dim]`` float32: the cosines of
     ``head_dim / 2`` dimensions, then their sines. That of dimension i is
-    ``position * scale * base ** (-2 * i / head_dim)``, in double precision."""
+    ``position * scale * base ** (-2 * i / head_dim)``, in double precision. head_dim: an even
+    number up to 256."""
 
 class PackedLinear:
     """A linear layer's weights in the order in which the CPU's kernels read them
@@ -480,8 +486,11 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float, workers: CpuWorkers) -> 
     """``x / sqrt(mean(x ** 2) + eps) * weight`` of rows ``[R, n]``."""
 
 def packed_rows(ids: mx.array, packed: PackedLinear, workers: CpuWorkers) -> mx.array:
-    """Rows ``[T, inputs]`` of a layer, unpacked: an embedding of ids ``[T]`` int32, each below the
-    layer's outputs."""
+    """Rows ``[T, inputs]`` of a layer, unpacked: an embedding of ids ``[T]`` int32.
+
+    The row of an id that is negative, or not below the layer's outputs, is NaN: it is known only
+    when it is evaluated, and an error of then would end all that is evaluated together.
+    """
 
 def choose_tokens(
     raw: mx.array, adjusted: mx.array, choices: mx.array, workers: CpuWorkers

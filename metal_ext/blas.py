@@ -27,7 +27,6 @@ class FastBLAS:
         library.quire_blas_calls.restype = ctypes.c_uint64
         library.quire_blas_calls.argtypes = []
         self._library = library
-        self._workers: CpuWorkers | None = None
 
     @property
     def calls(self) -> int:
@@ -40,7 +39,6 @@ class FastBLAS:
         from ._ext import multiply_on  # MLX, which it needs, comes after the BLAS
 
         multiply_on(workers)
-        self._workers = workers  # as long as there may be products
 
 
 def library_path() -> Path | None:

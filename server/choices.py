@@ -63,7 +63,9 @@ class Choices:
         ]
         self._firsts.append(answers[0])
         self._generations += answers
-        self._times += self._request_times.answers_to(len(prompt.ids), len(answers))
+        self._times += self._request_times.answers_to(
+            len(prompt.ids), len(answers), prompt.salt.tenant
+        )
 
     @property
     def usage(self) -> Usage:

@@ -25,6 +25,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 def main() -> None:
     """The ``quire`` command."""
+    _open_closed_streams()
+    _leave_lost_folder()
     try:
         app()
     except SystemExit as end:
@@ -33,6 +35,29 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(int(end.code or 0))
+
+
+def _open_closed_streams() -> None:
+    """Has standard streams that are closed lead to nowhere. Otherwise a heap or a socket would get
+    the number of one, and with it whatever a library has to say there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest number that is free: the one that is missing.
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _leave_lost_folder() -> None:
+    """Goes on in / where the working folder was removed: libraries ask for its name."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
+        print(
+            f"{HEAD_OF_LINE}: the working folder is gone: relative paths begin at /",
+            file=sys.stderr,
+        )
 
 
 Model = Annotated[str, typer.Argument(help="A model's folder, or its id on the hub.")]

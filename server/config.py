@@ -95,6 +95,7 @@ class LimitsSection(Section):
     keep_alive_s: int = Field(default=5, ge=0)
     max_receive_s: float = Field(default=10.0, gt=0)
     max_connections: int = Field(default=512, ge=1)
+    crowded_receive_s: float = Field(default=0.5, gt=0)
     max_reader_stall_s: float = Field(default=30.0, gt=0)
     max_request_s: float = Field(default=3600.0, gt=0)
     max_key_share_ratio: float = Field(default=0.5, gt=0, le=1)

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from server.metrics.answer_times import RequestTimes
@@ -28,6 +28,7 @@ class RecentRequest:
     duration_s: float
     tokens_per_s: float | None
     """From the first token to the end; None for fewer than two tokens."""
+    tenant: bytes = field(repr=False)
     finish: str
     """How its answers ended, each way once, with commas: stop, length, tool_calls; error after a
     fault; aborted where nobody waited for the end."""
@@ -60,10 +61,11 @@ class RecentRequests:
                 first_token_s=first_s,
                 duration_s=now - times.arrived,
                 tokens_per_s=(tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else None,
+                tenant=times.tenant,
                 finish=times.finish or "",
             )
         )
 
-    def newest_first(self) -> list[RecentRequest]:
-        """All that are kept."""
-        return list(reversed(self._ended))
+    def newest_first(self, tenant: bytes | None = None) -> list[RecentRequest]:
+        """Those that are kept of a tenant; of None, all."""
+        return [request for request in reversed(self._ended) if tenant in (None, request.tenant)]

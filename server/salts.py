@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from engine.types import PrefixSalt
 
 SECRET_BYTES = 32
+# What may stand around a field's value and is no part of it: RFC 9110, section 5.6.3.
+OWS = " \t"
 
 
 class Salts:
@@ -28,10 +30,10 @@ class Salts:
 def request_key(headers: Mapping[str, str]) -> str:
     """The API key of a request: the bearer's token, or what Anthropic's clients call x-api-key;
     empty when it carries none. headers: found whatever the case of their names."""
-    return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip()
+    return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip(OWS)
 
 
 def bearer_token(authorization: str | None) -> str:
     """The token in an Authorization header; empty when it has none. RFC 6750, section 2.1."""
     scheme, _, token = (authorization or "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    return token.strip(OWS) if scheme.lower() == "bearer" else ""

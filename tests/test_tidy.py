@@ -24,6 +24,7 @@ NATIVE = [
     for path in sorted((ROOT / "metal_ext" / folder).rglob("*"))
     if path.suffix in {".cpp", ".h", ".c", ".metal"}
 ]
+NARROW = re.compile(r"static_cast<(unsigned|short|(unsigned )?int|u?int(8|16|32)_t)>")
 LOCKS = (
     "requirements.lock",
     "requirements-dev.lock",
@@ -72,6 +73,12 @@ def test_a_file_is_one_thing_and_fits_its_measure(path: Path) -> None:
     assert len(lines) <= MAX_FILE_LINES
     assert all(len(line) <= MAX_COLUMNS for line in lines)
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", path.read_text())
+
+
+def test_native_numbers_become_narrower_only_where_they_are_checked() -> None:
+    sources = [path for path in NATIVE if "csrc" in path.parts and path.suffix in {".cpp", ".h"}]
+    narrow = [path.name for path in sources if NARROW.search(path.read_text())]
+    assert not narrow, "narrowed() of core/checked.h refuses by name what does not fit"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=names(SOURCES))

@@ -247,8 +247,10 @@ NB_MODULE(_ext, m) {
   m.attr("SYSTEM_PAGE_BYTES") = quire::system_page_bytes();
   m.attr("HAS_METAL") = false;
   m.def("instruction_sets", &quire::cpu::available);
-  m.def("multiply_on", [](const quire::WorkersHandle& workers) {
-    quire::ops::multiply_on(*workers.object); }, "workers"_a);
+  m.def("multiply_on", [module = nb::handle(m)](const quire::WorkersHandle& workers) {
+    quire::ops::multiply_on(*workers.object);
+    module.attr("multiplying_workers") = workers;  // products find them by their address
+  }, "workers"_a);
   quire::bind_memory(m);
   quire::bind_operations(m);
   quire::bind_linear(m);

@@ -20,13 +20,15 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.config import LimitsSection
-from server.guards.overflow import OverflowProtocol
+from server.guards.overflow import OverflowProtocol, too_many_connections
 from server.guards.refusals import Refusal, whole_answer
 from server.metrics import Metrics
 from server.protocol.errors import ApiError
 
 # Of requests that come before the answer to the one before them, so much is read ahead.
 MAX_AHEAD_BYTES = 65536
+UNASKED = (h11.IDLE, h11.SEND_BODY)
+"""States of a client whose request is not complete."""
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -38,6 +40,9 @@ class Rules:
     metrics: Metrics
     overflow: set[OverflowProtocol] = field(default_factory=set)
     """Those beyond the limit that are still open."""
+    unasked: dict["GuardedProtocol", float] = field(default_factory=dict)
+    """Those whose next request is not complete, and since when it is awaited, the earliest
+    first."""
 
 
 class Alarm:
@@ -87,7 +92,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Beyond the limit it is another protocol's."""
-        if len(self.connections) >= self.rules.limits.max_connections:
+        if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             other = OverflowProtocol(self.rules.limits, self.rules.overflow)
             transport.set_protocol(other)
@@ -104,6 +109,7 @@ class GuardedProtocol(H11Protocol):
         """Its timers end with it."""
         super().connection_lost(exc)
         self.rules.metrics.connection_closed()
+        self.rules.unasked.pop(self, None)
         self._deadline.cancel()
         self._stall.cancel()
 
@@ -130,10 +136,16 @@ class GuardedProtocol(H11Protocol):
     def _watch_request(self) -> None:
         """Sets the deadline when a request begins, and takes it away when it is complete: the
         answer may take longer."""
+        now, unasked = self.loop.time(), self.rules.unasked
         if self.transport.is_closing() or not self._receives:
             self._deadline.cancel()
         elif not self._deadline.is_set:
             self._deadline.set(self.loop, self.rules.limits.max_receive_s)
+            unasked.pop(self, None)  # It has begun just now: others come before it.
+        if self.transport.is_closing() or self.conn.their_state not in UNASKED:
+            unasked.pop(self, None)
+        else:
+            unasked.setdefault(self, now)
 
     @property
     def _receives(self) -> bool:
@@ -162,6 +174,30 @@ class GuardedProtocol(H11Protocol):
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
+
+    # --- room for newcomers ---------------------------------------------------------------------
+
+    def _make_room(self) -> bool:
+        """Has the one give way that has not asked for longest. False where all have asked, or may
+        be about to."""
+        latest = self.loop.time() - self.rules.limits.crowded_receive_s
+        for other, since in self.rules.unasked.items():
+            if since > latest:
+                break
+            # Of an answer that is complete some may still be on its way.
+            if not other.transport.get_write_buffer_size():
+                other.give_way()
+                return True
+        return False
+
+    def give_way(self) -> None:
+        """Ends the connection, so that somebody else can ask."""
+        del self.rules.unasked[self]
+        if self._receives:
+            self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
+            self._answer(too_many_connections(self.rules.limits.retry_after_s))
+        else:
+            self.transport.close()  # It is between two requests, and may come again.
 
     # --- readers that do not read ---------------------------------------------------------------
 

@@ -4,15 +4,18 @@ import resource
 import sys
 from contextlib import suppress
 
-# Sockets of our own, the model's files, the log, and what libraries have open.
+# Heaps, sockets of our own, the model's files, the log, and what libraries have open. Where there
+# are few, it is half of them, but what a server has open that serves nobody.
 OTHER_DESCRIPTORS = 256
+FEWEST_OTHER_DESCRIPTORS = 32
 
 
 def connections_that_fit(wanted: int) -> int:
     """Raises this process's limit as far as that many connections need it, and as many again that
     are being told that there are too many. Returns how many fit, at least one."""
     allowed = raise_descriptor_limit(2 * wanted + OTHER_DESCRIPTORS)
-    return max(1, min(wanted, (allowed - OTHER_DESCRIPTORS) // 2))
+    others = min(OTHER_DESCRIPTORS, max(FEWEST_OTHER_DESCRIPTORS, allowed // 2))
+    return max(1, min(wanted, (allowed - others) // 2))
 
 
 def raise_descriptor_limit(needed: int) -> int:

@@ -31,7 +31,7 @@ class OverflowProtocol(asyncio.Protocol):
             transport.abort()
             return
         self._others.add(self)
-        transport.write(too_many_connections(self._limits.retry_after_s))
+        transport.write(told(too_many_connections(self._limits.retry_after_s)))
         transport.write_eof()
         self._end = asyncio.get_running_loop().call_later(
             self._limits.keep_alive_s, transport.abort
@@ -51,15 +51,19 @@ class OverflowProtocol(asyncio.Protocol):
             self._end.cancel()
 
 
-def too_many_connections(retry_after_s: int) -> bytes:
-    """The answer, as it goes over the wire."""
-    error = ApiError(
+def too_many_connections(retry_after_s: int) -> ApiError:
+    """What clients are told that have to come again."""
+    return ApiError(
         503,
         "There are too many connections; try again later.",
         type="server_error",
         code="too_many_connections",
         headers={"Retry-After": str(retry_after_s)},
     )
+
+
+def told(error: ApiError) -> bytes:
+    """The answer, as it goes over the wire."""
     _, headers, body = whole_answer(error, "")
     head = b"".join(b"%s: %s\r\n" % field for field in headers)
     return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body

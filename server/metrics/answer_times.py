@@ -60,12 +60,16 @@ class RequestTimes:
         self.answers: list[AnswerTimes] = []
         self.prompt_tokens = 0
         """Of all its prompts, each counted once."""
+        self.tenant = b""
+        """Whose it is, as engine/types.py's PrefixSalt has it."""
 
-    def answers_to(self, prompt_tokens: int, count: int) -> "list[AnswerTimes]":
-        """Of a prompt that was handed to the engine; the first one finds what the cache has."""
+    def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
+        """Of a prompt that was handed to the engine; the first one finds what the cache has.
+        tenant: the request's."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
+        self.tenant = tenant
         return new
 
     @property

@@ -116,7 +116,7 @@ class Batch:
                 pooling=True,
                 beyond_queue=True,
             )
-            (times,) = self._times.answers_to(len(ids), 1)
+            (times,) = self._times.answers_to(len(ids), 1, self._salt.tenant)
             try:
                 events: list[TokenEvent] = []
                 while not events:

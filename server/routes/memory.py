@@ -5,16 +5,19 @@ from typing import Any
 
 from fastapi import APIRouter
 from pydantic_core import to_json
+from starlette.requests import Request
 from starlette.responses import Response
 
 from server.memory_watch import MemoryWatch
 from server.protocol.errors import ApiError
+from server.salts import request_key
 from server.service import Service
 
 JSON = "application/json"
 DESCRIPTION = (
     "What every block of the K and V cache is for, which sequences have it, and the requests that "
-    "ended last. Counts only. All who ask within 0.1 s get the same map; age_s says how old it is."
+    "ended last; where there are several keys, those of the key that asks. Counts only. All who "
+    "ask within 0.1 s get the same map; age_s says how old it is."
 )
 
 
@@ -28,7 +31,7 @@ def memory_routes(service: Service) -> APIRouter:
         description=DESCRIPTION,
         responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
     )
-    async def memory() -> Response:
+    async def memory(request: Request) -> Response:
         seen = await watch.look()
         if seen is None:
             raise ApiError(
@@ -44,7 +47,7 @@ def memory_routes(service: Service) -> APIRouter:
             "model": service.model.id,
             "engine_alive": service.client.alive,
             "age_s": round(age_s, 3),
-            "requests": _requests(service),
+            "requests": _requests(service, request_key(request.headers)),
         }
         # The map has been encoded already, once for all who look.
         joined = to_json(head)[:-1] + b',"map":' + body + b"}"
@@ -53,10 +56,13 @@ def memory_routes(service: Service) -> APIRouter:
     return router
 
 
-def _requests(service: Service) -> list[dict[str, Any]]:
-    """The last ones, the newest first."""
+def _requests(service: Service, key: str) -> list[dict[str, Any]]:
+    """The last ones, the newest first; where there are several keys, those of the one that asks."""
+    several = len(service.config.access.api_keys) > 1
+    tenant = service.salts.salt(key, None).tenant if several else None
     now = service.recent.clock()
-    requests = [asdict(request) for request in service.recent.newest_first()]
+    requests = [asdict(request) for request in service.recent.newest_first(tenant)]
     for request in requests:
+        del request["tenant"]
         request["ended_s_ago"] = now - request.pop("ended_at")
     return requests

@@ -130,13 +130,13 @@ async def connected(port: int, *, small_buffer: bool = False) -> AsyncIterator[W
     if small_buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
     connection.setblocking(False)
+    limit = SMALL_BUFFER_BYTES if small_buffer else READ_BYTES
     try:
         await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
-    except OSError:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=limit)
+    except (OSError, asyncio.CancelledError):
         connection.close()
         raise
-    limit = SMALL_BUFFER_BYTES if small_buffer else READ_BYTES
-    reader, writer = await asyncio.open_connection(sock=connection, limit=limit)
     try:
         yield Wire(reader, writer)
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -86,6 +87,25 @@ def serving(
         yield process
     finally:
         process.kill()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def until_healthy(http: httpx2.Client) -> None:
+    """Waits for a server that says nothing of its start."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            assert http.get("/health").status_code == 200
+        except httpx2.ConnectError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("it does not start")
 
 
 # --- clients ---------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.abuse.clients import Ending
+from tests.abuse.clients import Ending, chat_request, crowd
 from tests.abuse.crowd import Outcome, judge, outcome_of
+from tests.abuse.processes import END_LIMIT_S, SMALL, serving
+from tests.clients.servers import QUIRE
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,21 @@ def test_a_crowd_with_an_unknown_end_or_slow_streams_is_a_problem() -> None:
     assert len(LOST.problems()) == 3
     assert not replace(SLOW, streams=4).problems()
     assert not replace(SLOW, calm_gap_ms=2.0, crowded_gap_ms=29.0).problems()
+
+
+async def test_fault_24_a_system_with_few_descriptors_serves_some_and_says_how_many(
+    tiny_model: Path,
+) -> None:
+    few = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", QUIRE)
+    with serving(tiny_model, *SMALL, quire=few) as server:
+        assert "the system allows open files for 16 only: raise `ulimit -n`" in server.text
+        asked = chat_request(max_tokens=4).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        port = int(server.url.rpartition(":")[2])
+        for _ in range(5):
+            endings = await crowd(port, 16, asked, END_LIMIT_S)
+            assert Counter(map(outcome_of, endings)) == {"answered": 16}
+        server.send(signal.SIGTERM)
+        assert server.wait() == 0
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,15 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from tests.abuse.processes import END_LIMIT_S, SMALL, START_LIMIT_S
+from tests.abuse.processes import END_LIMIT_S, SMALL, free_port, until_healthy
 from tests.clients.servers import QUIRE
 from tests.server.harness import CHAT, chat
 
@@ -31,23 +29,6 @@ def run(program: str, *arguments: str) -> str:
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def until_healthy(http: httpx2.Client) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
-        try:
-            assert http.get("/health").status_code == 200
-        except httpx2.ConnectError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("it does not start")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no file that is always full")
@@ -120,7 +101,7 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
 
         def ask():
             import httpx2
-            from tests.abuse.test_disk import until_healthy
+            from tests.abuse.processes import until_healthy
             from tests.server.harness import CHAT, chat
             with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as http:
                 until_healthy(http)

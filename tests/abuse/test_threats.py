@@ -9,6 +9,8 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ import structlog
 
 from server.text.tokenizer import Tokenizer
 from tests.abuse.clients import (
+    Ending,
     chat_request,
     connected,
     crowd,
     huge_body,
     huge_head,
     never_reading,
+    one_of_many,
     request,
     silent,
     slow_body,
@@ -50,6 +54,7 @@ SETTINGS = 2
 SOON_S = 0.2
 LONG_S = 60.0
 SECRET = "zebra-canary"
+CLOSING = request(headers={"Connection": "close"})
 MANY_LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": -1, "n": 8}
 
 
@@ -99,6 +104,38 @@ async def test_threat_05_slow_headers_and_bodies_are_cut_off(tokenizer: Tokenize
         assert idle.outcome == "closed"
         assert all(ending.seconds >= SOON_S * 0.9 for ending in (head, body, idle))
         assert server.refused("too_slow") == 2
+        await server.is_empty()
+
+
+async def test_threat_05_who_does_not_ask_keeps_nobody_out(tokenizer: Tokenizer) -> None:
+    """All connections are taken by clients that never come to an end, and more of them knock all
+    the time."""
+    settings = limits(max_connections=16, max_receive_s=LONG_S, crowded_receive_s=SOON_S / 10)
+
+    async def rude(ask: Callable[[], Coroutine[None, None, Ending]]) -> None:
+        while True:
+            with suppress(OSError):
+                await ask()
+            await asyncio.sleep(SOON_S / 10)
+
+    async with abused(tokenizer, settings) as server:
+        port = server.port
+        kinds = (
+            lambda: silent(port),
+            lambda: slow_headers(port, SOON_S / 20),
+            lambda: slow_body(port, SOON_S / 20),
+        )
+        rudes = [asyncio.ensure_future(rude(kinds[number % 3])) for number in range(48)]
+        try:
+            await eventually(lambda: server.refused("connections") > 0)
+            for _ in range(5):
+                async with asyncio.timeout(LONG_S / 2):
+                    while (await one_of_many(port, CLOSING)).status != 200:
+                        await asyncio.sleep(SOON_S / 20)
+        finally:
+            for task in rudes:
+                task.cancel()
+            await asyncio.gather(*rudes, return_exceptions=True)
         await server.is_empty()
 
 

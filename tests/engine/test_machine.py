@@ -57,14 +57,35 @@ def test_without_limits_the_machine_counts(groups: Path, tmp_path: Path) -> None
     assert machine_memory(groups, tmp_path / "own").total_bytes == machine
 
 
-def test_threads_are_the_processors_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_of_the_old_version_has_its_limit_too(groups: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("4:memory:/docker/1f\n0::/\n")
+    (groups / "memory").mkdir()
+    (groups / "memory" / "memory.limit_in_bytes").write_text(f"{GIB}\n")
+    (groups / "memory" / "memory.usage_in_bytes").write_text(f"{GIB // 4}\n")
+    found = machine_memory(groups, tmp_path / "own")
+    assert (found.total_bytes, found.available_bytes) == (GIB, GIB * 3 // 4)
+
+
+def test_threads_are_the_processors_that_may_be_used(
+    monkeypatch: pytest.MonkeyPatch, groups: Path, tmp_path: Path
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
-    assert machine_threads() == 3
+    own = tmp_path / "own"
+    assert machine_threads(groups, own) == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(384)), raising=False)
-    assert machine_threads() == MAX_THREADS
+    assert machine_threads(groups, own) == MAX_THREADS
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert machine_threads() == 7
+    assert machine_threads(groups, own) == 7
+
+
+@pytest.mark.parametrize(("share", "threads"), [("250", 3), ("10", 1), ("900", 7), ("max", 7)])
+def test_threads_are_no_more_than_a_containers_share_of_processors(
+    monkeypatch: pytest.MonkeyPatch, groups: Path, tmp_path: Path, share: str, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)), raising=False)
+    (groups / "pod" / "cpu.max").write_text(f"{share} 100\n")
+    assert machine_threads(groups, tmp_path / "own") == threads
 
 
 @pytest.mark.parametrize(("available", "usable"), [(20 * GIB, 12 * GIB), (5 * GIB, 5 * GIB)])

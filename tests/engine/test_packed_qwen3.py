@@ -94,6 +94,26 @@ def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path) -> None:
     assert np.array_equal(last_logits(None), last_logits(mx.array([48])))
 
 
+@pytest.mark.parametrize("instruction_set", metal_ext.instruction_sets())
+def test_an_id_outside_of_the_vocabulary_spoils_its_own_sequence_alone(
+    tmp_path: Path, instruction_set: str
+) -> None:
+    checkpoint = read_checkpoint(write_model(tmp_path, SPEC, dtype="bfloat16"))
+    ours, ids = packed(tmp_path, instruction_set), prompt(40)
+
+    def last_logits(*others: list[int]) -> mx.array:
+        kv = cache_for(checkpoint, 2)
+        plan = [(number, 0, its) for number, its in enumerate((ids, *others), 1)]
+        for number, _, _ in plan:
+            assert join(kv, number, 60)
+        return step(ours, kv, plan, [40 * i + 39 for i in range(len(plan))])
+
+    spoilt = [*ids[:20], checkpoint.vocab_size, *ids[21:]]
+    good, bad = last_logits(spoilt)
+    assert mx.isnan(bad).all().item()
+    assert mx.array_equal(good, last_logits()[0]).item()
+
+
 def test_a_row_has_the_same_bits_in_any_company(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(write_model(tmp_path, SPEC, dtype="bfloat16"))
     ours = packed(tmp_path, "auto")

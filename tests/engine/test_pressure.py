@@ -77,6 +77,16 @@ def test_a_group_that_is_almost_full_is_short(
     assert machine.read() is level
 
 
+def test_an_old_group_that_is_almost_full_is_short(machine: Machine) -> None:
+    machine.write(machine.proc / "self/cgroup", "4:memory:/own\n")
+    group = machine.groups / "memory" / "own"
+    machine.write(group / "memory.limit_in_bytes", "100\n")
+    machine.write(group / "memory.usage_in_bytes", "95\n")
+    assert machine.read() is WARNING
+    machine.write(group / "memory.stat", "total_inactive_file 10\n")
+    assert machine.read() is NORMAL
+
+
 def test_page_cache_of_a_group_makes_room_and_shared_memory_does_not(machine: Machine) -> None:
     machine.charge(99, 100, file=50, shmem=0)
     assert machine.read() is NORMAL

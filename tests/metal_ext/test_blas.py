@@ -153,6 +153,24 @@ def test_products_of_several_threads_share_the_workers() -> None:
 
 
 @on_linux
+def test_workers_live_as_long_as_products_find_them() -> None:
+    assert "5 helpers, 64.0" in last_line(
+        run_program(
+            """
+            import gc, os
+            import metal_ext, mlx.core as mx
+            before = len(os.listdir("/proc/self/task"))
+            metal_ext._ext.multiply_on(metal_ext.CpuWorkers(6))
+            gc.collect()
+            helpers = len(os.listdir("/proc/self/task")) - before
+            product = (mx.ones((64, 64)) @ mx.ones((64, 900)))[0, 0].item()
+            raise SystemExit(f"{helpers} helpers, {product}")
+            """
+        )
+    )
+
+
+@on_linux
 def test_mlxs_own_blas_takes_no_workers() -> None:
     says = last_line(
         run_program(

@@ -10,6 +10,7 @@ import pytest
 from metal_ext import CpuWorkers, PackedLinear, instruction_sets, linear, packed_rows
 from tests.metal_ext.layers import exact, normal
 from tests.metal_ext.packed import KINDS, Codes, Joined, Kind, part
+from tests.metal_ext.programs import output_of
 
 WORKERS = CpuWorkers(2)
 PANEL = 16
@@ -90,6 +91,38 @@ def test_ids_may_be_any_int32_array_of_one_dimension() -> None:
             packed_rows(wrong, joined.packed, WORKERS)
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_threat_20_the_row_of_an_id_that_is_none_is_not_a_number(kind: Kind) -> None:
+    # 37 outputs fill two panels of 16 and a part of a third, whose rest is zero.
+    joined = Joined([part(37, 128, kind)], WORKERS)
+    last = 2**31 - 1
+    ids = [36, 37, 0, -1, 47, 48, 4000, last, -last - 1, 36]
+    rows = exact(packed_rows(mx.array(ids, mx.int32), joined.packed, WORKERS))
+    good = [id in (0, 36) for id in ids]
+    assert np.isnan(rows).all(axis=1).tolist() == [not right for right in good]
+    alone = packed_rows(mx.array([36, 0, 36], mx.int32), joined.packed, WORKERS)
+    assert np.array_equal(rows[good], exact(alone))
+
+
+def test_a_result_that_there_is_no_memory_for_is_an_error() -> None:
+    says = output_of(
+        """
+        import resource
+        import metal_ext, mlx.core as mx
+        from metal_ext import CpuWorkers, PackedLinear, packed_rows
+        workers = CpuWorkers(1)
+        packed = PackedLinear([mx.zeros((1, 4096))], workers, [])
+        mx.eval(packed_rows(mx.zeros((1,), mx.int32), packed, workers))
+        resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
+        try:
+            mx.eval(packed_rows(mx.zeros((2**18,), mx.int32), packed, workers))
+        except RuntimeError as error:
+            print(error)
+        """
+    )
+    assert says == "the system has no memory for a result of 4294967296 bytes"
+
+
 def test_a_queued_product_keeps_its_weights_alive() -> None:
     joined = Joined([part(40, 64)], CpuWorkers(2))
     x = normal((3, 64), mx.float32)
@@ -116,6 +149,7 @@ def codes(bits: int = 4, group: int = 32, inputs: int = 128) -> tuple[mx.array, 
 WORDS, GOOD = codes()
 SCALES = GOOD[0]
 NUMBERS = mx.zeros((16, 128))
+NUMBER = mx.zeros((1, 1))
 Made = tuple[list[mx.array], list[Codes]]
 REFUSED: list[tuple[str, Made, str]] = [
     ("no weights", ([], []), "every weight has codes"),
@@ -169,6 +203,20 @@ def test_what_cannot_be_packed_is_refused(made: Made, message: str) -> None:
         PackedLinear(weights, WORKERS, its_codes)
     assert str(caught.value).startswith("a linear layer cannot be packed: ")
     assert PackedLinear([WORDS], WORKERS, [GOOD]).outputs == 16
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        ([mx.broadcast_to(NUMBER, (2**30, 1))] * 2, IndexError, "outputs is 2147483648"),
+        ([mx.broadcast_to(NUMBER, (2**31 - 1, 2**31 - 1))], ValueError, "more than 2.46 bytes"),
+    ],
+)
+def test_a_layer_larger_than_any_array_is_refused_before_it_has_memory(
+    weights: list[mx.array], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        PackedLinear(weights, WORKERS, [])
 
 
 @pytest.mark.parametrize("dtype", [mx.int32, mx.uint32])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typer.testing import CliRunner, Result
 from server import assembly
 from server.cli import app, main
 from server.faults import EngineError
+from tests.abuse.processes import free_port, until_healthy
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
@@ -154,6 +156,22 @@ def test_memory_that_is_not_there_is_refused_with_its_figure(
     assert "900000.00 GiB does not fit" in line
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only to Linux a heap is a file")
+def test_heaps_larger_than_files_may_be_are_refused_with_both_figures(
+    quire: Callable[..., Result], tiny_model: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, limits[1]))
+    try:
+        line = one_sentence(quire("serve", tiny_model, "--heap-size", "4MiB"), SETTINGS)
+        dense = quire("serve", tiny_model, "--substrate", "dense")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "a heap of 4.00 MiB is a file" in line
+    assert "none of more than 3.00 MiB: raise that limit (`ulimit -f unlimited`)" in line
+    assert str(dense.exception) == "too early", "its heaps are no files"
+
+
 def test_an_engine_that_fails_is_an_error_of_its_own(
     quire: Callable[..., Result], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +288,40 @@ def test_the_process_ends_with_the_code_of_the_command(
     assert codes == [MODEL, 0, SETTINGS]
 
 
+def test_streams_that_are_closed_lead_to_nowhere(
+    quire: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(sys, "argv", ["quire", "plan", "no-such-model"])
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    main()
+    assert codes == [MODEL]
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        assert os.fstat(stream.fileno()).st_rdev == os.stat(os.devnull).st_rdev
+        os.close(stream.fileno())
+
+
+def test_a_folder_that_is_gone_is_left(
+    quire: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def gone() -> str:
+        raise FileNotFoundError
+
+    left: list[str] = []
+    monkeypatch.setattr(os, "getcwd", gone)
+    monkeypatch.setattr(os, "chdir", left.append)
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    monkeypatch.setattr(sys, "argv", ["quire", "--help"])
+    main()
+    assert left == ["/"]
+    said = capsys.readouterr().err
+    assert said == "quire: the working folder is gone: relative paths begin at /\n"
+
+
 # --- a real process ---------------------------------------------------------------------------
 
 
@@ -377,6 +429,57 @@ def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_wit
     assert served.wait() == 0
     assert served.process.stdout is not None
     assert not [line for line in served.log if "error" in line or "Traceback" in line]
+
+
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_a_process_needs_none_of_its_standard_streams(closed: str) -> None:
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", QUIRE, "plan", "no-such-model"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == MODEL
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_what_serves_with_all_streams_closed_puts_nothing_in_their_place(tiny_model: Path) -> None:
+    port = free_port()
+    command = [QUIRE, "serve", str(tiny_model), *SMALL, "--port", str(port)]
+    server = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
+            until_healthy(http)
+            assert http.post(CHAT, json=chat(max_tokens=5)).status_code == 200
+        numbers = [Path(f"/proc/{server.pid}/fd/{number}") for number in range(3)]
+        assert [os.readlink(number) for number in numbers] == [os.devnull] * 3
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(DEADLINE_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_process_may_begin_in_a_folder_that_is_gone(tiny_model: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = [QUIRE, "plan", str(tiny_model)]
+    ended = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "K and V" in ended.stdout
+    assert ended.stderr == "quire: the working folder is gone: relative paths begin at /\n"
 
 
 def test_a_command_that_is_wrong_ends_with_its_code_as_a_process() -> None:

@@ -31,7 +31,7 @@ def test_a_request_is_timed_from_its_first_token_to_its_end(
     clock: Clock, ring: RecentRequests
 ) -> None:
     times = request_at(clock)
-    (answer,) = times.answers_to(20, 1)
+    (answer,) = times.answers_to(20, 1, b"")
     answer.cached_tokens = 16
     clock.now += 2
     answer.delivered(1, None)
@@ -49,7 +49,7 @@ def test_without_tokens_there_is_neither_a_first_one_nor_a_rate(
     clock: Clock, ring: RecentRequests
 ) -> None:
     times = request_at(clock)
-    times.answers_to(20, 1)[0].end("length")
+    times.answers_to(20, 1, b"")[0].end("length")
     ring.add(times)
     (request,) = ring.newest_first()
     assert (request.first_token_s, request.tokens_per_s, request.cached_tokens) == (None, None, 0)
@@ -60,7 +60,7 @@ def test_a_rate_needs_two_tokens_and_time_between_them(
     clock: Clock, ring: RecentRequests, generated: int
 ) -> None:
     times = request_at(clock)
-    times.answers_to(20, 1)[0].delivered(generated, "stop")
+    times.answers_to(20, 1, b"")[0].delivered(generated, "stop")
     ring.add(times)
     assert ring.newest_first()[0].tokens_per_s is None
 
@@ -73,7 +73,7 @@ def test_what_the_engine_never_had_is_not_kept(clock: Clock, ring: RecentRequest
 def test_only_the_last_ones_are_kept(clock: Clock, ring: RecentRequests) -> None:
     for _ in range(KEPT_REQUESTS + 3):
         times = request_at(clock)
-        times.answers_to(20, 1)
+        times.answers_to(20, 1, b"")
         ring.add(times)
     numbers = [request.number for request in ring.newest_first()]
     assert numbers == list(range(KEPT_REQUESTS + 3, 3, -1))

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace quire {
 
-// Every integer that reaches this library passes through one of these two: a value outside its
-// interval raises an error that names the value and the interval, before any memory is touched.
+// Every integer that reaches this library passes through one of these: a value outside its interval
+// raises an error that names the value and the interval, before any memory is touched.
 inline uint64_t checked_between(
     const char* name, int64_t value, int64_t lowest, int64_t highest) {
   if (value < lowest || value > highest) {
@@ -26,6 +28,17 @@ inline void checked_run(const char* name, int64_t first, int64_t count, uint64_t
         std::string(name) + " [" + std::to_string(first) + ", " + std::to_string(first) + " + " +
         std::to_string(count) + ") does not lie inside [0, " + std::to_string(end) + ")");
   }
+}
+
+// A number as the narrower type that MLX's shapes and the kernels' arguments have.
+template <class Narrow, class Number>
+Narrow narrowed(const char* name, Number number) {
+  if (!std::in_range<Narrow>(number)) {
+    throw std::out_of_range(
+        std::string(name) + " is " + std::to_string(number) + "; it must be " +
+        std::to_string(std::numeric_limits<Narrow>::max()) + " at most");
+  }
+  return static_cast<Narrow>(number);
 }
 
 }  // namespace quire

@@ -17,6 +17,8 @@ RowTable::RowTable(std::vector<Segment> segments) : segments_(std::move(segments
     }
     checked_run(
         "segment of mapped tokens", segment.start, segment.count, segment.range->mapped_tokens());
+    // The GPU's kernels count positions in 32 bits.
+    narrowed<int32_t>("tokens of a sequence", segment.start + segment.count);
     const auto block = segment.range->first_read_only(
         static_cast<size_t>(segment.start), static_cast<size_t>(segment.count));
     if (block && read_only_.empty()) {
@@ -24,6 +26,8 @@ RowTable::RowTable(std::vector<Segment> segments) : segments_(std::move(segments
                    std::to_string(segment.start) + " + " + std::to_string(segment.count) +
                    ") cannot be written: block " + std::to_string(*block) + " is read-only";
     }
+    checked_between(
+        "number of rows", static_cast<int64_t>(rows_.size()) + segment.count, 1, kMaxRows);
     for (int64_t i = 0; i < segment.count; ++i) {
       rows_.push_back({segment.range.get(), static_cast<size_t>(segment.start + i)});
     }

@@ -28,6 +28,9 @@ class RowTable {
     size_t position;
   };
 
+  // Rows that a table has at most: far more than a step has, and the table takes 256 MiB then.
+  static constexpr int64_t kMaxRows = int64_t{1} << 24;
+
   // Throws std::out_of_range that names the segment and the figure, std::invalid_argument where
   // the ranges do not have one geometry.
   explicit RowTable(std::vector<Segment> segments);

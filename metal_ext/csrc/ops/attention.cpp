@@ -173,7 +173,7 @@ class AttentionPrimitive final : public CachePrimitive {
       : CachePrimitive(name), call_(std::move(call)), body_(body) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    allocate(out[0]);
     enqueue([call = call_, body = body_, queries = mx::array::unsafe_weak_copy(in[1]),
              result = mx::array::unsafe_weak_copy(out[0])]() mutable {
       body(call, queries, result);

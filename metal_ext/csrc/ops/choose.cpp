@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/checked.h"
 #include "cpu/filter.h"
 #include "mlx/ops.h"
 #include "ops/primitive.h"
@@ -17,7 +18,7 @@ constexpr size_t kPieceNumbers = 8192;
 constexpr size_t kLineFloats = 16;
 // Below this many bytes of logits a helper would be woken for less time than waking takes.
 constexpr size_t kParallelBytes = size_t{128} << 10;
-constexpr size_t kChoiceNumbers = 5;
+constexpr int kChoiceNumbers = 5;
 
 struct Choice {
   float temperature;  // 0: the largest
@@ -79,7 +80,7 @@ class RowChooser {
   }
 
  private:
-  static int32_t as_id(size_t place) { return static_cast<int32_t>(place); }
+  static int32_t as_id(size_t place) { return narrowed<int32_t>("id", place); }
 
   // Calls body(piece, first number, numbers) for every piece.
   template <class Body>
@@ -184,7 +185,7 @@ class ChooseTokens final : public CachePrimitive {
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     for (mx::array& x : out) {
-      x.set_data(mx::allocator::malloc(x.nbytes()));
+      allocate(x);
     }
     enqueue([workers = workers_, raw = mx::array::unsafe_weak_copy(in[0]),
              choices = mx::array::unsafe_weak_copy(in[1]),
@@ -224,7 +225,7 @@ std::pair<mx::array, mx::array> choose_tokens(
     throw std::invalid_argument("raw must be float32 [rows, vocabulary]");
   }
   check_rows("adjusted", adjusted, raw.shape());
-  check_rows("choices", choices, {raw.shape(0), static_cast<int>(kChoiceNumbers)});
+  check_rows("choices", choices, {raw.shape(0), kChoiceNumbers});
   std::vector<mx::array> in{mx::contiguous(raw), mx::contiguous(choices)};
   if (adjusted.id() != raw.id()) {
     in.push_back(mx::contiguous(adjusted));

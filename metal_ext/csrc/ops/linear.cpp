@@ -1,9 +1,10 @@
 #include "ops/linear.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cstring>
+#include <limits>
 
+#include "core/checked.h"
 #include "cpu/packing.h"
 #include "mlx/ops.h"
 #include "ops/multiply.h"
@@ -55,7 +56,7 @@ class Linear final : public CachePrimitive {
         workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    allocate(out[0]);
     enqueue([packed = packed_, eps = eps_, adds = adds_, workers = workers_, arrays = Arrays(in),
              result = mx::array::unsafe_weak_copy(out[0])]() mutable {
       const cpu::LinearShape& shape = packed->shape();
@@ -102,7 +103,7 @@ class GatedMlp final : public CachePrimitive {
         workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    allocate(out[0]);
     enqueue([gate_up = gate_up_, down = down_, eps = eps_, workers = workers_, arrays = Arrays(in),
              result = mx::array::unsafe_weak_copy(out[0])]() mutable {
       const cpu::LayerKernels& kernels = workers->kernels.layer;
@@ -147,7 +148,7 @@ class RmsNorm final : public CachePrimitive {
       : CachePrimitive("rms_norm"), eps_(eps), workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    allocate(out[0]);
     enqueue([eps = eps_, workers = workers_, arrays = Arrays(in),
              result = mx::array::unsafe_weak_copy(out[0])]() mutable {
       const auto n = static_cast<size_t>(result.shape(1));
@@ -169,16 +170,19 @@ class PackedRows final : public CachePrimitive {
       : CachePrimitive("packed_rows"), packed_(std::move(packed)), workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    allocate(out[0]);
     enqueue([packed = packed_, workers = workers_, ids = mx::array::unsafe_weak_copy(in[0]),
              result = mx::array::unsafe_weak_copy(out[0])]() mutable {
       const cpu::LinearShape& shape = packed->shape();
       const auto held = workers->pool.hold();
       workers->pool.run(ids.size(), [&](size_t row, size_t) {
         const int32_t id = ids.data<int32_t>()[row];
-        assert(id >= 0 && static_cast<size_t>(id) < shape.outputs);
-        cpu::unpack(shape, packed->data(), static_cast<size_t>(id),
-                    result.data<float>() + row * shape.inputs);
+        float* const target = result.data<float>() + row * shape.inputs;
+        if (id < 0 || static_cast<size_t>(id) >= shape.outputs) {
+          std::fill_n(target, shape.inputs, std::numeric_limits<float>::quiet_NaN());
+          return;
+        }
+        cpu::unpack(shape, packed->data(), static_cast<size_t>(id), target);
       });
     });
   }
@@ -187,8 +191,6 @@ class PackedRows final : public CachePrimitive {
   Packed packed_;
   Workers workers_;
 };
-
-int as_int(size_t count) { return static_cast<int>(count); }
 
 }  // namespace
 
@@ -211,7 +213,7 @@ mx::array linear(
     }
     in.push_back(mx::contiguous(*residual));
   }
-  return mx::array({x.shape(0), as_int(shape.outputs)}, mx::float32,
+  return mx::array({x.shape(0), narrowed<int>("outputs", shape.outputs)}, mx::float32,
                    std::make_shared<Linear>(packed, eps, residual.has_value(), workers),
                    std::move(in));
 }
@@ -225,7 +227,7 @@ mx::array gated_mlp(
   }
   check_floats("x", x, hidden);
   check_norm(norm, hidden);
-  return mx::array({x.shape(0), as_int(hidden)}, mx::float32,
+  return mx::array({x.shape(0), narrowed<int>("inputs", hidden)}, mx::float32,
                    std::make_shared<GatedMlp>(gate_up, down, static_cast<float>(norm.eps), workers),
                    {mx::contiguous(x), mx::contiguous(norm.weight)});
 }
@@ -233,7 +235,7 @@ mx::array gated_mlp(
 mx::array rms_norm(const mx::array& x, const Norm& norm, const Workers& workers) {
   check_floats("x", x, norm.weight.size());
   check_norm(norm, norm.weight.size());
-  return mx::array({x.shape(0), as_int(norm.weight.size())}, mx::float32,
+  return mx::array({x.shape(0), norm.weight.shape(0)}, mx::float32,
                    std::make_shared<RmsNorm>(static_cast<float>(norm.eps), workers),
                    {mx::contiguous(x), mx::contiguous(norm.weight)});
 }
@@ -242,7 +244,7 @@ mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers&
   if (ids.dtype() != mx::int32 || ids.ndim() != 1) {
     throw std::invalid_argument("ids must be int32 [T]");
   }
-  return mx::array({ids.shape(0), as_int(packed->shape().inputs)}, mx::float32,
+  return mx::array({ids.shape(0), narrowed<int>("inputs", packed->shape().inputs)}, mx::float32,
                    std::make_shared<PackedRows>(packed, workers), {mx::contiguous(ids)});
 }
 

@@ -27,8 +27,9 @@ mx::array gated_mlp(
 // x [R, n], each row divided by its root mean square and multiplied with the weight.
 mx::array rms_norm(const mx::array& x, const Norm& norm, const Workers& workers);
 
-// ids [T] int32 -> rows [T, inputs] of the layer, as an embedding has them. An id outside of the
-// layer's outputs is an assertion: whoever asks has checked.
+// ids [T] int32 -> rows [T, inputs] of the layer, as an embedding has them. What an id is, is known
+// when it is evaluated, and an error of then would end the whole step: the row of an id outside of
+// the layer's outputs is NaN, which ends the one request that it belongs to.
 mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers& workers);
 
 }  // namespace quire::ops

@@ -5,12 +5,16 @@
 #include <cerrno>
 #include <system_error>
 
+#include "core/checked.h"
 #include "core/posix_memory.h"
 #include "cpu/packing.h"
 #include "mlx/ops.h"
 
 namespace quire::ops {
 namespace {
+
+// Bytes that a layer may have packed: as many as a range of addresses (core/geometry.cpp).
+constexpr size_t kMaxPackedBytes = size_t{1} << 46;
 
 std::invalid_argument cannot(const std::string& what) {
   return std::invalid_argument("a linear layer cannot be packed: " + what);
@@ -44,7 +48,8 @@ cpu::LinearShape shape_of(const mx::array& weight, const CodeGroups* codes) {
     throw cannot("its scales are neither float32 nor bfloat16 nor float16");
   }
   shape.scales = kept == mx::bfloat16 ? cpu::ScaleType::bfloat16 : cpu::ScaleType::float32;
-  const mx::Shape expected{weight.shape(0), static_cast<int>(shape.inputs / shape.group)};
+  const mx::Shape expected{
+      weight.shape(0), narrowed<int>("groups", shape.inputs / shape.group)};
   if (shape.inputs % shape.group != 0 || codes->scales.shape() != expected ||
       codes->biases.shape() != expected || codes->biases.dtype() != codes->scales.dtype()) {
     throw cannot("its scales and biases do not fit its codes");
@@ -102,6 +107,11 @@ Packed pack_linear(
   whole.outputs = 0;
   for (const cpu::LinearShape& part : parts) {
     whole.outputs += part.outputs;
+  }
+  narrowed<int>("outputs", whole.outputs);
+  narrowed<int>("inputs", whole.inputs);
+  if (whole.panels() > kMaxPackedBytes / whole.panel_bytes()) {
+    throw cannot("it has more than 2^46 bytes");
   }
   auto packed = std::make_shared<PackedLinear>(whole);
   std::byte* target = packed->data();

@@ -2,8 +2,10 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "mlx/allocator.h"
 #include "mlx/array.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/device.h"
@@ -13,6 +15,17 @@
 namespace quire::ops {
 
 namespace mx = mlx::core;
+
+// Gives a result its memory. Throws std::runtime_error where the system has none: MLX's allocator
+// does not look, and what is written then is written to address 0.
+inline void allocate(mx::array& result) {
+  mx::allocator::Data memory = mx::allocator::malloc(result.nbytes());
+  if (memory.buffer().ptr() == nullptr) {
+    throw std::runtime_error(
+        "the system has no memory for a result of " + std::to_string(result.nbytes()) + " bytes");
+  }
+  result.set_data(std::move(memory));
+}
 
 // What the operations on the CPU share.
 class CachePrimitive : public mx::Primitive {

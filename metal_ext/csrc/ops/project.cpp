@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "core/checked.h"
+#include "cpu/head_dims.h"
 #include "mlx/ops.h"
 #include "ops/kv_rows.h"
 #include "ops/primitive.h"
@@ -21,7 +23,7 @@ class RopeAngles final : public CachePrimitive {
         workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& out) override {
-    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    allocate(out[0]);
     enqueue([rows = rows_, base = base_, scale = scale_, workers = workers_,
              result = mx::array::unsafe_weak_copy(out[0])]() mutable {
       const auto half = static_cast<size_t>(result.shape(1)) / 2;
@@ -61,7 +63,7 @@ class ProjectAppend final : public CachePrimitive {
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     out[0].copy_shared_buffer(in[0]);
-    out[1].set_data(mx::allocator::malloc(out[1].nbytes()));
+    allocate(out[1]);
     enqueue([rows = rows_, layer = layer_, shape = shape_, eps = eps_, workers = workers_,
              joined = mx::array::unsafe_weak_copy(in[1]),
              query_weight = mx::array::unsafe_weak_copy(in[2]),
@@ -117,11 +119,13 @@ mx::array rope_angles(
   if (!(base > 0.0 && std::isfinite(base) && std::isfinite(scale))) {
     throw std::invalid_argument("base must be a positive number, and scale a number");
   }
-  if (head_dim < 2 || head_dim % 2 != 0 || rows->rows().empty()) {
-    throw std::invalid_argument("head_dim must be even, and there must be rows");
+  checked_between("head_dim", head_dim, 2, cpu::kMaxHeadDim);
+  if (head_dim % 2 != 0) {
+    throw std::invalid_argument("head_dim must be even");
   }
-  return mx::array({static_cast<int>(rows->rows().size()), static_cast<int>(head_dim)},
-                   mx::float32, std::make_shared<RopeAngles>(rows, base, scale, workers), {});
+  const auto count = narrowed<int>("rows", rows->rows().size());
+  return mx::array({count, narrowed<int>("head_dim", head_dim)}, mx::float32,
+                   std::make_shared<RopeAngles>(rows, base, scale, workers), {});
 }
 
 std::pair<mx::array, mx::array> project_append(
@@ -131,16 +135,18 @@ std::pair<mx::array, mx::array> project_append(
   const int64_t head_dim = norms.query_weight.size();
   const cpu::HeadShape shape =
       check_layer(rows->geometry(), layer, query_heads, kv_heads, head_dim);
-  const auto count = static_cast<int>(rows->rows().size());
-  const auto dims = static_cast<int>(head_dim);
+  const auto count = narrowed<int>("rows", rows->rows().size());
+  const auto dims = narrowed<int>("head_dim", head_dim);
   check_floats("joined", joined,
-               {count, static_cast<int>(shape.query_floats() + 2 * shape.row_elements())});
+               {count, narrowed<int>("numbers of a row",
+                                     shape.query_floats() + 2 * shape.row_elements())});
   check_floats("query_weight", norms.query_weight, {dims});
   check_floats("key_weight", norms.key_weight, {dims});
   check_floats("angles", angles, {count, dims});
   rows->require_writable();
   auto made = mx::array::make_arrays(
-      {token.shape(), {count, static_cast<int>(query_heads), dims}}, {token.dtype(), mx::float32},
+      {token.shape(), {count, narrowed<int>("query_heads", query_heads), dims}},
+      {token.dtype(), mx::float32},
       std::make_shared<ProjectAppend>(rows, layer, shape, static_cast<float>(norms.eps), workers),
       {token, mx::contiguous(joined), mx::contiguous(norms.query_weight),
        mx::contiguous(norms.key_weight), mx::contiguous(angles)});

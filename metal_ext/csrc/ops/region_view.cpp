@@ -39,7 +39,8 @@ mx::array region_view(
   check_on_host(*range);
   check_view(*range, region, tokens, kv_heads, head_dim, type);
   const mx::Shape shape{
-      static_cast<int>(tokens), static_cast<int>(kv_heads), static_cast<int>(head_dim)};
+      narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
+      narrowed<int>("head_dim", head_dim)};
   return mx::array(
       shape, type, std::make_shared<RegionView>(range, static_cast<size_t>(region)), {token});
 }

@@ -6,7 +6,16 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from metal_ext import AddressRange, CpuWorkers, Heap, Layer, Mapper, MetalSubstrate, RowTable
+from metal_ext import (
+    AddressRange,
+    CopyCounter,
+    CpuWorkers,
+    Heap,
+    Layer,
+    Mapper,
+    MetalSubstrate,
+    RowTable,
+)
 from tests.metal.graph.stage import KINDS, WAIT_S, Shape, Stage
 
 ONES = mx.ones((64,))
@@ -60,9 +69,16 @@ class Set:
         }  # fmt: skip
         return metal_ext.region_view(**(arguments | changes))  # type: ignore[arg-type]
 
+    def copy(self, source: AddressRange, target: AddressRange) -> object:
+        return self.stage.substrate.copy_block(Mapper(), source, 0, target, 1, 1, CopyCounter())
+
     def end(self) -> None:
         self.stage.substrate.abandon(self.rows)
         self.stage.end()
+
+
+def on_host() -> AddressRange:
+    return AddressRange.sparse(Shape(kept=mx.float32).geometry("sparse"))
 
 
 def three(heads: int, dim: int = 64, rows: int = 2, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -109,6 +125,10 @@ WRONG: dict[str, tuple[Callable[[Set], object], type[Exception], str]] = {
     "unmapped rows": (lambda s: s.stage.substrate.rows([(s.one.range, 64, 1)]), IndexError,
                       "segment of mapped tokens"),
     "the CPU's table": (lambda s: RowTable([(s.one.range, 0, 1)]), ValueError, "a device's"),
+    "a copy out of the CPU's memory": (lambda s: s.copy(on_host(), s.one.range), ValueError,
+                                       "the range is not of this substrate"),
+    "a copy into the CPU's memory": (lambda s: s.copy(s.one.range, on_host()), ValueError,
+                                     "the range is not of this substrate"),
     "a map without a mapper": (lambda s: s.one.range.map(s.stage.heaps[0], 0, 1, 1, True),
                                ValueError, "a device's"),
 }  # fmt: skip

@@ -38,6 +38,9 @@ class Loop:
         self.now_s = 0.0
         self.timers: list[Timer] = []
 
+    def time(self) -> float:
+        return self.now_s
+
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
         self.timers.append(Timer(self.now_s + delay_s, call))
         return self.timers[-1]
@@ -92,16 +95,29 @@ class One:
     def __init__(self, app: Any = None) -> None:
         self.refusals: list[Refusal] = []
         self.open = 0
-        self.loop, self.transport, self.state = Loop(), Transport(), ServerState()
+        self.loop, self.state = Loop(), ServerState()
         self.answering = asyncio.Event()
-        config = uvicorn.Config(
+        self._config = uvicorn.Config(
             app or self.answer, lifespan="off", log_config=None, ws="none", interface="asgi3"
         )
-        made = guarded_protocol(LIMITS, cast(Metrics, self))
-        self.protocol: GuardedProtocol = made(
-            config=config, server_state=self.state, app_state={}, _loop=cast(Any, self.loop)
+        self._made = guarded_protocol(LIMITS, cast(Metrics, self))
+        self.protocol = self.another()
+        self.transport: Transport = cast(Any, self.protocol.transport)
+
+    def another(self, transport: Transport | None = None) -> GuardedProtocol:
+        """A further connection to the same server."""
+        protocol = self._made(
+            config=self._config,
+            server_state=self.state,
+            app_state={},
+            _loop=cast(Any, self.loop),
         )
-        self.protocol.connection_made(self.transport)
+        protocol.connection_made(transport or Transport())
+        return protocol
+
+    def fill(self) -> None:
+        """There are as many others as there may be, and all have asked."""
+        self.state.connections.update(cast(Any, range(LIMITS.max_connections)))
 
     def count_refusal(self, reason: Refusal) -> None:
         self.refusals.append(reason)
@@ -265,19 +281,98 @@ async def test_whoever_waits_for_a_body_is_told_when_it_is_no_body() -> None:
     assert seen == ["http.disconnect"]
 
 
+class Refused(Transport):
+    """Of a newcomer whom there is no place for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: list[Any] = []
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.others.append(protocol)
+
+    def write_eof(self) -> None:
+        """Nothing more is said."""
+
+
+def is_refused(one: One) -> bool:
+    """Whether one more connection is told that there are too many."""
+    newcomer = Refused()
+    one.another(newcomer)
+    for other in newcomer.others:
+        assert newcomer.written.startswith(b"HTTP/1.1 503 ")
+        other.connection_lost(None)
+    return bool(newcomer.others)
+
+
 async def test_one_connection_too_many_is_anothers_work() -> None:
     one = One()
-    one.state.connections.update(cast(Any, range(LIMITS.max_connections)))
-    transport = Transport()
-    changed: list[Any] = []
-    transport.set_protocol = changed.append  # type: ignore[method-assign, assignment]
-    transport.write_eof = lambda: None  # type: ignore[method-assign]
-    config = uvicorn.Config(
-        one.answer, lifespan="off", log_config=None, ws="none", interface="asgi3"
-    )
-    second = type(one.protocol)(config=config, server_state=one.state, app_state={})
-    second.connection_made(transport)
-    assert len(changed) == 1
-    assert transport.written.startswith(b"HTTP/1.1 503 ")
+    one.fill()
+    assert is_refused(one)
     assert one.refusals == [Refusal.CONNECTIONS]
-    changed[0].connection_lost(None)
+
+
+@pytest.mark.parametrize("part", [b"", GET[:-2], POST % 5, POST % 5 + b"abcd"])
+async def test_who_has_not_asked_for_a_while_gives_way_to_a_newcomer(part: bytes) -> None:
+    one = One()
+    if part:
+        one.protocol.data_received(part)
+    one.fill()
+    one.loop.pass_by(0.49)
+    assert is_refused(one)
+    one.loop.pass_by(0.01)
+    assert not is_refused(one)
+    assert one.transport.ended == "closed"
+    assert one.transport.written.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nretry-after: 1\r\n" in one.transport.written
+    assert one.refusals == [Refusal.CONNECTIONS] * 2
+    # It gives way once, and the newcomer may be about to ask.
+    assert is_refused(one)
+    await one.answered()
+
+
+async def test_who_has_waited_longest_gives_way_first() -> None:
+    one = One()
+    one.loop.pass_by(0.1)
+    second = one.another()
+    one.loop.pass_by(0.1)
+    third = one.another()
+    one.protocol.data_received(GET)
+    one.fill()
+    one.loop.pass_by(1)
+    for gone in (second, third):
+        assert not is_refused(one)
+        assert cast(Any, gone.transport).ended == "closed"
+    assert one.transport.ended is None, "it has asked"
+    assert is_refused(one)
+    await one.answered()
+
+
+async def test_between_requests_a_connection_gives_way_without_a_word() -> None:
+    one = One()
+    one.protocol.data_received(GET)
+    one.loop.pass_by(1)
+    await one.answered()
+    told = one.transport.written
+    one.fill()
+    assert is_refused(one), "it may be about to ask again"
+    one.loop.pass_by(1)
+    # Of the answer something is still on its way.
+    one.transport.untaken = 1
+    assert is_refused(one)
+    one.transport.untaken = 0
+    assert not is_refused(one)
+    assert (one.transport.ended, one.transport.written) == ("closed", told)
+
+
+async def test_the_next_request_begins_with_its_first_byte() -> None:
+    one = One()
+    one.protocol.data_received(GET)
+    await one.answered()
+    one.fill()
+    one.loop.pass_by(4)
+    one.protocol.data_received(GET[:5])
+    assert is_refused(one)
+    one.loop.pass_by(0.5)
+    assert not is_refused(one)
+    assert one.transport.ended == "closed"

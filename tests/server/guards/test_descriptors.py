@@ -45,10 +45,18 @@ def test_and_no_further_than_the_system_lets_it(system: System) -> None:
     system.limits = (256, 1000)
     assert connections_that_fit(512) == (1000 - OTHER_DESCRIPTORS) // 2
     assert system.limits == (1000, 1000)
-    system.limits, system.lets = (300, 10_000), False
-    assert connections_that_fit(512) == (300 - OTHER_DESCRIPTORS) // 2
-    system.limits = (10, 10)
-    assert connections_that_fit(512) == 1
+    system.limits, system.lets = (600, 10_000), False
+    assert connections_that_fit(512) == (600 - OTHER_DESCRIPTORS) // 2
+
+
+@pytest.mark.parametrize(
+    ("hard", "connections"), [(512, 128), (500, 125), (256, 64), (64, 16), (40, 4), (33, 1), (9, 1)]
+)
+def test_few_descriptors_leave_connections_a_share(
+    system: System, hard: int, connections: int
+) -> None:
+    system.limits = (hard, hard)
+    assert connections_that_fit(512) == connections
 
 
 def test_a_system_without_a_limit_has_none(system: System) -> None:

@@ -100,7 +100,13 @@ async def test_the_page_and_its_files_are_open(locked: FastAPI) -> None:
     [
         ("Authorization", f"Bearer {KEY}", 200),
         ("authorization", f"bearer   {OTHER} ", 200),
+        ("Authorization", f"Bearer \t{KEY}\t ", 200),
+        ("Authorization", f"Bearer \xa0{KEY}", 401),
+        ("Authorization", f"Bearer {KEY}\x85", 401),
         ("x-api-key", KEY, 200),
+        ("x-api-key", f" \t{KEY} ", 200),
+        ("x-api-key", f"{KEY}\xa0", 401),
+        ("x-api-key", f"\x1f{KEY}", 401),
         ("X-API-Key", OTHER, 200),
         ("Authorization", KEY, 401),
         ("Authorization", f"Basic {KEY}", 401),

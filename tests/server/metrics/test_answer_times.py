@@ -20,7 +20,7 @@ def request(latencies: Latencies) -> tuple[RequestTimes, Clock]:
 def test_an_answer_is_timed_from_its_request_to_its_end() -> None:
     latencies = Latencies(1000)
     times, clock = request(latencies)
-    (answer,) = times.answers_to(7, 1)
+    (answer,) = times.answers_to(7, 1, b"")
     for now, tokens, finish in ((100.5, 1, None), (100.75, 2, None), (102.0, 5, "stop")):
         clock.now = now
         answer.delivered(tokens, finish)
@@ -37,7 +37,7 @@ def test_an_answer_is_timed_from_its_request_to_its_end() -> None:
 def test_a_step_without_a_token_is_no_delivery() -> None:
     latencies = Latencies(1000)
     times, clock = request(latencies)
-    (answer,) = times.answers_to(7, 1)
+    (answer,) = times.answers_to(7, 1, b"")
     answer.delivered(0, None)
     clock.now = 101.0
     answer.delivered(1, None)
@@ -49,7 +49,7 @@ def test_a_step_without_a_token_is_no_delivery() -> None:
 def test_only_the_first_end_counts() -> None:
     latencies = Latencies(1000)
     times, _ = request(latencies)
-    (answer,) = times.answers_to(7, 1)
+    (answer,) = times.answers_to(7, 1, b"")
     answer.end("error")
     answer.end("aborted")
     assert latencies.finished == {"error": 1}
@@ -62,8 +62,8 @@ def test_a_request_adds_its_answers_up_and_counts_each_prompt_once() -> None:
     latencies = Latencies(1000)
     times, clock = request(latencies)
     assert (times.first_token_s, times.finish, times.generated_tokens) == (None, None, 0)
-    one, two = times.answers_to(10, 2)
-    (three,) = times.answers_to(5, 1)
+    one, two = times.answers_to(10, 2, b"")
+    (three,) = times.answers_to(5, 1, b"")
     for answer, cached in ((one, 8), (two, 9), (three, 4)):
         answer.cached_tokens = cached
     clock.now = 101.0

@@ -41,7 +41,7 @@ def test_every_reason_to_refuse_is_there_from_the_start() -> None:
 def test_answers_are_counted_by_their_end() -> None:
     latencies = Latencies(100)
     times = RequestTimes(latencies)
-    (answer,) = times.answers_to(3, 1)
+    (answer,) = times.answers_to(3, 1, b"")
     answer.delivered(1, None)
     answer.delivered(2, "tool_calls")
     samples = shown(RequestFigures(latencies))

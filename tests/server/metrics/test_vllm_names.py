@@ -54,7 +54,7 @@ def samples(engine: Engine) -> Samples:
     )
     metrics = Metrics(client_with(stats), About(model="org/model"), vllm_names=True)
     for finish in ("stop", "stop", "tool_calls", "length", "aborted", "error"):
-        (answer,) = metrics.request_arrived().answers_to(12, 1)
+        (answer,) = metrics.request_arrived().answers_to(12, 1, b"")
         for tokens in range(1, 5):
             answer.delivered(tokens, None)
         answer.end(finish)

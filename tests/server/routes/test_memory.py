@@ -10,6 +10,7 @@ import pytest
 
 from engine.memory_map import MemoryMap
 from engine.messages import Look
+from server.config import Config
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -27,6 +28,7 @@ from tests.server.harness import (
 )
 from tests.server.metrics.scraping import scrape
 
+KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
 STATES = {"f": "free", "d": "free", "c": "cached", "q": "quarantined", "r": "quarantined"}
 
 POOL_PARTS = ("free", "live", "partial_tail", "mapped_ahead", "cached", "quarantined")
@@ -152,6 +154,31 @@ async def test_recent_requests_are_told_with_their_times_and_without_contents(
     assert newest["tokens_per_s"] > 0
     assert newest["ended_s_ago"] >= 0
     assert "ended_at" not in newest
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,), (KEY, OTHER)], ids=["none", "one", "two"])
+async def test_of_several_keys_each_sees_its_own_requests_alone(
+    engine: Engine, tokenizer: Tokenizer, keys: tuple[str, ...]
+) -> None:
+    config = Config.model_validate({"access": {"api_keys": keys}})
+    async with (
+        running(make_service(engine.client, tokenizer, config)) as app,
+        http_client(app) as http,
+    ):
+        mine, others = ({"x-api-key": key} for key in (KEY, OTHER))
+        for length, headers in ((3, mine), (4, others), (5, mine)):
+            await http.post(CHAT, json=chat(max_tokens=length), headers=headers)
+
+        async def seen(headers: dict[str, str]) -> list[int]:
+            requests = (await http.get("/memory", headers=headers)).json()["requests"]
+            assert all("tenant" not in request for request in requests)
+            return [request["generated_tokens"] for request in requests]
+
+        if len(keys) == 2:
+            assert (await seen(mine), await seen(others)) == ([5, 3], [4])
+        else:
+            # Whoever gets in may see all: with one key the other requests were refused.
+            assert await seen(mine) == ([5, 3] if keys else [5, 4, 3])
 
 
 async def test_one_that_left_and_one_that_failed_are_among_the_recent_requests(

@@ -5,6 +5,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/checked.h"
+
 namespace quire::metal {
 
 void PlacementHeap::make() {
@@ -108,7 +110,7 @@ void SparseBufferRange::zero(size_t block, size_t count) {
     arguments.target = reinterpret_cast<uint64_t>(region(run.first_region)) + block * bytes;
     arguments.target_stride = run.stride;
     arguments.bytes = count * bytes;
-    arguments.regions = static_cast<uint32_t>(run.regions);
+    arguments.regions = narrowed<uint32_t>("regions", run.regions);
     work.push_back(arguments);
   }
   context()->work->zero(work);
@@ -126,7 +128,7 @@ void SparseBufferRange::copy(
     arguments.source_stride = run.stride;
     arguments.target_stride = run.stride;
     arguments.bytes = tokens * geometry().row_bytes(run.first_region);
-    arguments.regions = static_cast<uint32_t>(run.regions);
+    arguments.regions = narrowed<uint32_t>("regions", run.regions);
     work.push_back(arguments);
   }
   context()->work->copy(work);

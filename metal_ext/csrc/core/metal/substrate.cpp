@@ -126,6 +126,10 @@ void Substrate::require_running() const {
   context_->require_running();
 }
 
+void Substrate::require_own(const AddressRange& range) const {
+  own(range, context_);
+}
+
 size_t Substrate::buffers_per_range() const {
   return plan_ == nullptr ? 1 : plan_->bytes.size();
 }

@@ -47,6 +47,9 @@ class Substrate {
   std::shared_ptr<Heap> new_heap();
   std::shared_ptr<AddressRange> new_range();
 
+  // Throws std::invalid_argument where the range is of no or another substrate.
+  void require_own(const AddressRange& range) const;
+
   // --- for whoever encodes kernels over the rows ------------------------------------------------
   MTL::Device* device() const { return context_->device.get(); }
   Kind kind() const { return context_->kind; }

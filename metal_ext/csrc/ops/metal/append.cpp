@@ -20,7 +20,7 @@ class DeviceAppend final : public RowsPrimitive {
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     out[0].copy_shared_buffer(in[0]);
     const metal::AppendArguments arguments{
-        layer_.place, heads_.row_elements(), static_cast<uint32_t>(rows().size())};
+        layer_.place, heads_.row_elements(), narrowed<uint32_t>("rows", rows().size())};
     encoder.kernel(kernel_);
     encoder.output(out[0], 0);  // the token; keys are bound there behind it
     encoder.input(in[1], 0);

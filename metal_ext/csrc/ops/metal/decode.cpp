@@ -30,10 +30,11 @@ class DeviceDecode final : public RowsPrimitive {
     const auto kv_heads = static_cast<size_t>(call_.heads.kv_heads);
     const auto head_dim = static_cast<size_t>(call_.heads.head_dim);
     const metal::AttentionArguments arguments{
-        call_.layer.place, static_cast<uint32_t>(query_heads), static_cast<uint32_t>(kv_heads),
-        static_cast<uint32_t>(call_.first_row), call_.scale};
-    mx::array sums = floats(tasks_ * query_heads * head_dim);
-    mx::array softened = floats(tasks_ * query_heads * 2);
+        call_.layer.place, narrowed<uint32_t>("query_heads", query_heads),
+        narrowed<uint32_t>("kv_heads", kv_heads), narrowed<uint32_t>("rows", call_.first_row),
+        call_.scale};
+    mx::array sums = floats(tasks_, query_heads * head_dim);
+    mx::array softened = floats(tasks_, query_heads * 2);
     const mx::array& tasks = in[2];
     const mx::array& first_task = in[3];
 
@@ -65,9 +66,10 @@ class DeviceDecode final : public RowsPrimitive {
  private:
   static constexpr size_t kCombineThreads = 32;
 
-  static mx::array floats(size_t count) {
+  static mx::array floats(size_t rows, size_t numbers) {
     return mx::array(
-        mx::allocator::malloc(count * sizeof(float)), {static_cast<int>(count)}, mx::float32);
+        mx::allocator::malloc(rows * numbers * sizeof(float)),
+        {narrowed<int>("tasks", rows), narrowed<int>("numbers of a task", numbers)}, mx::float32);
   }
 
   const DecodeCall call_;

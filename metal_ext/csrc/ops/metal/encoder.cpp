@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "core/checked.h"
 #include "mlx/backend/metal/device.h"
 #include "ops/metal/on_device.h"
 
@@ -71,7 +72,7 @@ void Encoder::output(mx::array& array, int index) {
 }
 
 void Encoder::set_bytes(const void* value, size_t count, int index) {
-  encoder_.set_bytes(static_cast<const std::byte*>(value), static_cast<int>(count), index);
+  encoder_.set_bytes(static_cast<const std::byte*>(value), narrowed<int>("bytes", count), index);
 }
 
 void Encoder::run_threads(MTL::Size threads, MTL::Size group) {

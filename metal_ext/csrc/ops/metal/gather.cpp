@@ -74,7 +74,8 @@ class DeviceRegionView final : public MetalPrimitive {
 };
 
 mx::Shape rows_shape(int64_t tokens, int64_t kv_heads, int64_t head_dim) {
-  return {static_cast<int>(tokens), static_cast<int>(kv_heads), static_cast<int>(head_dim)};
+  return {narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
+          narrowed<int>("head_dim", head_dim)};
 }
 
 }  // namespace
@@ -95,8 +96,8 @@ std::pair<mx::array, mx::array> gather(
   const Heads heads{kv_heads, kv_heads, head_dim};
   const LayerRows place(*substrate->memory, layer, heads);
   const metal::GatherArguments arguments{
-      place.place, heads.row_elements(), static_cast<uint32_t>(tokens),
-      static_cast<uint32_t>(rows->first_row(number)), 0};
+      place.place, heads.row_elements(), narrowed<uint32_t>("tokens", tokens),
+      narrowed<uint32_t>("rows", rows->first_row(number)), 0};
   const mx::Shape shape = rows_shape(tokens, kv_heads, head_dim);
   auto made = mx::array::make_arrays(
       {shape, shape}, {layer.type, layer.type},
@@ -116,7 +117,7 @@ mx::array region_view(
   }
   check_view(*range, region, tokens, kv_heads, head_dim, type);
   const auto number = static_cast<size_t>(region);
-  substrate->memory->view(*range, number);  // throws where the range is not of this substrate
+  substrate->memory->require_own(*range);
   return mx::array(
       rows_shape(tokens, kv_heads, head_dim), type,
       std::make_shared<DeviceRegionView>(range, number, substrate), {token});

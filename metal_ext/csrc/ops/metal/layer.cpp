@@ -40,8 +40,9 @@ LayerRows::LayerRows(
         "keys and values of a layer must be regions 2i and 2i + 1, which lie in one buffer");
   }
   buffer = keys.buffer;
-  place = {keys.offset, values.offset, static_cast<uint32_t>(geometry.row_bytes(key_region)),
-           static_cast<uint32_t>(geometry.tokens_per_block())};
+  place = {keys.offset, values.offset,
+           narrowed<uint32_t>("row_bytes", geometry.row_bytes(key_region)),
+           narrowed<uint32_t>("tokens_per_block", geometry.tokens_per_block())};
 }
 
 void bind_rows(

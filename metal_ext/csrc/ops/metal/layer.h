@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/checked.h"
 #include "core/metal/kernel_text.h"
 #include "metal/arguments.h"
 #include "ops/metal/rows.h"
@@ -20,7 +21,9 @@ struct Heads {
   int64_t kv_heads;
   int64_t head_dim;
 
-  uint32_t row_elements() const { return static_cast<uint32_t>(kv_heads * head_dim); }
+  uint32_t row_elements() const {
+    return narrowed<uint32_t>("numbers of a row", kv_heads * head_dim);
+  }
 };
 
 // A layer on a substrate.

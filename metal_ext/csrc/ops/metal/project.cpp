@@ -85,9 +85,9 @@ std::pair<mx::array, mx::array> project_append(
       number_of("keys", keys.dtype()), place.kv, keys.shape(2), place.kind);
   const metal::ProjectArguments arguments{
       place.place,
-      static_cast<uint32_t>(heads.query_heads),
-      static_cast<uint32_t>(heads.kv_heads),
-      static_cast<uint32_t>(rows->size()),
+      narrowed<uint32_t>("query_heads", heads.query_heads),
+      narrowed<uint32_t>("kv_heads", heads.kv_heads),
+      narrowed<uint32_t>("rows", rows->size()),
       static_cast<float>(projection.eps),
       static_cast<float>(std::log2(projection.rope_base)),
       static_cast<float>(projection.rope_scale)};

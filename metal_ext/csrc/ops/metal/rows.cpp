@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/checked.h"
 #include "metal/arguments.h"
 #include "ops/metal/on_device.h"
 
@@ -22,7 +23,7 @@ mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kep
   std::memcpy(buffer.raw_ptr(), values.data(), bytes);
   return mx::array(
       mx::allocator::Data(buffer, [memory, kept](mx::allocator::Buffer) {}),
-      {static_cast<int>(bytes / sizeof(uint32_t))}, mx::uint32);
+      {narrowed<int>("words", bytes / sizeof(uint32_t))}, mx::uint32);
 }
 
 // Stands for a buffer in what MLX knows of reads and writes. It has one element, because MLX counts
@@ -76,17 +77,17 @@ void MetalRows::find_entries() {
   std::vector<uint64_t> pages;
   for (size_t buffer = 0; buffer < memory.buffers_per_range(); ++buffer) {
     for (const Segment& segment : table_.segments()) {
-      const auto start = static_cast<uint32_t>(segment.start);
-      const auto count = static_cast<uint32_t>(segment.count);
-      metal::RowEntry entry{0, start, static_cast<uint32_t>(pages.size())};
+      const auto start = narrowed<uint32_t>("start", segment.start);
+      const auto end = narrowed<uint32_t>("end", segment.start + segment.count);
+      metal::RowEntry entry{0, start, narrowed<uint32_t>("pages", pages.size())};
       if (memory.kind() == metal::Kind::paged) {
         const auto addresses =
-            memory.page_addresses(*segment.range, (start + count + tokens - 1) / tokens);
+            memory.page_addresses(*segment.range, (end + tokens - 1) / tokens);
         pages.insert(pages.end(), addresses.begin(), addresses.end());
       } else {
         entry.base = memory.row_base(*segment.range, buffer);
       }
-      for (; entry.position < start + count; ++entry.position) {
+      for (; entry.position < end; ++entry.position) {
         entries.push_back(entry);
       }
     }
@@ -128,13 +129,13 @@ const DecodeCut& MetalRows::decode_cut(size_t first, size_t count) {
   std::vector<metal::DecodeTask> tasks;
   std::vector<uint32_t> first_task;
   for (uint32_t row = 0; row < count; ++row) {
-    first_task.push_back(static_cast<uint32_t>(tasks.size()));
+    first_task.push_back(narrowed<uint32_t>("tasks", tasks.size()));
     const size_t tokens = table_.rows()[first + row].position + 1;
     for (uint32_t split = 0; split * metal::kSplitTokens < tokens; ++split) {
       tasks.push_back({row, split});
     }
   }
-  first_task.push_back(static_cast<uint32_t>(tasks.size()));
+  first_task.push_back(narrowed<uint32_t>("tasks", tasks.size()));
   const DecodeCut cut{words_of(tasks), words_of(first_task), tasks.size()};
   return cuts_.emplace(std::pair(first, count), cut).first->second;
 }

@@ -56,6 +56,8 @@ uint64_t copy_block(
     Mapper& mapper, const std::shared_ptr<AddressRange>& source, int64_t source_block,
     const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
     const std::shared_ptr<CopyCounter>& counter, const DeviceMemory& substrate) {
+  substrate->memory->require_own(*source);
+  substrate->memory->require_own(*target);
   const size_t bytes =
       check_block_copy(*source, source_block, *target, target_block, tokens);
   return mapper.submit([=] {
