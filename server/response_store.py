@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 Json = dict[str, Any]
 
@@ -30,10 +30,27 @@ class StoredResponse:
         """The conversation, its own answer included."""
         return (*self.history, *self.own_items)
 
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A stored response as JSON, so that it takes what is counted."""
+
+    response: bytes
+    history: list[bytes]
+    input: list[bytes]
+    item_ids: list[str]
+    """Of the items that came with it."""
+
     @property
     def num_bytes(self) -> int:
-        """As JSON. What it has in common with others counts for each of them."""
-        return len(to_json((self.response, self.history, self.input)))
+        """What it has in common with others counts for each of them."""
+        return sum(map(len, (self.response, *self.history, *self.input)))
+
+    @property
+    def stored(self) -> StoredResponse:
+        """What it was made of."""
+        history, given = map(from_json, self.history), map(from_json, self.input)
+        return StoredResponse(from_json(self.response), tuple(history), tuple(given))
 
 
 class ResponseStore:
@@ -44,8 +61,8 @@ class ResponseStore:
         """Of all keys together. 0 keeps nothing."""
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[bytes, str], tuple[StoredResponse, int]] = OrderedDict()
-        self._items: dict[tuple[bytes, str], tuple[str, Json]] = {}
+        self._kept: OrderedDict[tuple[bytes, str], _Kept] = OrderedDict()
+        self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
         """Items by their ids, each with the id of the newest response that it came with."""
         self.num_bytes = 0
 
@@ -57,14 +74,19 @@ class ResponseStore:
 
         tenant: whose it is, as a salt names it.
         """
-        size = stored.num_bytes
-        if size > self._max_bytes:
+        kept = _Kept(
+            to_json(stored.response),
+            [to_json(item) for item in stored.history],
+            [to_json(item) for item in stored.input],
+            [item["id"] for item in stored.own_items],
+        )
+        if kept.num_bytes > self._max_bytes:
             return
         response_id = stored.response["id"]
-        self._kept[tenant, response_id] = (stored, size)
-        self.num_bytes += size
+        self._kept[tenant, response_id] = kept
+        self.num_bytes += kept.num_bytes
         for item in stored.own_items:
-            self._items[tenant, item["id"]] = (response_id, item)
+            self._items[tenant, item["id"]] = (response_id, to_json(item))
         while self.num_bytes > self._max_bytes or len(self._kept) > self._max_responses:
             self.forget(*next(iter(self._kept)))
 
@@ -74,22 +96,24 @@ class ResponseStore:
         if found is None:
             return None
         self._kept.move_to_end((tenant, response_id))
-        return found[0]
+        return found.stored
 
     def find_item(self, tenant: bytes, item_id: str) -> Json | None:
         """An item of a kept response of the tenant."""
         found = self._items.get((tenant, item_id))
-        return None if found is None else found[1]
+        if found is None:
+            return None
+        item: Json = from_json(found[1])
+        return item
 
     def forget(self, tenant: bytes, response_id: str) -> bool:
         """Drops a response. Returns whether it was kept."""
-        found = self._kept.pop((tenant, response_id), None)
-        if found is None:
+        kept = self._kept.pop((tenant, response_id), None)
+        if kept is None:
             return False
-        stored, size = found
-        self.num_bytes -= size
-        for item in stored.own_items:
-            owner, _ = self._items.get((tenant, item["id"]), (None, None))
+        self.num_bytes -= kept.num_bytes
+        for item_id in kept.item_ids:
+            owner, _ = self._items.get((tenant, item_id), (None, None))
             if owner == response_id:
-                del self._items[tenant, item["id"]]
+                del self._items[tenant, item_id]
         return True

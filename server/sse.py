@@ -5,7 +5,8 @@ empty one; a line that begins with a colon is a comment, which clients ignore.
 """
 
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from pydantic_core import to_json
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.choices import Choices
 from server.generation import GenerationError
+from server.json_response import json_pieces, paced
 from server.protocol.answers import Answer
 from server.protocol.errors import generation_failed
 
@@ -24,8 +26,18 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 def event(data: dict[str, Any], *, named: bool = False) -> bytes:
     """One event. named: by the type of its object."""
-    name = f"event: {data['type']}\n".encode() if named else b""
-    return name + b"data: " + to_json(data) + b"\n\n"
+    return _head(data, named) + to_json(data) + b"\n\n"
+
+
+def long_event(data: dict[str, Any], *, named: bool = False) -> Iterator[bytes]:
+    """The same in pieces."""
+    yield _head(data, named)
+    yield from json_pieces(data)
+    yield b"\n\n"
+
+
+def _head(data: dict[str, Any], named: bool) -> bytes:
+    return (f"event: {data['type']}\n".encode() if named else b"") + b"data: "
 
 
 class AnswerStream(StreamingResponse):
@@ -66,6 +78,9 @@ async def _events(choices: Choices, answer: Answer, ping_s: float) -> AsyncItera
             if out := events or (SIGN_OF_LIFE if is_silent else b""):
                 yield out
                 newest = time.monotonic()
-        yield last + written(answer.last_chunks(choices.usage)) + (b"" if named else DONE)
+        objects = answer.last_chunks(choices.usage)
+        end = chain.from_iterable(long_event(data, named=named) for data in objects)
+        async for piece in paced(chain([last], end, [] if named else [DONE])):
+            yield piece
     except GenerationError as error:
         yield written([answer.failure(generation_failed(str(error)))])

@@ -1,10 +1,12 @@
 """POST /v1/embeddings: texts in, a vector for each out."""
 
 from base64 import b64encode
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
+from pydantic_core import to_json
 
 from server.config import LimitsSection
 from server.protocol.common import MAX_CACHE_SALT_CHARS, MAX_PRIORITY, TextsOrIds, WireModel
@@ -71,16 +73,17 @@ def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
     return short / np.where(lengths > 0, lengths, 1)
 
 
-def embedding_list(
+def embedding_pieces(
     vectors: Vectors, encoding_format: str | None, model: str, tokens: int
-) -> dict[str, Any]:
-    """The answer. tokens: of all inputs."""
-    data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding_format)}
-        for index, vector in enumerate(vectors)
-    ]
+) -> Iterator[bytes]:
+    """The answer, as JSON in pieces of a vector each. tokens: of all inputs."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": model, "usage": usage}
+    yield to_json({"object": "list", "model": model, "usage": usage})[:-1] + b',"data":['
+    for index, vector in enumerate(vectors):
+        numbers = _encoded(vector, encoding_format)
+        entry = {"object": "embedding", "index": index, "embedding": numbers}
+        yield (b"," if index else b"") + to_json(entry)
+    yield b"]}"
 
 
 def _encoded(vector: np.ndarray, encoding_format: str | None) -> list[float] | str:

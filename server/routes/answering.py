@@ -5,10 +5,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from server.choices import Choices
 from server.generation import GenerationError, Prompt
+from server.json_response import json_pieces, json_response
 from server.protocol.answers import Answer
 from server.protocol.errors import generation_failed
 from server.service import Service
@@ -44,7 +45,9 @@ async def respond_to_all(
         raise generation_failed(str(error), service.config.limits.retry_after_s) from error
     finally:
         choices.close()
-    return Response(status_code=CLIENT_CLOSED_REQUEST) if whole is None else JSONResponse(whole)
+    if whole is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return await json_response(json_pieces(whole))
 
 
 async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, Any]:

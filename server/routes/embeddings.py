@@ -5,13 +5,14 @@ import asyncio
 import numpy as np
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.errors import EngineDeadError
 from engine.types import PrefixSalt, SamplingParams, TokenEvent
+from server.json_response import json_response
 from server.metrics.answer_times import RequestTimes
 from server.openapi import takes
-from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_list
+from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_pieces
 from server.protocol.errors import generation_failed, input_too_long, invalid, out_of_time
 from server.routes.answering import CLIENT_CLOSED_REQUEST, unless_left
 from server.salts import request_key
@@ -42,15 +43,10 @@ def embedding_routes(service: Service) -> APIRouter:
         if vectors is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         tokens = sum(len(ids) for ids in inputs)
-
-        def answer() -> Response:
-            short = cut(vectors, wire.dimensions)
-            return JSONResponse(
-                embedding_list(short, wire.encoding_format, service.model.id, tokens)
-            )
-
-        # Millions of numbers are written while the event loop goes on.
-        return await asyncio.to_thread(answer)
+        short = cut(vectors, wire.dimensions)
+        return await json_response(
+            embedding_pieces(short, wire.encoding_format, service.model.id, tokens)
+        )
 
     return router
 

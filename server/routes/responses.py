@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from server.json_response import json_pieces, json_response
 from server.openapi import takes
 from server.prompting import Asked, chat_prompt
 from server.protocol.answers import Heading, Json
@@ -111,7 +112,8 @@ def response_routes(service: Service) -> APIRouter:
     async def get_response(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
             raise invalid("A stored response is not streamed.", "stream")
-        return JSONResponse(Shelf(service, store, request).response(response_id).response)
+        stored = Shelf(service, store, request).response(response_id)
+        return await json_response(json_pieces(stored.response))
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
@@ -121,7 +123,7 @@ def response_routes(service: Service) -> APIRouter:
     @router.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:
         stored = Shelf(service, store, request).response(response_id)
-        return JSONResponse(_page(stored.input, request))
+        return await json_response(json_pieces(_page(stored.input, request)))
 
     return router
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from server.config import LimitsSection
-from server.protocol.embeddings import EmbeddingRequest, cut, embedding_list
+from server.protocol.embeddings import EmbeddingRequest, cut, embedding_pieces
 from server.protocol.errors import ApiError
 
 LIMITS = LimitsSection(max_embedding_inputs=3)
@@ -68,8 +68,10 @@ def test_a_vector_that_is_cut_has_length_1_again() -> None:
 
 def test_both_encodings_hold_the_same_numbers() -> None:
     vectors = np.array([[0.25, -1.5], [3.0, 1e-9]], np.float32)
-    plain = embedding_list(vectors, None, "m", 7)
-    packed = embedding_list(vectors, "base64", "m", 7)
+    plain, packed = (
+        json.loads(b"".join(embedding_pieces(vectors, encoding, "m", 7)))
+        for encoding in (None, "base64")
+    )
     assert plain["usage"] == packed["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert [one["index"] for one in plain["data"]] == [0, 1]
     for row, one, other in zip(vectors, plain["data"], packed["data"], strict=True):
