@@ -174,12 +174,14 @@ def assemble(
         max_sharers=config.max_sharers,
         shares_prefixes=config.prefix_cache,
     )
+    shares = config.prefix_cache and backend.shares_blocks
     kv = KVCacheManager(memory.layout, backend, cache_limits, identity=identity)
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
         max_num_seqs=memory.max_num_seqs,
         vocab_size=vocab_size,
         embedding_size=embedding_size,
+        shared_block_tokens=memory.layout.group.tokens_per_block if shares else None,
     )
     most = config.max_num_batched_tokens
     budget = TokenBudget(

@@ -290,3 +290,5 @@ class EngineLimits:
     vocab_size: int
     embedding_size: int | None = None
     """Of the vectors that it makes, where it pools and generates nothing."""
+    shared_block_tokens: int | None = None
+    """Tokens of a block, where whole blocks are kept for others; None where nothing is."""

@@ -19,6 +19,8 @@ from server.guards.headers import SafeHeaders
 from server.guards.hosts import AllowedHosts, HostGuard
 from server.guards.keys import KeyGuard, Keys
 from server.guards.origins import AllowedOrigins, OriginGuard
+from server.guards.slashes import TrailingSlash
+from server.guards.unread import UnreadBody
 from server.openapi import DescribedApp
 from server.protocol.errors import ApiError
 from server.request_observer import RequestObserver
@@ -96,6 +98,7 @@ class ObservedApp(DescribedApp):
 def _add_guards(app: FastAPI, service: Service) -> None:
     """Each one stands around those before it. Raises SettingError."""
     config, count = service.config, service.metrics.count_refusal
+    app.add_middleware(TrailingSlash)
     app.add_middleware(BodyLimit, max_body_bytes=int(config.limits.max_body_bytes), count=count)
     app.add_middleware(BugGuard)
     app.add_middleware(
@@ -108,23 +111,33 @@ def _add_guards(app: FastAPI, service: Service) -> None:
     app.add_middleware(OriginGuard, allowed=AllowedOrigins.of(config.access), count=count)
     app.add_middleware(HostGuard, allowed=AllowedHosts.of(config), count=count)
     app.add_middleware(SafeHeaders)
+    app.add_middleware(UnreadBody)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return failure(request.scope["path"], error)
+    return failure(request.scope, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         found = ApiError(404, "There is nothing at this path.", type="not_found_error")
+    elif error.status_code == 405 and request.method == "POST" and _is_unknown(request):
+        found = ApiError(404, "There is nothing to ask here.", type="not_found_error")
     elif error.status_code == 405:
         found = ApiError(405, f"This path does not answer {request.method}.")
     else:
         found = ApiError(error.status_code, str(error.detail))
     found.headers.update(error.headers or {})
     return await _api_error(request, found)
+
+
+def _is_unknown(request: Request) -> bool:
+    """Whether it is a path of OpenAI's that this server does not have: some look like the id of a
+    response here, which can be looked at or deleted."""
+    path: str = request.scope["path"]
+    return path.startswith("/v1/responses/")
 
 
 async def _client_left(_: Request, error: Exception) -> Response:

@@ -39,6 +39,8 @@ class Choices:
         self._generations: list[Generation] = []
         self._firsts: list[Generation] = []
         self._prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+        block = client.limits.shared_block_tokens
+        self._kept_tokens = sum(len(prompt.ids) // block * block for prompt in prompts if block)
         try:
             for prompt in prompts:
                 self._submit(client, tokenizer, prompt)
@@ -75,6 +77,7 @@ class Choices:
             sum(generation.completion_tokens for generation in self._generations),
             sum(generation.reasoning_tokens for generation in self._generations),
             prefix_of_all([first.prefix for first in self._firsts if first.prefix is not None]),
+            self._kept_tokens,
         )
 
     @property

@@ -59,6 +59,7 @@ class AccessSection(Section):
     insecure_no_auth: bool = False
     allowed_hosts: Names = ()
     allowed_origins: Names = ()
+    allow_browser_extensions: bool = False
 
 
 class LimitsSection(Section):

@@ -108,7 +108,7 @@ class DrainGuard:
         if scope["type"] != "http" or scope["path"] in STAYS_OPEN:
             await self._app(scope, receive, send)
             return
-        refusal = failure(scope["path"], shutting_down(self._retry_after_s))
+        refusal = failure(scope, shutting_down(self._retry_after_s))
         if self._drain.draining:
             self._count_refusal(Refusal.DRAINING)
             await refusal(scope, receive, send)

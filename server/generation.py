@@ -53,6 +53,8 @@ class Usage:
     reasoning_tokens: int
     prefix: PrefixReport | None = None
     """What the cache had of the prompt; None while that is not known."""
+    kept_tokens: int = 0
+    """Of the prompt: those that the cache has from now on, whether it had them before or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from server.protocol.common import WireModel
 
@@ -48,6 +50,17 @@ ANTHROPIC_ERROR: Json = {
 }
 ERRORS = {"OpenAIError": OPENAI_ERROR, "AnthropicError": ANTHROPIC_ERROR}
 ANTHROPIC_PATHS = "/v1/messages"
+SHARED_PATHS = ("/v1/models", "/models")
+ANTHROPIC_HEADER = "anthropic-version"
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is one of Anthropic's API: by its path, or, where both APIs have the path,
+    by the header that Anthropic's clients always send."""
+    path: str = scope["path"]
+    if path.startswith(SHARED_PATHS):
+        return ANTHROPIC_HEADER in Headers(scope=scope)
+    return path.startswith(ANTHROPIC_PATHS)
 
 
 def takes(model: type[WireModel]) -> Json:

@@ -6,7 +6,7 @@ from engine.types import TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
 from server.protocol.common import DrawingFields, answer_length
-from server.protocol.errors import context_length_exceeded, grammars_full, invalid
+from server.protocol.errors import ContextOverflowError, grammars_full, invalid
 from server.service import Service, new_seed
 from server.text.answer_parser import Reading
 from server.text.calls.tool_format import ToolFormat
@@ -47,8 +47,7 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
     form = _tool_format(service, conversation, param)
     async with service.encoding:
         service.check_room(sampling.wanted.choices, key=key)
-        encoded = await _encode(service, conversation, param, service.max_model_len)
-    service.check_prompt(encoded.ids, param)
+        encoded = await _fitting(service, conversation, param)
     params = sampling.sampling_params(
         max_tokens=answer_length(
             asked.max_tokens, len(encoded.ids), service.max_model_len, asked.max_tokens_param
@@ -102,6 +101,27 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
     return template.tool_format or ToolFormat.HERMES
 
 
+async def _fitting(service: Service, conversation: Conversation, param: str) -> EncodedChat:
+    """The prompt. Raises ApiError where it does not fit; says so where it would without tools."""
+    try:
+        encoded = await _encode(service, conversation, param, service.max_model_len)
+        service.check_prompt(encoded.ids, param)
+    except ContextOverflowError as error:
+        tools = conversation.offered_tools
+        if not tools:
+            raise
+        try:
+            bare = await _fitting(service, replace(conversation, tools=()), param)
+        except ContextOverflowError:
+            raise error from None
+        they = f"the definitions of its {len(tools)} tools"
+        if error.tokens is None:
+            raise error.because(f"Without {they} it would fit: offer fewer.") from error
+        share = error.tokens - len(bare.ids)
+        raise error.because(f"Of these {they} are {share}: offer fewer.") from error
+    return encoded
+
+
 async def _encode(
     service: Service,
     conversation: Conversation,
@@ -121,7 +141,7 @@ async def _encode(
     except TemplateError as error:
         raise invalid(f"{error}.", param) from error
     except TextTooLongError as error:
-        raise context_length_exceeded(None, service.max_model_len, param) from error
+        raise ContextOverflowError(None, service.max_model_len, param) from error
 
 
 async def _constraint(

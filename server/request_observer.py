@@ -7,7 +7,7 @@ from server.failures import REQUEST_ID_HEADER
 from server.log import places_of
 from server.metrics import Metrics
 from server.metrics.answer_times import RequestTimes
-from server.openapi import ANTHROPIC_PATHS
+from server.openapi import speaks_anthropic
 from server.recent_requests import RecentRequests
 from server.request_ids import HEADER, bind_request_id
 
@@ -69,7 +69,7 @@ class Exchange:
         self._metrics = metrics
         request_id = bind_request_id(scope["headers"]).encode()
         self._headers = [(HEADER.encode(), request_id)]
-        if scope["path"].startswith(ANTHROPIC_PATHS):
+        if speaks_anthropic(scope):
             self._headers.append((REQUEST_ID_HEADER.encode(), request_id))
         self.times: RequestTimes = metrics.request_arrived()
         # Where routes find it: request.state.times.

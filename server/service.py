@@ -26,7 +26,7 @@ from server.protocol.body_limits import limits_by_path
 from server.protocol.common import WireModel
 from server.protocol.errors import (
     ApiError,
-    context_length_exceeded,
+    ContextOverflowError,
     from_validation,
     invalid,
     key_share_full,
@@ -174,7 +174,7 @@ class Service:
     def check_bytes(self, text: str, param: str) -> None:
         """Refuses, before it is encoded, a text that has too many bytes to fit in any encoding."""
         if len(text.encode()) > self.max_model_len * self.tokenizer.longest_token_bytes:
-            raise context_length_exceeded(None, self.max_model_len, param)
+            raise ContextOverflowError(None, self.max_model_len, param)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError for ids that the model does not have."""
@@ -187,7 +187,7 @@ class Service:
         if not ids:
             raise invalid(f"The {param} has no tokens.", param)
         if len(ids) >= self.max_model_len:
-            raise context_length_exceeded(len(ids), self.max_model_len, param)
+            raise ContextOverflowError(len(ids), self.max_model_len, param)
 
     def start(self, *prompts: Prompt, times: RequestTimes | None = None) -> Choices:
         """Hands prompts that ``check_prompt`` has let pass to the engine. times: of their request.

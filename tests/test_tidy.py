@@ -60,6 +60,7 @@ TESTED_ELSEWHERE = {
     "kvcache/stats.py": "tests/kvcache/test_manager.py",
     "server/faults.py": "tests/server/test_cli.py",
     "server/guards/refusals.py": "tests/server/metrics/test_requests.py",
+    "server/guards/slashes.py": "tests/server/test_app.py",
 }
 
 

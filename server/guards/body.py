@@ -4,7 +4,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.guards.refusals import CountRefusal, Refusal, answer_with
-from server.protocol.errors import ApiError
+from server.protocol.errors import body_too_large
 
 MAX_DIGITS = 20
 
@@ -19,7 +19,7 @@ class BodyLimit:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts what ``receive`` delivers; answers 413 when it is too much, and reads no more."""
+        """Counts what ``receive`` delivers; answers 413 when it is too much."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -39,12 +39,9 @@ class BodyLimit:
             await self._app(scope, counted, send)
         except BodyTooLargeError:
             self._count(Refusal.TOO_LARGE)
-            error = ApiError(
-                413,
-                f"The body is larger than {self._max_body_bytes} bytes.",
-                code="body_too_large",
-                headers={"Connection": "close"},
-            )
+            error = body_too_large(self._max_body_bytes)
+            if "expect" in Headers(scope=scope):
+                error.headers["Connection"] = "close"  # it has asked first, and sends nothing now
             await answer_with(error, scope, receive, send)
 
 

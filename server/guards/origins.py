@@ -21,6 +21,7 @@ from server.protocol.errors import ApiError, invalid
 
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\s]*)")
 SCHEMES_OF_PROGRAMS = frozenset({"app", "tauri", "file", "vscode-webview", "vscode-file"})
+SCHEMES_OF_EXTENSIONS = frozenset({"chrome-extension", "moz-extension", "safari-web-extension"})
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Should-Retry"
@@ -37,6 +38,8 @@ class AllowedOrigins:
     """Origins of this machine, and those that were configured."""
 
     configured: frozenset[str]
+    schemes: frozenset[str] = SCHEMES_OF_PROGRAMS
+    """Of programs that are no pages."""
 
     @classmethod
     def of(cls, access: AccessSection) -> "AllowedOrigins":
@@ -50,7 +53,8 @@ class AllowedOrigins:
                     '"https://chat.example"'
                 )
             found.add(origin)
-        return cls(frozenset(found))
+        extensions = SCHEMES_OF_EXTENSIONS if access.allow_browser_extensions else frozenset()
+        return cls(frozenset(found), SCHEMES_OF_PROGRAMS | extensions)
 
     def has(self, origin: str, host: str) -> bool:
         """origin: an Origin header. host: that of the same request, which has been found to be
@@ -59,7 +63,7 @@ class AllowedOrigins:
         if parts is None:
             return False
         scheme, rest = parts.groups()
-        if scheme in SCHEMES_OF_PROGRAMS or _normal(origin) in self.configured:
+        if scheme in self.schemes or _normal(origin) in self.configured:
             return True
         authority = read_authority(rest)
         if scheme not in DEFAULT_PORTS or authority is None:

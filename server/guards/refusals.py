@@ -31,12 +31,12 @@ CountRefusal = Callable[[Refusal], None]
 
 async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """The error instead of whatever stands behind a guard."""
-    await failure(scope["path"], error)(scope, receive, send)
+    await failure(scope, error)(scope, receive, send)
 
 
 def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """The error for a connection that ends with it: status, headers, body."""
-    response = failure(path, error)
+    response = failure({"path": path, "headers": []}, error)
     for name, value in ({"Connection": "close"} | SAFE_HEADERS).items():
         response.headers[name] = value
     return response.status_code, response.raw_headers, bytes(response.body)

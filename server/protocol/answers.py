@@ -65,6 +65,12 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
     }
 
 
+def written_tokens(usage: Usage) -> int:
+    """Tokens of the prompt that are new in the cache. While it is not known what it had: none."""
+    cached = usage.prefix.cached_tokens if usage.prefix else usage.kept_tokens
+    return max(0, usage.kept_tokens - cached)
+
+
 def cache_miss(prefix: PrefixReport | None) -> Json | None:
     """Where a prompt left what was cached, and why; None where nothing more could be shared."""
     if prefix is None or prefix.miss is None:

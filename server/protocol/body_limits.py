@@ -64,6 +64,7 @@ def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
         "/v1/messages": texts,
         "/v1/messages/count_tokens": texts,
         "/v1/responses": texts,
+        "/v1/responses/input_tokens": texts,
         "/tokenize": BodyLimits(limits.max_tokenize_bytes, most, most),
         "/v1/completions": ids,
         "/completions": ids,

@@ -59,15 +59,38 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def context_length_exceeded(prompt_tokens: int | None, max_model_len: int, param: str) -> ApiError:
+class ContextOverflowError(ApiError):
     """A prompt that can never fit: 400, in the words that agents look for."""
-    had = "more tokens than that" if prompt_tokens is None else f"{prompt_tokens} tokens"
-    return invalid(
-        f"This model's maximum context length is {max_model_len} tokens, and at least one of them "
-        f"is for the answer; your {param} has {had}. Please shorten it.",
-        param,
-        "context_length_exceeded",
-    )
+
+    def __init__(
+        self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
+    ) -> None:
+        """tokens: of the prompt; None where all that is known is that they are too many. reason:
+        what makes it so long, as a sentence, where that is known."""
+        self.tokens = tokens
+        self.max_model_len = max_model_len
+        had = "more tokens than that" if tokens is None else f"{tokens} tokens"
+        super().__init__(
+            400,
+            f"This model's maximum context length is {max_model_len} tokens, and at least one of "
+            f"them is for the answer. However, your {param} resulted in {had}. "
+            f"{reason or 'Please shorten it.'}",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.reason = reason
+
+    def because(self, reason: str) -> "ContextOverflowError":
+        """The same with a reason."""
+        assert self.param is not None
+        return ContextOverflowError(self.tokens, self.max_model_len, self.param, reason)
+
+    @property
+    def anthropic_message(self) -> str:
+        """In the words that Anthropic's clients look for."""
+        most = self.max_model_len - 1
+        had = f"more than {most}" if self.tokens is None else f"{self.tokens}"
+        return f"prompt is too long: {had} tokens > {most} maximum {self.reason}".rstrip()
 
 
 def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiError:
@@ -136,7 +159,7 @@ def out_of_time() -> ApiError:
 
 
 def body_too_large(max_bytes: int) -> ApiError:
-    """413, of a connection that is not read any further."""
+    """413."""
     return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="body_too_large")
 
 

@@ -70,7 +70,7 @@ MODEL = "id, alias, folder's name or path; another one is a 404; none is ours"
 SAMPLING_FIELDS = (
     accepted("model", MODEL),
     accepted("stream", "server-sent events"),
-    accepted("stream_options", "include_usage; include_obfuscation is ignored"),
+    accepted("stream_options", "include_usage; all else in it is ignored"),
     accepted("max_tokens", "-1 and null: as many as fit; more than fit is cut"),
     accepted("temperature", "0 to 2; 0 is greedy"),
     accepted("top_p", "above 0, up to 1"),

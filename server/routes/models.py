@@ -1,10 +1,13 @@
 """GET /v1/models and /v1/models/{id}, in the spellings that clients have for them."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.requests import Request
 
-from server.service import Service
+from server.openapi import speaks_anthropic
+from server.service import ServedModel, Service
 
 LIST_PATHS = tuple(
     f"{base}/models{end}"
@@ -18,7 +21,9 @@ def model_routes(service: Service) -> APIRouter:
     """The routes, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
 
-    def entry() -> dict[str, Any]:
+    def entry(request: Request) -> dict[str, Any]:
+        if speaks_anthropic(request.scope):
+            return anthropic_model(service.model)
         return {
             "id": service.model.id,
             "object": "model",
@@ -28,17 +33,33 @@ def model_routes(service: Service) -> APIRouter:
             "context_length": service.max_model_len,
         }
 
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [entry()]}
+    async def list_models(request: Request) -> dict[str, Any]:
+        found = [entry(request)]
+        if speaks_anthropic(request.scope):
+            ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
+            return {"data": found, "has_more": False, **ends}
+        return {"object": "list", "data": found}
 
-    async def get_model(name: str) -> dict[str, Any]:
+    async def get_model(request: Request, name: str) -> dict[str, Any]:
         service.check_model(name)
-        return entry()
+        return entry(request)
 
     for number, path in enumerate(LIST_PATHS):
         router.add_api_route(path, list_models, include_in_schema=number == 0)
+        router.add_api_route(path, list_models, methods=["HEAD"], include_in_schema=False)
     for base in ("/v1", ""):
-        router.add_api_route(
-            f"{base}/models/{{name:path}}", get_model, include_in_schema=base == "/v1"
-        )
+        path = f"{base}/models/{{name:path}}"
+        router.add_api_route(path, get_model, include_in_schema=base == "/v1")
+        router.add_api_route(path, get_model, methods=["HEAD"], include_in_schema=False)
     return router
+
+
+def anthropic_model(model: ServedModel) -> dict[str, Any]:
+    """The model as Anthropic's clients have it."""
+    created = datetime.fromtimestamp(model.created, UTC)
+    return {
+        "type": "model",
+        "id": model.id,
+        "display_name": model.id,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+    }

@@ -9,9 +9,10 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from server.conversation import Conversation
 from server.json_response import json_pieces, json_response
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt
+from server.prompting import Asked, chat_prompt, encode_conversation
 from server.protocol.answers import Heading, Json
 from server.protocol.errors import ApiError, invalid
 from server.protocol.responses.answer import ResponseAnswer
@@ -33,7 +34,18 @@ class Shelf:
 
     def __init__(self, service: Service, store: ResponseStore, request: Request) -> None:
         self._tenant = service.salts.salt(request_key(request.headers), None).tenant
+        self._config = service.config
         self._store = store
+
+    def conversation(
+        self, wire: ResponsesRequest
+    ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
+        """What a request asks to be answered: what was said before, the new items, and both in the
+        neutral form. Raises ApiError."""
+        history, items = self.before(wire.previous_response_id), wire.items(self.item)
+        before = [read_item(item) for item in history]
+        limits, efforts = self._config.limits, self._config.reasoning
+        return history, items, wire.conversation(before, items, limits, efforts)
 
     def before(self, response_id: str | None) -> tuple[Json, ...]:
         """All items of the conversation that a response has ended. Raises ApiError (400)."""
@@ -86,10 +98,7 @@ def response_routes(service: Service) -> APIRouter:
         key = request_key(request.headers)
         service.check_room(1, key=key)
         shelf = Shelf(service, store, request)
-        history = shelf.before(wire.previous_response_id)
-        items = wire.items(shelf.item)
-        before = [read_item(item) for item in history]
-        conversation = wire.conversation(before, items, limits, service.config.reasoning)
+        history, items, conversation = shelf.conversation(wire)
         max_tokens, param = wire.asked_length
         asked = Asked(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
         prompt = await chat_prompt(service, asked, key)
@@ -107,6 +116,16 @@ def response_routes(service: Service) -> APIRouter:
             keep,
         )
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))
+
+    @router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesRequest))
+    async def count_input_tokens(request: Request) -> Response:
+        wire = await parse(service, request, ResponsesRequest)
+        service.check_model(wire.model)
+        wire.check(limits)
+        _, _, conversation = Shelf(service, store, request).conversation(wire)
+        encoded = await encode_conversation(service, conversation, "input")
+        tokens = len(encoded.ids)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     @router.get("/v1/responses/{response_id}")
     async def get_response(request: Request, response_id: str) -> Response:

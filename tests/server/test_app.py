@@ -31,7 +31,7 @@ def error_of(response: httpx2.Response) -> dict[str, str]:
         "/docs",
         "/%00",
         "/x//",
-        "/health/",
+        "/nothing/",
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -41,6 +41,23 @@ async def test_a_path_without_anything_is_an_error_like_all_others(
     response = await http.request(method, path)
     assert response.status_code == 404
     assert error_of(response)["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/compact", "/v1/responses/resp_1"])
+async def test_an_endpoint_of_openais_that_is_not_here_is_no_wrong_method(
+    http: httpx2.AsyncClient, path: str
+) -> None:
+    response = await http.post(path, json={})
+    assert response.status_code == 404
+    assert error_of(response)["type"] == "not_found_error"
+    assert (await http.put(path, json={})).status_code == 405
+
+
+async def test_a_slash_at_the_end_of_a_path_is_no_other_path(http: httpx2.AsyncClient) -> None:
+    for path in (CHAT, "/v1/responses", "/v1/messages/count_tokens", "/tokenize"):
+        assert (await http.post(f"{path}/", json={})).status_code == 400
+    for path in ("/health/", "/v1/models//", "/v1/models/recall/"):
+        assert (await http.get(path)).status_code == 200
 
 
 @pytest.mark.parametrize(

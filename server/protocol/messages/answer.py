@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, cache_miss
+from server.protocol.answers import Heading, Json, cache_miss, written_tokens
 from server.protocol.errors import ApiError
 from server.protocol.messages.errors import message_error
 from server.request_ids import current_request_id
@@ -186,13 +186,13 @@ class MessageAnswer:
         }
 
     def _usage(self, usage: Usage) -> Json:
-        """What came from the cache is no part of input_tokens. What is kept costs nobody anything,
-        so that nothing is ever counted as written."""
+        """What came from the cache, and what is new in it, is no part of input_tokens."""
         cached = usage.prefix.cached_tokens if usage.prefix else 0
+        written = written_tokens(usage)
         counts: Json = {
-            "input_tokens": usage.prompt_tokens - cached,
+            "input_tokens": usage.prompt_tokens - cached - written,
             "cache_read_input_tokens": cached,
-            "cache_creation_input_tokens": 0,
+            "cache_creation_input_tokens": written,
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }

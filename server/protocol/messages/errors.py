@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from server.protocol.errors import ApiError
+from server.protocol.errors import ApiError, ContextOverflowError
 
 TYPES = {
     400: "invalid_request_error",
@@ -21,7 +21,9 @@ def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
     parameter but the message."""
     otherwise = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
-    if error.param is not None and not message.startswith(error.param):
+    if isinstance(error, ContextOverflowError):
+        message = error.anthropic_message
+    elif error.param is not None and not message.startswith(error.param):
         message = f"{error.param}: {message}"
     return {
         "type": "error",

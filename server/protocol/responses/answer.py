@@ -1,11 +1,12 @@
 """Deltas of an answer -> a response, and the events of /v1/responses."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, TokenText, usage_object
+from server.protocol.answers import Heading, Json, TokenText, usage_object, written_tokens
 from server.protocol.errors import ApiError
 from server.protocol.responses.output import Output
 
@@ -70,6 +71,7 @@ class ResponseAnswer:
         """The response in one object."""
         cut = self._finish == "length"
         response = self._object("incomplete" if cut else "completed") | {
+            "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._output.items,
             "usage": response_usage(usage, self.cache_report),
@@ -82,6 +84,7 @@ class ResponseAnswer:
             "id": self.heading.id,
             "object": "response",
             "created_at": self.heading.created,
+            "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
@@ -97,11 +100,12 @@ class ResponseAnswer:
 
 
 def response_usage(usage: Usage, cache_report: bool) -> Json:
-    """Token counts by this API's names. Nothing is charged for what is written to the cache."""
+    """Token counts by this API's names."""
     counts = usage_object(usage, cache_report)
     return {
         "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},
+        "input_tokens_details": counts["prompt_tokens_details"]
+        | {"cache_write_tokens": written_tokens(usage)},
         "output_tokens": counts["completion_tokens"],
         "output_tokens_details": counts["completion_tokens_details"],
         "total_tokens": counts["total_tokens"],

@@ -19,7 +19,7 @@ OWN_FIELDS = (
     accepted("include", "log-probabilities and reasoning.encrypted_content; others say nothing"),
     accepted("max_output_tokens", "-1 and null: as many as fit; more than fit is cut"),
     accepted("max_tokens", "the same, where max_output_tokens says nothing"),
-    accepted("stream_options", "include_obfuscation is ignored; usage is always there"),
+    accepted("stream_options", "what is in it is ignored; usage is always there"),
     accepted("n", "1"),
     accepted("top_logprobs", "of what is said, not of thoughts and calls"),
     accepted("tools", "functions; other types are left out"),

@@ -27,6 +27,8 @@ from server.protocol.responses.tools import (
 # OpenAI's own limit.
 MAX_METADATA = 16
 Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
+# What says nothing here, and is repeated all the same.
+REPEATED = ("max_tool_calls", "safety_identifier", "prompt_cache_key")
 LOGPROBS = "message.output_text.logprobs"
 PACKED_THOUGHTS = "reasoning.encrypted_content"
 DEFAULT_FORMAT_NAME = "answer"
@@ -221,6 +223,10 @@ class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
             "tools": [tool_object(tool) for tool in conversation.tools],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
             "truncation": "disabled",
+            "service_tier": "default",
+            **{name: (self.model_extra or {}).get(name) for name in REPEATED},
             "background": False,
         }

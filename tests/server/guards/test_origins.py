@@ -123,6 +123,14 @@ def test_origins_can_be_added() -> None:
         assert not origins.has(origin, "localhost")
 
 
+def test_extensions_of_browsers_are_let_in_by_one_setting() -> None:
+    some = ("chrome-extension://abc", "moz-extension://5f", "safari-web-extension://9A")
+    for allows in (False, True):
+        origins = AllowedOrigins.of(AccessSection(allow_browser_extensions=allows))
+        assert all(origins.has(origin, "localhost") == allows for origin in some)
+        assert not origins.has("https://chat.example", "localhost")
+
+
 @pytest.mark.parametrize(
     "text", ["*", "null", "chat.example", "https://*", "https://", "https://a/b"]
 )

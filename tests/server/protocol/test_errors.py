@@ -6,7 +6,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from server.protocol.common import WireModel
 from server.protocol.errors import (
     ApiError,
-    context_length_exceeded,
+    ContextOverflowError,
     from_validation,
     internal_error,
     invalid,
@@ -41,7 +41,7 @@ def refusal(body: str) -> ApiError:
         (invalid("No."), 400, "invalid_request_error", None, None),
         (invalid("No.", "n", "c"), 400, "invalid_request_error", "n", "c"),
         (
-            context_length_exceeded(7, 5, "prompt"),
+            ContextOverflowError(7, 5, "prompt"),
             400,
             "invalid_request_error",
             "prompt",
@@ -64,10 +64,10 @@ def test_every_error_has_the_same_four_fields(
 
 
 def test_a_context_overflow_is_said_in_the_words_that_agents_look_for() -> None:
-    message = context_length_exceeded(7000, 4096, "messages").message
+    message = ContextOverflowError(7000, 4096, "messages").message
     assert "maximum context length is 4096 tokens" in message
     assert "7000 tokens" in message
-    assert "more tokens than that" in context_length_exceeded(None, 4096, "messages").message
+    assert "more tokens than that" in ContextOverflowError(None, 4096, "messages").message
 
 
 def test_clients_learn_whether_and_when_to_try_again() -> None:

@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 from typing import Any
 
@@ -336,6 +337,25 @@ async def test_a_prompt_over_the_context_is_refused_in_the_words_that_agents_loo
         assert error["code"] == "context_length_exceeded"
         assert f"maximum context length is {CONTEXT} tokens" in error["message"]
     assert engine.client.stats.prompt_tokens == computed
+
+
+async def test_a_prompt_that_is_too_long_for_its_tools_says_so(http: httpx2.AsyncClient) -> None:
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{n}", "description": "x" * 50}}
+        for n in range(5)
+    ]
+    _, error = await refusal(http, chat("x" * 50, tools=tools))
+    bare = (await answer(http, text="x" * 50, max_tokens=1))["usage"]["prompt_tokens"]
+    tokens = int(re.search(r"resulted in (\d+) tokens", error["message"])[1])  # type: ignore[index]
+    share = f"Of these the definitions of its 5 tools are {tokens - bare}: offer fewer."
+    assert error["message"].endswith(share)
+    huge = [{"type": "function", "function": {"name": "a", "description": "x" * 90_000}}]
+    _, error = await refusal(http, chat("x" * 50, tools=huge))
+    assert error["message"].endswith(
+        "Without the definitions of its 1 tools it would fit: offer fewer."
+    )
+    _, error = await refusal(http, chat("x" * CONTEXT, tools=tools))
+    assert error["message"].endswith("Please shorten it.")
 
 
 async def test_the_longest_prompt_that_fits_gets_one_token(

@@ -35,6 +35,7 @@ LOOK = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "Grüße", "n": 1.5}}\n</tool_call>'
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch={};"
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
+PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 MAX_LEN = 1000
 CONFIG = Config(limits=LimitsSection.model_validate({"max_body_bytes": 20_000}))
 
@@ -252,8 +253,23 @@ async def test_a_resent_conversation_is_the_one_that_a_chat_resends(
     generated = tuple(engine.script)
     assert resent[: len(first) + len(generated)] == first + generated
     usage = answered["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(resent)
+    assert sum(usage[name] for name in PROMPT_COUNTS) == len(resent)
     assert second["usage"]["prompt_tokens"] == len(resent)
+
+
+async def test_what_is_new_in_the_cache_is_counted_apart(http: httpx2.AsyncClient) -> None:
+    asked = message("y" * 100, system="What nobody has said before.", max_tokens=1)
+    cold, warm = [(await http.post(MESSAGES, json=asked)).json()["usage"] for _ in range(2)]
+    tokens = sum(cold[name] for name in PROMPT_COUNTS)
+    assert cold["cache_read_input_tokens"] == 0
+    assert cold["cache_creation_input_tokens"] == tokens // 16 * 16
+    assert sum(warm[name] for name in PROMPT_COUNTS) == tokens
+    assert warm["cache_read_input_tokens"] > 90
+    assert warm["cache_creation_input_tokens"] <= 16
+    response = await http.post(MESSAGES, json=asked | {"stream": True})
+    start, *_, end, _ = events_of(response.text)
+    assert start["message"]["usage"]["input_tokens"] == tokens
+    assert sum(end["usage"][name] for name in PROMPT_COUNTS) == tokens
 
 
 async def test_what_is_billed_and_what_is_marked_changes_no_token(
@@ -343,7 +359,8 @@ async def test_tokens_are_counted_without_the_engine(tokenizer: Tokenizer) -> No
         (message(n=2), "n"),
         (message(stop_sequences=[""]), "stop_sequences"),
         (message([{"type": "image", "source": {}}]), "messages[0].content[0]"),
-        (message("x" * MAX_LEN), "messages"),
+        (message("x" * MAX_LEN), f"prompt is too long: 1019 tokens > {MAX_LEN - 1} maximum"),
+        (message("x" * 14 * MAX_LEN), f"prompt is too long: more than {MAX_LEN - 1} tokens > "),
         (message(messages=[{"role": "assistant", "content": "x"}]), "messages[0].role"),
         (message(tools=[{"type": "bash_20250124", "name": "bash"}]), "tools[0]"),
         (message(output_config={"format": {"type": "json_schema", "schema": {"not": {}}}}), "out"),

@@ -1,3 +1,4 @@
+from datetime import datetime
 from urllib.parse import unquote
 
 import httpx2
@@ -49,6 +50,40 @@ async def test_the_model_is_found_by_all_of_its_names(
     (entry,) = (await http.get("/v1/models")).json()["data"]
     response = await http.get(f"{base}/models/{path}")
     assert (response.status_code, response.json()) == (200, entry)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/models/", f"/v1/models/{MODEL}"])
+async def test_who_only_wants_to_know_whether_it_is_there_is_told(
+    http: httpx2.AsyncClient, path: str
+) -> None:
+    found, head = await http.get(path), await http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == found.headers["content-length"]
+
+
+async def test_anthropics_clients_are_shown_the_model_as_anthropic_does(
+    http: httpx2.AsyncClient,
+) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = (await http.get("/v1/models", headers=headers)).json()
+    assert {**listed, "data": None} == {
+        "data": None,
+        "has_more": False,
+        "first_id": MODEL,
+        "last_id": MODEL,
+    }
+    (model,) = listed["data"]
+    assert {**model, "created_at": None} == {
+        "type": "model",
+        "id": MODEL,
+        "display_name": MODEL,
+        "created_at": None,
+    }
+    assert datetime.fromisoformat(model["created_at"]).tzinfo is not None
+    found = await http.get("/v1/models/org/alias", headers=headers)
+    assert found.json() == model
+    missing = await http.get("/v1/models/gpt-5", headers=headers)
+    assert (missing.status_code, missing.json()["type"]) == (404, "error")
 
 
 @pytest.mark.parametrize("name", ["gpt-5", "org", "mine/org", "a/b/c", "\N{SNOWMAN}", "%20"])

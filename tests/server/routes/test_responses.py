@@ -130,7 +130,7 @@ def nameless(response: Json) -> Any:
         {name: value for name, value in item.items() if name not in ("id", "call_id")}
         for item in response["output"]
     ]
-    different = ("id", "created_at", "output", "usage")
+    different = ("id", "created_at", "completed_at", "output", "usage")
     usage = {k: v for k, v in response["usage"].items() if k != "input_tokens_details"}
     return {k: v for k, v in response.items() if k not in different}, output, usage
 
@@ -147,6 +147,12 @@ def text_of(response: Json) -> str:
     (message,) = [item for item in response["output"] if item["type"] == "message"]
     (part,) = message["content"]
     return str(part["text"])
+
+
+OPEN_RESPONSES = (
+    "completed_at", "presence_penalty", "frequency_penalty", "max_tool_calls", "service_tier",
+    "safety_identifier", "prompt_cache_key",
+)  # fmt: skip
 
 
 def says(engine: Engine, tokenizer: Tokenizer, text: str) -> None:
@@ -167,6 +173,31 @@ async def test_the_answer_is_what_the_model_says(
     assert found["usage"]["input_tokens"] == len(ids)
     assert found["usage"]["output_tokens"] == 12
     assert found["id"].startswith("resp_")
+
+
+async def test_a_response_has_all_fields_that_open_responses_asks_for(
+    http: httpx2.AsyncClient,
+) -> None:
+    found = await answer(http, max_output_tokens=1, prompt_cache_key="k", presence_penalty=0.5)
+    assert {name: found[name] for name in OPEN_RESPONSES} == {
+        "completed_at": None,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.0,
+        "max_tool_calls": None,
+        "service_tier": "default",
+        "safety_identifier": None,
+        "prompt_cache_key": "k",
+    }
+
+
+async def test_the_tokens_of_an_input_can_be_counted(http: httpx2.AsyncClient) -> None:
+    fields = {"instructions": "Be brief.", "tools": [LOOK]}
+    response = await http.post(f"{RESPONSES}/input_tokens", json=body(**fields))
+    found = await answer(http, max_output_tokens=1, **fields)
+    assert response.json() == {
+        "object": "response.input_tokens",
+        "input_tokens": found["usage"]["input_tokens"],
+    }
 
 
 async def test_thoughts_text_and_calls_are_items(
