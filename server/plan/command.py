@@ -10,8 +10,6 @@ from server.assembly import (  # before anything that imports MLX: it loads the 
     make_plan,
 )
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from engine.checkpoint import read_checkpoint
 from engine.machine import machine_memory
 from engine.planning.capacity import CapacityReport, plan_capacity
@@ -23,6 +21,7 @@ from server.faults import SettingError
 from server.hub import find_model
 from server.plan.text import report_lines
 from server.settings import read_settings
+from server.sizes import parse_size
 
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2
@@ -80,8 +79,8 @@ def _memory_bytes(wishes: PlanWishes, device: Device) -> int:
     if wishes.memory is None:
         return machine_memory().total_bytes if wishes.device is None else device.memory_bytes
     try:
-        return TypeAdapter(ByteSize).validate_python(wishes.memory)
-    except ValidationError as error:
+        return parse_size(wishes.memory)
+    except ValueError as error:
         raise SettingError(f"--memory {wishes.memory!r} is not a size such as 24GiB") from error
 
 

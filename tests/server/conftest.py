@@ -2,16 +2,22 @@
 
 import logging
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 import structlog
 from fastapi import FastAPI
+from typer.testing import CliRunner, Result
 
+from server import assembly
+from server.cli import app as command
 from server.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
+from tests.server.commands import Run
 from tests.server.harness import (
     Engine,
     http_client,
@@ -72,3 +78,19 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     root.setLevel(level)
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Run:
+    """Runs the command in this process; it must end before it loads weights or binds a port."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("too early")
+
+    monkeypatch.setattr(assembly, "start_engine", never)
+    monkeypatch.setattr(assembly, "bind", never)
+
+    def run(*arguments: str | Path) -> Result:
+        return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+    return run

@@ -13,46 +13,21 @@ from typing import Any
 
 import httpx2
 import pytest
-from typer.testing import CliRunner, Result
 
 from server import assembly
-from server.cli import app, main
+from server.cli import main
 from server.faults import EngineError
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
+from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
 from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
 
 SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
 SMALL += ["--max-num-seqs", "4", "--threads", "1"]
-SETTINGS, MODEL = 2, 3
 Edit = Callable[[Path], object]
 
 
 # --- what is refused, and with which exit code ------------------------------------------------
-
-
-@pytest.fixture
-def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Callable[..., Result]:
-    """Runs the command in this process; it must end before it loads weights or binds a port."""
-
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("too early")
-
-    monkeypatch.setattr(assembly, "start_engine", never)
-    monkeypatch.setattr(assembly, "bind", never)
-
-    def run(*arguments: str | Path) -> Result:
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-    return run
-
-
-def one_sentence(result: Result, code: int) -> str:
-    """What the command said about why it ended with that code."""
-    assert (result.exit_code, result.stdout) == (code, ""), result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("quire: ")]
-    assert "Traceback" not in result.stderr
-    return line
 
 
 def config(**changes: Any) -> Edit:
@@ -95,7 +70,7 @@ def cut_off(folder: Path) -> None:
     ],
 )
 def test_fault_16_a_model_that_cannot_be_served_is_named_by_file_and_field(
-    quire: Callable[..., Result], tmp_path: Path, edit: Edit, file: str, problem: str
+    quire: Run, tmp_path: Path, edit: Edit, file: str, problem: str
 ) -> None:
     folder = write_model(tmp_path / "model")
     edit(folder)
@@ -104,7 +79,7 @@ def test_fault_16_a_model_that_cannot_be_served_is_named_by_file_and_field(
     assert re.search(problem, line)
 
 
-def test_a_model_that_nobody_knows_is_named(quire: Callable[..., Result]) -> None:
+def test_a_model_that_nobody_knows_is_named(quire: Run) -> None:
     for command in ("serve", "plan"):
         line = one_sentence(quire(command, "no-such-model"), MODEL)
         assert line.startswith("quire: no-such-model: there is no such folder")
@@ -123,14 +98,14 @@ def test_a_model_that_nobody_knows_is_named(quire: Callable[..., Result]) -> Non
     ],
 )
 def test_a_wrong_flag_is_named_by_its_setting(
-    quire: Callable[..., Result], tiny_model: Path, flag: str, value: str, setting: str
+    quire: Run, tiny_model: Path, flag: str, value: str, setting: str
 ) -> None:
     line = one_sentence(quire("serve", tiny_model, flag, value), SETTINGS)
     assert line.startswith(f"quire: setting {setting}: ")
 
 
 def test_a_wrong_variable_is_named_by_its_setting(
-    quire: Callable[..., Result], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUIRE_ENGINE__MAX_NUM_SEQS", "many")
     line = one_sentence(quire("serve", tiny_model), SETTINGS)
@@ -138,7 +113,7 @@ def test_a_wrong_variable_is_named_by_its_setting(
 
 
 def test_a_wrong_line_of_the_file_is_named_with_the_file(
-    quire: Callable[..., Result], tiny_model: Path, tmp_path: Path
+    quire: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "quire.toml"
     file.write_text("[cache]\nkv_budgett = 1\n")
@@ -147,15 +122,13 @@ def test_a_wrong_line_of_the_file_is_named_with_the_file(
         assert line.startswith(f"quire: {file}: cache.kv_budgett: ")
 
 
-def test_memory_that_is_not_there_is_refused_with_its_figure(
-    quire: Callable[..., Result], tiny_model: Path
-) -> None:
+def test_memory_that_is_not_there_is_refused_with_its_figure(quire: Run, tiny_model: Path) -> None:
     line = one_sentence(quire("serve", tiny_model, "--kv-budget", "900000GiB"), SETTINGS)
     assert "900000.00 GiB does not fit" in line
 
 
 def test_an_engine_that_fails_is_an_error_of_its_own(
-    quire: Callable[..., Result], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise EngineError("the engine did not start: no luck")
@@ -165,9 +138,7 @@ def test_an_engine_that_fails_is_an_error_of_its_own(
     assert line == "quire: the engine did not start: no luck"
 
 
-def test_a_plan_is_printed_and_nothing_is_loaded(
-    quire: Callable[..., Result], tiny_model: Path
-) -> None:
+def test_a_plan_is_printed_and_nothing_is_loaded(quire: Run, tiny_model: Path) -> None:
     result = quire("plan", tiny_model)
     assert result.exit_code == 0
     assert "substrate: posix" in result.stdout
@@ -175,7 +146,7 @@ def test_a_plan_is_printed_and_nothing_is_loaded(
     assert result.stderr == ""
 
 
-def test_a_plan_takes_its_flags(quire: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_plan_takes_its_flags(quire: Run, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", TINY)
     flags = ["--context", "300", "--memory", "2GiB", "--device", "M4", "--out", tmp_path / "out"]
     result = quire("plan", folder, *flags)
@@ -190,7 +161,7 @@ def test_a_plan_takes_its_flags(quire: Callable[..., Result], tmp_path: Path) ->
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
 @pytest.mark.parametrize("flag", ["--kv-backend", "--substrate"])
 def test_a_substrate_that_this_machine_lacks_is_refused_with_what_is_missing(
-    quire: Callable[..., Result], tiny_model: Path, flag: str
+    quire: Run, tiny_model: Path, flag: str
 ) -> None:
     line = one_sentence(quire("serve", tiny_model, flag, "sparse"), SETTINGS)
     assert line == "quire: sparse is memory of a GPU: this build of quire has no Metal"
@@ -213,7 +184,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_the_doctor_ends_with_0_if_something_can_serve(
-    quire: Callable[..., Result], examined: list[tuple[Any, ...]]
+    quire: Run, examined: list[tuple[Any, ...]]
 ) -> None:
     result = quire("doctor", "--kv-backend", "posix", "--json")
     assert (result.exit_code, result.stdout) == (0, "the report\n")
@@ -226,7 +197,7 @@ def test_the_doctor_ends_with_0_if_something_can_serve(
     assert (second.as_json, second.release_test) == (False, True)
 
 
-def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Callable[..., Result]) -> None:
+def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:
     line = one_sentence(quire("doctor", "--kv-backend", "papyrus"), SETTINGS)
     assert line.startswith("quire: setting cache.substrate: ")
 
@@ -252,7 +223,7 @@ def test_serving_does_not_import_what_only_pictures_need() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_every_flag_of_serve_is_in_the_help(quire: Callable[..., Result]) -> None:
+def test_every_flag_of_serve_is_in_the_help(quire: Run) -> None:
     result = quire("serve", "--help")
     assert result.exit_code == 0
     for flag in ("--config", "--kv-budget", "--max-model-len", "--check-every-step"):
@@ -260,7 +231,7 @@ def test_every_flag_of_serve_is_in_the_help(quire: Callable[..., Result]) -> Non
 
 
 def test_the_process_ends_with_the_code_of_the_command(
-    quire: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    quire: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
