@@ -20,6 +20,9 @@ from pydantic_settings import (
 from server.sizes import Size
 
 MIB = 1024**2
+ENV_PREFIX = "QUIRE_"
+# Variables with that prefix that choose something before there are settings: metal_ext/blas.py.
+NO_SETTINGS = frozenset({"QUIRE_BLAS"})
 Tables = dict[str, dict[str, Any]]
 """``{section: {field: value}}``; a flag whose value is None was not given."""
 
@@ -187,7 +190,7 @@ def load(from_file: Tables, flags: Tables) -> Config:
 
     class Sources(BaseSettings, Config):
         model_config = SettingsConfigDict(
-            env_prefix="QUIRE_", env_nested_delimiter="__", frozen=True, extra="forbid"
+            env_prefix=ENV_PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid"
         )
 
         @classmethod
