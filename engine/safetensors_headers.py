@@ -34,6 +34,11 @@ class Tensor:
         """How many numbers it has."""
         return math.prod(self.shape)
 
+    @property
+    def stored_bytes(self) -> int:
+        """What its numbers take in the file."""
+        return self.size * ITEM_BYTES[self.dtype]
+
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of the folder's safetensors files, by name."""
@@ -46,18 +51,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def read_index(path: Path) -> dict[str, str]:
+    """The file of every tensor, by its name, where the folder has an index of several files; else
+    nothing."""
+    index = path / INDEX_FILE
+    if not index.is_file():
+        return {}
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: weight_map is missing")
+    return {name: str(file) for name, file in weight_map.items()}
+
+
 def _weight_files(path: Path) -> list[Path]:
     files = sorted(path.glob("model*.safetensors"))
-    index = path / INDEX_FILE
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index}: weight_map is missing")
-        for shard in sorted({str(name) for name in weight_map.values()}):
-            if path / shard not in files:
-                raise CheckpointError(
-                    f"{path / shard}: this shard is named in {INDEX_FILE}, but it does not exist"
-                )
+    for shard in sorted(set(read_index(path).values())):
+        if path / shard not in files:
+            raise CheckpointError(
+                f"{path / shard}: this shard is named in {INDEX_FILE}, but it does not exist"
+            )
     if not files:
         raise CheckpointError(f"{path}: there is no model*.safetensors file")
     return files
@@ -102,10 +114,10 @@ def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
     if dtype not in ITEM_BYTES:
         raise CheckpointError(f"{file}: {name} has the dtype {dtype}, which quire does not serve")
     tensor = Tensor(file.name, dtype, shape)
-    if min(shape, default=1) < 0 or end - begin != tensor.size * ITEM_BYTES[dtype]:
+    if min(shape, default=1) < 0 or end - begin != tensor.stored_bytes:
         raise CheckpointError(
             f"{file}: {name} has data_offsets {begin} to {end}, but {dtype} {list(shape)} takes "
-            f"{tensor.size * ITEM_BYTES[dtype]} bytes"
+            f"{tensor.stored_bytes} bytes"
         )
     if begin < 0 or end > data_bytes:
         raise CheckpointError(
