@@ -15,7 +15,7 @@ from engine.scheduler import Scheduler
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
-from engine.weights import ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
+from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVShape, LayoutError
 from kvcache.manager import KVCacheManager
@@ -40,6 +40,24 @@ class EnginePlan:
     substrate: SubstrateChoice
     memory: MemoryPlan
     threads: int
+
+    def lines(self) -> list[str]:
+        """The plan as a person reads it."""
+        choice = self.substrate
+        blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
+        if choice.substrate.on_gpu:
+            blas, kernels = "MLX's own", "Metal"
+        else:
+            kernels = f"{metal_ext.instruction_sets()[0]}, {self.threads} threads"
+            if self.arithmetic.arithmetic is Arithmetic.PACKED:
+                blas = "quire's own"
+        return [
+            *self.memory.lines(),
+            f"arithmetic: {self.arithmetic.arithmetic.value} ({self.arithmetic.reason}); matrix "
+            f"products: {blas}",
+            f"substrate: {choice.substrate}; kernels: {kernels}",
+            *(f"  {reason}" for reason in choice.reasons),
+        ]
 
 
 def plan_engine(

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.assembly import (  # before anything that imports MLX: it loads the BLAS
-    describe,
     engine_config,
     faults_of_the_model,
     make_plan,
@@ -47,7 +46,7 @@ def plan_model(name: str, file: Path | None, wishes: PlanWishes) -> str:
     device = _device(wishes)
     memory_bytes = _memory_bytes(wishes, device)
     with faults_of_the_model():
-        folder = find_model(name, download=False)
+        folder = find_model(name, download=False).folder
         shape = read_shape(folder)
     context = wishes.context
     if context is None:
@@ -91,7 +90,7 @@ def _on_this_machine(settings: Config, folder: Path) -> str:
     with faults_of_the_model():
         checkpoint = read_checkpoint(folder)
     try:
-        return describe(make_plan(settings, checkpoint))
+        return "\n".join(make_plan(settings, checkpoint).lines())
     except SettingError as error:
         return f"This machine cannot serve it: {error}"
 

@@ -4,11 +4,13 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from engine.build import build_engine, kv_shape, mlx_memory, plan_engine
+import metal_ext
+from engine.build import EnginePlan, build_engine, kv_shape, mlx_memory, plan_engine
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.weights import Arithmetic
+from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
 from kvcache.substrates import Substrate
@@ -25,6 +27,11 @@ def checkpoint(tiny_model: Path) -> Checkpoint:
     return read_checkpoint(tiny_model)
 
 
+@pytest.fixture
+def plan(checkpoint: Checkpoint) -> EnginePlan:
+    return plan_engine(replace(CONFIG, page_bytes=None), checkpoint, MACHINE, POSIX)
+
+
 def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Checkpoint) -> None:
     config = replace(CONFIG, substrate="auto", threads=None, page_bytes=None)
     plan = plan_engine(config, checkpoint, MACHINE, POSIX)
@@ -37,6 +44,30 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
     )
     expected = activation_bytes(checkpoint, config) + attention
     assert plan.memory.demand.activation_bytes == expected
+
+
+def words(plan: EnginePlan) -> str:
+    return "\n".join(plan.lines())
+
+
+def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
+    for word in ("arithmetic: packed", "substrate: posix", "kernels: ", "products: quire's own"):
+        assert word in words(plan)
+
+
+def test_a_plan_without_packed_weights_names_the_blas_that_multiplies(plan: EnginePlan) -> None:
+    unpacked = replace(plan, arithmetic=replace(plan.arithmetic, arithmetic=Arithmetic.FLOAT32))
+    blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
+    assert f"matrix products: {blas}\n" in words(unpacked)
+
+
+def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EnginePlan) -> None:
+    reasons = ("not sparse on Metal: it hung", "paged on Metal: it passed its canary")
+    text = words(replace(plan, substrate=SubstrateChoice(Substrate.PAGED, reasons)))
+    assert "substrate: paged on Metal; kernels: Metal\n" in text
+    assert "matrix products: MLX's own" in text
+    for reason in reasons:
+        assert f"  {reason}" in text
 
 
 def test_a_fifth_of_the_machine_is_left_to_others_unless_told_otherwise(

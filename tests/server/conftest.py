@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from server import assembly
 from server.cli import app as command
+from server.listener import reserve
 from server.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -82,13 +83,15 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Run:
-    """Runs the command in this process; it must end before it loads weights or binds a port."""
+    """Runs the command in this process; it must end before it loads weights or lets anybody
+    connect. Its port is any that is free."""
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("too early")
 
     monkeypatch.setattr(assembly, "start_engine", never)
-    monkeypatch.setattr(assembly, "bind", never)
+    monkeypatch.setattr(assembly, "listen_on", never)
+    monkeypatch.setattr(assembly, "reserve", lambda host, _: reserve(host, 0))
 
     def run(*arguments: str | Path) -> Result:
         return CliRunner().invoke(command, [str(argument) for argument in arguments])

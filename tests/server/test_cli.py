@@ -330,6 +330,8 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None
     assert second.stdout == ""
     (line,) = second.stderr.splitlines()
     assert line.startswith(f"quire: setting server.port: 127.0.0.1:{port} cannot be listened on")
+    assert "serves there already" in line
+    assert f"--port {int(port) + 1}" in line
 
 
 def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_with_0(
