@@ -7,6 +7,7 @@ tensor its dtype, shape and the interval of the data that follows
 
 import json
 import math
+import shlex
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4}
+# What a file begins with that Git has and Git LFS has not fetched (github.com/git-lfs/git-lfs,
+# docs/spec.md).
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -89,6 +93,12 @@ def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, An
     prefix = stream.read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
+    if (prefix + stream.read(len(LFS_POINTER) - 8)) == LFS_POINTER:
+        raise CheckpointError(
+            f"{file}: this is a pointer of Git LFS, and not the file itself: fetch it with "
+            f"`git -C {shlex.quote(str(file.parent))} lfs pull`"
+        )
+    stream.seek(8)
     (length,) = struct.unpack("<Q", prefix)
     if length > min(MAX_HEADER_BYTES, size - 8):
         raise CheckpointError(f"{file}: the header claims {length} bytes, but the file has {size}")

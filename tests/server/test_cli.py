@@ -49,11 +49,18 @@ def cut_off(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1000])
 
 
+def point_to_the_file(folder: Path) -> None:
+    """As `git clone` leaves it without Git LFS."""
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
+    (folder / "model.safetensors").write_text(text)
+
+
 @pytest.mark.parametrize(
     ("edit", "file", "problem"),
     [
         (name_two_shards, "model-00002-of-00002.safetensors", "does not exist"),
         (cut_off, "model.safetensors", "it was cut off"),
+        (point_to_the_file, "model.safetensors", r"a pointer of Git LFS.*`git -C \S+ lfs pull`"),
         (config(intermediate_size=96), "model.safetensors", "mlp.down_proj.weight|gate_proj"),
         (config(num_hidden_layers=3), "", "model.layers.2"),
         (config(num_hidden_layers=1), "model.safetensors", "model.layers.1"),
