@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, headroom_bytes, machine_threads
+from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
 from engine.step_memory import activation_bytes, attention_scratch_bytes
@@ -19,7 +20,15 @@ from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithm
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVShape, LayoutError
 from kvcache.manager import KVCacheManager
-from kvcache.memory_budget import CacheLimits, CacheRequest, MemoryDemand, MemoryPlan, fit
+from kvcache.memory_budget import (
+    BudgetError,
+    CacheLimits,
+    CacheRequest,
+    MemoryDemand,
+    MemoryPlan,
+    fit,
+    gib,
+)
 from kvcache.native_backends import raise_descriptor_limit
 from kvcache.new_backend import new_backend
 from kvcache.substrates import Substrate
@@ -29,6 +38,8 @@ FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
 # What the kernels are compiled for.
 GPU_HEAD_DIMS = (64, 128, 256)
+# Of the weights' bytes: 4 bits are worth a word where they take less than that.
+SMALLER = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,10 @@ def plan_engine(
         + attention_scratch_bytes(checkpoint, config, shape, substrate),
         mlx_cache_bytes=config.mlx_cache_bytes,
     )
+    # Who names a budget of K and V may take what would be left to others.
+    room = usable if config.kv_budget_bytes is None else machine.total_bytes
+    if demand.weights_bytes > room:
+        raise BudgetError(_too_large(checkpoint, demand, room))
     request = CacheRequest(
         substrate=substrate,
         heap_bytes=config.heap_bytes,
@@ -111,6 +126,23 @@ def plan_engine(
     )
     threads = config.threads or machine_threads()
     return EnginePlan(checkpoint, arithmetic, choice, memory, threads)
+
+
+def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int) -> str:
+    """What weights need that are too much by themselves, and what would fit."""
+    packed, others = Q4.bytes_of(checkpoint.num_weights), demand.fixed_bytes - demand.weights_bytes
+    hint = "serve a smaller model"
+    if packed < SMALLER * demand.weights_bytes:
+        if packed + others < room:
+            hint = f"in MLX's 4 bits its weights would take {gib(packed)}, and fit"
+        else:
+            hint = f"in MLX's 4 bits its weights would still take {gib(packed)}: {hint}"
+    if demand.fixed_bytes < min(demand.machine_bytes, demand.available_bytes):
+        hint += f"; or lower --headroom, which is {gib(demand.headroom_bytes)}"
+    return (
+        f"the weights alone take {gib(demand.weights_bytes)}, of {gib(room)} that are usable here, "
+        f"and the model needs {gib(demand.fixed_bytes)} before the first token of K and V; {hint}"
+    )
 
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
