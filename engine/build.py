@@ -1,6 +1,6 @@
 """Puts an engine together: first the plan, on paper; then the parts, on the engine's thread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -9,11 +9,11 @@ from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
-from engine.machine import MachineMemory, headroom_bytes, machine_threads
+from engine.machine import MachineMemory, machine_threads
+from engine.memory_demand import memory_demand
 from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
-from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
 from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
@@ -90,20 +90,12 @@ def plan_engine(
             f"{', '.join(map(str, GPU_HEAD_DIMS))}: serve it with --kv-backend posix"
         )
     shape = kv_shape(config, checkpoint, substrate)
-    headroom = headroom_bytes(config.headroom_bytes, machine.total_bytes)
-    usable = min(machine.total_bytes - headroom, machine.available_bytes)
+    demand = memory_demand(checkpoint, config, machine, shape, substrate)
+    usable = demand.usable_bytes
     arithmetic = choose_arithmetic(
         checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, asked=config.arithmetic
     )
-    demand = MemoryDemand(
-        machine_bytes=machine.total_bytes,
-        available_bytes=machine.available_bytes,
-        headroom_bytes=headroom,
-        weights_bytes=arithmetic.weights_bytes,
-        activation_bytes=activation_bytes(checkpoint, config)
-        + attention_scratch_bytes(checkpoint, config, shape, substrate),
-        mlx_cache_bytes=config.mlx_cache_bytes,
-    )
+    demand = replace(demand, weights_bytes=arithmetic.weights_bytes)
     # Who names a budget of K and V may take what would be left to others.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:

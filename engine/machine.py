@@ -6,8 +6,6 @@ from pathlib import Path
 
 import psutil
 
-from kvcache.metal_device import MetalDevice
-
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
 MAX_THREADS = 256
@@ -49,11 +47,13 @@ def reclaimable_bytes(group: Path) -> int:
         return 0
 
 
-def gpu_memory(machine: MachineMemory, device: MetalDevice) -> MachineMemory:
+def gpu_memory(
+    machine: MachineMemory, working_set_bytes: int, max_buffer_bytes: int | None = None
+) -> MachineMemory:
     """What a GPU may use of the machine's memory: the working set that its driver recommends."""
-    total = min(machine.total_bytes, device.working_set_bytes)
-    available = min(machine.available_bytes, device.working_set_bytes)
-    return MachineMemory(total, available, device.max_buffer_bytes)
+    total = min(machine.total_bytes, working_set_bytes)
+    available = min(machine.available_bytes, working_set_bytes)
+    return MachineMemory(total, available, max_buffer_bytes)
 
 
 def headroom_bytes(asked: int | None, total_bytes: int) -> int:
