@@ -162,6 +162,8 @@ def read_model(name: str, settings: Config) -> ModelFiles:
             sampling_defaults(folder),
             frozenset(checkpoint.eos_token_ids or _eos_of(tokenizer)),
         )
+        if not checkpoint.embeds and (warning := tokenizer.template.try_out()):
+            log.warning(warning)
         if found.missing:
             log.info(f"downloading {name}: {gib(found.missing_bytes)} of weights")
             found.fetch_weights()

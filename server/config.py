@@ -77,6 +77,7 @@ class LimitsSection(Section):
     max_prompts: int = Field(default=64, ge=1)
     max_messages: int = Field(default=1024, ge=1)
     max_tools: int = Field(default=256, ge=0)
+    max_template_s: float = Field(default=5.0, gt=0)
     max_grammar_bytes: Size = MIB // 4
     max_grammar_compile_s: float = Field(default=5.0, gt=0)
     max_cached_grammars: int = Field(default=64, ge=0)

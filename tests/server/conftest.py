@@ -34,7 +34,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """One token per byte, and words of their own number."""
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, VOCAB)
-    return Tokenizer(folder)
+    made = Tokenizer(folder)
+    # Found out once: tests may put another template into it.
+    assert made.template.takes_late_system
+    return made
 
 
 @pytest.fixture(scope="session")

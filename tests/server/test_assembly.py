@@ -23,16 +23,19 @@ from server.assembly import (
     engine_config,
     listen,
     make_plan,
+    read_model,
     serve_model,
     start_engine,
 )
 from server.config import MIB, Config, ServerSection, Tables
 from server.faults import EngineError, ModelError, SettingError
 from server.listener import reserve
+from server.log import configure_log
 from server.service import Service
 from server.settings import read_settings
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
-from tests.models import TINY, write_embedding_model, write_model, write_tokenizer
+from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
 from tests.server.harness import (
     COMPLETIONS,
     DEADLINE_S,
@@ -129,6 +132,40 @@ def test_a_setting_says_what_a_model_is_for(
     with pytest.raises(SettingError, match="seen"):
         serve_model(str(folder), None, SMALL | {"engine": {"task": task}})
     assert found == [embeds]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "the model has no chat template: chats, messages and responses are refused"),
+        ("x\n{% if %}", "has failed with a plain conversation (TemplateSyntaxError in line 2: "),
+        ("{{ raise_exception('no') }}", "plain conversation (TemplateError in line 1: no): what"),
+        (TEMPLATE, ""),
+    ],
+)
+def test_a_template_is_tried_at_start_and_what_is_wrong_with_it_is_said(
+    template: str | None,
+    said: str,
+    tmp_path: Path,
+    own_log: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write_model(tmp_path / "model")
+    write_tokenizer(folder, TINY.vocab_size, template=template)
+    settings = read_settings(None, SMALL)
+    configure_log(settings.log)
+    read_model(str(folder), settings)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "[warning" in line]
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
+    assert all("completions are not" in line for line in warnings)
+
+
+def test_the_template_of_a_model_that_makes_vectors_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(ChatTemplate, "try_out")
+    read_model(str(write_embedding_model(tmp_path)), read_settings(None, SMALL))
 
 
 # --- engine and socket -----------------------------------------------------------------------

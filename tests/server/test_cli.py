@@ -20,7 +20,7 @@ from server.faults import EngineError
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
-from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
+from tests.server.harness import CHAT, COMPLETIONS, DEADLINE_S, chat, events, prompt, streamed
 
 SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
 SMALL += ["--max-num-seqs", "4", "--threads", "1"]
@@ -357,6 +357,26 @@ def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_wit
     assert served.wait() == 0
     assert served.process.stdout is not None
     assert not [line for line in served.log if "error" in line or "Traceback" in line]
+
+
+def test_threat_19_a_hostile_template_neither_hangs_the_start_nor_takes_completions_away(
+    tmp_path: Path,
+) -> None:
+    folder = write_model(tmp_path / "hostile")
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    write_tokenizer(folder, TINY.vocab_size, template=endless)
+    server = Server(str(folder))
+    try:
+        assert "the model's chat template is not used, because it takes more than" in "".join(
+            server.log
+        )
+        with httpx2.Client(base_url=server.url, timeout=DEADLINE_S) as http:
+            refused = http.post(CHAT, json=chat(max_tokens=1))
+            assert refused.status_code == 400
+            assert "chat template is not used" in refused.json()["error"]["message"]
+            assert http.post(COMPLETIONS, json=prompt(max_tokens=1)).status_code == 200
+    finally:
+        assert server.end() == 0
 
 
 def test_a_command_that_is_wrong_ends_with_its_code_as_a_process() -> None:
