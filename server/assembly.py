@@ -90,6 +90,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
         overseer.stop()
+    log.info("ended")
 
 
 # --- the plan ----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ cannot work, 3 for a model that cannot be served.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 def main() -> None:
     """The ``quire`` command."""
+    # Until it serves there is nothing to end in order, and imports would answer with a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         app()
     except SystemExit as end:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,6 +242,7 @@ def test_the_process_ends_with_the_code_of_the_command(
     quire: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "_exit", codes.append)
     for arguments in (["plan", "no-such-model"], ["--help"], ["cook"]):
         monkeypatch.setattr(sys, "argv", ["quire", *arguments])
@@ -357,6 +359,43 @@ def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_wit
     assert served.wait() == 0
     assert served.process.stdout is not None
     assert not [line for line in served.log if "error" in line or "Traceback" in line]
+    said = "".join(served.log)
+    assert "ending; running answers have 20 s more: a second signal does not wait" in said
+    assert said.index("ending; ") < said.index(" ended ")
+
+
+def test_a_server_that_nobody_asks_says_that_it_ends(tmp_path: Path) -> None:
+    server = Server(str(write_model(tmp_path / "idle")))
+    assert server.end() == 0
+    first, last = server.log[-2:]
+    assert " ending " in first
+    assert " ended " in last
+
+
+def test_an_interrupt_while_it_starts_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    """It comes while the imports run, in which a KeyboardInterrupt may be raised anywhere."""
+    program = """
+        import os, signal, sys
+        from importlib.abc import MetaPathFinder
+
+        class Interrupted(MetaPathFinder):
+            def find_spec(self, name, *_):
+                if name == "server.assembly":
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        from server.cli import main
+        sys.meta_path.insert(0, Interrupted())
+        sys.argv = ["quire", "serve", "somewhere"]
+        main()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_threat_19_a_hostile_template_neither_hangs_the_start_nor_takes_completions_away(
