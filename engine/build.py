@@ -1,6 +1,6 @@
 """Puts an engine together: first the plan, on paper; then the parts, on the engine's thread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -9,17 +9,26 @@ from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
-from engine.machine import MachineMemory, headroom_bytes, machine_threads
+from engine.machine import MachineMemory, machine_threads
+from engine.memory_demand import memory_demand
+from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
-from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
-from engine.weights import ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
+from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVShape, LayoutError
 from kvcache.manager import KVCacheManager
-from kvcache.memory_budget import CacheLimits, CacheRequest, MemoryDemand, MemoryPlan, fit
+from kvcache.memory_budget import (
+    BudgetError,
+    CacheLimits,
+    CacheRequest,
+    MemoryDemand,
+    MemoryPlan,
+    fit,
+    gib,
+)
 from kvcache.native_backends import raise_descriptor_limit
 from kvcache.new_backend import new_backend
 from kvcache.substrates import Substrate
@@ -29,6 +38,8 @@ FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
 # What the kernels are compiled for.
 GPU_HEAD_DIMS = (64, 128, 256)
+# Of the weights' bytes: 4 bits are worth a word where they take less than that.
+SMALLER = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,24 @@ class EnginePlan:
     substrate: SubstrateChoice
     memory: MemoryPlan
     threads: int
+
+    def lines(self) -> list[str]:
+        """The plan as a person reads it."""
+        choice = self.substrate
+        blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
+        if choice.substrate.on_gpu:
+            blas, kernels = "MLX's own", "Metal"
+        else:
+            kernels = f"{metal_ext.instruction_sets()[0]}, {self.threads} threads"
+            if self.arithmetic.arithmetic is Arithmetic.PACKED:
+                blas = "quire's own"
+        return [
+            *self.memory.lines(),
+            f"arithmetic: {self.arithmetic.arithmetic.value} ({self.arithmetic.reason}); matrix "
+            f"products: {blas}",
+            f"substrate: {choice.substrate}; kernels: {kernels}",
+            *(f"  {reason}" for reason in choice.reasons),
+        ]
 
 
 def plan_engine(
@@ -61,21 +90,18 @@ def plan_engine(
             f"{', '.join(map(str, GPU_HEAD_DIMS))}: serve it with --kv-backend posix"
         )
     shape = kv_shape(config, checkpoint, substrate)
-    headroom = headroom_bytes(config.headroom_bytes, machine.total_bytes)
-    usable = min(machine.total_bytes - headroom, machine.available_bytes)
+    if checkpoint.embeds:
+        config = replace(config, grammar_bytes=0)
+    demand = memory_demand(checkpoint, config, machine, shape, substrate)
+    usable = demand.usable_bytes
     arithmetic = choose_arithmetic(
         checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, asked=config.arithmetic
     )
-    demand = MemoryDemand(
-        machine_bytes=machine.total_bytes,
-        available_bytes=machine.available_bytes,
-        headroom_bytes=headroom,
-        weights_bytes=arithmetic.weights_bytes,
-        activation_bytes=activation_bytes(checkpoint, config)
-        + attention_scratch_bytes(checkpoint, config, shape, substrate),
-        mlx_cache_bytes=config.mlx_cache_bytes,
-        grammar_bytes=0 if checkpoint.embeds else config.grammar_bytes,
-    )
+    demand = replace(demand, weights_bytes=arithmetic.weights_bytes)
+    # Who names a budget of K and V may take what would be left to others.
+    room = usable if config.kv_budget_bytes is None else machine.total_bytes
+    if demand.weights_bytes > room:
+        raise BudgetError(_too_large(checkpoint, demand, room))
     request = CacheRequest(
         substrate=substrate,
         heap_bytes=config.heap_bytes,
@@ -94,6 +120,23 @@ def plan_engine(
     )
     threads = config.threads or machine_threads()
     return EnginePlan(checkpoint, arithmetic, choice, memory, threads)
+
+
+def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int) -> str:
+    """What weights need that are too much by themselves, and what would fit."""
+    packed, others = Q4.bytes_of(checkpoint.num_weights), demand.fixed_bytes - demand.weights_bytes
+    hint = "serve a smaller model"
+    if packed < SMALLER * demand.weights_bytes:
+        if packed + others < room:
+            hint = f"in MLX's 4 bits its weights would take {gib(packed)}, and fit"
+        else:
+            hint = f"in MLX's 4 bits its weights would still take {gib(packed)}: {hint}"
+    if demand.fixed_bytes < min(demand.machine_bytes, demand.available_bytes):
+        hint += f"; or lower --headroom, which is {gib(demand.headroom_bytes)}"
+    return (
+        f"the weights alone take {gib(demand.weights_bytes)}, of {gib(room)} that are usable here, "
+        f"and the model needs {gib(demand.fixed_bytes)} before the first token of K and V; {hint}"
+    )
 
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:

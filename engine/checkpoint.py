@@ -4,11 +4,12 @@
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.embedding_checkpoint import BARE_NAME, HEAD_NAME, is_embedding_checkpoint
-from engine.model_config import Dimensions, ModelConfig, expected_shapes
+from engine.model_config import Dimensions, ModelConfig, expected_shapes, packed_shapes
 from engine.packed_sizes import packed_bytes
 from engine.safetensors_headers import (
     ITEM_BYTES,
@@ -59,34 +60,46 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     start = "" if BARE_NAME in tensors else "model."
     expected = dict(expected_shapes(config, start, with_head=not (tied or embeds)))
     packed = {name for name in tensors if name.endswith((".scales", ".biases"))}
-    num_weights = 0
     for name, shape in expected.items():
         tensor = tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{path}: no file holds the tensor {name} that config.json needs")
         _check_tensor(path, name, tensor, shape, tensors, config)
-        num_weights += math.prod(shape)
     tolerated = {HEAD_NAME} if tied or embeds else set()
     for name in tensors:
         if name not in expected and name not in packed and name not in tolerated:
             raise CheckpointError(
                 f"{path / tensors[name].file}: the tensor {name} has no place in a Qwen3 model"
             )
-    norm = tensors[f"{start}norm.weight"]
+    return checkpoint_of(config, expected, tensors, embeds=embeds, bare_names=not start)
+
+
+def checkpoint_of(
+    config: ModelConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Tensor],
+    *,
+    embeds: bool,
+    bare_names: bool = False,
+) -> Checkpoint:
+    """What weights amount to. shapes: of what a model consists of, unpacked, by name. tensors: what
+    the files hold."""
+    path = config.file.parent
+    norm = tensors["norm.weight" if bare_names else "model.norm.weight"]
     return Checkpoint(
         **config.dimensions(),
         path=path,
         eos_token_ids=_eos_token_ids(path, config),
         dtype=norm.dtype,
-        quantized=bool(packed),
-        stored_bytes=sum(t.size * ITEM_BYTES[t.dtype] for t in tensors.values()),
+        quantized=any(name.endswith(".scales") for name in tensors),
+        stored_bytes=sum(tensor.stored_bytes for tensor in tensors.values()),
         widened_bytes=sum(t.size * ITEM_BYTES["F32"] for t in tensors.values()),
         packed_bytes=(
-            packed_bytes(expected, tensors, config.quantization) if config.has_plain_rope else None
+            packed_bytes(shapes, tensors, config.quantization) if config.has_plain_rope else None
         ),
-        num_weights=num_weights,
+        num_weights=sum(math.prod(shape) for shape in shapes.values()),
         embeds=embeds,
-        bare_names=not start,
+        bare_names=bare_names,
     )
 
 
@@ -124,11 +137,9 @@ def _check_tensor(
         raise CheckpointError(
             f"{path / scales.file}: {layer}.scales exists, but config.json has no quantization"
         )
-    rows, columns = shape
     wanted = {
-        f"{layer}.weight": ("U32", (rows, columns * packing.bits // 32)),
-        f"{layer}.scales": (scales.dtype, (rows, columns // packing.group_size)),
-        f"{layer}.biases": (scales.dtype, (rows, columns // packing.group_size)),
+        f"{layer}.{part}": (scales.dtype if part != "weight" else "U32", part_shape)
+        for part, part_shape in packed_shapes(shape, packing).items()
     }
     for part, (dtype, part_shape) in wanted.items():
         found = tensors.get(part)

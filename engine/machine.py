@@ -13,7 +13,6 @@ from engine.control_groups import (
     memory_of_groups,
     processors_of_groups,
 )
-from kvcache.metal_device import MetalDevice
 
 MAX_THREADS = 256
 
@@ -43,11 +42,13 @@ def machine_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> Mach
     return MachineMemory(total, available)
 
 
-def gpu_memory(machine: MachineMemory, device: MetalDevice) -> MachineMemory:
+def gpu_memory(
+    machine: MachineMemory, working_set_bytes: int, max_buffer_bytes: int | None = None
+) -> MachineMemory:
     """What a GPU may use of the machine's memory: the working set that its driver recommends."""
-    total = min(machine.total_bytes, device.working_set_bytes)
-    available = min(machine.available_bytes, device.working_set_bytes)
-    return MachineMemory(total, available, device.max_buffer_bytes)
+    total = min(machine.total_bytes, working_set_bytes)
+    available = min(machine.available_bytes, working_set_bytes)
+    return MachineMemory(total, available, max_buffer_bytes)
 
 
 def headroom_bytes(asked: int | None, total_bytes: int) -> int:

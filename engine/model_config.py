@@ -159,3 +159,10 @@ def expected_shapes(
     yield f"{start}norm.weight", (hidden,)
     if with_head:
         yield HEAD_NAME, (vocab, hidden)
+
+
+def packed_shapes(shape: tuple[int, ...], packing: Quantization) -> dict[str, tuple[int, int]]:
+    """A matrix as MLX packs it: codes in words of 32 bits, a scale and a bias for each group."""
+    rows, columns = shape
+    groups = (rows, columns // packing.group_size)
+    return {"weight": (rows, columns * packing.bits // 32), "scales": groups, "biases": groups}

@@ -7,6 +7,7 @@ tensor its dtype, shape and the interval of the data that follows
 
 import json
 import math
+import shlex
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4}
+# What a file begins with that Git has and Git LFS has not fetched (github.com/git-lfs/git-lfs,
+# docs/spec.md).
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -34,6 +38,11 @@ class Tensor:
         """How many numbers it has."""
         return math.prod(self.shape)
 
+    @property
+    def stored_bytes(self) -> int:
+        """What its numbers take in the file."""
+        return self.size * ITEM_BYTES[self.dtype]
+
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of the folder's safetensors files, by name."""
@@ -46,18 +55,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def read_index(path: Path) -> dict[str, str]:
+    """The file of every tensor, by its name, where the folder has an index of several files; else
+    nothing."""
+    index = path / INDEX_FILE
+    if not index.is_file():
+        return {}
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: weight_map is missing")
+    return {name: str(file) for name, file in weight_map.items()}
+
+
 def _weight_files(path: Path) -> list[Path]:
     files = sorted(path.glob("model*.safetensors"))
-    index = path / INDEX_FILE
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index}: weight_map is missing")
-        for shard in sorted({str(name) for name in weight_map.values()}):
-            if path / shard not in files:
-                raise CheckpointError(
-                    f"{path / shard}: this shard is named in {INDEX_FILE}, but it does not exist"
-                )
+    for shard in sorted(set(read_index(path).values())):
+        if path / shard not in files:
+            raise CheckpointError(
+                f"{path / shard}: this shard is named in {INDEX_FILE}, but it does not exist"
+            )
     if not files:
         raise CheckpointError(f"{path}: there is no model*.safetensors file")
     return files
@@ -77,6 +93,12 @@ def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, An
     prefix = stream.read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
+    if (prefix + stream.read(len(LFS_POINTER) - 8)) == LFS_POINTER:
+        raise CheckpointError(
+            f"{file}: this is a pointer of Git LFS, and not the file itself: fetch it with "
+            f"`git -C {shlex.quote(str(file.parent))} lfs pull`"
+        )
+    stream.seek(8)
     (length,) = struct.unpack("<Q", prefix)
     if length > min(MAX_HEADER_BYTES, size - 8):
         raise CheckpointError(f"{file}: the header claims {length} bytes, but the file has {size}")
@@ -102,10 +124,10 @@ def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
     if dtype not in ITEM_BYTES:
         raise CheckpointError(f"{file}: {name} has the dtype {dtype}, which quire does not serve")
     tensor = Tensor(file.name, dtype, shape)
-    if min(shape, default=1) < 0 or end - begin != tensor.size * ITEM_BYTES[dtype]:
+    if min(shape, default=1) < 0 or end - begin != tensor.stored_bytes:
         raise CheckpointError(
             f"{file}: {name} has data_offsets {begin} to {end}, but {dtype} {list(shape)} takes "
-            f"{tensor.size * ITEM_BYTES[dtype]} bytes"
+            f"{tensor.stored_bytes} bytes"
         )
     if begin < 0 or end > data_bytes:
         raise CheckpointError(

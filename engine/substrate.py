@@ -96,4 +96,4 @@ def memory_for(substrate: Substrate) -> MachineMemory:
         return machine
     device = metal_device()
     assert device is not None
-    return gpu_memory(machine, device)
+    return gpu_memory(machine, device.working_set_bytes, device.max_buffer_bytes)

@@ -1,13 +1,14 @@
-"""Puts the parts together: settings -> plan -> tokenizer -> engine -> uvicorn.
+"""Puts the parts together: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn.
 
-Everything that can be wrong with settings and model is said before a weight is loaded or a port is
-bound, as one sentence.
+Everything that can be wrong with settings and model is said before a weight is fetched or loaded,
+and before anybody can connect, as one sentence.
 """
 
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import metal_ext  # before anything that imports MLX: it loads the BLAS
@@ -22,12 +23,13 @@ from engine.client import EngineClient
 from engine.machine import machine_memory
 from engine.overseer import Overseer
 from engine.pressure import pressure_source
+from engine.promised_checkpoint import promised_checkpoint
 from engine.substrate import plan_for_this_machine
 from engine.weights import Arithmetic
 from kvcache.canary.footprint import footprint_with
 from kvcache.choice import SubstrateError
 from kvcache.layout import LayoutError
-from kvcache.memory_budget import BudgetError
+from kvcache.memory_budget import BudgetError, gib
 from server.config import Config, Tables
 from server.drained_server import DrainedServer
 from server.faults import EngineError, ModelError, SettingError
@@ -40,13 +42,13 @@ from server.hub import (
     sampling_defaults,
 )
 from server.http import LISTEN_BACKLOG, http_config
+from server.listener import listen_on, reserve
 from server.log import configure_log
 from server.metrics import Metrics
 from server.metrics.registry import About
 from server.service import ServedModel, Service
 from server.settings import read_settings
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
-from server.text.grammar.error import GrammarError
 from server.text.grammar.judge import Judge, JudgeLimits
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer, TokenizerError
@@ -63,24 +65,17 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     settings = read_settings(file, flags)
     configure_log(settings.log)
     check_access(settings)
-    with faults_of_the_model():
-        folder = find_model(name)
-        checkpoint = read_checkpoint(folder, embeds=EMBEDS[settings.engine.task])
-    engine_plan = make_plan(settings, checkpoint)
-    for line in describe(engine_plan).splitlines():
-        log.info(line)
-    with faults_of_the_model():
-        tokenizer = Tokenizer(folder)
-        check_vocabulary(folder, tokenizer, checkpoint)
-        model = ServedModel(
-            model_names(name, folder, settings.server.served_model_name),
-            sampling_defaults(folder),
-            frozenset(checkpoint.eos_token_ids or _eos_of(tokenizer)),
-        )
-    client = start_engine(settings, engine_plan)
-    grammars = grammar_compiler(settings, tokenizer, model, checkpoint.vocab_size)
-    if not checkpoint.embeds:
-        load_grammars(grammars)
+    with reserve(settings.server.host, settings.server.port) as listener:
+        serve_on(listener, settings, read_model(name, settings))
+
+
+def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> None:
+    """Loads the weights, and lets clients in. Raises StartError."""
+    client = start_engine(settings, model.plan)
+    checkpoint = model.plan.checkpoint
+    grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
+    if not checkpoint.embeds and (warning := grammars.load()):
+        log.warning(warning)
     overseer = Overseer(
         client,
         watchdog_s=settings.engine.watchdog_s,
@@ -89,14 +84,16 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     overseer.start()
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
-        metrics = make_metrics(settings, model, client, engine_plan)
-        listen(settings, Service(settings, model, tokenizer, client, metrics, grammars, calls))
+        metrics = make_metrics(settings, model.served, client, model.plan)
+        service = Service(settings, model.served, model.tokenizer, client, metrics, grammars, calls)
+        listen(settings, service, listener)
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
     finally:
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
         overseer.stop()
+    log.info("ended")
 
 
 # --- the plan ----------------------------------------------------------------------------------
@@ -140,26 +137,46 @@ def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:
         raise SettingError(str(error)) from error
 
 
-def describe(engine_plan: EnginePlan) -> str:
-    """The plan, for people."""
-    blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
-    choice = engine_plan.substrate
-    if choice.substrate.on_gpu:
-        blas, kernels = "MLX's own", "Metal"
-    else:
-        kernels = f"{metal_ext.instruction_sets()[0]}, {engine_plan.threads} threads"
-        if engine_plan.arithmetic.arithmetic is Arithmetic.PACKED:
-            blas = "quire's own"
-    lines = [
-        f"arithmetic: {engine_plan.arithmetic.arithmetic.value} "
-        f"({engine_plan.arithmetic.reason}); matrix products: {blas}",
-        f"substrate: {choice.substrate}; kernels: {kernels}",
-        *(f"  {reason}" for reason in choice.reasons),
-    ]
-    return "\n".join(engine_plan.memory.lines() + lines)
-
-
 # --- the model's files -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model whose files have been found complete."""
+
+    plan: EnginePlan
+    tokenizer: Tokenizer
+    served: ServedModel
+
+
+def read_model(name: str, settings: Config) -> ModelFiles:
+    """A model's files. Weights of the hub are fetched when all else has been found right, and these
+    fit into this machine. Raises StartError."""
+    embeds = EMBEDS[settings.engine.task]
+    with faults_of_the_model():
+        found = find_model(name)
+        folder = found.folder
+        if found.missing:
+            checkpoint = promised_checkpoint(folder, found.weights_bytes, embeds=embeds)
+        else:
+            checkpoint = read_checkpoint(folder, embeds=embeds)
+        engine_plan = make_plan(settings, checkpoint)
+        tokenizer = Tokenizer(folder)
+        check_vocabulary(folder, tokenizer, checkpoint)
+        served = ServedModel(
+            model_names(name, folder, settings.server.served_model_name),
+            sampling_defaults(folder),
+            frozenset(checkpoint.eos_token_ids or _eos_of(tokenizer)),
+        )
+        if not checkpoint.embeds and (warning := tokenizer.template.try_out()):
+            log.warning(warning)
+        if found.missing:
+            log.info(f"downloading {name}: {gib(found.missing_bytes)} of weights")
+            found.fetch_weights()
+            engine_plan = make_plan(settings, read_checkpoint(folder, embeds=embeds))
+    for line in engine_plan.lines():
+        log.info(line)
+    return ModelFiles(engine_plan, tokenizer, served)
 
 
 @contextmanager
@@ -209,16 +226,7 @@ def grammar_compiler(
     )
 
 
-def load_grammars(grammars: GrammarCompiler) -> None:
-    """Reads the tokenizer for forms of answers before anybody asks; without it the server answers
-    all that has no form."""
-    try:
-        grammars.load()
-    except GrammarError as error:
-        log.warning(f"{error}")
-
-
-# --- engine and socket -----------------------------------------------------------------------
+# --- engine and server -----------------------------------------------------------------------
 
 
 def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
@@ -268,8 +276,8 @@ def make_metrics(
     return Metrics(client, about, vllm_names=names, footprint=footprint_with, memory=memory)
 
 
-def listen(settings: Config, service: Service) -> None:
-    """Binds the port and serves until told to end, or until the engine has failed."""
+def listen(settings: Config, service: Service, listener: socket.socket) -> None:
+    """Serves until told to end, or until the engine has failed. Raises SettingError."""
     config = http_config(settings, service)
     drain_s = settings.server.drain_s
     server = DrainedServer(config, service.client, service.drain, drain_s)
@@ -277,21 +285,9 @@ def listen(settings: Config, service: Service) -> None:
     # work, and the process ends with 0.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
-    with bind(settings.server.host, settings.server.port) as listener:
-        host, port = listener.getsockname()[:2]
-        log.info(
-            f"serving {service.model.id} on http://{host}:{port}",
-            max_model_len=service.max_model_len,
-        )
-        server.run(sockets=[listener])
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bound by us, so that the log can name the port that 0 stands for. Raises SettingError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
-    except OSError as error:
-        raise SettingError(
-            f"setting server.port: {host}:{port} cannot be listened on: {error.strerror}"
-        ) from error
+    listen_on(listener, LISTEN_BACKLOG)
+    host, port = listener.getsockname()[:2]
+    log.info(
+        f"serving {service.model.id} on http://{host}:{port}", max_model_len=service.max_model_len
+    )
+    server.run(sockets=[listener])

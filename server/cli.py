@@ -5,6 +5,7 @@ cannot work, 3 for a model that cannot be served.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ def main() -> None:
     """The ``quire`` command."""
     _open_closed_streams()
     _leave_lost_folder()
+    # Until it serves there is nothing to end in order, and imports would answer with a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         app()
     except SystemExit as end:

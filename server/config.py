@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -17,7 +17,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from server.sizes import Size
+
 MIB = 1024**2
+ENV_PREFIX = "QUIRE_"
+# Variables with that prefix that choose something before there are settings: metal_ext/blas.py.
+NO_SETTINGS = frozenset({"QUIRE_BLAS"})
 Tables = dict[str, dict[str, Any]]
 """``{section: {field: value}}``; a flag whose value is None was not given."""
 
@@ -65,10 +70,10 @@ class AccessSection(Section):
 class LimitsSection(Section):
     """What a request may ask for."""
 
-    max_body_bytes: ByteSize = ByteSize(8 * MIB)
+    max_body_bytes: Size = 8 * MIB
     max_body_values: int = Field(default=32_768, ge=1)
     max_body_token_ids: int = Field(default=327_680, ge=1)
-    max_tokenize_bytes: ByteSize = ByteSize(MIB)
+    max_tokenize_bytes: Size = MIB
     max_queued_requests: int = Field(default=256, ge=0)
     retry_after_s: int = Field(default=1, ge=1)
     max_stream_backlog_events: int = Field(default=8192, ge=1)
@@ -76,14 +81,15 @@ class LimitsSection(Section):
     max_prompts: int = Field(default=64, ge=1)
     max_messages: int = Field(default=1024, ge=1)
     max_tools: int = Field(default=256, ge=0)
-    max_grammar_bytes: ByteSize = ByteSize(MIB // 4)
+    max_template_s: float = Field(default=5.0, gt=0)
+    max_grammar_bytes: Size = MIB // 4
     max_grammar_compile_s: float = Field(default=5.0, gt=0)
-    max_grammar_memory: ByteSize = ByteSize(32 * MIB)
+    max_grammar_memory: Size = 32 * MIB
     max_cached_grammars: int = Field(default=64, ge=0)
-    max_cached_grammar_memory: ByteSize = ByteSize(128 * MIB)
+    max_cached_grammar_memory: Size = 128 * MIB
     max_mask_s: float = Field(default=0.1, gt=0)
     max_step_mask_s: float = Field(default=0.05, gt=0)
-    max_written_call_bytes: ByteSize = ByteSize(16 * MIB)
+    max_written_call_bytes: Size = 16 * MIB
     max_stop_strings: int = Field(default=4, ge=1)
     max_stop_string_chars: int = Field(default=256, ge=1)
     max_stop_token_ids: int = Field(default=128, ge=0)
@@ -91,8 +97,8 @@ class LimitsSection(Section):
     max_top_logprobs: int = Field(default=20, ge=0)
     max_embedding_inputs: int = Field(default=2048, ge=1)
     max_stored_responses: int = Field(default=1024, ge=0)
-    max_stored_response_bytes: ByteSize = ByteSize(64 * MIB)
-    max_header_bytes: int = Field(default=65536, ge=1024)
+    max_stored_response_bytes: Size = 64 * MIB
+    max_header_bytes: Size = Field(default=65536, ge=1024)
     keep_alive_s: int = Field(default=5, ge=0)
     max_receive_s: float = Field(default=10.0, gt=0)
     max_connections: int = Field(default=512, ge=1)
@@ -121,7 +127,7 @@ class EngineSection(Section):
     step_time_target_ms: float = Field(default=100.0, gt=0)
     arithmetic: Literal["auto", "packed", "stored", "float32", "quantized-float32"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=256)
-    mlx_cache_bytes: ByteSize = ByteSize(256 * MIB)
+    mlx_cache_bytes: Size = 256 * MIB
     watchdog_s: float = Field(default=30.0, gt=0)
     check_every_step: bool = False
     overlap: bool = True
@@ -132,11 +138,11 @@ class CacheSection(Section):
 
     substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
     release_heaps: bool = False
-    kv_budget: ByteSize | None = None
-    headroom: ByteSize | None = None
-    page_size: ByteSize | None = None
-    heap_size: ByteSize = ByteSize(64 * MIB)
-    free_slack: ByteSize = ByteSize(256 * MIB)
+    kv_budget: Size | None = None
+    headroom: Size | None = None
+    page_size: Size | None = None
+    heap_size: Size = 64 * MIB
+    free_slack: Size = 256 * MIB
     idle_release_s: float = Field(default=2.0, ge=0)
     prefix_cache: bool = True
     prefix_keep_s: float = Field(default=1800.0, ge=0)
@@ -193,7 +199,7 @@ def load(from_file: Tables, flags: Tables) -> Config:
 
     class Sources(BaseSettings, Config):
         model_config = SettingsConfigDict(
-            env_prefix="QUIRE_", env_nested_delimiter="__", frozen=True, extra="forbid"
+            env_prefix=ENV_PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid"
         )
 
         @classmethod

@@ -50,6 +50,11 @@ class Drain:
         """Whether nobody is let in any more."""
         return self._began_at is not None
 
+    @property
+    def answering(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+        return bool(self._answering)
+
     def begin(self) -> None:
         """Lets nobody in from now on; asked for a second time, it waits for nobody either. Safe in
         a signal's handler."""

@@ -2,11 +2,14 @@
 
 from types import FrameType
 
+import structlog
 import uvicorn
 
 from engine.client import EngineClient
 from server.drain import Drain
 from server.http import GuardedServer
+
+log = structlog.get_logger("quire")
 
 
 class DrainedServer(GuardedServer):
@@ -32,6 +35,9 @@ class DrainedServer(GuardedServer):
             return True
         if not self._drain.draining:
             return False
+        wait = "a second signal does not wait for them"
+        running = f"; running answers have {self._drain_s:g} s more: {wait}"
+        log.info(f"ending{running if self._drain.answering else ''}")
         # Those that are idle close at once, all others when they are answered.
         for connection in list(self.server_state.connections):
             connection.shutdown()

@@ -39,6 +39,10 @@ def configure_log(section: LogSection) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(section.level.upper())
+    # The hub's client says what it asks for, over the bar of the download: it is for who debugs.
+    logging.getLogger("httpx2").setLevel(
+        logging.WARNING if section.level == "info" else logging.NOTSET
+    )
 
 
 def places_of(error: BaseException) -> list[str]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+import structlog
+
 from engine.types import TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
@@ -11,13 +13,15 @@ from server.service import Service, new_seed
 from server.text.answer_parser import Reading
 from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import TemplateError
-from server.text.grammar.cache import GrammarMemoryError
+from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.error import GrammarError
 from server.text.grammar.judge import JudgeBusyError
 from server.text.grammar.wish import ThinkingStart, Wish
 from server.text.parser import thinking_part
 from server.text.pieces import Part
 from server.text.tokenizer import EncodedChat, TextTooLongError
+
+log = structlog.get_logger("quire")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,10 @@ async def encode_conversation(
     add_generation_prompt: whether an answer is to follow. Raises ApiError for what cannot be
     rendered."""
     _tool_format(service, conversation, param)
-    return await _encode(
-        service, conversation, param, None, add_generation_prompt=add_generation_prompt
-    )
+    async with service.encoding:
+        return await _encode(
+            service, conversation, param, None, add_generation_prompt=add_generation_prompt
+        )
 
 
 def _tool_format(service: Service, conversation: Conversation, param: str) -> ToolFormat:
@@ -94,6 +99,12 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
     template = service.tokenizer.template
     if not template.exists:
         raise invalid("This model has no chat template; use /v1/completions.", param)
+    if template.unusable:
+        raise invalid(
+            f"This model's chat template is not used, because {template.unusable}; use "
+            "/v1/completions.",
+            param,
+        )
     if conversation.offered_tools and template.tool_format is None:
         raise invalid(
             "This model's chat template knows no tools, or none whose calls can be read.", "tools"
@@ -137,8 +148,10 @@ async def _encode(
             most_tokens,
             service.written_calls,
             add_generation_prompt=add_generation_prompt,
+            max_template_s=service.config.limits.max_template_s,
         )
     except TemplateError as error:
+        log.warning("the chat template failed", reason=error.reason)
         raise invalid(f"{error}.", param) from error
     except TextTooLongError as error:
         raise ContextOverflowError(None, service.max_model_len, param) from error

@@ -13,8 +13,8 @@ from server.request_ids import HEADER, bind_request_id
 
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Asked every few seconds by machines.
-QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics"})
+# Asked every few seconds by machines; and by the page, which looks at the memory twice a second.
+QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics", "/memory", "/", "/page/{name}"})
 
 
 class RequestObserver:

@@ -8,6 +8,7 @@ from pydantic_settings import SettingsError
 
 from server.config import Config, Tables, load, read_file
 from server.faults import SettingError
+from server.setting_names import unknown_setting, unknown_variable
 
 
 def read_settings(file: Path | None, flags: Tables) -> Config:
@@ -21,6 +22,8 @@ def read_settings(file: Path | None, flags: Tables) -> Config:
         raise SettingError(f"{file}: {error.strerror}") from error
     except ValueError as error:
         raise SettingError(f"{file}: {error}") from error
+    if (unknown := unknown_variable()) is not None:
+        raise SettingError(f"environment: {unknown}")
     try:
         return load(from_file, flags)
     except ValidationError as error:
@@ -45,4 +48,6 @@ def with_further(flags: Tables, settings: Iterable[str]) -> Tables:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
-    return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+    name = ".".join(str(part) for part in problem["loc"])
+    what = unknown_setting(name) if problem["type"] == "extra_forbidden" else problem["msg"]
+    return f"{name}: {what}"

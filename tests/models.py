@@ -179,7 +179,7 @@ def write_tokenizer(
     folder: Path,
     vocab_size: int,
     *,
-    template: str = TEMPLATE,
+    template: str | None = TEMPLATE,
     special: tuple[str, ...] = SPECIAL_TOKENS,
     plain: tuple[str, ...] = PLAIN_ADDED_TOKENS,
 ) -> None:

@@ -52,7 +52,7 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
         reasons = (str(error),)
     memory = machine_memory()
     if chosen is not None and chosen.on_gpu and device is not None:
-        memory = gpu_memory(memory, device)
+        memory = gpu_memory(memory, device.working_set_bytes, device.max_buffer_bytes)
     return DoctorReport(
         machine=this_machine(),
         python=platform.python_version(),

@@ -2,10 +2,11 @@
 memory size and a context."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig
-from engine.machine import headroom_bytes
+from engine.machine import MachineMemory, gpu_memory
+from engine.memory_demand import memory_demand
 from engine.planning.accountant import BlockAccount, account
 from engine.planning.arithmetic import (
     BF16,
@@ -28,9 +29,9 @@ from engine.planning.simulator import (
     SimulationReport,
     random_arrivals,
 )
-from engine.step_memory import activation_bytes
 from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
 from kvcache.memory_budget import MemoryDemand
+from kvcache.substrates import Substrate
 
 CHUNK_TOKENS = 256
 BF16_BYTES = 2
@@ -101,6 +102,8 @@ class CapacityReport:
 
     shape: ModelShape
     device: Device
+    memory_bytes: int
+    """Of the machine; the device may use ``demand.machine_bytes`` of it."""
     context: int
     demand: MemoryDemand
     """Without weights."""
@@ -118,21 +121,28 @@ class CapacityReport:
 
 
 def plan_capacity(
-    shape: ModelShape, device: Device, memory_bytes: int, context: int, config: EngineConfig
+    shape: ModelShape,
+    device: Device,
+    memory_bytes: int,
+    context: int,
+    config: EngineConfig,
+    *,
+    working_set_bytes: int | None = None,
 ) -> CapacityReport:
-    """The report. context: the longest sequence, 2 tokens at least. Of the configuration, page and
-    heap size, headroom and the limits of a step are used.
+    """The report. memory_bytes: of the machine. context: the longest sequence, 2 tokens at least.
+    working_set_bytes: what the device may use of the memory; None: what is usual. Of the
+    configuration, page and heap size, headroom and the limits of a step are used.
 
     Raises LayoutError where a token's row does not divide the page.
     """
-    demand = MemoryDemand(
-        machine_bytes=memory_bytes,
-        available_bytes=memory_bytes,
-        headroom_bytes=headroom_bytes(config.headroom_bytes, memory_bytes),
-        weights_bytes=0,
-        activation_bytes=activation_bytes(shape, config),
-        mlx_cache_bytes=config.mlx_cache_bytes,
-        grammar_bytes=config.grammar_bytes,
+    if working_set_bytes is None:
+        working_set_bytes = device.working_set_bytes(memory_bytes)
+    demand = memory_demand(
+        shape,
+        replace(config, max_model_len=context),
+        gpu_memory(MachineMemory(memory_bytes, memory_bytes), working_set_bytes),
+        kv_shape(shape),
+        Substrate.SPARSE if device.on_gpu else Substrate.POSIX,
     )
     allocations = allocations_of(shape, device, context, config)
     arrivals = random_arrivals(
@@ -148,6 +158,7 @@ def plan_capacity(
     return CapacityReport(
         shape=shape,
         device=device,
+        memory_bytes=memory_bytes,
         context=context,
         demand=demand,
         by_context=tuple(resident(shape, BF16, BF16, tokens) for tokens in CONTEXTS),

@@ -7,6 +7,12 @@ people have measured (github.com/philipturner/metal-benchmarks for M1 and M2; ab
 and 1.6 GHz for M4). For the M5 family it is four times that: Apple's press releases of October 2025
 and March 2026 say "over 4x the peak GPU compute for AI" of the family before. These are peaks; real
 kernels reach perhaps two thirds of them, so that a planned time is a lower bound.
+
+How much of a Mac's memory its GPU may use is macOS's choice, ``recommendedMaxWorkingSetSize``; so
+llama.cpp prints it at start: two thirds of 16 and 32 GiB (10922.67 MiB: llama-cpp-python issue 687,
+21845.34: ollama issue 434), three quarters from 36 GiB on (49152 MiB of 64, 73728 of 96: llama.cpp
+issues 1870 and 3213). Newer systems allow some more (107.5 GiB of 128: ds4 pull request 893): there
+it is a lower bound, too.
 """
 
 from dataclasses import dataclass
@@ -17,6 +23,8 @@ GIB = 1024**3
 KIB = 1024
 LANES_PER_CORE = 128
 OPS_PER_LANE = 2  # a multiplication and an addition
+# From here on a larger part of the memory is the GPU's.
+LARGE_MEMORY_BYTES = 36 * GIB
 
 # A step's launches and its Python: an estimate (about 400 kernels of a 36-layer model).
 APPLE_STEP_OVERHEAD_S = 2e-3
@@ -46,6 +54,15 @@ class Device:
     """What a batch of mappings takes, however many they are."""
     mapping_s: float
     """What each mapping adds to that."""
+    on_gpu: bool
+
+    def working_set_bytes(self, memory_bytes: int) -> int:
+        """What it may use of so much memory."""
+        if not self.on_gpu:
+            return memory_bytes
+        if memory_bytes < LARGE_MEMORY_BYTES:
+            return memory_bytes * 2 // 3
+        return memory_bytes * 3 // 4
 
 
 def _apple(
@@ -60,6 +77,7 @@ def _apple(
         page_bytes=16 * KIB,
         mapping_batch_s=APPLE_MAPPING_BATCH_S,
         mapping_s=0.0,
+        on_gpu=True,
     )
 
 
@@ -74,6 +92,7 @@ CPU = Device(
     page_bytes=4 * KIB,
     mapping_batch_s=0.0,
     mapping_s=MMAP_CALL_S,
+    on_gpu=False,
 )
 
 DEVICES = (

@@ -19,8 +19,8 @@ def report_lines(report: DoctorReport) -> list[str]:
     ]
     for examination in report.examinations:
         lines += _examined(examination)
-    lines += ["", *(f"  {reason}" for reason in report.reasons)]
-    return [*lines, _verdict(report)]
+    choice = [f"{'' if number else 'choice':<11}{why}" for number, why in enumerate(report.reasons)]
+    return [*lines, "", *choice, _verdict(report)]
 
 
 def _extension(report: DoctorReport) -> str:

@@ -4,25 +4,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.assembly import (  # before anything that imports MLX: it loads the BLAS
-    describe,
     engine_config,
     faults_of_the_model,
     make_plan,
 )
-
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from engine.checkpoint import read_checkpoint
 from engine.machine import machine_memory
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
 from engine.planning.shape import read_shape
+from engine.substrate import metal_device
 from kvcache.layout import LayoutError
 from server.config import Config
 from server.faults import SettingError
 from server.hub import find_model
 from server.plan.text import report_lines
 from server.settings import read_settings
+from server.sizes import parse_size
 
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2
@@ -46,9 +45,9 @@ def plan_model(name: str, file: Path | None, wishes: PlanWishes) -> str:
     """The plan, for people. Downloads and loads nothing. Raises StartError."""
     settings = read_settings(file, {})
     device = _device(wishes)
-    memory_bytes = _memory_bytes(wishes, device)
+    memory_bytes, working_set_bytes = _memory_bytes(wishes, device)
     with faults_of_the_model():
-        folder = find_model(name, download=False)
+        folder = find_model(name, download=False).folder
         shape = read_shape(folder)
     context = wishes.context
     if context is None:
@@ -57,7 +56,14 @@ def plan_model(name: str, file: Path | None, wishes: PlanWishes) -> str:
         raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
     here = _on_this_machine(settings, folder)
     try:
-        report = plan_capacity(shape, device, memory_bytes, context, engine_config(settings))
+        report = plan_capacity(
+            shape,
+            device,
+            memory_bytes,
+            context,
+            engine_config(settings),
+            working_set_bytes=working_set_bytes,
+        )
     except LayoutError as error:
         raise SettingError(str(error)) from error
     lines = [here, "", *report_lines(report)]
@@ -76,13 +82,17 @@ def _device(wishes: PlanWishes) -> Device:
     return device
 
 
-def _memory_bytes(wishes: PlanWishes, device: Device) -> int:
-    if wishes.memory is None:
-        return machine_memory().total_bytes if wishes.device is None else device.memory_bytes
-    try:
-        return TypeAdapter(ByteSize).validate_python(wishes.memory)
-    except ValidationError as error:
-        raise SettingError(f"--memory {wishes.memory!r} is not a size such as 24GiB") from error
+def _memory_bytes(wishes: PlanWishes, device: Device) -> tuple[int, int | None]:
+    """Of the machine, and what the device says that it may use of it; None where it is not here."""
+    if wishes.memory is not None:
+        try:
+            return parse_size(wishes.memory), None
+        except ValueError as error:
+            raise SettingError(f"--memory {wishes.memory!r} is not a size such as 24GiB") from error
+    if wishes.device is not None:
+        return device.memory_bytes, None
+    here = metal_device()
+    return machine_memory().total_bytes, here.working_set_bytes if here and device.on_gpu else None
 
 
 def _on_this_machine(settings: Config, folder: Path) -> str:
@@ -92,7 +102,7 @@ def _on_this_machine(settings: Config, folder: Path) -> str:
     with faults_of_the_model():
         checkpoint = read_checkpoint(folder)
     try:
-        return describe(make_plan(settings, checkpoint))
+        return "\n".join(make_plan(settings, checkpoint).lines())
     except SettingError as error:
         return f"This machine cannot serve it: {error}"
 

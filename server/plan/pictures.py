@@ -213,7 +213,7 @@ def _one(title: str, report: CapacityReport) -> tuple[Figure, Axes]:
 
 
 def _where(report: CapacityReport) -> str:
-    return f" - {report.device.name}, {report.demand.machine_bytes / GIB:.0f} GiB"
+    return f" - {report.device.name}, {report.memory_bytes / GIB:.0f} GiB"
 
 
 def _plain(axes: Axes) -> None:

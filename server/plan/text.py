@@ -51,9 +51,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _head(report: CapacityReport) -> Iterator[str]:
     shape, device, demand = report.shape, report.device, report.demand
-    yield f"Capacity on {device.name} with {gib(demand.machine_bytes)} GiB"
+    yield f"Capacity on {device.name} with {gib(report.memory_bytes)} GiB"
+    of_gpu = f"Its GPU may use {gib(demand.machine_bytes)} GiB of these. " if device.on_gpu else ""
     yield from note(
-        f"{shape.parameters / 1e6:.0f} million parameters; the device reads "
+        f"{of_gpu}{shape.parameters / 1e6:.0f} million parameters; the device reads "
         f"{device.bytes_per_s / 1e9:.0f} GB/s and does {device.ops_per_s / 1e12:.1f} Tops/s, at "
         f"its peak. {gib(demand.usable_bytes - demand.fixed_bytes)} GiB are there for weights, K "
         f"and V: {gib(demand.headroom_bytes)} are left to other programs, activations take "
@@ -170,7 +171,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
     crowd = report.crowd
     if crowd is None:
         yield from prose(
-            f"No crowd was simulated: {gib(report.demand.machine_bytes)} GiB do not hold the "
+            f"No crowd was simulated: {gib(report.memory_bytes)} GiB do not hold the "
             f"weights and one sequence of {report.context} tokens."
         )
         return
@@ -206,7 +207,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
 
 def _advice(report: CapacityReport) -> Iterator[str]:
     """Which quantisation to pick, of those that quire can serve."""
-    asked = f"For {gib(report.demand.machine_bytes)} GiB and {report.context} tokens:"
+    asked = f"For {gib(report.memory_bytes)} GiB and {report.context} tokens:"
     served = [step for step in report.steps if step.resident.kv is BF16 and step.contexts]
     if not served:
         yield from prose(

@@ -1,55 +1,108 @@
 """A conversation -> the text of its prompt, by the model's own template."""
 
 from bisect import bisect_left
+from contextlib import nullcontext
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
 from server.conversation import Conversation, Tool, ToolCall, Turn
 from server.text.calls.marks import CallMarks
 from server.text.calls.tool_format import tool_format
 from server.text.json_object import json_object
+from server.text.template_trial import fault_of, try_template
+from server.text.time_limit import TimeLimit, TimeUp
 
 Message = dict[str, Any]
 ANY_OBJECT = {"type": "object", "properties": {}}
 MARK = "A message in the middle."
+REFUSED = "chats, messages and responses are refused, completions are not"
 
 
 class TemplateError(ValueError):
     """A conversation that the model's template cannot render."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        """reason: for the log; it repeats nothing of the conversation."""
+        super().__init__(message)
+        self.reason = reason
 
 
 class ChatTemplate:
     """The template in a model's folder. It is a program of the model's makers, run in a sandbox."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Nothing is rendered yet."""
         self._tokenizer = tokenizer
-        text = self._text()
+        text = self._text(tools=[])
         self.exists = text is not None
         self.tool_format = tool_format(text or "")
         """How the model writes calls; None where its template knows no tools."""
-        self.takes_late_system = self.exists and self._takes_late_system()
-        """Whether system messages may stand anywhere."""
+        self.unusable = ""
+        """Why it must not be rendered in this process; empty where it may be."""
+
+    def try_out(self) -> str:
+        """Tries it in a process of its own. Returns what people should know of it before they chat,
+        or nothing."""
+        if not self.exists:
+            return f"the model has no chat template: {REFUSED}"
+        texts = [text for text in (self._text(), self._text(tools=[])) if text is not None]
+        trial = try_template(list(dict.fromkeys(texts)), self._tokenizer.special_tokens_map)
+        if not trial.ends:
+            self.unusable = trial.fault
+            return f"the model's chat template is not used, because {trial.fault}: {REFUSED}"
+        if trial.fault:
+            return (
+                f"the model's chat template has failed with a plain conversation ({trial.fault}): "
+                "what it does not render is refused, completions are not"
+            )
+        return ""
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether system messages may stand anywhere. Tries it: some templates refuse such
+        messages, others leave them out."""
+        talk = [("user", "Hello"), ("assistant", "Hello"), ("system", MARK), ("user", "Hello")]
+        messages = [{"role": role, "content": text} for role, text in talk]
+        try:
+            return MARK in self._render(messages, add_generation_prompt=True)
+        except Exception:
+            return False
 
     def render(
-        self, conversation: Conversation, *, add_generation_prompt: bool = True
+        self,
+        conversation: Conversation,
+        *,
+        add_generation_prompt: bool = True,
+        limit: TimeLimit | None = None,
     ) -> tuple[str, int]:
         """The prompt, and how many of its leading characters belong to the leading system messages
         and the tools: other conversations that begin with the same ones begin with these.
 
-        add_generation_prompt: whether the beginning of the answer is part of it. Raises
-        TemplateError.
+        add_generation_prompt: whether the beginning of the answer is part of it. limit: for the
+        template's time. Raises TemplateError.
         """
-        messages = template_messages(conversation, self.takes_late_system)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
         try:
-            prompt = self._with_calls(conversation, arguments)
-            if prompt is None:
-                prompt = self._render(messages, **arguments)
+            with limit or nullcontext():
+                return self._rendered(conversation, arguments)
+        except TimeUp:
+            message = "the model's chat template takes too long to render these messages"
+            raise TemplateError(message, "it takes longer than limits.max_template_s") from None
         except Exception as error:
             # The template is the model's own program: whatever it raises, the input was not for it.
-            raise TemplateError("the model's chat template cannot render these messages") from error
+            message = "the model's chat template cannot render these messages"
+            own = isinstance(error, TemplateSyntaxError)
+            raise TemplateError(message, fault_of(error, with_message=own)) from error
+
+    def _rendered(self, conversation: Conversation, arguments: dict[str, Any]) -> tuple[str, int]:
+        messages = template_messages(conversation, self.takes_late_system)
+        prompt = self._with_calls(conversation, arguments)
+        if prompt is None:
+            prompt = self._render(messages, **arguments)
         system = list(takewhile(lambda message: message["role"] == "system", messages))
         return prompt, common_chars(self._system_text(system, arguments), prompt)
 
@@ -65,11 +118,11 @@ class ChatTemplate:
         except Exception:
             return None
 
-    def _text(self) -> str | None:
-        """The template that tools would be given to; None where there is none, or none of several
-        is the default."""
+    def _text(self, tools: list[Any] | None = None) -> str | None:
+        """The template for conversations with tools, or without; None where there is none, or none
+        of several is the default."""
         try:
-            text: str = self._tokenizer.get_chat_template(tools=[])
+            text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
             return None
         return text
@@ -83,15 +136,6 @@ class ChatTemplate:
             return self._render(system, **arguments | {"add_generation_prompt": False})
         except Exception:
             return ""
-
-    def _takes_late_system(self) -> bool:
-        """Tries it: some templates refuse such messages, others leave them out."""
-        talk = [("user", "Hello"), ("assistant", "Hello"), ("system", MARK), ("user", "Hello")]
-        messages = [{"role": role, "content": text} for role, text in talk]
-        try:
-            return MARK in self._render(messages, add_generation_prompt=True)
-        except Exception:
-            return False
 
     def _render(self, messages: list[Message], **arguments: Any) -> str:
         text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments)

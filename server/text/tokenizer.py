@@ -4,6 +4,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from tokenizers import Encoding
@@ -15,6 +16,7 @@ from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate
 from server.text.parser import CLOSE, OPEN
+from server.text.time_limit import TimeLimit
 
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 
@@ -87,20 +89,23 @@ class Tokenizer:
         written_calls: WrittenCalls | None = None,
         *,
         add_generation_prompt: bool = True,
+        max_template_s: float = inf,
     ) -> EncodedChat:
         """A conversation as a prompt, to which an answer is generated unless
         ``add_generation_prompt`` is False. written_calls: those that the prompt repeats as they
-        were.
+        were. max_template_s: what the chat template may take.
 
         Raises TemplateError; TextTooLongError, before the work of encoding, for what cannot have
         ``max_prompt_tokens`` or less.
         """
 
+        limit = TimeLimit(max_template_s)
+
         def encode() -> EncodedChat:
             known = written_calls.recalled(conversation) if written_calls else conversation
-            return self._encode_chat(known, max_prompt_tokens, add_generation_prompt)
+            return self._encode_chat(known, max_prompt_tokens, add_generation_prompt, limit)
 
-        return await asyncio.to_thread(encode)
+        return await limit.run(encode)
 
     async def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text; special tokens in it are recognised, none are added."""
@@ -122,12 +127,16 @@ class Tokenizer:
         return await asyncio.to_thread(encode)
 
     def _encode_chat(
-        self, conversation: Conversation, limit: int | None, add_generation_prompt: bool
+        self,
+        conversation: Conversation,
+        most: int | None,
+        add_generation_prompt: bool,
+        limit: TimeLimit,
     ) -> EncodedChat:
         prompt, shared_chars = self.template.render(
-            conversation, add_generation_prompt=add_generation_prompt
+            conversation, add_generation_prompt=add_generation_prompt, limit=limit
         )
-        if limit is not None and len(prompt.encode()) > limit * self.longest_token_bytes:
+        if most is not None and len(prompt.encode()) > most * self.longest_token_bytes:
             raise TextTooLongError
         encoding = self._encode(prompt)
         return EncodedChat(prompt, tuple(encoding.ids), tokens_within(encoding, shared_chars))

@@ -26,6 +26,7 @@ ALLOWED = {
     ("server/service.py", "ServedModel"),
     ("server/service.py", "heading"),
     ("server/routes/responses.py", "new_heading"),
+    ("server/protocol/responses/answer.py", "whole"),
 }
 
 

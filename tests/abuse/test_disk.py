@@ -91,7 +91,9 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
         def hook(event, arguments):
             if event == "open":
                 path, _, flags = arguments
-                if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                # A number is a descriptor: its file, if it is one, has been opened by name.
+                writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+                if isinstance(flags, int) and flags & writes and not isinstance(path, int):
                     written.append(str(path))
             elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink", "os.truncate"):
                 written.append(f"{event} {arguments}")

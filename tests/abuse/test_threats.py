@@ -208,6 +208,7 @@ BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: prompt(),
     "/completions": prompt(),
     "/v1/responses": {"max_output_tokens": 2, "input": "a"},
+    "/v1/responses/input_tokens": {"input": "a"},
     "/v1/messages": chat(max_tokens=1),
     "/v1/messages/count_tokens": {"messages": chat()["messages"]},
     "/v1/embeddings": {"input": "a"},
@@ -292,17 +293,17 @@ async def test_threat_09_a_prompt_of_a_million_tokens_is_refused_while_others_go
     stream = Connection(app, CHAT, chat(stream=True, max_tokens=-1))
     await stream.begins()
     million = [
-        (COMPLETIONS, prompt("a " * 1_000_000)),
-        (COMPLETIONS, prompt([5] * 1_000_000)),
-        (CHAT, chat("a " * 1_000_000)),
-        ("/v1/responses", {"input": "a " * 1_000_000}),
+        (COMPLETIONS, prompt("a " * 1_000_000), "context_length_exceeded"),
+        (COMPLETIONS, prompt([5] * 1_000_000), "too_many_values"),
+        (CHAT, chat("a " * 1_000_000), "context_length_exceeded"),
+        ("/v1/responses", {"input": "a " * 1_000_000}, "context_length_exceeded"),
     ]
-    for path, body in million:
+    for path, body, code in million:
         content = json.dumps(body)
         started_s = asyncio.get_running_loop().time()
         response = await http.post(path, content=content)
         assert response.status_code == 400
-        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert response.json()["error"]["code"] == code
         assert asyncio.get_running_loop().time() - started_s < 1.0
     await stream.end()
     assert stream.body.endswith(b"data: [DONE]\n\n")

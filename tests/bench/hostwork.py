@@ -171,18 +171,16 @@ def _receive(pipe: Any, limit_s: float) -> Any:
 
 def _serve(pipe: Any, folder: str, streams: int, overlap: bool) -> None:
     """The server's process: says its port, and at the end its figures."""
-    import server.assembly
+    from server import assembly, listener
 
     watches = Stopwatches(streams)
     watches.install()
-    bind = server.assembly.bind
 
-    def bound(host: str, port: int) -> Any:
-        listener = bind(host, port)
-        pipe.send(listener.getsockname()[1])
-        return listener
+    def listen_on(reserved: Any, backlog: int) -> None:
+        listener.listen_on(reserved, backlog)
+        pipe.send(reserved.getsockname()[1])
 
-    server.assembly.bind = bound
+    vars(assembly)["listen_on"] = listen_on
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     flags: dict[str, dict[str, Any]] = {
         "server": {"host": HOST, "port": 0},

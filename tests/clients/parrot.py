@@ -23,6 +23,7 @@ from engine.client import EngineClient
 from kvcache.views import KVViews
 from server.assembly import listen
 from server.config import Config, ServerSection
+from server.listener import reserve
 from server.log import configure_log
 from server.service import Service
 from server.text.tokenizer import Tokenizer
@@ -153,7 +154,8 @@ def main() -> None:
         tokenizer = Tokenizer(tokenizer_only(Path(folder), VOCAB))
     client = told_engine(Parrot(tokenizer))
     try:
-        listen(settings, told_service(client, tokenizer, settings))
+        with reserve(settings.server.host, settings.server.port) as listener:
+            listen(settings, told_service(client, tokenizer, settings), listener)
     finally:
         client.stop(STOP_TIMEOUT_S)
 

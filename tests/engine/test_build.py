@@ -1,21 +1,26 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from engine.build import build_engine, kv_shape, mlx_memory, plan_engine
+import metal_ext
+from engine.build import EnginePlan, build_engine, kv_shape, mlx_memory, plan_engine
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
+from engine.promised_checkpoint import promised_checkpoint
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.weights import Arithmetic
+from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG, ON_CPU
-from tests.models import write_model
+from tests.models import QWEN3_4B, write_config, write_model
 
 MIB = 1024**2
+GIB = 1024**3
 MACHINE = MachineMemory(1024 * MIB, 900 * MIB)
 POSIX = ON_CPU["posix"]
 
@@ -23,6 +28,11 @@ POSIX = ON_CPU["posix"]
 @pytest.fixture
 def checkpoint(tiny_model: Path) -> Checkpoint:
     return read_checkpoint(tiny_model)
+
+
+@pytest.fixture
+def plan(checkpoint: Checkpoint) -> EnginePlan:
+    return plan_engine(replace(CONFIG, page_bytes=None), checkpoint, MACHINE, POSIX)
 
 
 def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Checkpoint) -> None:
@@ -39,6 +49,30 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
     assert plan.memory.demand.activation_bytes == expected
 
 
+def words(plan: EnginePlan) -> str:
+    return "\n".join(plan.lines())
+
+
+def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
+    for word in ("arithmetic: packed", "substrate: posix", "kernels: ", "products: quire's own"):
+        assert word in words(plan)
+
+
+def test_a_plan_without_packed_weights_names_the_blas_that_multiplies(plan: EnginePlan) -> None:
+    unpacked = replace(plan, arithmetic=replace(plan.arithmetic, arithmetic=Arithmetic.FLOAT32))
+    blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
+    assert f"matrix products: {blas}\n" in words(unpacked)
+
+
+def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EnginePlan) -> None:
+    reasons = ("not sparse on Metal: it hung", "paged on Metal: it passed its canary")
+    text = words(replace(plan, substrate=SubstrateChoice(Substrate.PAGED, reasons)))
+    assert "substrate: paged on Metal; kernels: Metal\n" in text
+    assert "matrix products: MLX's own" in text
+    for reason in reasons:
+        assert f"  {reason}" in text
+
+
 def test_a_fifth_of_the_machine_is_left_to_others_unless_told_otherwise(
     checkpoint: Checkpoint,
 ) -> None:
@@ -51,6 +85,41 @@ def test_a_model_that_does_not_fit_is_refused(checkpoint: Checkpoint) -> None:
     huge = replace(checkpoint, packed_bytes=10**9)
     with pytest.raises(BudgetError, match="weights"):
         plan_engine(replace(CONFIG, kv_budget_bytes=None), huge, MACHINE, POSIX)
+
+
+def refusal(checkpoint: Checkpoint, machine_gib: float, **changes: Any) -> str:
+    """Why a machine cannot serve it. checkpoint: in bfloat16."""
+    memory = MachineMemory(int(machine_gib * GIB), int(machine_gib * GIB))
+    config = replace(CONFIG, headroom_bytes=None, kv_budget_bytes=None, **changes)
+    with pytest.raises(BudgetError) as caught:
+        plan_engine(config, checkpoint, memory, POSIX)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def qwen3_4b(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = write_config(tmp_path_factory.mktemp("models"), QWEN3_4B)
+    return promised_checkpoint(folder, 8_044_982_000)
+
+
+def test_a_model_that_can_never_fit_is_refused_with_what_would(qwen3_4b: Checkpoint) -> None:
+    said = refusal(qwen3_4b, 6)
+    assert "the weights alone take 7.49 GiB, of 4.80 GiB that are usable here" in said
+    assert "in MLX's 4 bits its weights would take 2.11 GiB, and fit" in said
+    assert "--" not in said, "no flag helps"
+    said = refusal(qwen3_4b, 2)
+    assert "4 bits its weights would still take 2.11 GiB: serve a smaller model" in said
+    assert "--" not in said
+    packed = replace(qwen3_4b, packed_bytes=2_262_000_000)
+    assert refusal(packed, 2).endswith("before the first token of K and V; serve a smaller model")
+
+
+def test_a_model_that_takes_what_is_left_to_others_is_told_so(qwen3_4b: Checkpoint) -> None:
+    assert refusal(qwen3_4b, 9).endswith("; or lower --headroom, which is 1.80 GiB")
+    config = replace(CONFIG, headroom_bytes=None, kv_budget_bytes=64 * MIB, page_bytes=None)
+    memory = MachineMemory(9 * GIB, 9 * GIB)
+    plan = plan_engine(config, qwen3_4b, memory, POSIX)
+    assert plan.memory.kv_budget_bytes > 0, "whoever names a budget takes it from the others"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from engine.machine import (
     machine_memory,
     machine_threads,
 )
-from kvcache.metal_device import MetalDevice
 
 GIB = 1024**3
 
@@ -90,8 +89,7 @@ def test_threads_are_no_more_than_a_containers_share_of_processors(
 
 @pytest.mark.parametrize(("available", "usable"), [(20 * GIB, 12 * GIB), (5 * GIB, 5 * GIB)])
 def test_a_gpu_may_use_what_its_driver_recommends(available: int, usable: int) -> None:
-    device = MetalDevice("M3", working_set_bytes=12 * GIB, max_buffer_bytes=9 * GIB)
-    memory = gpu_memory(MachineMemory(18 * GIB, available), device)
+    memory = gpu_memory(MachineMemory(18 * GIB, available), 12 * GIB, 9 * GIB)
     assert memory == MachineMemory(12 * GIB, usable, 9 * GIB)
 
 

@@ -2,16 +2,23 @@
 
 import logging
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 import structlog
 from fastapi import FastAPI
+from typer.testing import CliRunner, Result
 
+from server import assembly
+from server.cli import app as command
+from server.listener import reserve
 from server.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
+from tests.server.commands import Run
 from tests.server.harness import (
     Engine,
     http_client,
@@ -27,7 +34,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """One token per byte, and words of their own number."""
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, VOCAB)
-    return Tokenizer(folder)
+    made = Tokenizer(folder)
+    # Found out once: tests may put another template into it.
+    assert made.template.takes_late_system
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -72,3 +82,21 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     root.setLevel(level)
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Run:
+    """Runs the command in this process; it must end before it loads weights or lets anybody
+    connect. Its port is any that is free."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("too early")
+
+    monkeypatch.setattr(assembly, "start_engine", never)
+    monkeypatch.setattr(assembly, "listen_on", never)
+    monkeypatch.setattr(assembly, "reserve", lambda host, _: reserve(host, 0))
+
+    def run(*arguments: str | Path) -> Result:
+        return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+    return run

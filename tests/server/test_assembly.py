@@ -13,30 +13,29 @@ from typing import Any
 import httpx2
 import pytest
 
-import metal_ext
 from engine.build import EnginePlan
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.pressure import PressureSource, pressure_source
 from engine.weights import Arithmetic
-from kvcache.choice import SubstrateChoice
-from kvcache.substrates import Substrate
 from server import assembly
 from server.assembly import (
-    bind,
     check_vocabulary,
-    describe,
     engine_config,
     listen,
     make_plan,
+    read_model,
     serve_model,
     start_engine,
 )
 from server.config import MIB, Config, ServerSection, Tables
 from server.faults import EngineError, ModelError, SettingError
+from server.listener import reserve
+from server.log import configure_log
 from server.service import Service
 from server.settings import read_settings
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
-from tests.models import TINY, write_embedding_model, write_model, write_tokenizer
+from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
 from tests.server.harness import (
     COMPLETIONS,
     DEADLINE_S,
@@ -48,6 +47,7 @@ from tests.server.harness import (
 from tests.server.harness import start_engine as start_recall_engine
 
 SMALL: Tables = {
+    "server": {"port": 0},
     "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
     "cache": {"kv_budget": 8 * MIB, "heap_size": MIB, "free_slack": MIB, "page_size": 4096},
 }
@@ -81,27 +81,6 @@ def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
 
 
 # --- plan ------------------------------------------------------------------------------------
-
-
-def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
-    text = describe(plan)
-    for word in ("arithmetic: packed", "substrate: posix", "kernels: ", "products: quire's own"):
-        assert word in text
-
-
-def test_a_plan_without_packed_weights_names_the_blas_that_multiplies(plan: EnginePlan) -> None:
-    unpacked = replace(plan, arithmetic=replace(plan.arithmetic, arithmetic=Arithmetic.FLOAT32))
-    blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
-    assert f"matrix products: {blas}\n" in describe(unpacked)
-
-
-def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EnginePlan) -> None:
-    reasons = ("not sparse on Metal: it hung", "paged on Metal: it passed its canary")
-    text = describe(replace(plan, substrate=SubstrateChoice(Substrate.PAGED, reasons)))
-    assert "substrate: paged on Metal; kernels: Metal\n" in text
-    assert "matrix products: MLX's own" in text
-    for reason in reasons:
-        assert f"  {reason}" in text
 
 
 def test_an_engine_that_does_not_end_in_time_is_told_of(
@@ -155,6 +134,40 @@ def test_a_setting_says_what_a_model_is_for(
     assert found == [embeds]
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "the model has no chat template: chats, messages and responses are refused"),
+        ("x\n{% if %}", "has failed with a plain conversation (TemplateSyntaxError in line 2: "),
+        ("{{ raise_exception('no') }}", "plain conversation (TemplateError in line 1: no): what"),
+        (TEMPLATE, ""),
+    ],
+)
+def test_a_template_is_tried_at_start_and_what_is_wrong_with_it_is_said(
+    template: str | None,
+    said: str,
+    tmp_path: Path,
+    own_log: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write_model(tmp_path / "model")
+    write_tokenizer(folder, TINY.vocab_size, template=template)
+    settings = read_settings(None, SMALL)
+    configure_log(settings.log)
+    read_model(str(folder), settings)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "[warning" in line]
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
+    assert all("completions are not" in line for line in warnings)
+
+
+def test_the_template_of_a_model_that_makes_vectors_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(ChatTemplate, "try_out")
+    read_model(str(write_embedding_model(tmp_path)), read_settings(None, SMALL))
+
+
 # --- engine and socket -----------------------------------------------------------------------
 
 
@@ -174,35 +187,21 @@ def test_an_engine_that_cannot_be_built_says_why(plan: EnginePlan, tmp_path: Pat
         start_engine(read_settings(None, SMALL), replace(plan, checkpoint=checkpoint))
 
 
-def test_a_port_is_bound_once() -> None:
-    with bind("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(SettingError, match=rf"setting server\.port: .*:{port} cannot be"):
-            bind("127.0.0.1", port)
-
-
-def test_an_address_with_colons_is_one_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    families: list[socket.AddressFamily] = []
-    monkeypatch.setattr(socket, "create_server", lambda _, family, **__: families.append(family))
-    bind("::1", 0)
-    bind("localhost", 0)
-    assert families == [socket.AF_INET6, socket.AF_INET]
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"192\.0\.2\.1:0 cannot be listened on"):
-        bind("192.0.2.1", 0)
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Where ``listen`` will listen, in this process."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with reserve("127.0.0.1", 0) as reserved:
+        reserved.listen()  # clients of these tests may come early
+        yield reserved
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Where ``listen`` will listen, in this process."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setattr(assembly, "bind", lambda *_: listener)
-        yield listener.getsockname()[1]
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+def port(listener: socket.socket) -> int:
+    number: int = listener.getsockname()[1]
+    return number
 
 
 def status_of(port: int, text: str) -> int:
@@ -211,19 +210,21 @@ def status_of(port: int, text: str) -> int:
         return http.post(COMPLETIONS, json=prompt(text, max_tokens=2)).status_code
 
 
-def test_fault_08_a_server_whose_engine_has_failed_ends(tokenizer: Tokenizer, port: int) -> None:
+def test_fault_08_a_server_whose_engine_has_failed_ends(
+    tokenizer: Tokenizer, listener: socket.socket, port: int
+) -> None:
     engine = start_recall_engine(failing=token_id(tokenizer, "#"))
     service = make_service(engine.client, tokenizer)
     with ThreadPoolExecutor(1) as clients:
         # A second failed step within a minute is the engine's own fault.
         answers = clients.map(lambda text: status_of(port, text), ["abc", "ab#", "ab#"])
-        listen(Config(), service)
+        listen(Config(), service, listener)
         assert list(answers) == [200, 500, 500]
     assert not engine.client.alive
 
 
 def test_fault_21_answers_that_take_longer_than_the_drain_are_cut_off(
-    tokenizer: Tokenizer, port: int
+    tokenizer: Tokenizer, listener: socket.socket, port: int
 ) -> None:
     engine = start_recall_engine()
     engine.gate.closed = True
@@ -236,7 +237,7 @@ def test_fault_21_answers_that_take_longer_than_the_drain_are_cut_off(
     with ThreadPoolExecutor(2) as clients:
         waiting = clients.submit(status_of, port, "abc")
         clients.submit(end_when_it_waits)
-        listen(Config(server=ServerSection(drain_s=0)), service)
+        listen(Config(server=ServerSection(drain_s=0)), service, listener)
         assert waiting.result() == 503
     engine.stop()
     assert engine.client.stats.running == 0
@@ -249,7 +250,7 @@ def test_fault_21_answers_that_take_longer_than_the_drain_are_cut_off(
 def served(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Iterator[list[Service]]:
     """Whatever would have been served, instead of serving it."""
     found: list[Service] = []
-    monkeypatch.setattr(assembly, "listen", lambda _, service: found.append(service))
+    monkeypatch.setattr(assembly, "listen", lambda _, service, __: found.append(service))
     yield found
     assert all(not service.client.alive for service in found), "the engine has been stopped"
 
@@ -257,7 +258,7 @@ def served(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Iterator[list[Serv
 def test_everything_is_put_together(
     tiny_model: Path, served: list[Service], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = SMALL | {"server": {"served_model_name": "alias"}, "log": {"level": "info"}}
+    flags = SMALL | {"server": {"port": 0, "served_model_name": "alias"}, "log": {"level": "info"}}
     serve_model(str(tiny_model), None, flags)
     (service,) = served
     assert service.model.names == ("alias", "tiny", str(tiny_model))
@@ -350,7 +351,10 @@ def test_fault_16_no_port_is_left_open_by_a_model_that_is_refused(
 
     folder = write_model(tmp_path / "model")
     (folder / "tokenizer.json").write_text("{")
-    monkeypatch.setattr(socket, "create_server", never)
+    reserved = reserve("127.0.0.1", 0)
+    monkeypatch.setattr(assembly, "reserve", lambda *_: reserved)
+    monkeypatch.setattr(assembly, "listen_on", never)
     monkeypatch.setattr(assembly, "build_engine", never)
     with pytest.raises(ModelError, match=str(folder)):
         serve_model(str(folder), None, SMALL)
+    assert reserved.fileno() == -1, "it has been closed"

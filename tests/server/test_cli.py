@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,47 +15,22 @@ from typing import Any
 
 import httpx2
 import pytest
-from typer.testing import CliRunner, Result
 
 from server import assembly
-from server.cli import app, main
+from server.cli import main
 from server.faults import EngineError
 from tests.abuse.processes import free_port, until_healthy
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
-from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
+from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
+from tests.server.harness import CHAT, COMPLETIONS, DEADLINE_S, chat, events, prompt, streamed
 
 SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
 SMALL += ["--max-num-seqs", "4", "--threads", "1"]
-SETTINGS, MODEL = 2, 3
 Edit = Callable[[Path], object]
 
 
 # --- what is refused, and with which exit code ------------------------------------------------
-
-
-@pytest.fixture
-def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Callable[..., Result]:
-    """Runs the command in this process; it must end before it loads weights or binds a port."""
-
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("too early")
-
-    monkeypatch.setattr(assembly, "start_engine", never)
-    monkeypatch.setattr(assembly, "bind", never)
-
-    def run(*arguments: str | Path) -> Result:
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-    return run
-
-
-def one_sentence(result: Result, code: int) -> str:
-    """What the command said about why it ended with that code."""
-    assert (result.exit_code, result.stdout) == (code, ""), result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("quire: ")]
-    assert "Traceback" not in result.stderr
-    return line
 
 
 def config(**changes: Any) -> Edit:
@@ -76,11 +52,18 @@ def cut_off(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1000])
 
 
+def point_to_the_file(folder: Path) -> None:
+    """As `git clone` leaves it without Git LFS."""
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
+    (folder / "model.safetensors").write_text(text)
+
+
 @pytest.mark.parametrize(
     ("edit", "file", "problem"),
     [
         (name_two_shards, "model-00002-of-00002.safetensors", "does not exist"),
         (cut_off, "model.safetensors", "it was cut off"),
+        (point_to_the_file, "model.safetensors", r"a pointer of Git LFS.*`git -C \S+ lfs pull`"),
         (config(intermediate_size=96), "model.safetensors", "mlp.down_proj.weight|gate_proj"),
         (config(num_hidden_layers=3), "", "model.layers.2"),
         (config(num_hidden_layers=1), "model.safetensors", "model.layers.1"),
@@ -97,7 +80,7 @@ def cut_off(folder: Path) -> None:
     ],
 )
 def test_fault_16_a_model_that_cannot_be_served_is_named_by_file_and_field(
-    quire: Callable[..., Result], tmp_path: Path, edit: Edit, file: str, problem: str
+    quire: Run, tmp_path: Path, edit: Edit, file: str, problem: str
 ) -> None:
     folder = write_model(tmp_path / "model")
     edit(folder)
@@ -106,7 +89,7 @@ def test_fault_16_a_model_that_cannot_be_served_is_named_by_file_and_field(
     assert re.search(problem, line)
 
 
-def test_a_model_that_nobody_knows_is_named(quire: Callable[..., Result]) -> None:
+def test_a_model_that_nobody_knows_is_named(quire: Run) -> None:
     for command in ("serve", "plan"):
         line = one_sentence(quire(command, "no-such-model"), MODEL)
         assert line.startswith("quire: no-such-model: there is no such folder")
@@ -125,14 +108,14 @@ def test_a_model_that_nobody_knows_is_named(quire: Callable[..., Result]) -> Non
     ],
 )
 def test_a_wrong_flag_is_named_by_its_setting(
-    quire: Callable[..., Result], tiny_model: Path, flag: str, value: str, setting: str
+    quire: Run, tiny_model: Path, flag: str, value: str, setting: str
 ) -> None:
     line = one_sentence(quire("serve", tiny_model, flag, value), SETTINGS)
     assert line.startswith(f"quire: setting {setting}: ")
 
 
 def test_a_wrong_variable_is_named_by_its_setting(
-    quire: Callable[..., Result], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUIRE_ENGINE__MAX_NUM_SEQS", "many")
     line = one_sentence(quire("serve", tiny_model), SETTINGS)
@@ -140,7 +123,7 @@ def test_a_wrong_variable_is_named_by_its_setting(
 
 
 def test_a_wrong_line_of_the_file_is_named_with_the_file(
-    quire: Callable[..., Result], tiny_model: Path, tmp_path: Path
+    quire: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "quire.toml"
     file.write_text("[cache]\nkv_budgett = 1\n")
@@ -149,16 +132,14 @@ def test_a_wrong_line_of_the_file_is_named_with_the_file(
         assert line.startswith(f"quire: {file}: cache.kv_budgett: ")
 
 
-def test_memory_that_is_not_there_is_refused_with_its_figure(
-    quire: Callable[..., Result], tiny_model: Path
-) -> None:
+def test_memory_that_is_not_there_is_refused_with_its_figure(quire: Run, tiny_model: Path) -> None:
     line = one_sentence(quire("serve", tiny_model, "--kv-budget", "900000GiB"), SETTINGS)
     assert "900000.00 GiB does not fit" in line
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only to Linux a heap is a file")
 def test_heaps_larger_than_files_may_be_are_refused_with_both_figures(
-    quire: Callable[..., Result], tiny_model: Path
+    quire: Run, tiny_model: Path
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, limits[1]))
@@ -173,7 +154,7 @@ def test_heaps_larger_than_files_may_be_are_refused_with_both_figures(
 
 
 def test_an_engine_that_fails_is_an_error_of_its_own(
-    quire: Callable[..., Result], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise EngineError("the engine did not start: no luck")
@@ -183,9 +164,7 @@ def test_an_engine_that_fails_is_an_error_of_its_own(
     assert line == "quire: the engine did not start: no luck"
 
 
-def test_a_plan_is_printed_and_nothing_is_loaded(
-    quire: Callable[..., Result], tiny_model: Path
-) -> None:
+def test_a_plan_is_printed_and_nothing_is_loaded(quire: Run, tiny_model: Path) -> None:
     result = quire("plan", tiny_model)
     assert result.exit_code == 0
     assert "substrate: posix" in result.stdout
@@ -193,7 +172,7 @@ def test_a_plan_is_printed_and_nothing_is_loaded(
     assert result.stderr == ""
 
 
-def test_a_plan_takes_its_flags(quire: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_plan_takes_its_flags(quire: Run, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", TINY)
     flags = ["--context", "300", "--memory", "2GiB", "--device", "M4", "--out", tmp_path / "out"]
     result = quire("plan", folder, *flags)
@@ -208,7 +187,7 @@ def test_a_plan_takes_its_flags(quire: Callable[..., Result], tmp_path: Path) ->
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
 @pytest.mark.parametrize("flag", ["--kv-backend", "--substrate"])
 def test_a_substrate_that_this_machine_lacks_is_refused_with_what_is_missing(
-    quire: Callable[..., Result], tiny_model: Path, flag: str
+    quire: Run, tiny_model: Path, flag: str
 ) -> None:
     line = one_sentence(quire("serve", tiny_model, flag, "sparse"), SETTINGS)
     assert line == "quire: sparse is memory of a GPU: this build of quire has no Metal"
@@ -231,7 +210,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_the_doctor_ends_with_0_if_something_can_serve(
-    quire: Callable[..., Result], examined: list[tuple[Any, ...]]
+    quire: Run, examined: list[tuple[Any, ...]]
 ) -> None:
     result = quire("doctor", "--kv-backend", "posix", "--json")
     assert (result.exit_code, result.stdout) == (0, "the report\n")
@@ -244,7 +223,7 @@ def test_the_doctor_ends_with_0_if_something_can_serve(
     assert (second.as_json, second.release_test) == (False, True)
 
 
-def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Callable[..., Result]) -> None:
+def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:
     line = one_sentence(quire("doctor", "--kv-backend", "papyrus"), SETTINGS)
     assert line.startswith("quire: setting cache.substrate: ")
 
@@ -270,7 +249,7 @@ def test_serving_does_not_import_what_only_pictures_need() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_every_flag_of_serve_is_in_the_help(quire: Callable[..., Result]) -> None:
+def test_every_flag_of_serve_is_in_the_help(quire: Run) -> None:
     result = quire("serve", "--help")
     assert result.exit_code == 0
     for flag in ("--config", "--kv-budget", "--max-model-len", "--check-every-step"):
@@ -278,9 +257,10 @@ def test_every_flag_of_serve_is_in_the_help(quire: Callable[..., Result]) -> Non
 
 
 def test_the_process_ends_with_the_code_of_the_command(
-    quire: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    quire: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "_exit", codes.append)
     for arguments in (["plan", "no-such-model"], ["--help"], ["cook"]):
         monkeypatch.setattr(sys, "argv", ["quire", *arguments])
@@ -289,9 +269,10 @@ def test_the_process_ends_with_the_code_of_the_command(
 
 
 def test_streams_that_are_closed_lead_to_nowhere(
-    quire: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    quire: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(sys, "argv", ["quire", "plan", "no-such-model"])
     for name in ("stdin", "stdout", "stderr"):
@@ -304,7 +285,7 @@ def test_streams_that_are_closed_lead_to_nowhere(
 
 
 def test_a_folder_that_is_gone_is_left(
-    quire: Callable[..., Result],
+    quire: Run,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -312,6 +293,7 @@ def test_a_folder_that_is_gone_is_left(
         raise FileNotFoundError
 
     left: list[str] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "getcwd", gone)
     monkeypatch.setattr(os, "chdir", left.append)
     monkeypatch.setattr(os, "_exit", lambda code: None)
@@ -411,6 +393,8 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None
     assert second.stdout == ""
     (line,) = second.stderr.splitlines()
     assert line.startswith(f"quire: setting server.port: 127.0.0.1:{port} cannot be listened on")
+    assert "serves there already" in line
+    assert f"--port {int(port) + 1}" in line
 
 
 def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_with_0(
@@ -429,6 +413,63 @@ def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_wit
     assert served.wait() == 0
     assert served.process.stdout is not None
     assert not [line for line in served.log if "error" in line or "Traceback" in line]
+    said = "".join(served.log)
+    assert "ending; running answers have 20 s more: a second signal does not wait" in said
+    assert said.index("ending; ") < said.index(" ended ")
+
+
+def test_a_server_that_nobody_asks_says_that_it_ends(tmp_path: Path) -> None:
+    server = Server(str(write_model(tmp_path / "idle")))
+    assert server.end() == 0
+    first, last = server.log[-2:]
+    assert " ending " in first
+    assert " ended " in last
+
+
+def test_an_interrupt_while_it_starts_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    """It comes while the imports run, in which a KeyboardInterrupt may be raised anywhere."""
+    program = """
+        import os, signal, sys
+        from importlib.abc import MetaPathFinder
+
+        class Interrupted(MetaPathFinder):
+            def find_spec(self, name, *_):
+                if name == "server.assembly":
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        from server.cli import main
+        sys.meta_path.insert(0, Interrupted())
+        sys.argv = ["quire", "serve", "somewhere"]
+        main()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_threat_19_a_hostile_template_neither_hangs_the_start_nor_takes_completions_away(
+    tmp_path: Path,
+) -> None:
+    folder = write_model(tmp_path / "hostile")
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    write_tokenizer(folder, TINY.vocab_size, template=endless)
+    server = Server(str(folder))
+    try:
+        assert "the model's chat template is not used, because it takes more than" in "".join(
+            server.log
+        )
+        with httpx2.Client(base_url=server.url, timeout=DEADLINE_S) as http:
+            refused = http.post(CHAT, json=chat(max_tokens=1))
+            assert refused.status_code == 400
+            assert "chat template is not used" in refused.json()["error"]["message"]
+            assert http.post(COMPLETIONS, json=prompt(max_tokens=1)).status_code == 200
+    finally:
+        assert server.end() == 0
 
 
 CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]

@@ -15,10 +15,10 @@ from tests.server.harness import Engine, http_client, make_service, running
 KIB = 1024
 SMALL = Config(
     limits=LimitsSection(
-        max_body_bytes=64 * KIB,  # type: ignore[arg-type]
+        max_body_bytes=64 * KIB,
         max_body_values=1000,
         max_body_token_ids=2000,
-        max_tokenize_bytes=32 * KIB,  # type: ignore[arg-type]
+        max_tokenize_bytes=32 * KIB,
     )
 )
 LIMITS = limits_by_path(SMALL.limits)

@@ -9,10 +9,6 @@ from llguidance import LLMatcher
 MAX_REFUSALS = 1024
 
 
-class GrammarMemoryError(Exception):
-    """The memory for grammars is in use."""
-
-
 class CompiledGrammar:
     """A grammar that any number of answers may be held to at once."""
 
@@ -67,14 +63,15 @@ class GrammarCache:
         self._grammars.move_to_end(digest)
         return found
 
-    def reserve(self, memory_bytes: int) -> None:
+    def reserve(self, memory_bytes: int) -> bool:
         """Count memory for another grammar. Those that are only kept give way, the oldest first.
-        Raises GrammarMemoryError where answers have too many."""
+        False where answers have too many."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars:
-                raise GrammarMemoryError
+                return False
             self._grammars.popitem(last=False)
         self._counted_bytes += memory_bytes
+        return True
 
     def release(self, memory_bytes: int) -> None:
         """Give back what was counted for a grammar that was not made."""

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.types import TokenConstraint
-from server.text.grammar.cache import (
-    CompiledGrammar,
-    GrammarCache,
-    Refusal,
-)
+from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.error import GrammarError
 from server.text.grammar.judging import Verdict
@@ -23,6 +19,12 @@ from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, Vocabul
 from server.text.grammar.wish import ThinkingStart, Wish, form_json
 
 THREADS = 2
+# Whose memory is in use waits for answers to end: so long, and looks so often.
+MEMORY_WAIT_S, MEMORY_POLL_S = 30.0, 0.02
+
+
+class GrammarMemoryError(Exception):
+    """The memory for grammars is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,19 @@ class GrammarCompiler:
         self._limits = limits
         self._loaded: _Loaded | None = None
         self._cache = GrammarCache(limits.max_memory_bytes, limits.max_cached)
+        self._reserving = asyncio.Lock()
         self._making: dict[bytes, asyncio.Task[CompiledGrammar | Refusal]] = {}
 
-    def load(self) -> None:
+    def load(self) -> str:
         """Read the tokenizer, which takes a second for a large one and lets nobody else run: a
-        server does it before it listens. Raises GrammarError."""
-        self._load()
+        server does it before it listens. Returns why forms of answers will be refused, or nothing.
+        """
+        try:
+            self._load()
+        except GrammarError as error:
+            return str(error)
         _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # they are kept
+        return ""
 
     async def compile(self, wish: Wish) -> TokenConstraint | None:
         """The constraint of an answer; None where there is nothing to hold it to.
@@ -129,7 +137,7 @@ class GrammarCompiler:
             self._cache.refuse(digest, refusal)
             return refusal
         memory_bytes = verdict.memory_bytes + LEXER_BYTES
-        self._cache.reserve(memory_bytes)
+        await self._reserve(memory_bytes)
         try:
             matcher = await asyncio.get_running_loop().run_in_executor(
                 loaded.threads, new_matcher, loaded.tokenizer.engine, verdict.grammar
@@ -140,6 +148,17 @@ class GrammarCompiler:
         grammar = CompiledGrammar(matcher, memory_bytes)
         self._cache.keep(digest, grammar)
         return grammar
+
+    async def _reserve(self, memory_bytes: int) -> None:
+        """Count memory for another grammar, in the order in which it is asked for. Raises
+        GrammarMemoryError when no answer gives any back."""
+        try:
+            async with asyncio.timeout(MEMORY_WAIT_S), self._reserving:
+                # Answers end on other threads, which can set no event of this loop.
+                while not self._cache.reserve(memory_bytes):  # noqa: ASYNC110
+                    await asyncio.sleep(MEMORY_POLL_S)
+        except TimeoutError as error:
+            raise GrammarMemoryError from error
 
     def _load(self) -> "_Loaded":
         if self._loaded is None:

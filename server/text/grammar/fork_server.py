@@ -10,7 +10,6 @@ too much memory, or too long. It has one thread, and never imports numpy, MLX or
 """
 
 import json
-import math
 import os
 import resource
 import selectors
@@ -25,7 +24,7 @@ import psutil
 from llguidance import LLTokenizer
 
 from server.text.grammar.judging import Tokens, judge
-from server.text.grammar.matcher import new_matcher, try_matcher
+from server.text.grammar.matcher import warm_up
 from server.text.grammar.tokenizer_facts import TokenizerFacts
 
 LENGTH = struct.Struct(">I")
@@ -34,7 +33,6 @@ READ_BYTES = 65536
 LOOK_S = 0.01
 # A child that gets no processor may take so many times its processor time.
 WAIT_FACTOR = 20
-FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
 OVER_TIME, OVER_MEMORY, DIED = "over_time", "over_memory", "died"
 
 
@@ -151,8 +149,7 @@ def write_frame(sink: int, content: bytes) -> None:
 
 def _read_tokenizer(text: str, facts: TokenizerFacts) -> Tokens:
     engine = LLTokenizer(text, facts.size, facts.stop_ids)
-    # What the first grammar takes, every child has from the beginning.
-    try_matcher(engine, new_matcher(engine, FIRST_GRAMMAR), math.inf)
+    warm_up(engine)  # every child has it from the beginning
     return Tokens(engine, facts)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from llguidance import LLTokenizer
 
 from server.text.grammar.error import GrammarError
-from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher
+from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
 from server.text.grammar.text import grammar_text
 from server.text.grammar.tokenizer_facts import TokenizerFacts
 from server.text.grammar.wish import Wish, form_of_json
@@ -53,10 +53,12 @@ def judge(form: str, tokens: Tokens, max_mask_s: float) -> Verdict:
 
     form: of ``form_json``. max_mask_s: processor time that each of the tokens may take.
     """
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     wish = form_of_json(form)
     try:
         with deep_threads(1) as thread:
+            # Pages that a child only reads count as its own: they are read before.
+            thread.submit(warm_up, tokens.engine).result()
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             grammar = thread.submit(_tried, wish, tokens, max_mask_s).result()
     except GrammarError as error:
         return Verdict(refusal=str(error), param=error.param or wish.param)

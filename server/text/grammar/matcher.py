@@ -1,5 +1,7 @@
 """A grammar's text -> the grammar engine's matcher of it, within limits."""
 
+import json
+import math
 import random
 import threading
 import time
@@ -19,6 +21,7 @@ LEXER_BYTES = MAX_LEXER_STATES * 512
 # beginnings, and some more that go on for longer. Tokens of each.
 TRIED_BEGINNINGS, SHORT_TOKENS = 16, 4
 TRIED_ANSWERS, LONG_TOKENS = 4, 16
+FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
 
 
 def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
@@ -43,6 +46,11 @@ def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -
         _follow(matcher.deep_copy(), token, SHORT_TOKENS, max_mask_s, rng)
     for _ in range(TRIED_ANSWERS):
         _follow(matcher.deep_copy(), _any_token(mask, rng), LONG_TOKENS, max_mask_s, rng)
+
+
+def warm_up(tokenizer: LLTokenizer) -> None:
+    """Take what the first grammar of a process takes beside its own."""
+    try_matcher(tokenizer, new_matcher(tokenizer, FIRST_GRAMMAR), math.inf)
 
 
 def _follow(

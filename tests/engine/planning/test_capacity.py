@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from engine.build import plan_engine
+from engine.machine import MachineMemory, gpu_memory
 from engine.model_config import Quantization
 from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, find_device
 from engine.planning.shape import ModelShape, read_shape
-from engine.step_memory import activation_bytes
+from engine.promised_checkpoint import promised_checkpoint
+from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
+from kvcache.substrates import Substrate
 from tests.engines import CONFIG
 from tests.models import QWEN3_4B, write_config
 
@@ -45,17 +49,31 @@ def few_requests() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def report(qwen3_4b: ModelShape, device: Device, few_requests: None) -> CapacityReport:
-    return plan_capacity(qwen3_4b, device, 12 * GIB, CONTEXT, SERVER)
+    return plan_capacity(qwen3_4b, device, 18 * GIB, CONTEXT, SERVER)
 
 
 def test_what_is_left_to_the_cache_is_what_serving_would_leave(
-    report: CapacityReport, qwen3_4b: ModelShape
+    report: CapacityReport, qwen3_4b: ModelShape, tmp_path: Path
 ) -> None:
-    fixed = activation_bytes(qwen3_4b, SERVER) + SERVER.mlx_cache_bytes
+    """A Mac with 18 GiB: its GPU may use 12 of them, and a fifth of those is left to others."""
+    machine = gpu_memory(MachineMemory(18 * GIB, 18 * GIB), 12 * GIB)
+    folder = write_config(tmp_path, QWEN3_4B)
+    config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
+    choice = SubstrateChoice(Substrate.SPARSE, ())
+    checkpoint = promised_checkpoint(folder, 2 * qwen3_4b.parameters)
+    served = plan_engine(config, checkpoint, machine, choice).memory.demand
+    assert served.usable_bytes == 12 * GIB - 12 * GIB // 5
+    assert report.demand == replace(served, weights_bytes=0)
+    assert report.steps[0].kv_budget_bytes == served.usable_bytes - served.fixed_bytes
     for step in report.steps:
-        left = 12 * GIB - 12 * GIB // 5 - fixed - step.resident.weights_bytes
+        left = report.demand.usable_bytes - report.demand.fixed_bytes - step.resident.weights_bytes
         assert step.kv_budget_bytes == max(0, left)
         assert step.contexts == step.kv_budget_bytes // step.resident.kv_bytes
+
+
+def test_a_gpu_that_says_what_it_may_use_is_believed(qwen3_4b: ModelShape, device: Device) -> None:
+    told = plan_capacity(qwen3_4b, device, 18 * GIB, CONTEXT, SERVER, working_set_bytes=9 * GIB)
+    assert (told.memory_bytes, told.demand.machine_bytes) == (18 * GIB, 9 * GIB)
 
 
 def test_smaller_packings_hold_more_sequences(report: CapacityReport) -> None:
@@ -88,7 +106,7 @@ def test_the_crowd_runs_in_the_widest_packing_that_fits(
     assert [r.peak_running for r in report.crowd.reports] == sorted(
         r.peak_running for r in report.crowd.reports
     )
-    small = plan_capacity(qwen3_4b, device, 8 * GIB, CONTEXT, SERVER)
+    small = plan_capacity(qwen3_4b, device, 12 * GIB, CONTEXT, SERVER)
     assert small.crowd is not None
     assert small.crowd.weights.name == "q8"
     assert small.steps[0].contexts == 0
@@ -98,13 +116,13 @@ def test_the_crowd_of_a_packed_model_runs_in_its_own_packing(
     qwen3_4b: ModelShape, device: Device
 ) -> None:
     packed = replace(qwen3_4b, quantization=Quantization(4, 32))
-    crowd = plan_capacity(packed, device, 12 * GIB, CONTEXT, SERVER).crowd
+    crowd = plan_capacity(packed, device, 18 * GIB, CONTEXT, SERVER).crowd
     assert crowd is not None
     assert (crowd.weights.name, crowd.weights.bits) == ("q4", 5)
 
 
 def test_no_crowd_runs_where_not_one_sequence_fits(qwen3_4b: ModelShape, device: Device) -> None:
-    report = plan_capacity(qwen3_4b, device, 2 * GIB, CONTEXT, SERVER)
+    report = plan_capacity(qwen3_4b, device, 3 * GIB, CONTEXT, SERVER)
     assert report.crowd is None
     assert all(step.kv_budget_bytes == 0 for step in report.steps)
 
@@ -112,4 +130,4 @@ def test_no_crowd_runs_where_not_one_sequence_fits(qwen3_4b: ModelShape, device:
 def test_a_row_that_divides_no_page_is_refused(tmp_path: Path, device: Device) -> None:
     odd = read_shape(write_config(tmp_path, replace(QWEN3_4B, head_dim=129)))
     with pytest.raises(LayoutError, match="divide no page"):
-        plan_capacity(odd, device, 12 * GIB, CONTEXT, SERVER)
+        plan_capacity(odd, device, 18 * GIB, CONTEXT, SERVER)

@@ -30,6 +30,16 @@ def test_estimated_rates_are_near_the_quoted_ones() -> None:
         assert device.ops_per_s == pytest.approx(teraflops * 1e12, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("memory_gib", "working_set_mib"),
+    [(16, 10922), (24, 16384), (32, 21845), (36, 27648), (64, 49152), (96, 73728)],
+)
+def test_a_gpu_may_use_what_public_logs_show(memory_gib: int, working_set_mib: int) -> None:
+    for device in DEVICES:
+        found = device.working_set_bytes(memory_gib << 30) >> 20
+        assert found == (memory_gib << 10 if device is CPU else working_set_mib)
+
+
 def test_this_device_is_the_one_that_mlx_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M2 Max"})
     assert this_device().name == "M2 Max"

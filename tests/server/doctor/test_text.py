@@ -36,6 +36,12 @@ def test_a_machine_is_described_in_plain_words() -> None:
     assert said.endswith("sparse on Metal: it passed its canary\nsparse on Metal can serve.")
 
 
+def test_the_reasons_of_a_choice_have_their_name() -> None:
+    said = text(replace(MAC, reasons=("not sparse on Metal: it hung", "paged on Metal: it passed")))
+    choice = "choice     not sparse on Metal: it hung\n           paged on Metal: it passed"
+    assert f"\n\n{choice}\nsparse on Metal can serve." in said
+
+
 @pytest.mark.parametrize(
     ("report", "words"),
     [

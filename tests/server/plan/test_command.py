@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 
 from engine.machine import MachineMemory
+from engine.planning.devices import find_device
+from kvcache.metal_device import MetalDevice
 from server.faults import ModelError, SettingError
 from server.plan import command
 from server.plan.command import PlanWishes, plan_model
@@ -21,6 +23,22 @@ def test_a_plan_needs_no_more_than_a_name(
     assert "Capacity on cpu with 3.00 GiB" in text
     assert "at 32768 tokens" in text
     assert "--out FOLDER" in text
+
+
+def test_a_mac_is_planned_by_what_its_gpu_may_use(
+    qwen3_4b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serving leaves a fifth of the GPU's working set to others, and so does a plan."""
+    said = " ".join(plan_model(str(qwen3_4b), None, PlanWishes(None, "16GiB", "M4 Pro")).split())
+    assert "Its GPU may use 10.67 GiB of these" in said
+    assert "2.13 are left to other programs" in said
+    assert "For 16.00 GiB and 32768 tokens: q4 weights are the widest" in said
+    device = MetalDevice("M4", working_set_bytes=12 * GIB, max_buffer_bytes=9 * GIB)
+    monkeypatch.setattr(command, "machine_memory", lambda: MachineMemory(16 * GIB, 2 * GIB))
+    monkeypatch.setattr(command, "metal_device", lambda: device)
+    monkeypatch.setattr(command, "this_device", lambda: find_device("M4"))
+    here = plan_model(str(qwen3_4b), None, PlanWishes())
+    assert "Capacity on M4 with 16.00 GiB\n  Its GPU may use 12.00 GiB of these" in here
 
 
 def test_a_model_that_is_nowhere_is_refused() -> None:

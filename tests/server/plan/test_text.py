@@ -1,7 +1,18 @@
 import re
+from pathlib import Path
 
-from engine.planning.capacity import CapacityReport
+import pytest
+
+from engine.planning import capacity
+from engine.planning.capacity import CapacityReport, plan_capacity
+from engine.planning.devices import find_device
+from engine.planning.shape import read_shape
+from server.assembly import engine_config
+from server.config import Config
 from server.plan.text import report_lines, table
+
+GIB = 1024**3
+ROOT = Path(__file__).parents[3]
 
 
 def text(report: CapacityReport) -> str:
@@ -21,6 +32,12 @@ def test_the_tables_carry_the_figures_of_qwen3_4b(report: CapacityReport) -> Non
     assert row(lines, "131072 *")[3] == "25.49"
     assert "* beyond the 40960 positions" in lines
     assert row(lines, "q4/q4")[1:4] == ["2.11", "0.16", "2.27"]
+
+
+def test_the_head_says_what_the_gpu_may_use_of_the_memory(report: CapacityReport) -> None:
+    head = " ".join(text(report).splitlines()[:5])
+    assert head.startswith("Capacity on M4 Pro with 18.00 GiB   Its GPU may use 12.00")
+    assert "2.40 are left to other programs" in head
 
 
 def test_every_question_has_its_table(report: CapacityReport) -> None:
@@ -44,7 +61,7 @@ def test_a_short_sequence_is_charged_by_the_unit_of_allocation(report: CapacityR
 
 def test_the_last_sentence_says_what_to_take(report: CapacityReport) -> None:
     last = " ".join(text(report).strip().splitlines()[-2:])
-    assert last.startswith("For 12.00 GiB and 4096 tokens: bf16 weights are the widest that fit.")
+    assert last.startswith("For 18.00 GiB and 4096 tokens: bf16 weights are the widest that fit.")
     counts = re.findall(r"(\d+) with (bf16|q8|q4)", last)
     assert counts == [(str(fit.whole_context[-1]), fit.weights.name) for fit in report.fits]
 
@@ -66,3 +83,23 @@ def test_columns_are_aligned() -> None:
         "  a          10",
         "  long name   5",
     ]
+
+
+def test_the_figures_of_the_readme_are_those_of_its_command(
+    qwen3_4b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--device 'M4 Pro' --memory 24GiB --context 32768."""
+    monkeypatch.setattr(capacity, "REQUESTS", 48)
+    monkeypatch.setattr(capacity, "_crowd", lambda *_: None)
+    device = find_device("M4 Pro")
+    assert device is not None
+    config = engine_config(Config())
+    report = plan_capacity(read_shape(qwen3_4b), device, 24 * GIB, 32768, config)
+    wide, _, small = (fit.mean_length for fit in report.fits)
+    said = (
+        f"Of a Mac's 24 GiB its GPU may use {report.demand.machine_bytes // GIB}, of which a fifth "
+        f"is left to others: of the crowd's sequences ({report.mean_tokens} tokens on average) "
+        f"they hold {wide[0]} densely and {wide[-1]} in pages, and with 4-bit weights {small[0]} "
+        f"and {small[-1]}."
+    )
+    assert said in " ".join((ROOT / "README.md").read_text().split())

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import re
 import threading
@@ -5,13 +6,17 @@ from typing import Any
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 from tokenizers import Encoding
 
 from server.config import Config, LimitsSection
 from server.conversation import Thinking, Turn
+from server.service import ENCODED_AT_ONCE
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
+    COMPLETIONS,
     MODEL,
     Connection,
     Engine,
@@ -22,6 +27,7 @@ from tests.server.harness import (
     http_client,
     ids_of,
     make_service,
+    prompt,
     recalled_text,
     running,
     start_engine,
@@ -414,6 +420,53 @@ async def test_messages_that_the_template_cannot_render_are_refused(
     )
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
+
+
+async def test_the_reason_of_a_template_that_fails_is_in_the_log_and_nothing_of_the_messages(
+    http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = "{{ '' }}\n{{ raise_exception('no ' ~ messages[0].content) }}"
+    monkeypatch.setattr(tokenizer.template._tokenizer, "chat_template", failing)
+    with capture_logs() as entries:
+        await refusal(http, chat("zebra"))
+    (said,) = [entry for entry in entries if entry["log_level"] == "warning"]
+    assert (said["event"], said["reason"]) == (
+        "the chat template failed",
+        "TemplateError in line 2",
+    )
+    assert "zebra" not in str(entries)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_threat_19_an_endless_template_is_ended_and_others_are_answered(
+    path: str, engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than are encoded at once."""
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(tokenizer.template._tokenizer, "chat_template", endless)
+    service = make_service(
+        engine.client, tokenizer, Config(limits=LimitsSection(max_template_s=0.2))
+    )
+    async with running(service) as app, http_client(app) as http:
+        asking = [http.post(path, json=chat(), timeout=60) for _ in range(ENCODED_AT_ONCE + 4)]
+        waiting = asyncio.gather(*asking)
+        assert (await http.get("/health")).status_code == 200
+        answers = await waiting
+        assert {answer.status_code for answer in answers} == {400}
+        assert "chat template takes too long" in answers[0].json()["error"]["message"]
+        assert (await http.post(COMPLETIONS, json=prompt(max_tokens=1))).status_code == 200
+        monkeypatch.undo()
+        assert (await http.post(path, json=chat(max_tokens=1))).status_code == 200
+
+
+async def test_a_template_that_did_not_stand_its_trial_is_never_rendered(
+    http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer.template, "unusable", "it takes more than 5 s")
+    monkeypatch.delattr(ChatTemplate, "_render")
+    status, error = await refusal(http, chat())
+    assert (status, error["param"]) == (400, "messages")
+    assert "is not used, because it takes more than 5 s; use /v1/completions" in error["message"]
 
 
 async def test_a_template_that_renders_nothing_makes_no_prompt(

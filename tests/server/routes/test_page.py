@@ -5,6 +5,7 @@ from importlib.resources import files
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 
 from server.config import Config, ServerSection
 from server.routes.page import KINDS, read_page, wants_html
@@ -117,3 +118,19 @@ def test_modules_import_only_files_that_are_there() -> None:
             assert imported in SOURCES, f"{name} imports {imported}"
     used = set(re.findall(r"/page/([\w.]+)", SOURCES["index.html"]))
     assert used <= set(SOURCES)
+
+
+async def test_a_page_that_is_open_leaves_no_line_in_the_log(http: httpx2.AsyncClient) -> None:
+    """But the one of /v1/models, which any client asks for its name."""
+    scripts = " ".join(text for name, text in SOURCES.items() if name.endswith(".js"))
+    asked = set(re.findall(r'ask\("([^"]+)"\)', scripts))
+    assert asked == {"/memory", "/v1/models"}
+    with capture_logs() as entries:
+        assert (await http.get("/", headers=BROWSER)).status_code == 200
+        for name in SOURCES:
+            assert (await http.get(f"/page/{name}")).status_code == 200
+        for _ in range(5):
+            assert (await http.get("/memory")).status_code == 200
+    said = [entry for entry in entries if entry["event"] == "request"]
+    assert len(said) == 6 + len(SOURCES)
+    assert {entry["log_level"] for entry in said} == {"debug"}

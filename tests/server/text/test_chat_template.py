@@ -1,9 +1,11 @@
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
+from server.text import chat_template
 from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import (
     ChatTemplate,
@@ -12,9 +14,11 @@ from server.text.chat_template import (
     common_chars,
     template_messages,
 )
+from server.text.template_trial import TemplateTrial
+from server.text.time_limit import TimeLimit
 from server.text.tokenizer import Tokenizer
 from tests.models import TEMPLATE, XML_TEMPLATE, write_tokenizer
-from tests.server.harness import talk
+from tests.server.harness import DEADLINE_S, talk
 
 USER = Turn("user", "Hello")
 BRIEF = Turn("system", "Be brief.")
@@ -80,6 +84,82 @@ def test_a_template_that_fails_is_the_conversations_fault(made: Any) -> None:
 def test_a_folder_without_a_template_says_so(made: Any) -> None:
     assert not made(None).exists
     assert made(TEMPLATE).exists
+
+
+def test_a_template_that_is_never_asked_is_never_rendered(made: Any) -> None:
+    """Whatever it would do: it is not even read as a template."""
+    template = made("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor")
+    assert template.exists
+
+
+def test_a_template_that_does_not_come_to_an_end_is_ended(made: Any) -> None:
+    template = made(
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    limit = TimeLimit(DEADLINE_S)
+    threading.Timer(0.2, limit.end).start()
+    with pytest.raises(TemplateError, match="takes too long to render these messages") as caught:
+        template.render(talk(), limit=limit)
+    assert caught.value.reason == "it takes longer than limits.max_template_s"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ '' }}\n{{ messages[0].a.b }}", "UndefinedError in line 2"),
+        ("{{ raise_exception(messages[0].content) }}", "TemplateError in line 1"),
+        ("x\n{% if %}", "TemplateSyntaxError in line 2: Expected an expression, got"),
+    ],
+)
+def test_a_reason_names_the_line_and_repeats_no_message(
+    made: Any, template: str, reason: str
+) -> None:
+    with pytest.raises(TemplateError) as caught:
+        made(template).render(talk(Turn("user", "zebra")))
+    assert caught.value.reason.startswith(reason)
+    assert "zebra" not in str(caught.value) + caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("template", "trial", "said", "unusable"),
+    [
+        (None, TemplateTrial("never"), "the model has no chat template: chats, messages and", ""),
+        (TEMPLATE, TemplateTrial(""), "", ""),
+        (TEMPLATE, TemplateTrial("E: no"), "has failed with a plain conversation (E: no): ", ""),
+        (TEMPLATE, TemplateTrial("too long", ends=False), "is not used, because too long", "too l"),
+    ],
+)
+def test_what_came_of_a_trial_is_said(
+    made: Any,
+    template: str | None,
+    trial: TemplateTrial,
+    said: str,
+    unusable: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat_template, "try_template", lambda *_: trial)
+    found = made(template)
+    assert said in (told := found.try_out())
+    assert bool(told) == bool(said)
+    assert found.unusable.startswith(unusable)
+    assert bool(found.unusable) == bool(unusable)
+
+
+def test_all_of_a_models_templates_are_tried_with_its_own_tokens(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def tried(*arguments: Any) -> TemplateTrial:
+        asked.append(arguments)
+        return TemplateTrial("")
+
+    monkeypatch.setattr(chat_template, "try_template", tried)
+    several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    made(several).try_out()
+    made("c").try_out()
+    assert [texts for texts, _ in asked] == [["a", "b"], ["c"]]
+    assert asked[0][1]["eos_token"] == "<|im_end|>"
 
 
 @pytest.mark.parametrize(

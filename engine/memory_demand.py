@@ -1,0 +1,33 @@
+"""What serving a model asks of a machine's memory. Serving and planning ask here, both."""
+
+from engine.config import EngineConfig
+from engine.machine import MachineMemory, headroom_bytes
+from engine.model_config import Dimensions
+from engine.step_memory import activation_bytes, attention_scratch_bytes
+from kvcache.layout import KVShape
+from kvcache.memory_budget import MemoryDemand
+from kvcache.substrates import Substrate
+
+
+def memory_demand(
+    model: Dimensions,
+    config: EngineConfig,
+    machine: MachineMemory,
+    shape: KVShape,
+    substrate: Substrate,
+) -> MemoryDemand:
+    """All but the weights, which are chosen by what this leaves to them.
+
+    machine: what the processor that computes may use. shape: of K and V.
+    """
+    activations = activation_bytes(model, config)
+    attention = attention_scratch_bytes(model, config, shape, substrate)
+    return MemoryDemand(
+        machine_bytes=machine.total_bytes,
+        available_bytes=machine.available_bytes,
+        headroom_bytes=headroom_bytes(config.headroom_bytes, machine.total_bytes),
+        weights_bytes=0,
+        activation_bytes=activations + attention,
+        mlx_cache_bytes=config.mlx_cache_bytes,
+        grammar_bytes=config.grammar_bytes,
+    )

@@ -1,0 +1,56 @@
+"""What settings are called, and which of them a wrong name may have meant."""
+
+import os
+from difflib import get_close_matches
+
+from server.config import ENV_PREFIX, NO_SETTINGS, Config
+
+FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
+"""The fields of every section."""
+LIST = "configs/quire.toml lists all of them"
+
+
+def unknown_setting(name: str) -> str:
+    """Why there is no such setting, and the nearest one. name: ``section.field``, or what stands in
+    its place."""
+    near = nearest(name, (*FIELDS, *_dotted()))
+    hint = f"did you mean {near}? " if near else ""
+    return f"there is no such setting; {hint}{LIST}"
+
+
+def unknown_variable() -> str | None:
+    """A variable of the environment that looks like a setting and is none, with the nearest one;
+    None where there is none. Its value may be a secret, and is not told."""
+    variables = {_variable(name): name for name in _dotted()}
+    known = {*variables, *(_variable(section) for section in FIELDS), *NO_SETTINGS}
+    for written in sorted(os.environ):
+        name = written.upper()
+        if name.startswith(ENV_PREFIX) and name not in known:
+            near = nearest(name.removeprefix(ENV_PREFIX), tuple(_dotted()))
+            hint = f"did you mean {_variable(near)}? " if near else ""
+            return f"{written} is no setting; {hint}{LIST}"
+    return None
+
+
+def nearest(name: str, known: tuple[str, ...]) -> str | None:
+    """The one of the known names that a name is most like, in all or in its last part; None where
+    none is like it."""
+    spellings: dict[str, str] = {}
+    for one in known:
+        for spelling in (one, one.rpartition(".")[2]):
+            spellings.setdefault(_plain(spelling), one)
+    found = get_close_matches(_plain(name), spellings, n=1)
+    return spellings[found[0]] if found else None
+
+
+def _dotted() -> list[str]:
+    return [f"{section}.{field}" for section, fields in FIELDS.items() for field in fields]
+
+
+def _variable(name: str) -> str:
+    return f"{ENV_PREFIX}{name.replace('.', '__')}".upper()
+
+
+def _plain(name: str) -> str:
+    """However its parts are joined."""
+    return name.lower().replace("__", "_").replace(".", "_").replace("-", "_")

@@ -1,0 +1,162 @@
+"""A model's template cannot hang the start, take its memory, or reach anything."""
+
+import io
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.text import template_trial
+from server.text.template_trial import (
+    KEPT_VARIABLES,
+    TemplateTrial,
+    fault_of,
+    render_all,
+    try_template,
+)
+from tests.models import TEMPLATE, XML_TEMPLATE
+
+NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLED = (
+    "{% set ns = namespace(s='x') %}"
+    "{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
+)
+POWER = "{% if tools %}{{ 9 ** (9 ** 9) }}{% endif %}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, XML_TEMPLATE, "{{ eos_token }}"])
+def test_a_template_that_renders_is_found_to(template: str) -> None:
+    assert try_template([template], {"eos_token": "</s>"}) == TemplateTrial("")
+
+
+@pytest.mark.parametrize(
+    "template", [NESTED, DOUBLED, "{{ 'x' * 10**10 }}", "{{ '%09999999999d' % 1 }}", POWER]
+)
+def test_threat_19_a_template_that_takes_too_much_is_ended(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_trial, "LIMIT_S", 2.0)
+    began = time.monotonic()
+    found = try_template([template], {})
+    assert not found.ends
+    assert found.fault in ("it takes more than 2 s", "it takes more than 1024 MiB of memory")
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("{% for m in messages %}\n{% if %}", "TemplateSyntaxError in line 2: Expected an express"),
+        ("{{ '' }}\n{{ raise_exception('no') }}", "TemplateError in line 2: no"),
+        ("{{ messages[0].a.b }}", "UndefinedError in line 1: 'dict object' has no attribute 'a'"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError in line 1: access to attribute '__class__'"),
+        ("{{ messages.append(1) }}", "SecurityError in line 1: access to attribute 'append'"),
+        ("{% include '/etc/passwd' %}", "TypeError in line 1: no loader"),
+        ("{% import 'os' as os %}{{ os.system('id') }}", "TypeError in line 1: no loader"),
+        ("{% from 'os' import system %}", "TypeError in line 1: no loader"),
+        ("{{ range(10 ** 9) }}", "OverflowError in line 1: "),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError in line 1: "),
+    ],
+)
+def test_threat_19_a_template_that_fails_or_reaches_out_is_told_with_its_line(
+    template: str, fault: str
+) -> None:
+    """In this process: all of these come to an end."""
+    assert render_all([template], {}).startswith(fault)
+
+
+def test_what_templates_may_refuse_is_no_fault() -> None:
+    template = "{% if messages | length > 1 or tools %}{{ raise_exception('no') }}{% endif %}x"
+    assert render_all([template], {}) == ""
+
+
+def test_each_of_several_templates_is_tried() -> None:
+    assert render_all(["x", "{{ raise_exception('no') }}"], {}) == "TemplateError in line 1: no"
+
+
+def test_the_message_of_an_error_is_left_out_where_it_may_repeat_a_prompt() -> None:
+    error = ValueError("a prompt")
+    assert fault_of(error, with_message=False) == "ValueError"
+    assert fault_of(error, with_message=True) == "ValueError: a prompt"
+    assert len(fault_of(ValueError("x" * 9999), with_message=True)) == 300
+
+
+def test_threat_19_the_process_is_given_no_keys_and_no_files_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of the working directory is not imported in place of the real one."""
+    monkeypatch.setenv("QUIRE_ACCESS__API_KEYS", "sk-zebra-canary-0123456789")
+    (tmp_path / "transformers.py").write_text("raise SystemExit('zebra')")
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "__init__.py").write_text("raise SystemExit('zebra')")
+    monkeypatch.chdir(tmp_path)
+    given: list[dict[str, Any]] = []
+    popen = subprocess.Popen
+
+    def noted(*arguments: Any, **how: Any) -> Any:
+        given.append(how)
+        return popen(*arguments, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    assert try_template(["x"], {}) == TemplateTrial("")
+    (how,) = given
+    assert set(how["env"]) <= set(KEPT_VARIABLES)
+    assert "zebra" not in str(how["env"])
+
+
+@pytest.mark.parametrize(
+    ("program", "fault", "ends"),
+    [
+        ("import sys; sys.exit(3)", "the process that tried it ended with 3", True),
+        (
+            "print('ready'); import sys; sys.exit(3)",
+            "the process that tried it ended with 3",
+            False,
+        ),
+        (
+            "import os; os.write(1, b'ready\\n'); os.kill(os.getpid(), 9)",
+            "the process that tried it ended with -9",
+            False,
+        ),
+        ("import sys, time; sys.stdin.read(); time.sleep(60)", "it takes more than 1 s", True),
+        (
+            "import sys, time; sys.stdin.read(); print('ready', flush=True); time.sleep(60)",
+            "it takes more than 2 s",
+            False,
+        ),
+    ],
+)
+def test_a_process_that_cannot_try_it_is_no_reason_not_to_use_it(
+    program: str, fault: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But one that ends in the middle is."""
+    popen = subprocess.Popen
+
+    def other(command: list[str], **how: Any) -> Any:
+        return popen([command[0], "-c", program], **how)
+
+    monkeypatch.setattr(subprocess, "Popen", other)
+    monkeypatch.setattr(template_trial, "START_LIMIT_S", 1.0 if "1 s" in fault else 20.0)
+    monkeypatch.setattr(template_trial, "LIMIT_S", 2.0)
+    assert try_template(["x" * 10**6], {}) == TemplateTrial(fault, ends)
+
+
+def test_the_process_says_when_it_begins_and_what_came_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[bytes] = []
+    ends: list[int] = []
+    given = json.dumps([["{{ raise_exception('no') }}"], {"eos_token": "x"}])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+    monkeypatch.setattr(os, "write", lambda _, text: said.append(text))
+    monkeypatch.setattr(os, "_exit", ends.append)
+    monkeypatch.delitem(sys.modules, template_trial.__name__)
+    runpy.run_module(template_trial.__name__, run_name="__main__")
+    assert said == [b"ready\n", b'"TemplateError in line 1: no"']
+    assert ends == [0]
