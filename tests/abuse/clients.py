@@ -69,10 +69,13 @@ class Ending:
 class Wire:
     """One connection, byte by byte."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened_s: float
+    ) -> None:
+        """opened_s: when the server cannot have known of it yet, by ``time.monotonic``."""
         self._reader = reader
         self._writer = writer
-        self._opened_s = time.monotonic()
+        self._opened_s = opened_s
         self.received = b""
 
     async def send(self, data: bytes) -> bool:
@@ -126,6 +129,7 @@ class Wire:
 @asynccontextmanager
 async def connected(port: int, *, small_buffer: bool = False) -> AsyncIterator[Wire]:
     """A connection to this machine. small_buffer: the system takes little of what is not read."""
+    opened_s = time.monotonic()
     connection = socket.socket()
     if small_buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
@@ -138,7 +142,7 @@ async def connected(port: int, *, small_buffer: bool = False) -> AsyncIterator[W
     limit = SMALL_BUFFER_BYTES if small_buffer else READ_BYTES
     reader, writer = await asyncio.open_connection(sock=connection, limit=limit)
     try:
-        yield Wire(reader, writer)
+        yield Wire(reader, writer, opened_s)
     finally:
         writer.transport.abort()
 

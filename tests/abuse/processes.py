@@ -146,6 +146,8 @@ class Clients:
         self._asks = asks
         self.begun = 0
         """Streams that have had a first event."""
+        self.complete = 0
+        """Requests that have been answered in full."""
 
     async def run(self) -> list[End]:
         """How each of them ended, in order."""
@@ -154,11 +156,13 @@ class Clients:
 
     async def _ask(self, ask: Ask) -> End:
         try:
-            return await (self._stream(ask) if ask.last else self._whole(ask))
+            end = await (self._stream(ask) if ask.last else self._whole(ask))
         except httpx2.ConnectError:
             return End.REFUSED
         except httpx2.TransportError:
             return End.CUT
+        self.complete += end is End.COMPLETE
+        return end
 
     async def _stream(self, ask: Ask) -> End:
         text = ""
