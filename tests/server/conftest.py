@@ -39,8 +39,9 @@ def shared_engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def engine(shared_engine: Engine) -> Engine:
-    """Nobody has told it what to say."""
+    """Nobody has told it what to say, and all that was asked before is counted."""
     shared_engine.script.clear()
+    shared_engine.rest()
     return shared_engine
 
 

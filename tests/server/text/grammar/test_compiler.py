@@ -131,10 +131,10 @@ async def test_compiling_has_a_time_limit_and_others_need_not_wait(
         return real(text, *others)
 
     monkeypatch.setattr(grammar_compiler, "compiled", slow)
-    made = compiler(tokenizer, replace(LIMITS, max_compile_s=0.2))
+    made = compiler(tokenizer, replace(LIMITS, max_compile_s=1.0))
     stuck = asyncio.create_task(made.compile(Wish(OutputFormat("choice", ["slow"]))))
     assert await made.compile(NUMBER) is not None
-    with pytest.raises(GrammarError, match=r"within 0\.2 s"):
+    with pytest.raises(GrammarError, match=r"within 1 s"):
         await stuck
     release.set()
     made.close()
