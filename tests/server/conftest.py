@@ -32,7 +32,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def shared_engine() -> Iterator[Engine]:
-    started = start_engine()
+    """A pause between two requests forgets no prefix."""
+    started = start_engine(prefix_keep_s=1000.0)
     yield started
     started.stop()
 
