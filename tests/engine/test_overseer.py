@@ -52,10 +52,10 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
         codes.append(code)
         ended.set()
 
-    stream = client.submit(tuple(range(50)), PARAMS)
-    waiting = client.submit(tuple(range(60)), PARAMS)
     gate.closed = True
     entered = gate.entered
+    stream = client.submit(tuple(range(50)), PARAMS)
+    waiting = client.submit(tuple(range(60)), PARAMS)
     await eventually(lambda: gate.entered > entered)
     with (tmp_path / "stacks").open("w+") as stacks, caplog.at_level(logging.CRITICAL):
         overseer = Overseer(client, watchdog_s=0.02, pressure=None, end=end, stacks=stacks)
@@ -140,6 +140,8 @@ async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> Non
         assert overseer.look()
         await stream.next_batch(WAIT_S)
     for _ in range(100):
+        # It looks itself now and then whether there is work.
+        await eventually(lambda: client.busy_since is None)
         clock.now += 1.0
         assert overseer.look(), "an engine without work does not hang"
     assert client.step_age_s < WAIT_S

@@ -32,7 +32,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODEL = "recall"
 OTHER_NAMES = ("org/alias", "/models/alias")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0  # of what would hang for ever
 POLL_S = 0.002
 Json = dict[str, Any]
 
