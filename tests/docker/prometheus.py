@@ -22,9 +22,9 @@ PROMETHEUS = TOOLS / "usr" / "bin" / "prometheus"
 PROMTOOL = TOOLS / "usr" / "bin" / "promtool"
 CONFIGURATION = DOCKER / "prometheus" / "prometheus.yml"
 SCRAPE_S = 1
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 20.0
-QUERY_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+QUERY_TIMEOUT_S = 60.0
 Series = list[dict[str, Any]]
 
 
