@@ -21,7 +21,7 @@ from tests.ports import HeldPort
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 180.0  # a model may have to be read from a disk
 STOP_TIMEOUT_S = 30.0
-REPLY_TIMEOUT_S = 10.0
+REPLY_TIMEOUT_S = 60.0
 POLL_S = 0.1
 LOG_LINES = 15
 
