@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 CHAT = "/v1/chat/completions"
@@ -30,6 +30,8 @@ class Ending:
     was_reset: bool = False
     open_still: bool = False
     """Whether the client had enough before the server had."""
+    sent_s: float = 0.0
+    """Seconds from then until all was handed over, of a client that asks once."""
 
     @property
     def status(self) -> int | None:
@@ -257,7 +259,8 @@ async def one_of_many(port: int, data: bytes, timeout_s: float = GIVE_UP_S) -> E
     try:
         async with connected(port) as wire:
             await wire.send(data)
-            return await wire.ending(timeout_s)
+            sent_s = time.monotonic() - opened_s
+            return replace(await wire.ending(timeout_s), sent_s=sent_s)
     except OSError:
         return Ending(b"", time.monotonic() - opened_s, was_reset=True)
 
