@@ -13,7 +13,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve test check lint types imports coverage covered-server covered-rest bench \
-  soak abuse threats simulate structured clients page native arm64 roofline metal metal-lint \
+  soak abuse threats simulate repeat structured clients page native arm64 roofline metal metal-lint \
   metal-kernels metal-core metal-graph metal-cross mac-wheels docker docker-root boards lock demo clean
 
 help:
@@ -69,6 +69,9 @@ soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
 
 simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine on a machine of faults
 	$(BIN)/python -m tests.simulation $(SIM)
+
+repeat: $(VENV)/.dev  ## parts of these gates again and again, the second half beside a load
+	$(BIN)/python -m tests.repeat $(REPEAT)
 
 structured: $(VENV)/.dev  ## 1500 answers of random models that must satisfy schemas and tools
 	$(BIN)/python -m tests.structured $(STRUCTURED)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 IDLE_POLL_S = 0.1
 # A plan may be empty although sequences wait for memory that is on its way back.
 STALLED_POLL_S = 0.001
-# Snapshots for metrics are not made more often.
+# Snapshots for metrics are made this often, and in every step that begins requests.
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
 Emit = Callable[[list[TokenEvent]], None]
@@ -96,6 +96,9 @@ class EngineLoop:
         events += self._land(most)
         ahead = len(self._flights) > 0
         plan = self._scheduler.schedule(ahead=ahead)
+        if plan.begun:
+            # If this step hangs, these are the figures that are shown.
+            self.stats = self._snapshot()
         if plan.entries:
             self._flights.begin(plan)
         events += self._judged(self._scheduler.refuse(plan.refused))

@@ -3,9 +3,26 @@
 import gc
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.models import write_model
+
+# One run is like another, however busy the machine.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """MLX draws the same in every run."""
+    mx.random.seed(0)
 
 
 @pytest.fixture(scope="session")

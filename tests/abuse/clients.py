@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 CHAT = "/v1/chat/completions"
@@ -30,6 +30,8 @@ class Ending:
     was_reset: bool = False
     open_still: bool = False
     """Whether the client had enough before the server had."""
+    sent_s: float = 0.0
+    """Seconds from then until all was handed over, of a client that asks once."""
 
     @property
     def status(self) -> int | None:
@@ -69,10 +71,13 @@ class Ending:
 class Wire:
     """One connection, byte by byte."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened_s: float
+    ) -> None:
+        """opened_s: when the server cannot have known of it yet, by ``time.monotonic``."""
         self._reader = reader
         self._writer = writer
-        self._opened_s = time.monotonic()
+        self._opened_s = opened_s
         self.received = b""
 
     async def send(self, data: bytes) -> bool:
@@ -126,6 +131,7 @@ class Wire:
 @asynccontextmanager
 async def connected(port: int, *, small_buffer: bool = False) -> AsyncIterator[Wire]:
     """A connection to this machine. small_buffer: the system takes little of what is not read."""
+    opened_s = time.monotonic()
     connection = socket.socket()
     if small_buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
@@ -138,7 +144,7 @@ async def connected(port: int, *, small_buffer: bool = False) -> AsyncIterator[W
         connection.close()
         raise
     try:
-        yield Wire(reader, writer)
+        yield Wire(reader, writer, opened_s)
     finally:
         writer.transport.abort()
 
@@ -253,7 +259,8 @@ async def one_of_many(port: int, data: bytes, timeout_s: float = GIVE_UP_S) -> E
     try:
         async with connected(port) as wire:
             await wire.send(data)
-            return await wire.ending(timeout_s)
+            sent_s = time.monotonic() - opened_s
+            return replace(await wire.ending(timeout_s), sent_s=sent_s)
     except OSError:
         return Ending(b"", time.monotonic() - opened_s, was_reset=True)
 

@@ -28,7 +28,7 @@ SIZE = 1000
 STREAMS = 16
 FEW_STREAMS = 4
 CALM_S = 5.0
-MAX_CROWD_S = 120.0
+MAX_CROWD_S = 600.0  # of one that is left hanging
 MAX_RATIO = 2.0
 # Steps take in prompts up to a time, which is many times that of very short steps: who gets a token
 # this often reads on without noticing.

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 
 from tests.clients.servers import QUIRE
 
@@ -89,22 +89,14 @@ def serving(
         process.kill()
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def until_healthy(http: httpx2.Client) -> None:
-    """Waits for a server that says nothing of its start."""
+def port_of(process: psutil.Process) -> int:
+    """Where a server listens, as soon as it does: its log may say so to nobody."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        try:
-            assert http.get("/health").status_code == 200
-        except httpx2.ConnectError:
-            time.sleep(0.05)
-        else:
-            return
+        for connection in process.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN:
+                return int(connection.laddr.port)
+        time.sleep(0.05)
     raise AssertionError("it does not start")
 
 
@@ -166,6 +158,8 @@ class Clients:
         self._asks = asks
         self.begun = 0
         """Streams that have had a first event."""
+        self.complete = 0
+        """Requests that have been answered in full."""
 
     async def run(self) -> list[End]:
         """How each of them ended, in order."""
@@ -174,11 +168,13 @@ class Clients:
 
     async def _ask(self, ask: Ask) -> End:
         try:
-            return await (self._stream(ask) if ask.last else self._whole(ask))
+            end = await (self._stream(ask) if ask.last else self._whole(ask))
         except httpx2.ConnectError:
             return End.REFUSED
         except httpx2.TransportError:
             return End.CUT
+        self.complete += end is End.COMPLETE
+        return end
 
     async def _stream(self, ask: Ask) -> End:
         text = ""

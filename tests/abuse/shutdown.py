@@ -21,6 +21,7 @@ MODEL = Path(__file__).parents[2] / "configs/demo/model"
 LIMITS = ("--kv-budget", "512MiB", "--max-num-seqs", "24")
 LONG_TOKENS, SHORT_TOKENS = 8000, 60
 # What the end takes beyond the drain: last words, the engine's running step, the end of its memory.
+# On a busy machine, as long as the start: that is more work.
 MARGIN_S = 8.0
 
 
@@ -31,6 +32,8 @@ class Round:
     streams: Counter[End]
     whole: Counter[End]
     exit_code: int
+    start_s: float
+    """Until the server said where it listens."""
     seconds: float
     """From the signal to the exit."""
 
@@ -46,7 +49,8 @@ class Round:
         bad = sum(
             ends[end] for ends in (self.streams, self.whole) for end in (End.CUT, End.REFUSED)
         )
-        return not bad and self.exit_code == 0 and self.seconds <= drain_s + MARGIN_S
+        in_time = self.seconds <= drain_s + max(MARGIN_S, self.start_s)
+        return not bad and self.exit_code == 0 and in_time
 
 
 async def run_round(model: Path, num_streams: int, num_whole: int, drain_s: int) -> Round:
@@ -58,7 +62,9 @@ async def run_round(model: Path, num_streams: int, num_whole: int, drain_s: int)
     ]
     asks: list[Ask] = list(islice(cycle(kinds), num_streams))
     asks += list(islice(cycle([whole(ask) for ask in kinds]), num_whole))
+    starting = time.monotonic()
     with serving(model, *LIMITS, "--set", f"server.drain_s={drain_s}") as server:
+        start_s = time.monotonic() - starting
         clients = Clients(server.url, asks)
         running = asyncio.ensure_future(clients.run())
         await until_begun(clients, num_streams)
@@ -67,7 +73,8 @@ async def run_round(model: Path, num_streams: int, num_whole: int, drain_s: int)
         ends = await running
         code = await asyncio.to_thread(server.wait)
         seconds = time.monotonic() - began
-    return Round(Counter(ends[:num_streams]), Counter(ends[num_streams:]), code, seconds)
+    streamed, others = Counter(ends[:num_streams]), Counter(ends[num_streams:])
+    return Round(streamed, others, code, start_s, seconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,8 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "configs" / "demo" / "model"
 MIB = 1024**2
 HEAP_BYTES = 4 * MIB
+RECEIVE_S = 1.0
 SETTINGS = {
-    "limits.max_receive_s": 1.0,
+    "limits.max_receive_s": RECEIVE_S,
     "limits.max_reader_stall_s": 1.5,
     "limits.max_connections": 128,
     "limits.max_queued_requests": 24,
@@ -93,6 +94,18 @@ class Rest:
         return found
 
 
+def cut_off_late(closed_s: Sequence[float], refused_s: Sequence[float]) -> list[str]:
+    """What must not be of those who were cut off without a word, which is less work than to refuse
+    somebody with words. Seconds that each took on this machine."""
+    at_once_s = max([AT_ONCE_S, *refused_s])
+    late = [seconds for seconds in closed_s if seconds > at_once_s]
+    if not late:
+        return []
+    return [
+        f"{len(late)} honest clients were cut off without a word, after up to {max(late):.1f} s"
+    ]
+
+
 @dataclass
 class Soak:
     """One server and all its clients."""
@@ -103,6 +116,10 @@ class Soak:
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     rests: list[Rest] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
+    """What refusals of the running round took."""
+    closed_s: list[float] = field(default_factory=list)
+    """What it took to be cut off without a word."""
 
     async def run(self, minutes: float) -> None:
         """Rounds and rests, until the time has passed."""
@@ -121,6 +138,8 @@ class Soak:
             *(repeat(self._honest) for _ in range(HONEST)),
             *(repeat(self._rude) for _ in range(RUDE)),
         )
+        self.problems += cut_off_late(self.closed_s, self.refused_s)
+        self.refused_s, self.closed_s = [], []
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -138,10 +157,14 @@ class Soak:
         )
         ending = await clients.one_of_many(self.port, data, ANSWER_LIMIT_S)
         self._count("honest", ending)
-        if (ending.status in (429, 503) and ending.header("Retry-After")) or (
-            ending.status is None and ending.seconds < AT_ONCE_S
-        ):
+        if ending.status in (429, 503) and ending.header("Retry-After"):
+            self.refused_s.append(ending.seconds)
             await asyncio.sleep(0.2)
+        elif ending.status is None and not ending.open_still:
+            self.closed_s.append(ending.seconds)
+            await asyncio.sleep(0.2)
+        elif ending.status == 408 and ending.sent_s > RECEIVE_S:
+            self.outcomes["honest: slow itself"] += 1
         elif ending.status != 200:
             self.problems.append(f"an honest client was given {ending.outcome}")
         elif (b"data: [DONE]" if stream else b'"finish_reason"') not in ending.body:

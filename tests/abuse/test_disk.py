@@ -8,9 +8,10 @@ import textwrap
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
-from tests.abuse.processes import END_LIMIT_S, SMALL, free_port, until_healthy
+from tests.abuse.processes import END_LIMIT_S, SMALL, port_of
 from tests.clients.servers import QUIRE
 from tests.server.harness import CHAT, chat
 
@@ -33,14 +34,13 @@ def run(program: str, *arguments: str) -> str:
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no file that is always full")
 def test_fault_17_a_log_that_cannot_be_written_ends_nothing(tiny_model: Path) -> None:
-    port = free_port()
     with FULL.open("w") as full:
         server = subprocess.Popen(
-            [QUIRE, "serve", tiny_model, "--port", str(port), *SMALL], stdout=full, stderr=full
+            [QUIRE, "serve", tiny_model, "--port", "0", *SMALL], stdout=full, stderr=full
         )
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=END_LIMIT_S) as http:
-            until_healthy(http)
+        url = f"http://127.0.0.1:{port_of(psutil.Process(server.pid))}"
+        with httpx2.Client(base_url=url, timeout=END_LIMIT_S) as http:
             assert http.post(CHAT, json=chat(max_tokens=5)).status_code == 200
         server.send_signal(signal.SIGTERM)
         assert server.wait(END_LIMIT_S) == 0
@@ -102,18 +102,17 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
         from server.assembly import serve_model
 
         def ask():
-            import httpx2
-            from tests.abuse.processes import until_healthy
+            import httpx2, psutil
+            from tests.abuse.processes import port_of
             from tests.server.harness import CHAT, chat
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as http:
-                until_healthy(http)
+            url = f"http://127.0.0.1:{port_of(psutil.Process())}"
+            with httpx2.Client(base_url=url, timeout=30.0) as http:
                 print(http.post(CHAT, json=chat(max_tokens=5)).status_code)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        port = int(sys.argv[2])
         threading.Thread(target=ask).start()
-        serve_model(sys.argv[1], None, {"server": {"port": port}, "cache": {"kv_budget": "16MiB"}})
+        serve_model(sys.argv[1], None, {"server": {"port": 0}, "cache": {"kv_budget": "16MiB"}})
         print([path for path in written if not path.startswith("/dev/")], flush=True)
         os._exit(0)
     """
-    assert run(program, str(tiny_model), str(free_port())) == "200\n[]\n"
+    assert run(program, str(tiny_model)) == "200\n[]\n"

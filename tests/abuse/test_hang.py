@@ -30,7 +30,7 @@ main()
 
 def test_fault_10_a_process_whose_device_hangs_says_where_and_ends_with_1(tiny_model: Path) -> None:
     quire = (sys.executable, "-c", HANGING)
-    with serving(tiny_model, *SMALL, "--set", "engine.watchdog_s=0.5", quire=quire) as server:
+    with serving(tiny_model, *SMALL, "--set", "engine.watchdog_s=2", quire=quire) as server:
         body = chat("secret words", max_tokens=300, stream=True, logit_bias={"7": 100})
         with httpx2.stream("POST", server.url + CHAT, json=body, timeout=END_LIMIT_S) as response:
             text = "".join(response.iter_text())

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -140,11 +141,13 @@ async def test_threat_05_who_does_not_ask_keeps_nobody_out(tokenizer: Tokenizer)
 
 
 async def test_threat_05_a_long_answer_is_no_slow_request(tokenizer: Tokenizer) -> None:
-    async with abused(tokenizer, limits(max_receive_s=SOON_S, keep_alive_s=1)) as server:
+    # As long as a busy machine may take for what is sent at once.
+    receive_s = 1.0
+    async with abused(tokenizer, limits(max_receive_s=receive_s, keep_alive_s=1)) as server:
         server.engine.gate.closed = True
         async with connected(server.port) as wire:
             await wire.send(chat_request(max_tokens=2))
-            await asyncio.sleep(3 * SOON_S)
+            await asyncio.sleep(1.5 * receive_s)
             server.engine.gate.open()
             assert b"200 OK" in await wire.read_until(b"usage")
             # The connection may be used again, and has its time again.
@@ -288,8 +291,15 @@ async def test_json_goes_by_several_names(http: Any, kind: str) -> None:
 
 
 async def test_threat_09_a_prompt_of_a_million_tokens_is_refused_while_others_go_on(
-    http: Any, app: Any
+    http: Any, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    encode = Tokenizer._encode
+
+    def short(self: Tokenizer, text: str, *how: Any) -> Any:
+        assert len(text) < 1_000_000, "all of it was encoded"
+        return encode(self, text, *how)
+
+    monkeypatch.setattr(Tokenizer, "_encode", short)
     stream = Connection(app, CHAT, chat(stream=True, max_tokens=-1))
     await stream.begins()
     million = [
@@ -300,11 +310,12 @@ async def test_threat_09_a_prompt_of_a_million_tokens_is_refused_while_others_go
     ]
     for path, body, code in million:
         content = json.dumps(body)
-        started_s = asyncio.get_running_loop().time()
+        # What it costs the event loop; how long that takes is the machine's affair.
+        started_s = time.thread_time()
         response = await http.post(path, content=content)
         assert response.status_code == 400
         assert response.json()["error"]["code"] == code
-        assert asyncio.get_running_loop().time() - started_s < 1.0
+        assert time.thread_time() - started_s < 1.0
     await stream.end()
     assert stream.body.endswith(b"data: [DONE]\n\n")
 
@@ -334,7 +345,8 @@ async def test_threat_10_while_a_text_is_encoded_the_server_goes_on(
 
 
 async def test_threat_11_of_a_crowd_everybody_gets_an_outcome(tokenizer: Tokenizer) -> None:
-    settings = limits(max_connections=24, max_queued_requests=4, keep_alive_s=1)
+    # Nobody's place becomes free before all have come.
+    settings = limits(max_connections=24, max_queued_requests=4, keep_alive_s=60)
     async with abused(tokenizer, settings, max_num_seqs=2, max_queue=4) as server:
         server.engine.gate.closed = True
         async with connected(server.port) as honest:
@@ -345,8 +357,10 @@ async def test_threat_11_of_a_crowd_everybody_gets_an_outcome(tokenizer: Tokeniz
             await eventually(lambda: server.refused("connections") == size + 1 - 24)
             await eventually(lambda: server.refused("queue_full") == 24 - 6)
             server.engine.gate.open()
-            endings = await arriving
             assert b"[DONE]" in await honest.read_until(b"[DONE]")
+            await eventually(lambda: not server.server.server_state.tasks)
+            server.server.should_exit = True  # which closes the connections
+            endings = await arriving
         statuses = [ending.status for ending in endings]
         assert statuses.count(200) == 5
         assert statuses.count(429) == 18

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,11 +16,12 @@ from typing import IO, Protocol
 from tests.bench.launch import PRODUCTS
 from tests.bench.load import Target
 from tests.bench.programs import HOST, Program, Startable, named
+from tests.ports import HeldPort
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 180.0  # a model may have to be read from a disk
 STOP_TIMEOUT_S = 30.0
-REPLY_TIMEOUT_S = 10.0
+REPLY_TIMEOUT_S = 60.0
 POLL_S = 0.1
 LOG_LINES = 15
 
@@ -89,7 +89,8 @@ class Server:
         self.program = program
         self.label = program.label
         self.has_our_model = isinstance(program, Program)
-        self.port = _free_port()
+        self._held = HeldPort()
+        self.port = self._held.number
         self.target = Target.of(f"http://{HOST}:{self.port}/v1", program.model or "")
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by stop()
         self._process = subprocess.Popen(
@@ -165,6 +166,7 @@ class Server:
                 self._process.wait(STOP_TIMEOUT_S)
         if self._process.stdin is not None:
             self._process.stdin.close()
+        self._held.close()
 
     def _check_products(self) -> None:
         """A comparison where one side multiplies with another BLAS would say nothing."""
@@ -181,13 +183,6 @@ class Server:
             time.sleep(POLL_S)
         if int(found[1]) == 0:
             raise BrokenError(f"{self.program.label} does not multiply with the fast BLAS")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _healthy(port: int) -> bool:

@@ -43,7 +43,8 @@ def test_what_is_mlxs_own_is_no_work_of_the_host() -> None:
 
 def test_a_server_is_measured_from_outside_and_inside(tmp_path: Path) -> None:
     model = write_endless_model(tmp_path / "model", SERVING)
-    medians = measure(model, streams=2, tokens=60, overlap=True)
+    # So many that the second one comes while the first one is answered, however busy the machine.
+    medians = measure(model, streams=2, tokens=1500, overlap=True)
     for name in (*MLX, STEP, TURN, "schedule", "commit", "encode", "tokens per second"):
         assert medians[name] > 0, name
     assert 0 < outside_mlx(medians) < medians[STEP] + medians[TURN]

@@ -1,4 +1,5 @@
 import ctypes
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from tests.bench.limits import MachineLimits, ReadProbe, library, measure_limits
 from tests.bench.peers import BrokenError
 
 MIB = 1024**2
+PATIENCE_S = 60.0
 MULTIPLIER = 0x9E3779B97F4A7C15
 
 
@@ -43,13 +45,20 @@ def test_bandwidth_is_of_the_fastest_way_and_slow_ways_are_given_up(
         assert asked == [1, 2], "0.3 is near enough to be the best another time"
 
 
+def plausible(found: MachineLimits) -> bool:
+    """Whether these are figures per second, of any machine that is not all taken up by others."""
+    rates = (found.read_bytes, found.float32_flop, found.product_flop)
+    return min(rates) > 1e8 and (found.bfloat16_flop == 0 or found.bfloat16_flop > 1e8)
+
+
 def test_a_machine_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MEMORY_BYTES", 2 * MIB)
     monkeypatch.setattr(limits, "ARITHMETIC_S", 0.01)
     monkeypatch.setattr(limits, "MATRIX_SIZE", 64)
-    found = measure_limits(threads=2, passes=1)
-    assert min(found.read_bytes, found.float32_flop, found.product_flop) > 1e8
-    assert found.bfloat16_flop == 0 or found.bfloat16_flop > 1e8
+    deadline_s = time.monotonic() + PATIENCE_S
+    # What others do on the machine can only slow it down.
+    while not plausible(found := measure_limits(threads=2, passes=1)):
+        assert time.monotonic() < deadline_s, found
     assert product_flop_per_s(32) > 0
 
 

@@ -318,9 +318,13 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_grace")
 async def test_an_answer_that_does_not_come_is_given_up_when_the_time_is_over() -> None:
     async with serving(never) as (_, target):
-        result = await run_load(target, a_load(streams=2, requests=50, time_limit_s=0.2))
-    assert result.errors == ["no end within 0 s"] * 2, "no request begins after the limit"
-    assert all(answer.ended_s - answer.started_s >= 0.2 for answer in result.answers)
+        began_s = time.perf_counter()
+        result = await run_load(target, a_load(streams=2, requests=50, time_limit_s=1.0))
+    assert len(result.answers) == 2, "no request begins after the limit"
+    for answer in result.answers:
+        assert answer.error is not None
+        assert answer.error.startswith("no end within ")
+        assert answer.ended_s >= began_s + 1.0
 
 
 @pytest.mark.usefixtures("no_grace")
@@ -330,8 +334,9 @@ async def test_an_answer_that_stalls_keeps_what_it_has_given() -> None:
         await never(reader, writer)
 
     async with serving(script) as (_, target):
-        result = await run_load(target, a_load(time_limit_s=0.2))
-    assert result.errors == ["no end within 0 s"]
+        result = await run_load(target, a_load(time_limit_s=1.0))
+    (error,) = result.errors
+    assert error.startswith("no end within ")
     assert len(result.ttfts_s) == 1
 
 

@@ -12,7 +12,7 @@ import httpx2
 
 BURST = 24
 BURST_EVERY_S = 4.0
-REQUEST_TIMEOUT_S = 30.0
+REQUEST_TIMEOUT_S = 120.0
 SEED = 6
 SYSTEM = "You answer questions about quire, an inference server. " * 12
 QUESTIONS = ("What is quire?", "What is a sparse buffer?", "What is a block?", "How do I start?")

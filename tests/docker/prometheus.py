@@ -3,12 +3,11 @@
 import http.client
 import json
 import math
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,15 +15,16 @@ from urllib.parse import urlencode
 import yaml  # type: ignore[import-untyped]
 
 from tests.docker.boards import DOCKER, ROOT
+from tests.ports import HeldPort
 
 TOOLS = ROOT / "build" / "docker" / "tools"
 PROMETHEUS = TOOLS / "usr" / "bin" / "prometheus"
 PROMTOOL = TOOLS / "usr" / "bin" / "promtool"
 CONFIGURATION = DOCKER / "prometheus" / "prometheus.yml"
 SCRAPE_S = 1
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 20.0
-QUERY_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+QUERY_TIMEOUT_S = 60.0
 Series = list[dict[str, Any]]
 
 
@@ -117,8 +117,8 @@ def configuration(quire: str, own_port: int, folder: Path, scrape_key: str) -> d
 @contextmanager
 def scraping(quire: str, scrape_key: str) -> Iterator[Prometheus]:
     """One that scrapes a quire. Raises AssertionError where it does not start."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, port = Path(name), free_port()
+    with tempfile.TemporaryDirectory() as name, closing(HeldPort()) as held:
+        folder, port = Path(name), held.number
         file = folder / "prometheus.yml"
         file.write_text(yaml.safe_dump(configuration(quire, port, folder, scrape_key)))
         options = [
@@ -143,11 +143,3 @@ def scraping(quire: str, scrape_key: str) -> Iterator[Prometheus]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(STOP_TIMEOUT_S)
-
-
-def free_port() -> int:
-    """One that nobody had a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

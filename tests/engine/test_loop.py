@@ -321,6 +321,26 @@ def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.Mon
     assert loop.busy_since is None
 
 
+def test_fault_10_a_step_that_hangs_is_counted_with_all_whom_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = recall_loop(Answers.empty())
+    loop._clock = Clock()  # stands still: the next figures are never due
+    begin, seen = loop._runner.begin, []
+
+    def watched(plan: StepPlan, *, ahead: bool) -> RunningStep:
+        seen.append((loop.stats.running, loop.stats.waiting))
+        return begin(plan, ahead=ahead)
+
+    monkeypatch.setattr(loop._runner, "begin", watched)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 3))
+    loop.step()
+    for number in range(2, 12):
+        loop.mailbox.put(greedy(number, [number, 2, 3], 3))
+    loop.step()
+    assert seen == [(1, 0), (8, 3)], "of 11, and there are 8 places"
+
+
 def test_fault_10_who_waits_for_memory_that_never_comes_back_counts_as_a_step_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

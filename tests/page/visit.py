@@ -7,36 +7,53 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.clients.servers import QUIRE, serving
 from tests.page.environment import BUILT
 
 WIDE = {"width": 1440, "height": 960}
 NARROW = {"width": 390, "height": 844}
-TIMEOUT_MS = 15_000
+TIMEOUT_MS = 60_000
 DEMO = ("configs/demo/model", "--port", "0", "--served-model-name", "quire-demo")
+# The command with steps that take so long that no answer to 3000 tokens ends while it is looked at.
+SLOW = """
+import time
+import metal_ext
+import engine.runner
+from server.cli import main
+
+sample = engine.runner.sample
+
+def slow(*arguments):
+    time.sleep(0.05)
+    return sample(*arguments)
+
+engine.runner.sample = slow
+main()
+"""
 SMALL = ("--kv-budget", "32MiB", "--heap-size", "2MiB", "--max-num-seqs", "3")
 KEY = "sk-0123456789abcdef"
 FULL_AT_ONCE = ("--set", "limits.max_queued_requests=0")
 
 
 class Browser:
-    """Chromium, and the three servers that pages come from."""
+    """Chromium, and the four servers that pages come from."""
 
     def __init__(self, program: Path) -> None:
         self._program = program
         self._stack = ExitStack()
 
     def __enter__(self) -> "Browser":
-        self.demo, _ = self._stack.enter_context(
-            serving(QUIRE, "serve", *DEMO, *SMALL, *FULL_AT_ONCE)
-        )
+        self.demo, _ = self._stack.enter_context(serving(QUIRE, "serve", *DEMO, *SMALL))
+        slow = (sys.executable, "-c", SLOW, "serve", *DEMO, *SMALL, *FULL_AT_ONCE)
+        self.slow, _ = self._stack.enter_context(serving(*slow))
         locked = ("--set", f"access.api_keys={KEY}")
         self.locked, _ = self._stack.enter_context(serving(QUIRE, "serve", *DEMO, *SMALL, *locked))
         parrot = (sys.executable, "-m", "tests.clients.parrot")
         self.parrot, _ = self._stack.enter_context(serving(*parrot))
         playwright = self._stack.enter_context(sync_playwright())
+        expect.set_options(timeout=TIMEOUT_MS)
         # In a container the sandbox of the browser's own cannot be made.
         self._browser = playwright.chromium.launch(
             executable_path=str(self._program), args=["--no-sandbox"]

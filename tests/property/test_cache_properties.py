@@ -226,9 +226,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert stats.committed_bytes <= self.group.heap_bytes
 
 
-CacheMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True
-)
+CacheMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestCache = CacheMachine.TestCase
 
 

@@ -20,7 +20,7 @@ WORKERS = {
 }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(KINDS),
     full_panels=st.lists(st.integers(1, 5), max_size=2),

@@ -181,8 +181,6 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 for machine in (PoolMachine, IndexMachine):
-    machine.TestCase.settings = settings(
-        max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-    )
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestPool = PoolMachine.TestCase
 TestIndex = IndexMachine.TestCase

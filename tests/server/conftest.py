@@ -42,15 +42,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def shared_engine() -> Iterator[Engine]:
-    started = start_engine()
+    """A pause between two requests forgets no prefix."""
+    started = start_engine(prefix_keep_s=1000.0)
     yield started
     started.stop()
 
 
 @pytest.fixture
 def engine(shared_engine: Engine) -> Engine:
-    """Nobody has told it what to say."""
+    """Nobody has told it what to say, and all that was asked before is counted."""
     shared_engine.script.clear()
+    shared_engine.rest()
     return shared_engine
 
 

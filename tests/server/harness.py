@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODEL = "recall"
 OTHER_NAMES = ("org/alias", "/models/alias")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0  # of what would hang for ever
 POLL_S = 0.002
 Json = dict[str, Any]
 
@@ -107,6 +108,14 @@ class Engine:
     client: EngineClient
     gate: Gate
     script: list[int]
+
+    def rest(self) -> None:
+        """Waits until the figures are of an engine without requests: they are made after the last
+        event of a request has been sent."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (stats := self.client.stats).running + stats.waiting:
+            assert time.monotonic() < deadline, "somebody is still there"
+            time.sleep(POLL_S)
 
     async def step(self) -> None:
         """Lets the step that waits at the gate run, until the next one waits there."""

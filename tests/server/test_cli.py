@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from server import assembly
 from server.cli import main
 from server.faults import EngineError
-from tests.abuse.processes import free_port, until_healthy
+from tests.abuse.processes import port_of
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
@@ -490,12 +491,11 @@ def test_a_process_needs_none_of_its_standard_streams(closed: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_what_serves_with_all_streams_closed_puts_nothing_in_their_place(tiny_model: Path) -> None:
-    port = free_port()
-    command = [QUIRE, "serve", str(tiny_model), *SMALL, "--port", str(port)]
+    command = [QUIRE, "serve", str(tiny_model), *SMALL, "--port", "0"]
     server = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
-            until_healthy(http)
+        url = f"http://127.0.0.1:{port_of(psutil.Process(server.pid))}"
+        with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
             assert http.post(CHAT, json=chat(max_tokens=5)).status_code == 200
         numbers = [Path(f"/proc/{server.pid}/fd/{number}") for number in range(3)]
         assert [os.readlink(number) for number in numbers] == [os.devnull] * 3

@@ -16,7 +16,7 @@ from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed
 from tests.server.streams import Batches, PreparedStream, fault, prepared, said
 
-PING_S = 1.0
+PING_S = 1000.0  # silence is prepared
 # From this version on servers refuse a write instead of telling that the client has left.
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
 HEADING = Heading("id-1", 1, "model")

@@ -12,7 +12,7 @@ from kvcache.canary.run import KERNELS, SUBSTRATE, run_program, run_trial
 from kvcache.substrates import Substrate
 from tests.metal_ext.programs import output_of
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 BEGIN = "import sys; print('canary begins: map', file=sys.stderr, flush=True); "
 
 
@@ -42,9 +42,11 @@ def test_a_crash_is_a_result_that_names_the_signal_and_the_step() -> None:
 
 def test_a_hang_is_a_result_and_the_process_is_ended() -> None:
     started = time.monotonic()
-    report = report_of(BEGIN + "import time; time.sleep(600)", limit_s=1.0)
-    assert report.fault == "it took over 1 s, in the step 'map'"
-    assert time.monotonic() - started < 10
+    # A shell has begun long before an interpreter would.
+    hanging = ["sh", "-c", "echo 'canary begins: map' >&2; exec sleep 600"]
+    report = run_program(hanging, limit_s=2.0)
+    assert report.fault == "it took over 2 s, in the step 'map'"
+    assert time.monotonic() - started < LIMIT_S
 
 
 def test_a_process_that_does_not_even_end_when_it_is_killed_is_left_behind(

@@ -69,6 +69,17 @@ TEST("what was never started cannot be abandoned, and what was signalled was sta
   }));
 }
 
+TEST("a wait looks at the device once, even when its time has passed before it came to that") {
+  Clock clock;
+  Epochs& epochs = clock.epochs;
+  epochs.start();
+  clock.machine.while_waiting([&] { epochs.event()->setSignaledValue(1); });
+  CHECK(epochs.wait(1, milliseconds(0)));
+  epochs.start();
+  clock.machine.while_waiting([&] { epochs.abandon(2); });
+  CHECK(epochs.wait(2, milliseconds(0)));
+}
+
 TEST("threads that wait for an epoch go on when it is abandoned") {
   Clock clock;
   Epochs& epochs = clock.epochs;

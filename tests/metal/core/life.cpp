@@ -57,10 +57,11 @@ Life::Deeds Life::live() {
       check_at_rest(sequence);
     }
   }
-  if (!options_.threads) {  // what is left to do may wait for a step that fails meanwhile
-    bench_.machine.while_waiting([this] { notice(); });
-  }
+  // What is left to do may wait for a step that fails meanwhile. Hands of one thread wait inside of
+  // work().
+  bench_.machine.while_waiting([this] { notice(); });
   while (hands_->work()) {
+    notice();
   }
   bench_.machine.while_waiting(nullptr);
   CHECK_CASE(hands_->failure().empty(), hands_->failure());

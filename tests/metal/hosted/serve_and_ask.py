@@ -9,13 +9,14 @@ The exit code is 0 when the server became ready, answered twice the same, and en
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 
 from tests.metal.hosted.device import lacks, may_refuse_kernels
+from tests.ports import HeldPort
 
 READY_S = 180.0
 ANSWER_S = 120.0
@@ -27,13 +28,6 @@ QUESTION = {
     "temperature": 0,
     "max_tokens": 48,
 }
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def get(url: str, body: object = None, timeout_s: float = 5.0) -> bytes:
@@ -80,9 +74,13 @@ def excuse(kind: str) -> str:
 
 def serve_and_ask(command: list[str], excused: str = "") -> int:
     """The exit code. excused: why the server may say that its settings cannot work here."""
-    port = free_port()
+    with closing(HeldPort()) as held:
+        return _serve_and_ask([*command, "--port", str(held.number)], held.number, excused)
+
+
+def _serve_and_ask(command: list[str], port: int, excused: str) -> int:
     url = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen([*command, "--port", str(port)])
+    server = subprocess.Popen(command)
     try:
         wait_until_ready(server, url)
         first, second = ask(url), ask(url)

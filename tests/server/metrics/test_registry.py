@@ -142,7 +142,8 @@ async def test_fault_27_metrics_show_what_the_pool_counts(tokenizer: Tokenizer) 
         # The next step waits at the gate; nothing else runs on the engine's thread, so that what
         # stands after its last one can be counted from here.
         loop.stats = loop._snapshot()
-        counted, samples = kv.stats(), await scrape(http)
+        counted, samples = loop.stats.kv, await scrape(http)
+        assert counted is not None
         parts = ("capacity", "free", "live", "partial_tail", "mapped_ahead", "cached")
         for part in (*parts, "quarantined", "free_slack", "committed", "shared_saved", "block"):
             assert pool(samples, part) == getattr(counted, f"{part}_bytes"), part

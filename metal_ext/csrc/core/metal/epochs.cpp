@@ -50,10 +50,10 @@ bool Epochs::wait(uint64_t epoch, std::chrono::nanoseconds timeout) const {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (completed() < epoch) {
     const auto left = deadline - std::chrono::steady_clock::now();
-    if (left <= left.zero()) {
-      return false;
-    }
     wait_for_value(event_.get(), epoch, std::min<std::chrono::nanoseconds>(left, kLookAgain));
+    if (left <= left.zero()) {
+      return completed() >= epoch;
+    }
   }
   return true;
 }
@@ -72,13 +72,16 @@ void Epochs::abandon(uint64_t epoch) {
 bool Epochs::while_idle(
     std::chrono::nanoseconds timeout, const std::function<void()>& body) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  while (wait(newest(), deadline - std::chrono::steady_clock::now())) {
+  do {
+    if (!wait(newest(), deadline - std::chrono::steady_clock::now())) {
+      return false;
+    }
     const std::lock_guard lock(mutex_);
     if (completed_locked() == started_) {
       body();
       return true;
     }
-  }
+  } while (std::chrono::steady_clock::now() < deadline);
   return false;
 }
 

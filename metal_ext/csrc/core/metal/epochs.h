@@ -24,7 +24,7 @@ class Epochs {
   MTL::SharedEvent* event() const { return event_.get(); }
   // All epochs up to this one are complete.
   uint64_t completed() const;
-  // False when the time passed first.
+  // False when the time passed first. Looks once at least: this thread may not have run meanwhile.
   bool wait(uint64_t epoch, std::chrono::nanoseconds timeout) const;
   // The step failed and nothing of it runs any more: counts as complete. Throws std::logic_error
   // for an epoch that was never started.
