@@ -2,7 +2,8 @@
 
 Without ``--minutes`` a fixed sample of the families is sent; with them as many as there is time
 for, and then random mixtures. Ends with 1 where something was found. A finding is printed with its
-family and size, which ``--replay`` sends again.
+family and size, which ``--replay`` sends again. A model that makes vectors has no streams: ``--set
+engine.task=embed --streams 0 --only /v1/embeddings``.
 """
 
 import argparse
