@@ -30,6 +30,7 @@ GATES = {
     "metal-graph": "make metal-graph",
     "soak": "make soak",
     "abuse": "make abuse ABUSE='--minutes 1'",
+    "fuzz": "make fuzz",
     "metal-cross": "make metal-cross",
     "clients": "make clients",
     "page": "make page",
