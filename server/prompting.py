@@ -8,7 +8,7 @@ from engine.types import TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
 from server.protocol.common import DrawingFields, answer_length
-from server.protocol.errors import ContextOverflowError, grammars_full, invalid
+from server.protocol.errors import ApiError, ContextOverflowError, grammars_full, invalid
 from server.service import Service, new_seed
 from server.text.answer_parser import Reading
 from server.text.calls.tool_format import ToolFormat
@@ -94,6 +94,22 @@ async def encode_conversation(
         )
 
 
+async def count_tokens_of(service: Service, conversation: Conversation, param: str) -> int:
+    """How many tokens the prompt of a conversation has; about how many, where they are far more
+    than fit. param: the wire's name of it. Raises ApiError for what cannot be rendered."""
+    _tool_format(service, conversation, param)
+    async with service.encoding:
+        try:
+            return await service.tokenizer.count_chat(
+                conversation,
+                service.max_model_len,
+                service.written_calls,
+                max_template_s=service.config.limits.max_template_s,
+            )
+        except TemplateError as error:
+            raise _not_rendered(error, param) from error
+
+
 def _tool_format(service: Service, conversation: Conversation, param: str) -> ToolFormat:
     """How calls will be written. Raises ApiError where the model cannot chat, or not call."""
     template = service.tokenizer.template
@@ -151,10 +167,14 @@ async def _encode(
             max_template_s=service.config.limits.max_template_s,
         )
     except TemplateError as error:
-        log.warning("the chat template failed", reason=error.reason)
-        raise invalid(f"{error}.", param) from error
+        raise _not_rendered(error, param) from error
     except TextTooLongError as error:
         raise ContextOverflowError(None, service.max_model_len, param) from error
+
+
+def _not_rendered(error: TemplateError, param: str) -> ApiError:
+    log.warning("the chat template failed", reason=error.reason)
+    return invalid(f"{error}.", param)
 
 
 async def _constraint(

@@ -246,7 +246,7 @@ TOKENIZE_FIELDS = (
     ),
     accepted("return_token_strs", "the text of each token as well"),
     refused("add_special", "use add_special_tokens"),
-    refused("parse_special", "special tokens in a text are recognised", True),
+    refused("parse_special", "special tokens are recognised in a text, and not in messages", True),
     refused("with_pieces", "use return_token_strs"),
     refused("continue_final_message", "the answer is the assistant's next turn"),
     refused("chat_template", "the template is the model's"),

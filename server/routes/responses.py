@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from server.conversation import Conversation
 from server.json_response import json_pieces, json_response
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt, encode_conversation
+from server.prompting import Asked, chat_prompt, count_tokens_of
 from server.protocol.answers import Heading, Json
 from server.protocol.errors import ApiError, invalid
 from server.protocol.responses.answer import ResponseAnswer
@@ -123,8 +123,7 @@ def response_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(limits)
         _, _, conversation = Shelf(service, store, request).conversation(wire)
-        encoded = await encode_conversation(service, conversation, "input")
-        tokens = len(encoded.ids)
+        tokens = await count_tokens_of(service, conversation, "input")
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     @router.get("/v1/responses/{response_id}")

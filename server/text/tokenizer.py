@@ -2,7 +2,7 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -16,8 +16,16 @@ from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate
 from server.text.parser import CLOSE, OPEN
+from server.text.special_tokens import SpecialTokens, pieces_of
 from server.text.time_limit import TimeLimit
 
+# Encoding takes a hundred bytes and more for each token. So what has more characters than this for
+# each token that is allowed is counted before, in slices; the count may be off by some for each
+# slice. Texts are encoded in groups.
+SHORT_TOKEN_CHARS = 2
+SLICE_CHARS = 65_536
+SLICING_RATIO = 2
+GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 
 
@@ -28,6 +36,15 @@ class TokenizerError(ValueError):
 class TextTooLongError(ValueError):
     """A text that has more tokens than are allowed, whatever they are."""
 
+    def __init__(self, number: int = 0) -> None:
+        """number: of the text, where there are several."""
+        super().__init__(f"text {number} is too long")
+        self.number = number
+
+
+class TextsTooLongError(ValueError):
+    """Texts that have more tokens than are allowed together."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
@@ -36,7 +53,8 @@ class EncodedText:
     text: str
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
-    """For each of the ids: the characters before the one that it begins in."""
+    """For each of the ids: the characters before the one that it begins in. Empty where nobody has
+    asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +71,9 @@ class EncodedChat:
 class Tokenizer:
     """A model's tokenizer and chat template."""
 
-    def __init__(self, path: Path) -> None:
-        """path: the model's folder. Nothing is downloaded and no code of the model is run."""
+    def __init__(self, path: Path, *, interpret_special_tokens: bool = False) -> None:
+        """path: the model's folder. Nothing is downloaded and no code of the model is run.
+        interpret_special_tokens: also those that texts of conversations spell."""
         try:
             loaded = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
@@ -66,7 +85,6 @@ class Tokenizer:
             ) from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
             raise TokenizerError(f"{path / 'tokenizer.json'}: the file does not exist")
-        self.template = ChatTemplate(loaded)
         self.fast: FastTokenizer = loaded.backend_tokenizer
         # What a maker's last program left switched on would change prompts without a word.
         self.fast.no_padding()
@@ -76,11 +94,13 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
         """Of tags around thoughts and calls that some makers declare special."""
+        guarded = () if interpret_special_tokens else self.special_ids - self.special_tag_ids
+        spelt = SpecialTokens(added[i].content for i in sorted(guarded))
+        self.template = ChatTemplate(loaded, spelt)
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values())
         # Looked up for every token that is said: 7 MB for 150,000 of them.
         self._bytes = [self._bytes_of(i) for i in range(self.vocab_size)]
-        self.longest_token_bytes = max(map(len, self._bytes))
 
     async def encode_chat(
         self,
@@ -103,51 +123,125 @@ class Tokenizer:
 
         def encode() -> EncodedChat:
             known = written_calls.recalled(conversation) if written_calls else conversation
-            return self._encode_chat(known, max_prompt_tokens, add_generation_prompt, limit)
+            prompt, shared_chars = self.template.render(
+                known, add_generation_prompt=add_generation_prompt, limit=limit
+            )
+            pieces = pieces_of(prompt)
+            if max_prompt_tokens is not None and self._exceeds(pieces, max_prompt_tokens):
+                raise TextTooLongError
+            shared_chars = sum(map(len, pieces_of(prompt[:shared_chars])))
+            return self._encode_pieces(pieces, shared_chars)
 
         return await limit.run(encode)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text; special tokens in it are recognised, none are added."""
-        return (await self.encode_text(text)).ids
+    async def count_chat(
+        self,
+        conversation: Conversation,
+        max_prompt_tokens: int,
+        written_calls: WrittenCalls,
+        *,
+        max_template_s: float,
+    ) -> int:
+        """How many ids ``encode_chat`` makes of a conversation. What has far more than
+        ``max_prompt_tokens`` is counted in slices, which may be off by some for each. Raises
+        TemplateError."""
+        limit = TimeLimit(max_template_s)
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool = False) -> EncodedText:
+        def count() -> int:
+            prompt, _ = self.template.render(written_calls.recalled(conversation), limit=limit)
+            pieces = pieces_of(prompt)
+            if self._exceeds(pieces, max_prompt_tokens):
+                return sum(self._counts(pieces))
+            return len(self._encode_pieces(pieces, 0).ids)
+
+        return await limit.run(count)
+
+    async def encode_text(
+        self,
+        text: str,
+        max_tokens: int | None = None,
+        *,
+        add_special_tokens: bool = False,
+        offsets: bool = False,
+    ) -> EncodedText:
         """A text and its tokens. add_special_tokens: with those that the tokenizer puts around one;
-        special tokens in the text are recognised in any case."""
-        return await asyncio.to_thread(self._encode_text, text, add_special_tokens)
+        special tokens in the text are recognised in any case. offsets: with those.
 
-    async def encode_texts(self, texts: Sequence[str], *, ends: bool) -> list[tuple[int, ...]]:
-        """Ids of texts for their vectors. ends: with what the tokenizer itself adds, the token at
-        the end whose state is the vector."""
+        Raises TextTooLongError, before the work of encoding, for what has far more tokens than
+        ``max_tokens``.
+        """
 
-        def encode() -> list[tuple[int, ...]]:
-            encodings = self.fast.encode_batch(list(texts), add_special_tokens=ends)
-            return [tuple(encoding.ids) for encoding in encodings]
+        def encode() -> EncodedText:
+            if max_tokens is not None and self._exceeds([text], max_tokens):
+                raise TextTooLongError
+            (encoding,) = self._encode([text], offsets=offsets, ends=add_special_tokens)
+            begins = tuple(begin for begin, _ in encoding.offsets) if offsets else ()
+            return EncodedText(text, tuple(encoding.ids), begins)
 
         return await asyncio.to_thread(encode)
 
-    def _encode_chat(
-        self,
-        conversation: Conversation,
-        most: int | None,
-        add_generation_prompt: bool,
-        limit: TimeLimit,
-    ) -> EncodedChat:
-        prompt, shared_chars = self.template.render(
-            conversation, add_generation_prompt=add_generation_prompt, limit=limit
-        )
-        if most is not None and len(prompt.encode()) > most * self.longest_token_bytes:
-            raise TextTooLongError
-        encoding = self._encode(prompt)
-        return EncodedChat(prompt, tuple(encoding.ids), tokens_within(encoding, shared_chars))
+    async def encode_texts(
+        self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
+    ) -> list[tuple[int, ...]]:
+        """Ids of texts for their vectors. ends: with what the tokenizer itself adds, the token at
+        the end whose state is the vector.
 
-    def _encode_text(self, text: str, add_special_tokens: bool) -> EncodedText:
-        encoding = self._encode(text, add_special_tokens)
-        return EncodedText(text, tuple(encoding.ids), tuple(begin for begin, _ in encoding.offsets))
+        Raises TextTooLongError, before the work of encoding, for one that has far more than
+        ``max_tokens``; TextsTooLongError where all together have more than ``max_total``.
+        """
 
-    def _encode(self, text: str, add_special_tokens: bool = False) -> Encoding:
-        # encode_batch lets other threads run; encode does not.
-        return self.fast.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        def encode() -> list[tuple[int, ...]]:
+            for number, text in enumerate(texts):
+                if self._exceeds([text], max_tokens):
+                    raise TextTooLongError(number)
+            found: list[tuple[int, ...]] = []
+            total = 0
+            for group in _groups(texts):
+                encodings = self._encode(group, ends=ends)
+                found += [tuple(encoding.ids) for encoding in encodings]
+                total += sum(map(len, encodings))
+                if total > max_total:
+                    raise TextsTooLongError
+            return found
+
+        return await asyncio.to_thread(encode)
+
+    def _encode_pieces(self, pieces: list[str], shared_chars: int) -> EncodedChat:
+        """shared_chars: leading ones that belong to the leading system messages."""
+        ids: list[int] = []
+        shared = begun = 0
+        for group in _groups(pieces):
+            encodings = self._encode(group, offsets=begun < shared_chars)
+            for piece, encoding in zip(group, encodings, strict=True):
+                if begun < shared_chars:
+                    shared += tokens_within(encoding, shared_chars - begun)
+                begun += len(piece)
+                ids += encoding.ids
+        return EncodedChat("".join(pieces), tuple(ids), shared)
+
+    def _exceeds(self, pieces: list[str], max_tokens: int) -> bool:
+        """Whether a text has far more tokens than are allowed."""
+        if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
+            return False
+        tokens = 0
+        for count in self._counts(pieces):
+            tokens += count
+            if tokens > SLICING_RATIO * max_tokens:
+                return True
+        return False
+
+    def _counts(self, pieces: list[str]) -> Iterator[int]:
+        """About how many tokens one part of a text after another has."""
+        starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
+        for group in _groups(piece[at : at + SLICE_CHARS] for piece, at in starts):
+            yield sum(map(len, self._encode(group)))
+
+    def _encode(
+        self, texts: list[str], *, offsets: bool = False, ends: bool = False
+    ) -> list[Encoding]:
+        # Of a batch: for a single text no other thread would run.
+        encode = self.fast.encode_batch if offsets else self.fast.encode_batch_fast
+        return encode(texts, add_special_tokens=ends)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which need not be whole characters; none for an unknown id."""
@@ -171,6 +265,20 @@ def tokens_within(encoding: Encoding, chars: int) -> int:
         return chars + 1 if place is None else place[1]
 
     return bisect_right(range(len(encoding)), chars, key=end)
+
+
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts, some at a time: what they are encoded to takes memory."""
+    group: list[str] = []
+    chars = 0
+    for text in texts:
+        if group and (chars + len(text) > GROUP_CHARS or len(group) == GROUP_TEXTS):
+            yield group
+            group, chars = [], 0
+        group.append(text)
+        chars += len(text)
+    if group:
+        yield group
 
 
 def _byte_alphabet() -> dict[str, int]:

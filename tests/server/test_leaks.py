@@ -165,8 +165,8 @@ async def test_threat_17_a_bug_that_repeats_its_input_tells_it_nobody(
 ) -> None:
     log_everything()
 
-    def broken(self: Tokenizer, text: str, *_: Any) -> Any:
-        raise KeyError(text + "zebra-bug-canary")
+    def broken(self: Tokenizer, texts: list[str], **_: Any) -> Any:
+        raise KeyError("".join(texts) + "zebra-bug-canary")
 
     monkeypatch.setattr(Tokenizer, "_encode", broken)
     body = next(body for asked, body in BODIES if asked == path)
