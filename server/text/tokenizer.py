@@ -48,6 +48,13 @@ class EncodedChat:
     system_tokens: int
     """Leading ids that belong to the leading system messages: other conversations that begin with
     the same messages begin with these ids."""
+    begun: str = ""
+    """What the text ends with of an answer that is begun: of its thoughts, or of what it says."""
+
+    @property
+    def opening(self) -> str:
+        """The text before that."""
+        return self.text.removesuffix(self.begun)
 
 
 class Tokenizer:
@@ -136,10 +143,13 @@ class Tokenizer:
         prompt, shared_chars = self.template.render(
             conversation, add_generation_prompt=add_generation_prompt, limit=limit
         )
+        begun = self.template.begun(conversation, prompt, limit=limit)
+        prompt += begun.opening + begun.text
         if most is not None and len(prompt.encode()) > most * self.longest_token_bytes:
             raise TextTooLongError
         encoding = self._encode(prompt)
-        return EncodedChat(prompt, tuple(encoding.ids), tokens_within(encoding, shared_chars))
+        system_tokens = tokens_within(encoding, shared_chars)
+        return EncodedChat(prompt, tuple(encoding.ids), system_tokens, begun.text)
 
     def _encode_text(self, text: str, add_special_tokens: bool) -> EncodedText:
         encoding = self._encode(text, add_special_tokens)
