@@ -20,10 +20,7 @@ class ContinuationFields(WireModel):
         if not (marked or self.continue_final_message):
             return False
         if last.role != "assistant":
-            raise invalid(
-                NOT_CONTINUED,
-                "continue_final_message",
-            )
+            raise invalid(NOT_CONTINUED, "continue_final_message")
         if self.add_generation_prompt:
             raise invalid(
                 "A message that is continued is no new one: add_generation_prompt must be false, "
