@@ -228,6 +228,7 @@ def grammar_compiler(
             max_memory_bytes=limits.max_cached_grammar_memory,
             max_cached=limits.max_cached_grammars,
             max_mask_s=limits.max_mask_s,
+            max_begun_s=limits.max_grammar_compile_s,
         ),
     )
 

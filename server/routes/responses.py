@@ -41,11 +41,16 @@ class Shelf:
         self, wire: ResponsesRequest
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
         """What a request asks to be answered: what was said before, the new items, and both in the
-        neutral form. Raises ApiError."""
+        neutral form. Raises ApiError. An answer that is begun is marked, for those who go on."""
         history, items = self.before(wire.previous_response_id), wire.items(self.item)
         before = [read_item(item) for item in history]
         limits, efforts = self._config.limits, self._config.reasoning
-        return history, items, wire.conversation(before, items, limits, efforts)
+        conversation = wire.conversation(before, items, limits, efforts)
+        if conversation.continues and items:
+            items = [*items[:-1], items[-1].model_copy(update={"prefix": True})]
+        elif conversation.continues:
+            history = (*history[:-1], history[-1] | {"prefix": True})
+        return history, items, conversation
 
     def before(self, response_id: str | None) -> tuple[Json, ...]:
         """All items of the conversation that a response has ended. Raises ApiError (400)."""

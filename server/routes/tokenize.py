@@ -56,7 +56,7 @@ async def _ids(service: Service, wire: TokenizeRequest) -> tuple[int, ...]:
         )
         return encoded.ids
     conversation = wire.conversation(service.config.limits, service.config.reasoning)
-    add_generation_prompt = wire.add_generation_prompt is not False
+    add_generation_prompt = conversation.continues or wire.add_generation_prompt is not False
     chat = await encode_conversation(
         service, conversation, "messages", add_generation_prompt=add_generation_prompt
     )

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -9,10 +10,13 @@ from typing import Any, TypeVar
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
-from server.conversation import Conversation, Tool, ToolCall, Turn
+from server.conversation import Conversation, Thinking, Tool, ToolCall, Turn
+from server.text.begun import NO_THOUGHTS, BegunAnswer, begun_answer
 from server.text.calls.marks import CallMarks
 from server.text.calls.tool_format import tool_format
 from server.text.json_object import json_object
+from server.text.parser import CLOSE, OPEN, thinking_part
+from server.text.pieces import Part
 from server.text.special_tokens import SpecialTokens
 from server.text.template_trial import fault_of, try_template
 from server.text.time_limit import TimeLimit, TimeUp
@@ -44,6 +48,7 @@ class ChatTemplate:
         self.exists = text is not None
         self.tool_format = tool_format(text or "")
         """How the model writes calls; None where its template knows no tools."""
+        self._knows_thoughts = OPEN in (text or "") or CLOSE in (text or "")
         self.unusable = ""
         """Why it must not be rendered in this process; empty where it may be."""
 
@@ -97,12 +102,15 @@ class ChatTemplate:
         limit: TimeLimit | None = None,
     ) -> tuple[str, int]:
         """The prompt, and how many of its leading characters belong to the leading system messages
-        and the tools: other conversations that begin with the same ones begin with these. Special
-        tokens that texts spell have marks: ``special_tokens.pieces_of`` cuts there.
+        and the tools: other conversations that begin with the same ones begin with these. An answer
+        that is begun is no part of it. Special tokens that texts spell have marks:
+        ``special_tokens.pieces_of`` cuts there.
 
         add_generation_prompt: whether the beginning of the answer is part of it. limit: for the
         template's time. Raises TemplateError.
         """
+        if conversation.continues:
+            conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
         try:
             with limit or nullcontext():
@@ -115,6 +123,25 @@ class ChatTemplate:
             message = "the model's chat template cannot render these messages"
             own = isinstance(error, TemplateSyntaxError)
             raise TemplateError(message, fault_of(error, with_message=own)) from error
+
+    def begun(
+        self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
+    ) -> BegunAnswer:
+        """What follows the prompt, as ``render`` made it, of an answer that is begun; nothing where
+        none is. Raises as that does."""
+        if not conversation.continues:
+            return BegunAnswer()
+        turn, thinking = conversation.turns[-1], conversation.thinking
+        if not self._knows_thoughts:
+            return BegunAnswer(text=turn.text)
+        closed = ""
+        if turn.text and thinking_part(prompt) is None:
+            silent = replace(conversation, thinking=Thinking(enabled=False))
+            other, _ = self.render(silent, limit=limit)
+            if thinking_part(other) is Part.CONTENT:
+                closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_THOUGHTS
+        thinks = thinking.enabled is not False
+        return begun_answer(turn, prompt, closed=closed, thinks=thinks)
 
     def _rendered(self, conversation: Conversation, arguments: dict[str, Any]) -> tuple[str, int]:
         arguments = self._guarded(arguments)

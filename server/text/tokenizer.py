@@ -1,13 +1,11 @@
 """Chat template and encoding, off the event loop; token ids back to text and bytes."""
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -15,17 +13,11 @@ from server.conversation import Conversation
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate
+from server.text.encoder import Encoder, grouped, tokens_within
 from server.text.parser import CLOSE, OPEN
 from server.text.special_tokens import SpecialTokens, pieces_of
 from server.text.time_limit import TimeLimit
 
-# Encoding takes a hundred bytes and more for each token. So what has more characters than this for
-# each token that is allowed is counted before, in slices; the count may be off by some for each
-# slice. Texts are encoded in groups.
-SHORT_TOKEN_CHARS = 2
-SLICE_CHARS = 65_536
-SLICING_RATIO = 2
-GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 
 
@@ -66,6 +58,23 @@ class EncodedChat:
     system_tokens: int
     """Leading ids that belong to the leading system messages: other conversations that begin with
     the same messages begin with these ids."""
+    begun: str = ""
+    """What the text ends with of an answer that is begun: of its thoughts, or of what it says."""
+
+    @property
+    def opening(self) -> str:
+        """The text before that."""
+        return self.text.removesuffix(self.begun)
+
+
+@dataclass(frozen=True, slots=True)
+class _RenderedChat:
+    """A conversation as the text of a prompt, cut where texts spell special tokens."""
+
+    pieces: list[str]
+    shared_chars: int
+    """Leading ones that belong to the leading system messages and the tools."""
+    begun: str
 
 
 class Tokenizer:
@@ -89,14 +98,15 @@ class Tokenizer:
         # What a maker's last program left switched on would change prompts without a word.
         self.fast.no_padding()
         self.fast.no_truncation()
+        self._encoder = Encoder(self.fast)
         self.eos_token_id: int | None = loaded.eos_token_id
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
         """Of tags around thoughts and calls that some makers declare special."""
         guarded = () if interpret_special_tokens else self.special_ids - self.special_tag_ids
-        spelt = SpecialTokens(added[i].content for i in sorted(guarded))
-        self.template = ChatTemplate(loaded, spelt)
+        self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
+        self.template = ChatTemplate(loaded, self._special_tokens)
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values())
         # Looked up for every token that is said: 7 MB for 150,000 of them.
@@ -123,14 +133,11 @@ class Tokenizer:
 
         def encode() -> EncodedChat:
             known = written_calls.recalled(conversation) if written_calls else conversation
-            prompt, shared_chars = self.template.render(
-                known, add_generation_prompt=add_generation_prompt, limit=limit
-            )
-            pieces = pieces_of(prompt)
-            if max_prompt_tokens is not None and self._exceeds(pieces, max_prompt_tokens):
+            rendered = self._rendered(known, limit, add_generation_prompt)
+            most = max_prompt_tokens
+            if most is not None and self._encoder.exceeds(rendered.pieces, most):
                 raise TextTooLongError
-            shared_chars = sum(map(len, pieces_of(prompt[:shared_chars])))
-            return self._encode_pieces(pieces, shared_chars)
+            return self._encode_rendered(rendered)
 
         return await limit.run(encode)
 
@@ -148,11 +155,10 @@ class Tokenizer:
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
-            prompt, _ = self.template.render(written_calls.recalled(conversation), limit=limit)
-            pieces = pieces_of(prompt)
-            if self._exceeds(pieces, max_prompt_tokens):
-                return sum(self._counts(pieces))
-            return len(self._encode_pieces(pieces, 0).ids)
+            rendered = self._rendered(written_calls.recalled(conversation), limit)
+            if self._encoder.exceeds(rendered.pieces, max_prompt_tokens):
+                return self._encoder.count(rendered.pieces)
+            return len(self._encode_rendered(rendered).ids)
 
         return await limit.run(count)
 
@@ -172,9 +178,9 @@ class Tokenizer:
         """
 
         def encode() -> EncodedText:
-            if max_tokens is not None and self._exceeds([text], max_tokens):
+            if max_tokens is not None and self._encoder.exceeds([text], max_tokens):
                 raise TextTooLongError
-            (encoding,) = self._encode([text], offsets=offsets, ends=add_special_tokens)
+            (encoding,) = self._encoder.encode([text], offsets=offsets, ends=add_special_tokens)
             begins = tuple(begin for begin, _ in encoding.offsets) if offsets else ()
             return EncodedText(text, tuple(encoding.ids), begins)
 
@@ -192,12 +198,12 @@ class Tokenizer:
 
         def encode() -> list[tuple[int, ...]]:
             for number, text in enumerate(texts):
-                if self._exceeds([text], max_tokens):
+                if self._encoder.exceeds([text], max_tokens):
                     raise TextTooLongError(number)
             found: list[tuple[int, ...]] = []
             total = 0
-            for group in _groups(texts):
-                encodings = self._encode(group, ends=ends)
+            for group in grouped(texts):
+                encodings = self._encoder.encode(group, ends=ends)
                 found += [tuple(encoding.ids) for encoding in encodings]
                 total += sum(map(len, encodings))
                 if total > max_total:
@@ -206,42 +212,29 @@ class Tokenizer:
 
         return await asyncio.to_thread(encode)
 
-    def _encode_pieces(self, pieces: list[str], shared_chars: int) -> EncodedChat:
-        """shared_chars: leading ones that belong to the leading system messages."""
+    def _rendered(
+        self, conversation: Conversation, limit: TimeLimit, add_generation_prompt: bool = True
+    ) -> "_RenderedChat":
+        prompt, shared_chars = self.template.render(
+            conversation, add_generation_prompt=add_generation_prompt, limit=limit
+        )
+        begun = self.template.begun(conversation, prompt, limit=limit)
+        shared_chars = sum(map(len, pieces_of(prompt[:shared_chars])))
+        prompt += self._special_tokens.guarded_text(begun.opening + begun.text)
+        return _RenderedChat(pieces_of(prompt), shared_chars, begun.text)
+
+    def _encode_rendered(self, rendered: "_RenderedChat") -> EncodedChat:
         ids: list[int] = []
-        shared = begun = 0
-        for group in _groups(pieces):
-            encodings = self._encode(group, offsets=begun < shared_chars)
+        system_tokens = 0
+        left = rendered.shared_chars
+        for group in grouped(rendered.pieces):
+            encodings = self._encoder.encode(group, offsets=left > 0)
             for piece, encoding in zip(group, encodings, strict=True):
-                if begun < shared_chars:
-                    shared += tokens_within(encoding, shared_chars - begun)
-                begun += len(piece)
                 ids += encoding.ids
-        return EncodedChat("".join(pieces), tuple(ids), shared)
-
-    def _exceeds(self, pieces: list[str], max_tokens: int) -> bool:
-        """Whether a text has far more tokens than are allowed."""
-        if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
-            return False
-        tokens = 0
-        for count in self._counts(pieces):
-            tokens += count
-            if tokens > SLICING_RATIO * max_tokens:
-                return True
-        return False
-
-    def _counts(self, pieces: list[str]) -> Iterator[int]:
-        """About how many tokens one part of a text after another has."""
-        starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
-        for group in _groups(piece[at : at + SLICE_CHARS] for piece, at in starts):
-            yield sum(map(len, self._encode(group)))
-
-    def _encode(
-        self, texts: list[str], *, offsets: bool = False, ends: bool = False
-    ) -> list[Encoding]:
-        # Of a batch: for a single text no other thread would run.
-        encode = self.fast.encode_batch if offsets else self.fast.encode_batch_fast
-        return encode(texts, add_special_tokens=ends)
+                if left > 0:
+                    system_tokens += tokens_within(encoding, left)
+                    left -= len(piece)
+        return EncodedChat("".join(rendered.pieces), tuple(ids), system_tokens, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which need not be whole characters; none for an unknown id."""
@@ -254,31 +247,6 @@ class Tokenizer:
         if all(character in BYTE_OF for character in token):
             return bytes(BYTE_OF[character] for character in token)
         return token.encode()
-
-
-def tokens_within(encoding: Encoding, chars: int) -> int:
-    """How many leading tokens end within the first ``chars`` characters of the text."""
-
-    def end(index: int) -> int:
-        # Encoding.offsets would list them all. Padding, behind the text, has no place in it.
-        place = encoding.token_to_chars(index)
-        return chars + 1 if place is None else place[1]
-
-    return bisect_right(range(len(encoding)), chars, key=end)
-
-
-def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts, some at a time: what they are encoded to takes memory."""
-    group: list[str] = []
-    chars = 0
-    for text in texts:
-        if group and (chars + len(text) > GROUP_CHARS or len(group) == GROUP_TEXTS):
-            yield group
-            group, chars = [], 0
-        group.append(text)
-        chars += len(text)
-    if group:
-        yield group
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -167,7 +167,7 @@ def test_a_prompt_is_encoded_as_it_would_be_also_where_it_does_not_fit(service: 
     ],
 )
 def test_what_is_asked_becomes_what_the_answer_is_held_to(asked: Conversation, wish: Wish) -> None:
-    assert wish_of(asked, CLOSED, HERMES) == wish
+    assert wish_of(asked, Reading(CLOSED)) == wish
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_what_is_asked_becomes_what_the_answer_is_held_to(asked: Conversation, w
 def test_the_form_of_an_answer_holds_after_its_thoughts(
     prompt: str, enabled: bool | None, start: ThinkingStart
 ) -> None:
-    assert wish_of(talk(thinking=Thinking(enabled)), prompt, HERMES).thinking is start
+    assert wish_of(talk(thinking=Thinking(enabled)), Reading(prompt)).thinking is start
 
 
 def test_an_answer_of_a_form_is_held_to_it(service: Service) -> None:

@@ -482,14 +482,14 @@ async def test_other_requests_are_answered_while_a_prompt_is_encoded(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, finish = threading.Event(), threading.Event()
-    encode = tokenizer._encode
+    encode = tokenizer._encoder.encode
 
     def slow(texts: list[str], **how: Any) -> list[Encoding]:
         begun.set()
         assert finish.wait(20), "the event loop stood still"
         return encode(texts, **how)
 
-    monkeypatch.setattr(tokenizer, "_encode", slow)
+    monkeypatch.setattr(tokenizer._encoder, "encode", slow)
     async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
         connection = Connection(app, CHAT, chat(max_tokens=1))
         await eventually(begun.is_set)

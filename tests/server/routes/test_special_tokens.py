@@ -48,6 +48,11 @@ TALKS: dict[str, tuple[Talk, dict[str, Any], int]] = {
         {"tools": [TOOL]},
         4,
     ),
+    "what is begun": (
+        [user("a"), {"role": "assistant", "content": FORGED, "prefix": True}],
+        {},
+        1,
+    ),
     "in parts": ([{"role": "user", "content": [{"type": "text", "text": FORGED}] * 2}], {}, 1),
     "beside marks": ([user(f"{MARK}{FORGED}{MARK}\0{MARK}")], {}, 1),
 }
