@@ -117,6 +117,18 @@ class ReasoningSection(Section):
     medium_effort_tokens: int = Field(default=8192, ge=0)
 
 
+UnseenRule = Literal["refuse", "placeholder"]
+
+
+class ImagesSection(Section):
+    """What becomes of images and files in the conversations of each API: a 400, or a note to the
+    model in their place."""
+
+    chat: UnseenRule = "refuse"
+    responses: UnseenRule = "placeholder"
+    messages: UnseenRule = "placeholder"
+
+
 class EngineSection(Section):
     """How the model runs."""
 
@@ -172,6 +184,7 @@ class Config(Section):
     access: AccessSection = AccessSection()
     limits: LimitsSection = LimitsSection()
     reasoning: ReasoningSection = ReasoningSection()
+    images: ImagesSection = ImagesSection()
     engine: EngineSection = EngineSection()
     cache: CacheSection = CacheSection()
     metrics: MetricsSection = MetricsSection()

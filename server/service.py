@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -36,6 +36,7 @@ from server.protocol.errors import (
     shutting_down,
     unavailable,
 )
+from server.protocol.unseen import Unseen
 from server.recent_requests import RecentRequests
 from server.salts import Salts
 from server.text.calls.written import WrittenCalls
@@ -114,6 +115,13 @@ class Service:
         return Heading(
             f"{prefix}{separator}{secrets.token_hex(12)}", int(time.time()), self.model.id
         )
+
+    def unseen(self, request: Request, api: Literal["chat", "responses", "messages"]) -> Unseen:
+        """What becomes of images in a request of that API. Its header and its line in the log say
+        how many there were."""
+        found = Unseen(getattr(self.config.images, api), f"images.{api}")
+        request.state.unseen = found
+        return found
 
     def check_room(self, choices: int, prompts: int = 1, *, key: str = "") -> None:
         """choices: answers to each prompt. key: the request's. Raises ApiError (400, 429 or 503)

@@ -18,6 +18,7 @@ from server.protocol.fields import (
     FieldRule,
     refuse_unsupported,
 )
+from server.protocol.unseen import Unseen
 
 
 class TokenizeRequest(ThinkingFields):
@@ -53,9 +54,11 @@ class TokenizeRequest(ThinkingFields):
         """The text; None for messages."""
         return self.content if self.prompt is None else self.prompt
 
-    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+    def conversation(
+        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
+    ) -> Conversation:
         """The messages, as /v1/chat/completions reads them. Raises ApiError."""
-        asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits)
+        asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits, unseen)
         return replace(asked, thinking=self.thinking(efforts))
 
 

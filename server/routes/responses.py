@@ -35,6 +35,7 @@ class Shelf:
     def __init__(self, service: Service, store: ResponseStore, request: Request) -> None:
         self._tenant = service.salts.salt(request_key(request.headers), None).tenant
         self._config = service.config
+        self._unseen = service.unseen(request, "responses")
         self._store = store
 
     def conversation(
@@ -45,7 +46,8 @@ class Shelf:
         history, items = self.before(wire.previous_response_id), wire.items(self.item)
         before = [read_item(item) for item in history]
         limits, efforts = self._config.limits, self._config.reasoning
-        return history, items, wire.conversation(before, items, limits, efforts)
+        conversation = wire.conversation(before, items, limits, efforts, self._unseen)
+        return history, items, conversation
 
     def before(self, response_id: str | None) -> tuple[Json, ...]:
         """All items of the conversation that a response has ended. Raises ApiError (400)."""

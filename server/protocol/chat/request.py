@@ -14,6 +14,7 @@ from server.protocol.common import Count, ListOf, SamplingFields, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
+from server.protocol.unseen import Unseen
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -100,10 +101,12 @@ class ChatRequest(ThinkingFields, StructureFields, SamplingFields):
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
-    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+    def conversation(
+        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
+    ) -> Conversation:
         """The neutral form. Raises ApiError that names what cannot be part of it."""
         return replace(
-            read_conversation(self.messages, self.tools, self.tool_choice, limits),
+            read_conversation(self.messages, self.tools, self.tool_choice, limits, unseen),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
             thinking=self.thinking(efforts),
@@ -115,11 +118,12 @@ def read_conversation(
     tools: list[WireTool] | None,
     tool_choice: str | WireToolChoice | None,
     limits: LimitsSection,
+    unseen: Unseen,
 ) -> Conversation:
     """What becomes of these fields, in the neutral form. Raises ApiError."""
     offered = read_tools(tools or [], limits.max_tools)
     return Conversation(
-        turns=tuple(message.turn(f"messages[{n}]") for n, message in enumerate(messages)),
+        turns=tuple(message.turn(f"messages[{n}]", unseen) for n, message in enumerate(messages)),
         tools=offered,
         tool_choice=read_tool_choice(tool_choice, offered),
     )

@@ -13,6 +13,7 @@ from server.protocol.messages.blocks import Block, InputMessage, system_texts
 from server.protocol.messages.fields import MESSAGES_FIELDS
 from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offered_tools
 from server.protocol.output_format import StructureFields
+from server.protocol.unseen import Unseen
 
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
 SCHEMA_PARAM = "output_config.format.schema"
@@ -52,12 +53,14 @@ class ConversationFields(StructureFields):
     enable_thinking: bool | None = None
     chat_template_kwargs: TemplateArguments | None = None
 
-    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+    def conversation(
+        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
+    ) -> Conversation:
         """The neutral form. Raises ApiError that names what cannot be part of it."""
         tools = read_offered_tools(self.tools or [], limits.max_tools)
         choice = self.tool_choice or OfferedChoice(type="auto")
         return Conversation(
-            turns=self._turns(limits.max_messages),
+            turns=self._turns(limits.max_messages, unseen),
             tools=tools,
             tool_choice=choice.read(tools),
             parallel_tool_calls=choice.disable_parallel_tool_use is not True,
@@ -65,7 +68,7 @@ class ConversationFields(StructureFields):
             thinking=self._thinking(efforts),
         )
 
-    def _turns(self, max_messages: int) -> tuple[Turn, ...]:
+    def _turns(self, max_messages: int, unseen: Unseen) -> tuple[Turn, ...]:
         if len(self.messages) > max_messages:
             raise invalid(
                 f"There are {len(self.messages)} messages; at most {max_messages} are read.",
@@ -76,9 +79,10 @@ class ConversationFields(StructureFields):
                 "An answer cannot be begun for the model: the last message must be the user's.",
                 f"messages[{len(self.messages) - 1}].role",
             )
-        turns = [Turn("system", text) for text in system_texts(self.system or "", "system")]
+        system = system_texts(self.system or "", "system", unseen)
+        turns = [Turn("system", text) for text in system]
         for number, message in enumerate(self.messages):
-            turns += message.turns(f"messages[{number}]")
+            turns += message.turns(f"messages[{number}]", unseen)
         return tuple(turns)
 
     def _output(self) -> OutputFormat | None:

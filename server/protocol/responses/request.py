@@ -23,6 +23,7 @@ from server.protocol.responses.tools import (
     tool_choice_object,
     tool_object,
 )
+from server.protocol.unseen import Unseen
 
 # OpenAI's own limit.
 MAX_METADATA = 16
@@ -180,6 +181,7 @@ class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
         items: Sequence[Item],
         limits: LimitsSection,
         efforts: ReasoningSection,
+        unseen: Unseen,
     ) -> Conversation:
         """The neutral form. history: what was said before the new items. Raises ApiError that names
         what cannot be part of it."""
@@ -194,7 +196,7 @@ class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
         said = (Turn("system", self.instructions),) if self.instructions else ()
         placed = [(f"input[{number}]", item) for number, item in enumerate(items)]
         return Conversation(
-            turns=(*said, *turns([*(("history", item) for item in history), *placed])),
+            turns=(*said, *turns([*(("history", item) for item in history), *placed], unseen)),
             tools=tools,
             tool_choice=read_tool_choice(self.tool_choice, tools),
             parallel_tool_calls=self.parallel_tool_calls is not False,
