@@ -81,6 +81,10 @@ class Thinking:
     """Tokens; None: no limit but the answer's own."""
 
 
+TemplateArguments = tuple[tuple[str, str | float | bool], ...]
+"""Names and values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What is to be answered, and how."""
@@ -91,6 +95,8 @@ class Conversation:
     parallel_tool_calls: bool = True
     output: OutputFormat | None = None
     thinking: Thinking = Thinking()
+    template_arguments: TemplateArguments = ()
+    """What else the model's template is told, by the names that it has for it."""
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:

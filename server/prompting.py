@@ -8,11 +8,17 @@ from engine.types import TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
 from server.protocol.common import DrawingFields, answer_length
-from server.protocol.errors import ContextOverflowError, grammars_full, invalid
+from server.protocol.errors import (
+    MAX_NAME_CHARS,
+    ContextOverflowError,
+    grammars_full,
+    invalid,
+    quoted,
+)
 from server.service import Service, new_seed
 from server.text.answer_parser import Reading
 from server.text.calls.tool_format import ToolFormat
-from server.text.chat_template import TemplateError
+from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.error import GrammarError
 from server.text.grammar.judge import JudgeBusyError
@@ -109,7 +115,19 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
         raise invalid(
             "This model's chat template knows no tools, or none whose calls can be read.", "tools"
         )
+    _check_arguments(template, conversation)
     return template.tool_format or ToolFormat.HERMES
+
+
+def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None:
+    """Raises ApiError for what the template would not look at."""
+    for name, _ in conversation.template_arguments:
+        if name not in template.arguments:
+            taken = ", ".join(sorted(template.arguments)) or "none"
+            raise invalid(
+                f"This model's chat template does not take {quoted(name)}. What it takes: {taken}.",
+                f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}",
+            )
 
 
 async def _fitting(service: Service, conversation: Conversation, param: str) -> EncodedChat:

@@ -148,7 +148,7 @@ THINKING_FIELDS = (
     accepted("thinking_token_budget", "thoughts are ended after so many tokens; wins over effort"),
     accepted("thinking_budget", "the same"),
     accepted("enable_thinking", "the same as chat_template_kwargs.enable_thinking"),
-    accepted("chat_template_kwargs", "enable_thinking; another one is refused"),
+    accepted("chat_template_kwargs", "what the model's template takes; another one is refused"),
 )
 
 CHAT_FIELDS = (

@@ -59,7 +59,11 @@ class TokenizeRequest(ThinkingFields):
     ) -> Conversation:
         """The messages, as /v1/chat/completions reads them. Raises ApiError."""
         asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits, unseen)
-        return replace(asked, thinking=self.thinking(efforts))
+        return replace(
+            asked,
+            thinking=self.thinking(efforts),
+            template_arguments=self.template_arguments,
+        )
 
 
 class DetokenizeRequest(WireModel):

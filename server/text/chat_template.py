@@ -13,6 +13,7 @@ from server.conversation import Conversation, Tool, ToolCall, Turn
 from server.text.calls.marks import CallMarks
 from server.text.calls.tool_format import tool_format
 from server.text.json_object import json_object
+from server.text.template_arguments import template_arguments
 from server.text.template_trial import fault_of, try_template
 from server.text.time_limit import TimeLimit, TimeUp
 
@@ -49,8 +50,7 @@ class ChatTemplate:
         or nothing."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
-        texts = [text for text in (self._text(), self._text(tools=[])) if text is not None]
-        trial = try_template(list(dict.fromkeys(texts)), self._tokenizer.special_tokens_map)
+        trial = try_template(self._texts, self._tokenizer.special_tokens_map)
         if not trial.ends:
             self.unusable = trial.fault
             return f"the model's chat template is not used, because {trial.fault}: {REFUSED}"
@@ -71,6 +71,11 @@ class ChatTemplate:
             return MARK in self._render(messages, add_generation_prompt=True)
         except Exception:
             return False
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """What it takes besides the conversation, by name."""
+        return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def render(
         self,
@@ -118,6 +123,12 @@ class ChatTemplate:
         except Exception:
             return None
 
+    @property
+    def _texts(self) -> list[str]:
+        """Its templates, each once."""
+        texts = (self._text(), self._text(tools=[]))
+        return list(dict.fromkeys(text for text in texts if text is not None))
+
     def _text(self, tools: list[Any] | None = None) -> str | None:
         """The template for conversations with tools, or without; None where there is none, or none
         of several is the default."""
@@ -145,7 +156,7 @@ class ChatTemplate:
 def _arguments(conversation: Conversation) -> dict[str, Any]:
     """What the template gets besides the messages. What nobody asked for is left out: templates
     tell that from False."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
     if conversation.offered_tools:

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Conversation, Thinking
+from server.conversation import Conversation, TemplateArguments, Thinking
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
-from server.protocol.common import Count, ListOf, SamplingFields, WireModel
+from server.protocol.common import Count, ListOf, SamplingFields, TemplateValue, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
@@ -20,12 +20,19 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class TemplateArguments(WireModel):
-    """Arguments of the chat template that a request may set; others are refused by name."""
+class TemplateFields(WireModel):
+    """Arguments of the chat template that a request sets. Which there are the template says."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
+    __pydantic_extra__: dict[str, TemplateValue] = Field(init=False)
     enable_thinking: bool | None = None
+
+    @property
+    def others(self) -> TemplateArguments:
+        """All but whether to think; without those that say nothing."""
+        given = self.__pydantic_extra__
+        return tuple((name, value) for name, value in given.items() if value is not None)
 
 
 class ThinkingFields(WireModel):
@@ -35,11 +42,16 @@ class ThinkingFields(WireModel):
     thinking_token_budget: Budget | None = None
     thinking_budget: Budget | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: TemplateArguments | None = None
+    chat_template_kwargs: TemplateFields | None = None
+
+    @property
+    def template_arguments(self) -> TemplateArguments:
+        """What the template is told besides."""
+        return (self.chat_template_kwargs or TemplateFields()).others
 
     def thinking(self, efforts: ReasoningSection) -> Thinking:
         """The neutral form. What is said plainly wins over an effort."""
-        arguments = self.chat_template_kwargs or TemplateArguments()
+        arguments = self.chat_template_kwargs or TemplateFields()
         said, budget = arguments.enable_thinking, self.thinking_token_budget
         return thinking(
             self.reasoning_effort,
@@ -110,6 +122,7 @@ class ChatRequest(ThinkingFields, StructureFields, SamplingFields):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
             thinking=self.thinking(efforts),
+            template_arguments=self.template_arguments,
         )
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
-from server.protocol.chat.request import Budget, Effort, TemplateArguments, thinking
+from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
 from server.protocol.common import DrawingFields, ListOf, WireModel
 from server.protocol.errors import invalid
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
@@ -51,7 +51,7 @@ class ConversationFields(StructureFields):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: TemplateArguments | None = None
+    chat_template_kwargs: TemplateFields | None = None
 
     def conversation(
         self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
@@ -66,6 +66,7 @@ class ConversationFields(StructureFields):
             parallel_tool_calls=choice.disable_parallel_tool_use is not True,
             output=self._output(),
             thinking=self._thinking(efforts),
+            template_arguments=(self.chat_template_kwargs or TemplateFields()).others,
         )
 
     def _turns(self, max_messages: int, unseen: Unseen) -> tuple[Turn, ...]:
@@ -104,7 +105,7 @@ class ConversationFields(StructureFields):
         effort = (self.output_config or OutputConfig()).effort
         if asked is not None and asked.type == "enabled":
             return thinking(effort, efforts, enabled=True, budget=asked.budget_tokens)
-        arguments = self.chat_template_kwargs or TemplateArguments()
+        arguments = self.chat_template_kwargs or TemplateFields()
         said = arguments.enable_thinking
         return thinking(effort, efforts, enabled=self.enable_thinking if said is None else said)
 

@@ -202,6 +202,7 @@ class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
             thinking=self.thinking(efforts),
+            template_arguments=self.template_arguments,
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:

@@ -43,7 +43,7 @@ def refusal(model: type[TokenizeRequest] | type[DetokenizeRequest], given: Any) 
         ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
         ({"prompt": "a", "tools": TOOLS}, "tools"),
         ({"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
-        ({"messages": MESSAGES, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"x": {}}}, "chat_template_kwargs.x"),
         ({"prompt": "a", "with_pieces": True}, "with_pieces"),
         ({"prompt": "a", "parse_special": "no"}, "parse_special"),
     ],

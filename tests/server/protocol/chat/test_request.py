@@ -71,7 +71,7 @@ def refusal(**given: Any) -> ApiError:
         ({"tools": LOOK}, "tools"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
+        ({"chat_template_kwargs": {"other": [1]}}, "chat_template_kwargs.other"),
         (
             {"chat_template_kwargs": {"enable_thinking": "no"}},
             "chat_template_kwargs.enable_thinking",

@@ -78,7 +78,7 @@ def test_what_must_be_there_is_named(given: dict[str, Any], missing: str) -> Non
         ("tool_choice", "auto"),
         ("output_config", {"effort": "huge"}),
         ("output_config", {"format": {"type": "text"}}),
-        ("chat_template_kwargs", {"other": 1}),
+        ("chat_template_kwargs", {"other": [1]}),
         ("temperature", 2.5),
     ],
 )
