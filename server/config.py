@@ -90,6 +90,7 @@ class LimitsSection(Section):
     max_mask_s: float = Field(default=0.1, gt=0)
     max_step_mask_s: float = Field(default=0.05, gt=0)
     max_written_call_bytes: Size = 16 * MIB
+    max_thought_bytes: Size = 16 * MIB
     max_stop_strings: int = Field(default=4, ge=1)
     max_stop_string_chars: int = Field(default=256, ge=1)
     max_stop_token_ids: int = Field(default=128, ge=0)

@@ -1,10 +1,11 @@
 """What is asked -> the prompt that the engine gets. All chat APIs share this step."""
 
+import asyncio
 from dataclasses import dataclass, replace
 
 import structlog
 
-from engine.types import TokenConstraint
+from engine.types import PrefixSalt, TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
 from server.protocol.common import DrawingFields, answer_length
@@ -55,9 +56,11 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
     """
     conversation, sampling, param = asked.conversation, asked.sampling, asked.turns_param
     form = _tool_format(service, conversation, param)
+    salt = service.salts.salt(key, sampling.cache_salt)
     async with service.encoding:
         service.check_room(sampling.wanted.choices, key=key)
-        encoded = await _fitting(service, conversation, param)
+        known = await asyncio.to_thread(service.thoughts.recalled, conversation, salt)
+        encoded = await _fitting(service, known.conversation, param)
     params = sampling.sampling_params(
         max_tokens=answer_length(
             asked.max_tokens, len(encoded.ids), service.max_model_len, asked.max_tokens_param
@@ -80,23 +83,30 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
             service.written_calls.remember,
         ),
         choices=sampling.wanted.choices,
-        salt=service.salts.salt(key, sampling.cache_salt),
+        salt=salt,
         system_tokens=encoded.system_tokens,
         priority=sampling.priority or 0,
         constraint=await _constraint(service, asked, encoded.text, form),
+        record=known.record,
     )
 
 
 async def encode_conversation(
-    service: Service, conversation: Conversation, param: str, *, add_generation_prompt: bool = True
+    service: Service,
+    conversation: Conversation,
+    param: str,
+    salt: PrefixSalt,
+    *,
+    add_generation_prompt: bool = True,
 ) -> EncodedChat:
     """The prompt of a conversation, also where it does not fit. param: the wire's name of it.
-    add_generation_prompt: whether an answer is to follow. Raises ApiError for what cannot be
-    rendered."""
+    salt: of the request. add_generation_prompt: whether an answer is to follow. Raises ApiError for
+    what cannot be rendered."""
     _tool_format(service, conversation, param)
     async with service.encoding:
+        known = await asyncio.to_thread(service.thoughts.recalled, conversation, salt)
         return await _encode(
-            service, conversation, param, None, add_generation_prompt=add_generation_prompt
+            service, known.conversation, param, None, add_generation_prompt=add_generation_prompt
         )
 
 

@@ -35,6 +35,7 @@ MAX_TEMPLATE_NUMBER = 2**31 - 1
 MAX_PRIORITY = 2**31 - 1
 
 Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ItemT = TypeVar("ItemT")
 # There may be many: one that is wrong is enough.
@@ -144,7 +145,7 @@ class DrawingFields(WireModel):
     )
     """Checked by hand, which ends at the first that is wrong."""
     seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    cache_salt: CacheSalt | None = None
     """Only requests with the same one share what the cache keeps."""
     cache_report: bool | None = None
     """Whether usage says why not more of the prompt came from the cache."""

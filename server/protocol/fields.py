@@ -245,6 +245,7 @@ TOKENIZE_FIELDS = (
         "add_special_tokens", "with those that the tokenizer puts around a text; not for messages"
     ),
     accepted("return_token_strs", "the text of each token as well"),
+    accepted("cache_salt", "the chat's: whose thoughts are put back"),
     refused("add_special", "use add_special_tokens"),
     refused("parse_special", "special tokens in a text are recognised", True),
     refused("with_pieces", "use return_token_strs"),

@@ -10,7 +10,7 @@ from server.conversation import Conversation
 from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
 from server.protocol.chat.tools import WireTool, WireToolChoice
-from server.protocol.common import ListOf, TokenIds, WireModel
+from server.protocol.common import CacheSalt, ListOf, TokenIds, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import (
     DETOKENIZE_FIELDS,
@@ -36,6 +36,7 @@ class TokenizeRequest(ThinkingFields):
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say. Raises ApiError that names the parameter."""

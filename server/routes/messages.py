@@ -47,7 +47,8 @@ def message_routes(service: Service) -> APIRouter:
         wire = await parse(service, request, CountTokensRequest)
         service.check_model(wire.model)
         conversation = _conversation(service, request, wire)
-        encoded = await encode_conversation(service, conversation, "messages")
+        salt = service.salt(request, wire.cache_salt)
+        encoded = await encode_conversation(service, conversation, "messages", salt)
         return {"input_tokens": len(encoded.ids)}
 
     return router

@@ -125,7 +125,8 @@ def response_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(limits)
         _, _, conversation = Shelf(service, store, request).conversation(wire)
-        encoded = await encode_conversation(service, conversation, "input")
+        salt = service.salt(request, wire.cache_salt)
+        encoded = await encode_conversation(service, conversation, "input", salt)
         tokens = len(encoded.ids)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 

@@ -54,9 +54,10 @@ async def _ids(service: Service, request: Request, wire: TokenizeRequest) -> tup
         return encoded.ids
     config, unseen = service.config, service.unseen(request, "chat")
     conversation = wire.conversation(config.limits, config.reasoning, unseen)
+    salt = service.salt(request, wire.cache_salt)
     add_generation_prompt = wire.add_generation_prompt is not False
     chat = await encode_conversation(
-        service, conversation, "messages", add_generation_prompt=add_generation_prompt
+        service, conversation, "messages", salt, add_generation_prompt=add_generation_prompt
     )
     return chat.ids
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
-from server.protocol.common import DrawingFields, ListOf, WireModel
+from server.protocol.common import CacheSalt, DrawingFields, ListOf, WireModel
 from server.protocol.errors import invalid
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
 from server.protocol.messages.fields import MESSAGES_FIELDS
@@ -125,4 +125,6 @@ class MessagesRequest(ConversationFields, DrawingFields):
 
 
 class CountTokensRequest(ConversationFields):
-    """The same, of which only the conversation counts."""
+    """The same, of which only the conversation counts, and whose it is."""
+
+    cache_salt: CacheSalt | None = None
