@@ -4,7 +4,6 @@ Everything that can be wrong with settings and model is said before a weight is 
 and before anybody can connect, as one sentence.
 """
 
-import gc
 import signal
 import socket
 from collections.abc import Iterator
@@ -43,6 +42,7 @@ from server.hub import (
     sampling_defaults,
 )
 from server.http import LISTEN_BACKLOG, http_config
+from server.idle_memory import keep_what_is_there
 from server.listener import listen_on, reserve
 from server.log import configure_log
 from server.metrics import Metrics
@@ -52,6 +52,7 @@ from server.settings import read_settings
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
 from server.text.grammar.judge import Judge, JudgeLimits
 from server.text.grammar.vocabulary import Vocabulary
+from server.text.thoughts import Thoughts
 from server.text.tokenizer import Tokenizer, TokenizerError
 from server.text.calls.written import WrittenCalls
 
@@ -85,11 +86,12 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
     overseer.start()
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
+        thoughts = Thoughts(settings.limits.max_thought_bytes)
         metrics = make_metrics(settings, model.served, client, model.plan)
-        service = Service(settings, model.served, model.tokenizer, client, metrics, grammars, calls)
-        # What is there now stays: the collector would stop everybody to look at all of it.
-        gc.collect()
-        gc.freeze()
+        service = Service(
+            settings, model.served, model.tokenizer, client, metrics, grammars, calls, thoughts
+        )
+        keep_what_is_there()
         listen(settings, service, listener)
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
@@ -172,7 +174,7 @@ def read_model(name: str, settings: Config) -> ModelFiles:
         served = ServedModel(
             model_names(name, folder, settings.server.served_model_name),
             sampling_defaults(folder),
-            frozenset(checkpoint.eos_token_ids or _eos_of(tokenizer)),
+            frozenset(checkpoint.eos_token_ids or tokenizer.end_ids),
         )
         if not checkpoint.embeds and (warning := tokenizer.template.try_out()):
             log.warning(warning)
@@ -206,10 +208,6 @@ def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint)
             f"{folder / 'tokenizer.json'}: it has {tokenizer.vocab_size} tokens, but config.json's "
             f"vocab_size is {checkpoint.vocab_size}"
         )
-
-
-def _eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
 
 
 def grammar_compiler(

@@ -96,6 +96,7 @@ class LimitsSection(Section):
     max_mask_s: float = Field(default=0.1, gt=0)
     max_step_mask_s: float = Field(default=0.05, gt=0)
     max_written_call_bytes: Size = 16 * MIB
+    max_thought_bytes: Size = 16 * MIB
     max_stop_strings: int = Field(default=4, ge=1)
     max_stop_string_chars: int = Field(default=256, ge=1)
     max_stop_token_ids: int = Field(default=128, ge=0)
@@ -121,6 +122,18 @@ class ReasoningSection(Section):
     minimal_effort_tokens: int = Field(default=512, ge=0)
     low_effort_tokens: int = Field(default=2048, ge=0)
     medium_effort_tokens: int = Field(default=8192, ge=0)
+
+
+UnseenRule = Literal["refuse", "placeholder"]
+
+
+class ImagesSection(Section):
+    """What becomes of images and files in the conversations of each API: a 400, or a note to the
+    model in their place."""
+
+    chat: UnseenRule = "refuse"
+    responses: UnseenRule = "placeholder"
+    messages: UnseenRule = "placeholder"
 
 
 class EngineSection(Section):
@@ -179,6 +192,7 @@ class Config(Section):
     prompts: PromptsSection = PromptsSection()
     limits: LimitsSection = LimitsSection()
     reasoning: ReasoningSection = ReasoningSection()
+    images: ImagesSection = ImagesSection()
     engine: EngineSection = EngineSection()
     cache: CacheSection = CacheSection()
     metrics: MetricsSection = MetricsSection()

@@ -81,6 +81,10 @@ class Thinking:
     """Tokens; None: no limit but the answer's own."""
 
 
+TemplateArguments = tuple[tuple[str, str | float | bool], ...]
+"""Names and values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What is to be answered, and how."""
@@ -93,6 +97,8 @@ class Conversation:
     thinking: Thinking = Thinking()
     continues: bool = False
     """Whether the last turn, which is the assistant's, is the beginning of the answer."""
+    template_arguments: TemplateArguments = ()
+    """What else the model's template is told, by the names that it has for it."""
 
     def __post_init__(self) -> None:
         """Nobody else's turn can be continued."""

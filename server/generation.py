@@ -1,5 +1,6 @@
 """The one neutral form between wire formats and the engine: a prompt in, deltas of text out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from engine.client import NO_SALT, TokenStream
@@ -17,6 +18,7 @@ from server.text.detokenizer import Detokenizer
 from server.text.pieces import AnswerPiece, Part, Piece, joined
 from server.text.pieces import TokenReport as TokenReport
 from server.text.stop_strings import StopStrings
+from server.text.thoughts import ThoughtRecord
 from server.text.tokenizer import Tokenizer
 
 
@@ -42,6 +44,8 @@ class Prompt:
     """Lower runs earlier."""
     constraint: TokenConstraint | None = None
     """What the answer must look like; each choice gets a copy."""
+    record: Callable[[], ThoughtRecord] | None = None
+    """Makes what gathers an answer's thoughts, for each choice; None: nothing does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class Generation:
         self._detokenizer = Detokenizer(tokenizer, with_tags=prompt.reading is not None)
         self._stop = StopStrings(prompt.stop)
         self._parser = AnswerParser(prompt.reading) if prompt.reading is not None else None
+        self._record = prompt.record() if prompt.record is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
         """Tokens that are no thoughts and whose text has not come out yet."""
@@ -118,6 +123,7 @@ class Generation:
             pieces += self._with_tokens(found)
             if event.finish is not None or self._cut:
                 return replace(self._end(event.finish, pieces, tokens), prompt=scored)
+        self._note(pieces)
         return Delta(joined(pieces), tokens, None, self._index, prompt=scored)
 
     def cut_off(self) -> Delta:
@@ -146,7 +152,14 @@ class Generation:
             pieces = pieces + self._with_tokens(self._parser.flush())
             if stopped and self._parser.ended_with_calls:
                 reason = "tool_calls"
+        self._note(pieces)
+        if self._record is not None:
+            self._record.end()
         return Delta(joined(pieces), tokens, reason, self._index, self._stop.matched)
+
+    def _note(self, pieces: list[AnswerPiece]) -> None:
+        if self._record is not None:
+            self._record.add(pieces)
 
     @property
     def _cut(self) -> bool:

@@ -1,4 +1,4 @@
-"""Free memory of this process goes back to the system while nobody asks.
+"""Memory of this process: what stays, and what goes back to the system while nobody asks.
 
 What requests took and gave back, the C library keeps in pieces, each thread's apart: after a crowd
 that may be hundreds of MiB.
@@ -6,10 +6,17 @@ that may be hundreds of MiB.
 
 import asyncio
 import ctypes
+import gc
 from typing import Protocol
 
 # Looked at so often; with somebody there it waits for the next time.
 LOOK_S = 15.0
+
+
+def keep_what_is_there() -> None:
+    """Spare all that a server begins with: the collector stops everybody to look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 class Answers(Protocol):

@@ -1,19 +1,27 @@
 """What is asked -> the prompt that the engine gets. All chat APIs share this step."""
 
+import asyncio
 from dataclasses import dataclass, replace
 
 import structlog
 
-from engine.types import TokenConstraint
+from engine.types import PrefixSalt, TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
 from server.protocol.common import DrawingFields, answer_length
-from server.protocol.errors import ApiError, ContextOverflowError, grammars_full, invalid
+from server.protocol.errors import (
+    MAX_NAME_CHARS,
+    ApiError,
+    ContextOverflowError,
+    grammars_full,
+    invalid,
+    quoted,
+)
 from server.service import Service, new_seed
 from server.text.answer_parser import Reading
 from server.text.calls.parser import ends_in_call
 from server.text.calls.tool_format import ToolFormat
-from server.text.chat_template import TemplateError
+from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.error import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
@@ -52,9 +60,11 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
     conversation, sampling, param = asked.conversation, asked.sampling, asked.turns_param
     form = _tool_format(service, conversation, param)
     _check_begun(conversation, param)
+    salt = service.salts.salt(key, sampling.cache_salt)
     async with service.encoding:
         service.check_room(sampling.wanted.choices, key=key)
-        encoded = await _fitting(service, conversation, param)
+        known = await asyncio.to_thread(service.thoughts.recalled, conversation, salt)
+        encoded = await _fitting(service, known.conversation, param)
     reading = Reading(
         encoded.opening,
         conversation.offered_tools,
@@ -80,35 +90,47 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
         sampling.stop_strings(),
         reading,
         choices=sampling.wanted.choices,
-        salt=service.salts.salt(key, sampling.cache_salt),
+        salt=salt,
         system_tokens=encoded.system_tokens,
         priority=sampling.priority or 0,
         constraint=await _constraint(service, asked, reading),
+        record=known.record,
     )
 
 
 async def encode_conversation(
-    service: Service, conversation: Conversation, param: str, *, add_generation_prompt: bool = True
+    service: Service,
+    conversation: Conversation,
+    param: str,
+    salt: PrefixSalt,
+    *,
+    add_generation_prompt: bool = True,
 ) -> EncodedChat:
     """The prompt of a conversation, also where it does not fit. param: the wire's name of it.
-    add_generation_prompt: whether an answer is to follow. Raises ApiError for what cannot be
+    salt: of the request. add_generation_prompt: whether an answer is to follow. Raises ApiError for
+    what cannot be rendered."""
+    _tool_format(service, conversation, param)
+    _check_begun(conversation, param)
+    async with service.encoding:
+        known = await asyncio.to_thread(service.thoughts.recalled, conversation, salt)
+        return await _encode(
+            service, known.conversation, param, None, add_generation_prompt=add_generation_prompt
+        )
+
+
+async def count_tokens_of(
+    service: Service, conversation: Conversation, param: str, salt: PrefixSalt
+) -> int:
+    """How many tokens the prompt of a conversation has; about how many, where they are far more
+    than fit. param: the wire's name of it. salt: of the request. Raises ApiError for what cannot be
     rendered."""
     _tool_format(service, conversation, param)
     _check_begun(conversation, param)
     async with service.encoding:
-        return await _encode(
-            service, conversation, param, None, add_generation_prompt=add_generation_prompt
-        )
-
-
-async def count_tokens_of(service: Service, conversation: Conversation, param: str) -> int:
-    """How many tokens the prompt of a conversation has; about how many, where they are far more
-    than fit. param: the wire's name of it. Raises ApiError for what cannot be rendered."""
-    _tool_format(service, conversation, param)
-    async with service.encoding:
+        known = await asyncio.to_thread(service.thoughts.recalled, conversation, salt)
         try:
             return await service.tokenizer.count_chat(
-                conversation,
+                known.conversation,
                 service.max_model_len,
                 service.written_calls,
                 max_template_s=service.config.limits.max_template_s,
@@ -132,6 +154,7 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
         raise invalid(
             "This model's chat template knows no tools, or none whose calls can be read.", "tools"
         )
+    _check_arguments(template, conversation)
     return template.tool_format or ToolFormat.HERMES
 
 
@@ -151,6 +174,17 @@ def _check_no_call_begun(conversation: Conversation, reading: Reading, param: st
         raise invalid("An answer that must be a call cannot be begun with a text.", param)
     if reading.tools and ends_in_call(reading.said, reading.tools, reading.tool_format):
         raise invalid(CALL_BEGUN, param)
+
+
+def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None:
+    """Raises ApiError for what the template would not look at."""
+    for name, _ in conversation.template_arguments:
+        if name not in template.arguments:
+            taken = ", ".join(sorted(template.arguments)) or "none"
+            raise invalid(
+                f"This model's chat template does not take {quoted(name)}. What it takes: {taken}.",
+                f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}",
+            )
 
 
 async def _fitting(service: Service, conversation: Conversation, param: str) -> EncodedChat:

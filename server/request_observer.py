@@ -8,9 +8,11 @@ from server.log import places_of
 from server.metrics import Metrics
 from server.metrics.answer_times import RequestTimes
 from server.openapi import speaks_anthropic
+from server.protocol.unseen import Unseen
 from server.recent_requests import RecentRequests
 from server.request_ids import HEADER, bind_request_id
 
+NOT_SHOWN_HEADER = "X-Images-Not-Shown"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Asked every few seconds by machines; and by the page, which looks at the memory twice a second.
@@ -99,7 +101,10 @@ class Exchange:
         """What it is answered."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self._headers]
+            own = list(self._headers)
+            if self._not_shown:
+                own.append((NOT_SHOWN_HEADER.encode(), str(self._not_shown).encode()))
+            message["headers"] = [*message.get("headers", ()), *own]
             self._metrics.count_request(self.endpoint, message["status"])
         elif not message.get("more_body"):
             self._complete = True
@@ -127,4 +132,12 @@ class Exchange:
                 "generated_tokens": times.generated_tokens,
                 "finish": times.finish,
             }
+        if self._not_shown:
+            said["images_not_shown"] = self._not_shown
         return said | {"client_left": self.left}
+
+    @property
+    def _not_shown(self) -> int:
+        """Images and files that the model is only told of. Routes say it: request.state.unseen."""
+        unseen: Unseen | None = self._scope["state"].get("unseen")
+        return 0 if unseen is None else unseen.count

@@ -6,14 +6,14 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
 
 from engine.client import EngineClient
 from engine.errors import EngineDeadError, QueueFullError, ShareFullError
-from engine.types import SamplingParams, TokenEvent
+from engine.types import PrefixSalt, SamplingParams, TokenEvent
 from server.choices import Choices
 from server.config import Config
 from server.drain import Drain
@@ -36,10 +36,12 @@ from server.protocol.errors import (
     shutting_down,
     unavailable,
 )
+from server.protocol.unseen import Unseen
 from server.recent_requests import RecentRequests
-from server.salts import Salts
+from server.salts import Salts, request_key
 from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
+from server.text.thoughts import Thoughts
 from server.text.tokenizer import Tokenizer
 
 WireModelT = TypeVar("WireModelT", bound=WireModel)
@@ -90,6 +92,7 @@ class Service:
     metrics: Metrics
     grammars: GrammarCompiler
     written_calls: WrittenCalls
+    thoughts: Thoughts
     salts: Salts = field(default_factory=Salts)
     drain: Drain = field(default_factory=Drain)
     recent: RecentRequests = field(default_factory=RecentRequests)
@@ -121,6 +124,17 @@ class Service:
         return Heading(
             f"{prefix}{separator}{secrets.token_hex(12)}", int(time.time()), self.model.id
         )
+
+    def salt(self, request: Request, cache_salt: str | None) -> PrefixSalt:
+        """With whom a request shares what is kept. cache_salt: its own."""
+        return self.salts.salt(request_key(request.headers), cache_salt)
+
+    def unseen(self, request: Request, api: Literal["chat", "responses", "messages"]) -> Unseen:
+        """What becomes of images in a request of that API. Its header and its line in the log say
+        how many there were."""
+        found = Unseen(getattr(self.config.images, api), f"images.{api}")
+        request.state.unseen = found
+        return found
 
     def check_room(self, choices: int, prompts: int = 1, *, key: str = "") -> None:
         """choices: answers to each prompt. key: the request's. Raises ApiError (400, 429 or 503)

@@ -3,8 +3,17 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from engine.types import SamplingParams
 from server.config import LimitsSection
@@ -20,10 +29,13 @@ MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
+MAX_TEMPLATE_VALUE_CHARS = 256
+MAX_TEMPLATE_NUMBER = 2**31 - 1
 # The lowest of all is the readiness probe's own.
 MAX_PRIORITY = 2**31 - 1
 
 Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ItemT = TypeVar("ItemT")
 # There may be many: one that is wrong is enough.
@@ -43,6 +55,26 @@ def _kind_of_input(value: Any) -> str | None:
         return "Lists"
     return "Ids" if isinstance(first, int) else "Texts"
 
+
+def _template_value(value: Any) -> Any:
+    """Only what a template can compare or write, and not much of it."""
+    if isinstance(value, str) and len(value) <= MAX_TEMPLATE_VALUE_CHARS:
+        return value
+    # A bool is an int.
+    if value is None or (isinstance(value, int | float) and abs(value) <= MAX_TEMPLATE_NUMBER):
+        return value
+    raise PydanticCustomError(
+        "template_value",
+        f"It must be true, false, a number up to {MAX_TEMPLATE_NUMBER}, or a text of at most "
+        f"{MAX_TEMPLATE_VALUE_CHARS} characters",
+    )
+
+
+TemplateValue = Annotated[
+    Any,
+    AfterValidator(_template_value),
+    WithJsonSchema({"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]}),
+]
 
 TextsOrIds = Annotated[
     Annotated[str, Tag("Text")]
@@ -113,7 +145,7 @@ class DrawingFields(WireModel):
     )
     """Checked by hand, which ends at the first that is wrong."""
     seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    cache_salt: CacheSalt | None = None
     """Only requests with the same one share what the cache keeps."""
     cache_report: bool | None = None
     """Whether usage says why not more of the prompt came from the cache."""

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from pydantic_core import to_json
 
 from server.config import LimitsSection
-from server.protocol.common import MAX_CACHE_SALT_CHARS, MAX_PRIORITY, TextsOrIds, WireModel
+from server.protocol.common import MAX_PRIORITY, CacheSalt, TextsOrIds, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import EMBEDDING_FIELDS, FieldRule, refuse_unsupported
 
@@ -31,7 +31,7 @@ class EmbeddingRequest(WireModel):
     normalize: bool | None = None
     dimensions: int | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say. Raises ApiError that names the parameter."""

@@ -153,7 +153,7 @@ THINKING_FIELDS = (
     accepted("thinking_token_budget", "thoughts are ended after so many tokens; wins over effort"),
     accepted("thinking_budget", "the same"),
     accepted("enable_thinking", "the same as chat_template_kwargs.enable_thinking"),
-    accepted("chat_template_kwargs", "enable_thinking; another one is refused"),
+    accepted("chat_template_kwargs", "what the model's template takes; another one is refused"),
 )
 
 CHAT_FIELDS = (
@@ -254,6 +254,7 @@ TOKENIZE_FIELDS = (
         "add_special_tokens", "with those that the tokenizer puts around a text; not for messages"
     ),
     accepted("return_token_strs", "the text of each token as well"),
+    accepted("cache_salt", "the chat's: whose thoughts are put back"),
     refused("add_special", "use add_special_tokens"),
     refused("parse_special", "special tokens are recognised in a text, and not in messages", True),
     refused("with_pieces", "use return_token_strs"),

@@ -11,7 +11,7 @@ from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
 from server.protocol.chat.tools import WireTool, WireToolChoice
-from server.protocol.common import ListOf, TokenIds, WireModel
+from server.protocol.common import CacheSalt, ListOf, TokenIds, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import (
     DETOKENIZE_FIELDS,
@@ -19,6 +19,7 @@ from server.protocol.fields import (
     FieldRule,
     refuse_unsupported,
 )
+from server.protocol.unseen import Unseen
 
 
 class TokenizeRequest(ContinuationFields, ThinkingFields):
@@ -35,6 +36,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
     tool_choice: str | WireToolChoice | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say. Raises ApiError that names the parameter."""
@@ -55,11 +57,17 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
         """The text; None for messages."""
         return self.content if self.prompt is None else self.prompt
 
-    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+    def conversation(
+        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
+    ) -> Conversation:
         """The messages, as /v1/chat/completions reads them. Raises ApiError."""
-        asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits)
-        continues = self.continues(asked.turns[-1], marked=asked.continues)
-        return replace(asked, thinking=self.thinking(efforts), continues=continues)
+        asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits, unseen)
+        return replace(
+            asked,
+            thinking=self.thinking(efforts),
+            template_arguments=self.template_arguments,
+            continues=self.continues(asked.turns[-1], marked=asked.continues),
+        )
 
 
 class DetokenizeRequest(WireModel):

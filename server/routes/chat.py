@@ -26,8 +26,9 @@ def chat_routes(service: Service) -> APIRouter:
         key = request_key(request.headers)
         service.check_room(wire.wanted.choices, key=key)
         max_tokens, param = wire.asked_length
+        config, unseen = service.config, service.unseen(request, "chat")
         asked = Asked(
-            wire.conversation(service.config.limits, service.config.reasoning),
+            wire.conversation(config.limits, config.reasoning, unseen),
             wire,
             max_tokens,
             param,

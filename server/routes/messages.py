@@ -6,10 +6,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.conversation import Conversation
 from server.openapi import takes
 from server.prompting import Asked, chat_prompt, count_tokens_of
 from server.protocol.messages.answer import MessageAnswer
-from server.protocol.messages.request import CountTokensRequest, MessagesRequest
+from server.protocol.messages.request import (
+    ConversationFields,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from server.routes.answering import respond
 from server.salts import request_key
 from server.service import Service, parse
@@ -26,7 +31,7 @@ def message_routes(service: Service) -> APIRouter:
         wire.check(service.config.limits)
         key = request_key(request.headers)
         service.check_room(1, key=key)
-        conversation = wire.conversation(service.config.limits, service.config.reasoning)
+        conversation = _conversation(service, request, wire)
         asked = Asked(conversation, wire, wire.max_tokens)
         prompt = await chat_prompt(service, asked, key)
         answer = MessageAnswer(
@@ -41,7 +46,14 @@ def message_routes(service: Service) -> APIRouter:
     async def count_tokens(request: Request) -> dict[str, Any]:
         wire = await parse(service, request, CountTokensRequest)
         service.check_model(wire.model)
-        conversation = wire.conversation(service.config.limits, service.config.reasoning)
-        return {"input_tokens": await count_tokens_of(service, conversation, "messages")}
+        conversation = _conversation(service, request, wire)
+        salt = service.salt(request, wire.cache_salt)
+        return {"input_tokens": await count_tokens_of(service, conversation, "messages", salt)}
 
     return router
+
+
+def _conversation(service: Service, request: Request, wire: ConversationFields) -> Conversation:
+    """What both routes read in the same way. Raises ApiError."""
+    config = service.config
+    return wire.conversation(config.limits, config.reasoning, service.unseen(request, "messages"))

@@ -35,6 +35,7 @@ class Shelf:
     def __init__(self, service: Service, store: ResponseStore, request: Request) -> None:
         self._tenant = service.salts.salt(request_key(request.headers), None).tenant
         self._config = service.config
+        self._unseen = service.unseen(request, "responses")
         self._store = store
 
     def conversation(
@@ -45,7 +46,7 @@ class Shelf:
         history, items = self.before(wire.previous_response_id), wire.items(self.item)
         before = [read_item(item) for item in history]
         limits, efforts = self._config.limits, self._config.reasoning
-        conversation = wire.conversation(before, items, limits, efforts)
+        conversation = wire.conversation(before, items, limits, efforts, self._unseen)
         if conversation.continues and items:
             items = [*items[:-1], items[-1].model_copy(update={"prefix": True})]
         elif conversation.continues:
@@ -128,7 +129,8 @@ def response_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(limits)
         _, _, conversation = Shelf(service, store, request).conversation(wire)
-        tokens = await count_tokens_of(service, conversation, "input")
+        salt = service.salt(request, wire.cache_salt)
+        tokens = await count_tokens_of(service, conversation, "input", salt)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     @router.get("/v1/responses/{response_id}")

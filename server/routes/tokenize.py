@@ -24,7 +24,7 @@ def tokenize_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(service.config.limits)
         async with service.tokenizing:
-            ids = await _ids(service, wire)
+            ids = await _ids(service, request, wire)
             strings = (
                 await asyncio.to_thread(_strings, service, ids) if wire.return_token_strs else None
             )
@@ -48,17 +48,19 @@ def tokenize_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _ids(service: Service, wire: TokenizeRequest) -> tuple[int, ...]:
+async def _ids(service: Service, request: Request, wire: TokenizeRequest) -> tuple[int, ...]:
     """Of the text, or of the prompt that the messages make; however many."""
     if wire.text is not None:
         encoded = await service.tokenizer.encode_text(
             wire.text, add_special_tokens=bool(wire.add_special_tokens)
         )
         return encoded.ids
-    conversation = wire.conversation(service.config.limits, service.config.reasoning)
+    config, unseen = service.config, service.unseen(request, "chat")
+    conversation = wire.conversation(config.limits, config.reasoning, unseen)
+    salt = service.salt(request, wire.cache_salt)
     add_generation_prompt = conversation.continues or wire.add_generation_prompt is not False
     chat = await encode_conversation(
-        service, conversation, "messages", add_generation_prompt=add_generation_prompt
+        service, conversation, "messages", salt, add_generation_prompt=add_generation_prompt
     )
     return chat.ids
 

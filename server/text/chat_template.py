@@ -18,6 +18,7 @@ from server.text.json_object import json_object
 from server.text.parser import CLOSE, OPEN, thinking_part
 from server.text.pieces import Part
 from server.text.special_tokens import SpecialTokens
+from server.text.template_arguments import template_arguments
 from server.text.template_trial import fault_of, try_template
 from server.text.time_limit import TimeLimit, TimeUp
 
@@ -57,8 +58,7 @@ class ChatTemplate:
         or nothing."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
-        texts = [text for text in (self._text(), self._text(tools=[])) if text is not None]
-        trial = try_template(list(dict.fromkeys(texts)), self._tokenizer.special_tokens_map)
+        trial = try_template(self._texts, self._tokenizer.special_tokens_map)
         if not trial.ends:
             self.unusable = trial.fault
             return f"the model's chat template is not used, because {trial.fault}: {REFUSED}"
@@ -93,6 +93,11 @@ class ChatTemplate:
             return guarded in self._render([{"role": "user", "content": guarded}])
         except Exception:
             return True  # what it does not render is refused
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """What it takes besides the conversation, by name."""
+        return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def render(
         self,
@@ -169,6 +174,12 @@ class ChatTemplate:
         guarded: GuardedT = self._special_tokens.guarded(value) if self.keeps_marks else value
         return guarded
 
+    @property
+    def _texts(self) -> list[str]:
+        """Its templates, each once."""
+        texts = (self._text(), self._text(tools=[]))
+        return list(dict.fromkeys(text for text in texts if text is not None))
+
     def _text(self, tools: list[Any] | None = None) -> str | None:
         """The template for conversations with tools, or without; None where there is none, or none
         of several is the default."""
@@ -196,7 +207,7 @@ class ChatTemplate:
 def _arguments(conversation: Conversation) -> dict[str, Any]:
     """What the template gets besides the messages. What nobody asked for is left out: templates
     tell that from False."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
     if conversation.offered_tools:

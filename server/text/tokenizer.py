@@ -99,7 +99,9 @@ class Tokenizer:
         self.fast.no_padding()
         self.fast.no_truncation()
         self._encoder = Encoder(self.fast)
-        self.eos_token_id: int | None = loaded.eos_token_id
+        end_id = loaded.eos_token_id
+        self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
+        """Of the token that ends an answer, as far as the tokenizer says."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)

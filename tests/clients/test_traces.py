@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from server.config import Config, LimitsSection
 from tests.clients.traces.__main__ import AGENTS, problems_of, report
 from tests.clients.traces.agents import ChatAgent, with_calls_rewritten, without_thoughts
 from tests.clients.traces.conversation import CALLS, TURNS, in_its_own_way, steps
@@ -45,8 +46,17 @@ async def test_calls_are_repeated_as_the_model_wrote_them_whatever_the_agent_mad
     assert problems_of(turns, set()) == []
 
 
-async def test_an_agent_that_drops_thoughts_has_the_places_named(tmp_path: Path) -> None:
+async def test_an_agent_that_drops_thoughts_computes_what_is_new(tmp_path: Path) -> None:
     async with theatre(tmp_path) as (stage, http):
+        agent = ChatAgent(without_thoughts)
+        turns = await replay("one", agent, steps()[: A_LOOP + 1], stage, http)
+    assert [turn.changed for turn in turns] == [None] * A_LOOP + ["thoughts"]
+    assert problems_of(turns, {"thoughts"}) == []
+
+
+async def test_an_agent_whose_thoughts_nobody_keeps_has_the_places_named(tmp_path: Path) -> None:
+    config = Config(limits=LimitsSection(max_thought_bytes=0))
+    async with theatre(tmp_path, config) as (stage, http):
         agent = ChatAgent(without_thoughts)
         turns = await replay("one", agent, steps()[:3], stage, http)
     assert [turn.changed for turn in turns] == [None, "thoughts", "thoughts"]

@@ -24,6 +24,7 @@ from server.conversation import Conversation, Turn
 from server.metrics import Metrics
 from server.service import ServedModel, Service
 from server.text.calls.written import WrittenCalls
+from server.text.thoughts import Thoughts
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB, recall_loop
 from tests.recall import RecallModel, recall_many
@@ -199,7 +200,8 @@ def make_service(
     config = config or Config()
     grammars = grammar_compiler(config, tokenizer, model, client.limits.vocab_size)
     calls = WrittenCalls(config.limits.max_written_call_bytes)
-    return Service(config, model, tokenizer, client, Metrics(client), grammars, calls)
+    thoughts = Thoughts(config.limits.max_thought_bytes)
+    return Service(config, model, tokenizer, client, Metrics(client), grammars, calls, thoughts)
 
 
 @asynccontextmanager

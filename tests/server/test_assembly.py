@@ -262,7 +262,7 @@ def test_everything_is_put_together(
     serve_model(str(tiny_model), None, flags)
     (service,) = served
     assert service.model.names == ("alias", "tiny", str(tiny_model))
-    ends = {service.tokenizer.eos_token_id}
+    ends = set(service.tokenizer.end_ids)
     assert ends < service.model.stop_token_ids
     assert "substrate: posix" in capsys.readouterr().err
 
@@ -290,7 +290,7 @@ def test_the_tokenizer_says_what_ends_an_answer_where_the_model_does_not(
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
     serve_model(str(folder), None, SMALL)
     first, second = served
-    assert first.model.stop_token_ids == {first.tokenizer.eos_token_id}
+    assert first.model.stop_token_ids == set(first.tokenizer.end_ids)
     assert second.model.stop_token_ids == set()
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine.client import NO_SALT
 from engine.types import PrefixSalt
 from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 from server.generation import Prompt
@@ -120,11 +121,12 @@ def test_errors_name_the_fields_of_their_own_api(service: Service) -> None:
 def test_a_prompt_is_encoded_as_it_would_be_also_where_it_does_not_fit(service: Service) -> None:
     for asked in (talk(), talk(Turn("system", "Be brief."), tools=(LOOK,))):
         text, _ = service.tokenizer.template.render(asked)
-        encoded = asyncio.run(encode_conversation(service, asked, "messages"))
+        encoded = asyncio.run(encode_conversation(service, asked, "messages", NO_SALT))
         assert encoded.ids == asyncio.run(service.tokenizer.encode_text(text)).ids
-        assert asyncio.run(count_tokens_of(service, asked, "messages")) == len(encoded.ids)
+        counted = asyncio.run(count_tokens_of(service, asked, "messages", NO_SALT))
+        assert counted == len(encoded.ids)
     too_long = talk(Turn("user", "x" * 10 * service.max_model_len))
-    encoded = asyncio.run(encode_conversation(service, too_long, "messages"))
+    encoded = asyncio.run(encode_conversation(service, too_long, "messages", NO_SALT))
     assert len(encoded.ids) > 10 * service.max_model_len
 
 

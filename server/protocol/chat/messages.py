@@ -6,6 +6,7 @@ from typing import Any, Literal
 from server.conversation import ToolCall, Turn
 from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import invalid, quoted
+from server.protocol.unseen import Unseen, unsupported
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
@@ -25,20 +26,28 @@ class ContentPart(WireModel):
     text: str | None = None
     refusal: str | None = None
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it says something, and does not show it."""
+        return self.type in (*TEXT_PARTS, "refusal")
 
-def content_text(content: str | list[ContentPart], place: str) -> str:
+    def said(self, place: str, unseen: Unseen) -> str:
+        """What the model reads of it. Raises ApiError."""
+        if not self.is_text:
+            return unseen.note(self.type, place)
+        text = self.refusal if self.type == "refusal" else self.text
+        if text is None:
+            raise unsupported(self.type, place)
+        return text
+
+
+def content_text(content: str | list[ContentPart], place: str, unseen: Unseen) -> str:
     """Content as one string. place: how errors name it. Raises ApiError for what is no text."""
     if isinstance(content, str):
         return content
     texts = []
     for number, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in (*TEXT_PARTS, "refusal") or text is None:
-            raise invalid(
-                f"Content of type {quoted(part.type)} is not supported: this model reads text.",
-                f"{place}[{number}]",
-            )
-        texts.append(text)
+        texts.append(part.said(f"{place}[{number}]", unseen))
     return "".join(texts)
 
 
@@ -85,23 +94,23 @@ class Message(WireModel):
     prefix: bool | None = None
     """Whether the answer goes on with it."""
 
-    def turn(self, place: str) -> Turn:
+    def turn(self, place: str, unseen: Unseen) -> Turn:
         """The neutral form. place: how errors name the message. Raises ApiError."""
         if self.audio is not None:
             raise invalid("Audio is not supported: this model reads text.", f"{place}.audio")
         return Turn(
             ROLES[self.role],
-            self._text(place),
+            self._text(place, unseen),
             self.reasoning_content or self.reasoning or "",
             self._calls(place),
             self.tool_call_id,
         )
 
-    def _text(self, place: str) -> str:
+    def _text(self, place: str, unseen: Unseen) -> str:
         """The content as one string."""
         if self.content is None:
             return self.refusal or ""
-        return content_text(self.content, f"{place}.content")
+        return content_text(self.content, f"{place}.content", unseen)
 
     def _calls(self, place: str) -> tuple[ToolCall, ...]:
         calls = []

@@ -7,25 +7,33 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Conversation, Thinking
+from server.conversation import Conversation, TemplateArguments, Thinking
 from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
-from server.protocol.common import Count, ListOf, SamplingFields, WireModel
+from server.protocol.common import Count, ListOf, SamplingFields, TemplateValue, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
+from server.protocol.unseen import Unseen
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class TemplateArguments(WireModel):
-    """Arguments of the chat template that a request may set; others are refused by name."""
+class TemplateFields(WireModel):
+    """Arguments of the chat template that a request sets. Which there are the template says."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
+    __pydantic_extra__: dict[str, TemplateValue] = Field(init=False)
     enable_thinking: bool | None = None
+
+    @property
+    def others(self) -> TemplateArguments:
+        """All but whether to think; without those that say nothing."""
+        given = self.__pydantic_extra__
+        return tuple((name, value) for name, value in given.items() if value is not None)
 
 
 class ThinkingFields(WireModel):
@@ -35,11 +43,16 @@ class ThinkingFields(WireModel):
     thinking_token_budget: Budget | None = None
     thinking_budget: Budget | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: TemplateArguments | None = None
+    chat_template_kwargs: TemplateFields | None = None
+
+    @property
+    def template_arguments(self) -> TemplateArguments:
+        """What the template is told besides."""
+        return (self.chat_template_kwargs or TemplateFields()).others
 
     def thinking(self, efforts: ReasoningSection) -> Thinking:
         """The neutral form. What is said plainly wins over an effort."""
-        arguments = self.chat_template_kwargs or TemplateArguments()
+        arguments = self.chat_template_kwargs or TemplateFields()
         said, budget = arguments.enable_thinking, self.thinking_token_budget
         return thinking(
             self.reasoning_effort,
@@ -101,9 +114,11 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingF
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
-    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+    def conversation(
+        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
+    ) -> Conversation:
         """The neutral form. Raises ApiError that names what cannot be part of it."""
-        asked = read_conversation(self.messages, self.tools, self.tool_choice, limits)
+        asked = read_conversation(self.messages, self.tools, self.tool_choice, limits, unseen)
         continues = self.continues(asked.turns[-1], marked=asked.continues)
         self.check_answered(continues=continues)
         return replace(
@@ -112,6 +127,7 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingF
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
             thinking=self.thinking(efforts),
+            template_arguments=self.template_arguments,
         )
 
 
@@ -120,6 +136,7 @@ def read_conversation(
     tools: list[WireTool] | None,
     tool_choice: str | WireToolChoice | None,
     limits: LimitsSection,
+    unseen: Unseen,
 ) -> Conversation:
     """What becomes of these fields, in the neutral form. Raises ApiError."""
     offered = read_tools(tools or [], limits.max_tools)
@@ -127,7 +144,7 @@ def read_conversation(
         if message.prefix and (number < len(messages) or message.role != "assistant"):
             raise invalid(NOT_CONTINUED, f"messages[{number - 1}].prefix")
     return Conversation(
-        turns=tuple(message.turn(f"messages[{n}]") for n, message in enumerate(messages)),
+        turns=tuple(message.turn(f"messages[{n}]", unseen) for n, message in enumerate(messages)),
         tools=offered,
         tool_choice=read_tool_choice(tool_choice, offered),
         continues=bool(messages[-1].prefix),

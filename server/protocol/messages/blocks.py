@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from server.conversation import ToolCall, Turn
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import ApiError, invalid, quoted
+from server.protocol.errors import invalid
+from server.protocol.unseen import Unseen, unsupported
 
 # Claude Code's first line, which differs from one request to the next: with it nothing that
 # follows could come from the cache.
@@ -21,14 +22,46 @@ class TextBlock(WireModel):
     type: str
     text: str | None = None
 
-    def said(self, place: str) -> str:
-        """The text. Raises ApiError for anything else."""
-        if self.type != "text" or self.text is None:
+    def said(self, place: str, unseen: Unseen) -> str:
+        """What the model reads of it. Raises ApiError for what is no text."""
+        if self.type != "text":
+            return unseen.note(self.type, place)
+        if self.text is None:
             raise unsupported(self.type, place)
         return self.text
 
 
-class Block(TextBlock):
+class Source(WireModel):
+    """What an image or a document is. Only text is looked at."""
+
+    type: str | None = None
+    data: str | None = None
+    content: str | ListOf[TextBlock] | None = None
+
+    def said(self, place: str, unseen: Unseen) -> str | None:
+        """The text; None where it is none."""
+        if self.type == "text":
+            return self.data
+        if self.type != "content" or self.content is None:
+            return None
+        return joined_text(self.content, f"{place}.content", unseen)
+
+
+class ShownBlock(TextBlock):
+    """A block that may also be an image or a document."""
+
+    source: Source | None = None
+
+    def said(self, place: str, unseen: Unseen) -> str:
+        """See TextBlock. A document of text is its text."""
+        if self.type == "document" and self.source is not None:
+            text = self.source.said(f"{place}.source", unseen)
+            if text is not None:
+                return text
+        return super().said(place, unseen)
+
+
+class Block(ShownBlock):
     """A block of a user's or of an assistant's message."""
 
     thinking: str | None = None
@@ -36,7 +69,7 @@ class Block(TextBlock):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | ListOf[TextBlock] | None = None
+    content: str | ListOf[ShownBlock] | None = None
     is_error: bool | None = None
 
     def call(self, place: str) -> ToolCall:
@@ -46,9 +79,9 @@ class Block(TextBlock):
         arguments = json.dumps(self.input or {}, ensure_ascii=False)
         return ToolCall(self.id or "", self.name, arguments)
 
-    def result(self, place: str) -> Turn:
+    def result(self, place: str, unseen: Unseen) -> Turn:
         """A tool_result. One that is an error says so."""
-        text = joined_text(self.content or "", f"{place}.content")
+        text = joined_text(self.content or "", f"{place}.content", unseen)
         if self.is_error and not text.lower().startswith("error"):
             text = FAILED + text
         return Turn("tool", text, tool_call_id=self.tool_use_id)
@@ -60,39 +93,32 @@ class InputMessage(WireModel):
     role: Literal["user", "assistant", "system"]
     content: str | ListOf[Block]
 
-    def turns(self, place: str) -> list[Turn]:
+    def turns(self, place: str, unseen: Unseen) -> list[Turn]:
         """The neutral form: an assistant's message is one turn; a user's is one for every result of
         a tool and every run of text. place: how errors name it. Raises ApiError."""
         if self.role == "system":
-            text = "\n\n".join(system_texts(self.content, f"{place}.content"))
+            text = "\n\n".join(system_texts(self.content, f"{place}.content", unseen))
             return [Turn("system", text)] if text else []
         if isinstance(self.content, str):
             return [Turn(self.role, self.content)]
         blocks = [(f"{place}.content[{n}]", block) for n, block in enumerate(self.content)]
-        return _heard(blocks) if self.role == "user" else [_spoken(blocks)]
+        return _heard(blocks, unseen) if self.role == "user" else [_spoken(blocks, unseen)]
 
 
-def system_texts(content: str | Sequence[TextBlock], place: str) -> list[str]:
+def system_texts(content: str | Sequence[TextBlock], place: str, unseen: Unseen) -> list[str]:
     """The parts of a system prompt, without what is billed to whom. Raises ApiError."""
-    blocks = [content] if isinstance(content, str) else _texts(content, place)
+    blocks = [content] if isinstance(content, str) else _texts(content, place, unseen)
     texts = [_without_billing(text) for text in blocks]
     return [text for text in texts if text]
 
 
-def joined_text(content: str | Sequence[TextBlock], place: str) -> str:
-    """Content that can only be text, as one string. Raises ApiError."""
-    return content if isinstance(content, str) else "".join(_texts(content, place))
+def joined_text(content: str | Sequence[TextBlock], place: str, unseen: Unseen) -> str:
+    """Content as one string. Raises ApiError."""
+    return content if isinstance(content, str) else "".join(_texts(content, place, unseen))
 
 
-def unsupported(kind: str, place: str) -> ApiError:
-    """400 for a block that no prompt can have."""
-    return invalid(
-        f"Content of type {quoted(kind)} is not supported here: this model reads text.", place
-    )
-
-
-def _texts(blocks: Sequence[TextBlock], place: str) -> list[str]:
-    return [block.said(f"{place}[{number}]") for number, block in enumerate(blocks)]
+def _texts(blocks: Sequence[TextBlock], place: str, unseen: Unseen) -> list[str]:
+    return [block.said(f"{place}[{number}]", unseen) for number, block in enumerate(blocks)]
 
 
 def _without_billing(text: str) -> str:
@@ -100,22 +126,22 @@ def _without_billing(text: str) -> str:
     return text if found is None else text[found.end() :]
 
 
-def _heard(blocks: list[tuple[str, Block]]) -> list[Turn]:
+def _heard(blocks: list[tuple[str, Block]], unseen: Unseen) -> list[Turn]:
     """What an assistant hears: its tools, and the user."""
     turns: list[Turn] = []
     texts: list[str] = []
     for place, block in blocks:
         if block.type != "tool_result":
-            texts.append(block.said(place))
+            texts.append(block.said(place, unseen))
             continue
         if texts:
             turns.append(Turn("user", "".join(texts)))
             texts = []
-        turns.append(block.result(place))
+        turns.append(block.result(place, unseen))
     return [*turns, Turn("user", "".join(texts))] if texts or not turns else turns
 
 
-def _spoken(blocks: list[tuple[str, Block]]) -> Turn:
+def _spoken(blocks: list[tuple[str, Block]], unseen: Unseen) -> Turn:
     """All that an assistant did in one message."""
     thoughts, texts, calls = [], [], []
     for place, block in blocks:
@@ -125,5 +151,5 @@ def _spoken(blocks: list[tuple[str, Block]]) -> Turn:
             calls.append(block.call(place))
         # What is redacted is a cipher of Anthropic's, which nobody else can read.
         elif block.type != "redacted_thinking":
-            texts.append(block.said(place))
+            texts.append(block.said(place, unseen))
     return Turn("assistant", "".join(texts), "\n\n".join(thoughts), tuple(calls))

@@ -40,7 +40,7 @@ MESSAGES_FIELDS = (
     ),
     accepted("output_config", "effort: low and medium have budgets; format: json_schema"),
     accepted("enable_thinking", "where thinking does not say it"),
-    accepted("chat_template_kwargs", "enable_thinking; another one is refused"),
+    accepted("chat_template_kwargs", "what the model's template takes; another one is refused"),
     *(_here(field) for field in SAMPLING_FIELDS if field.name not in OTHER_NAMES),
     *(_here(field) for field in STRUCTURE_FIELDS),
     refused("stop", "use stop_sequences"),

@@ -6,13 +6,14 @@ from pydantic import Field
 
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
-from server.protocol.chat.request import Budget, Effort, TemplateArguments, thinking
-from server.protocol.common import DrawingFields, ListOf, WireModel
+from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
+from server.protocol.common import CacheSalt, DrawingFields, ListOf, WireModel
 from server.protocol.errors import invalid
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
 from server.protocol.messages.fields import MESSAGES_FIELDS
 from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offered_tools
 from server.protocol.output_format import StructureFields
+from server.protocol.unseen import Unseen
 
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
 SCHEMA_PARAM = "output_config.format.schema"
@@ -50,31 +51,35 @@ class ConversationFields(StructureFields):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: TemplateArguments | None = None
+    chat_template_kwargs: TemplateFields | None = None
 
-    def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
+    def conversation(
+        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
+    ) -> Conversation:
         """The neutral form. Raises ApiError that names what cannot be part of it."""
         tools = read_offered_tools(self.tools or [], limits.max_tools)
         choice = self.tool_choice or OfferedChoice(type="auto")
         return Conversation(
-            turns=self._turns(limits.max_messages),
+            turns=self._turns(limits.max_messages, unseen),
             tools=tools,
             tool_choice=choice.read(tools),
             parallel_tool_calls=choice.disable_parallel_tool_use is not True,
             output=self._output(),
             thinking=self._thinking(efforts),
             continues=self.messages[-1].role == "assistant",
+            template_arguments=(self.chat_template_kwargs or TemplateFields()).others,
         )
 
-    def _turns(self, max_messages: int) -> tuple[Turn, ...]:
+    def _turns(self, max_messages: int, unseen: Unseen) -> tuple[Turn, ...]:
         if len(self.messages) > max_messages:
             raise invalid(
                 f"There are {len(self.messages)} messages; at most {max_messages} are read.",
                 "messages",
             )
-        turns = [Turn("system", text) for text in system_texts(self.system or "", "system")]
+        system = system_texts(self.system or "", "system", unseen)
+        turns = [Turn("system", text) for text in system]
         for number, message in enumerate(self.messages):
-            turns += message.turns(f"messages[{number}]")
+            turns += message.turns(f"messages[{number}]", unseen)
         return tuple(turns)
 
     def _output(self) -> OutputFormat | None:
@@ -96,7 +101,7 @@ class ConversationFields(StructureFields):
         effort = (self.output_config or OutputConfig()).effort
         if asked is not None and asked.type == "enabled":
             return thinking(effort, efforts, enabled=True, budget=asked.budget_tokens)
-        arguments = self.chat_template_kwargs or TemplateArguments()
+        arguments = self.chat_template_kwargs or TemplateFields()
         said = arguments.enable_thinking
         return thinking(effort, efforts, enabled=self.enable_thinking if said is None else said)
 
@@ -116,4 +121,6 @@ class MessagesRequest(ConversationFields, DrawingFields):
 
 
 class CountTokensRequest(ConversationFields):
-    """The same, of which only the conversation counts."""
+    """The same, of which only the conversation counts, and whose it is."""
+
+    cache_salt: CacheSalt | None = None

@@ -13,6 +13,7 @@ from server.protocol.chat.continuation import NOT_CONTINUED
 from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
 from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import ApiError, invalid, quoted
+from server.protocol.unseen import IMAGES, Unseen
 
 # What the model thought, for clients that send back nothing else. It is no secret of theirs.
 THOUGHTS_MARK = "quire1."
@@ -43,11 +44,12 @@ class MessageItem(WireModel):
     prefix: bool | None = None
     """Whether the answer goes on with it, or the next item does."""
 
-    def turn(self, place: str) -> Turn:
+    def turn(self, place: str, unseen: Unseen) -> Turn:
         """The turn it is, or a part of. place: how errors name the item. Raises ApiError."""
         if self.prefix and self.role != "assistant":
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
-        return Turn(ROLES[self.role], content_text(self.content or "", f"{place}.content"))
+        text = content_text(self.content or "", f"{place}.content", unseen)
+        return Turn(ROLES[self.role], text)
 
     def kept(self, key: str) -> Json:
         """The item in full, as the SDKs type it; ``turn`` must have let it pass. key: makes an id
@@ -70,7 +72,7 @@ class CallItem(CalledFunction):
     id: str | None = None
     call_id: str | None = None
 
-    def turn(self, place: str) -> Turn:
+    def turn(self, place: str, _: Unseen) -> Turn:
         """See MessageItem."""
         return Turn("assistant", tool_calls=(self._call,))
 
@@ -98,9 +100,9 @@ class CallOutputItem(WireModel):
     call_id: str | None = None
     output: str | ListOf[ContentPart] | None = None
 
-    def turn(self, place: str) -> Turn:
+    def turn(self, place: str, unseen: Unseen) -> Turn:
         """See MessageItem."""
-        text = content_text(self.output or "", f"{place}.output")
+        text = content_text(self.output or "", f"{place}.output", unseen)
         return Turn("tool", text, tool_call_id=self.call_id)
 
     def kept(self, key: str) -> Json:
@@ -132,9 +134,13 @@ class ReasoningItem(WireModel):
     prefix: bool | None = None
     """See MessageItem."""
 
-    def turn(self, place: str) -> Turn:
-        """See MessageItem. Thoughts that are there in full win over those that are packed, and
-        these over a summary."""
+    def turn(self, place: str, _: Unseen) -> Turn:
+        """See MessageItem."""
+        return Turn("assistant", reasoning=self._thoughts(place))
+
+    def _thoughts(self, place: str) -> str:
+        """Those that are there in full win over those that are packed, and these over a
+        summary."""
         text = "".join(part.text for part in self.content or ())
         if not text and self.encrypted_content:
             unpacked = read_thoughts(self.encrypted_content)
@@ -145,12 +151,11 @@ class ReasoningItem(WireModel):
                     "invalid_encrypted_content",
                 )
             text = unpacked
-        text = text or "\n\n".join(part.text for part in self.summary or ())
-        return Turn("assistant", reasoning=text)
+        return text or "\n\n".join(part.text for part in self.summary or ())
 
     def kept(self, key: str) -> Json:
         """See MessageItem."""
-        text = self.turn("").reasoning
+        text = self._thoughts("")
         return {
             "type": "reasoning",
             "id": self.id or f"rs_{key}",
@@ -240,14 +245,20 @@ def _kept_prefix(prefix: bool | None) -> Json:
 
 def _kept_content(content: str | list[ContentPart], kind: str) -> list[Json]:
     if isinstance(content, str):
-        return [_kept_part(kind, content)]
-    return [
-        {"type": "refusal", "refusal": part.refusal}
-        if part.type == "refusal"
-        else _kept_part(kind, part.text or "")
-        for part in content
-    ]
+        return [_kept_text(kind, content)]
+    return [_kept_part(kind, part) for part in content]
 
 
-def _kept_part(kind: str, text: str) -> Json:
+def _kept_part(kind: str, part: ContentPart) -> Json:
+    if part.type == "refusal":
+        return {"type": "refusal", "refusal": part.refusal}
+    if part.is_text:
+        return _kept_text(kind, part.text or "")
+    # That there was one, for the conversation's next turn; not what nobody sees.
+    if part.type in IMAGES:
+        return {"type": "input_image", "detail": "auto", "image_url": None, "file_id": None}
+    return {"type": "input_file", "file_id": None}
+
+
+def _kept_text(kind: str, text: str) -> Json:
     return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})

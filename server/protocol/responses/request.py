@@ -25,6 +25,7 @@ from server.protocol.responses.tools import (
     tool_object,
 )
 from server.protocol.responses.turns import check_begun, is_begun, turns
+from server.protocol.unseen import Unseen
 
 # OpenAI's own limit.
 MAX_METADATA = 16
@@ -182,6 +183,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
         items: Sequence[Item],
         limits: LimitsSection,
         efforts: ReasoningSection,
+        unseen: Unseen,
     ) -> Conversation:
         """The neutral form. history: what was said before the new items. Raises ApiError that names
         what cannot be part of it."""
@@ -197,7 +199,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
         placed = [(f"input[{number}]", item) for number, item in enumerate(items)]
         check_begun(placed)
         before = [("history", item) for item in history]
-        spoken = turns([*before, *placed])
+        spoken = turns([*before, *placed], unseen)
         continues = self.continues(spoken[-1], marked=is_begun((*history, *items)[-1]))
         self.check_answered(continues=continues)
         return Conversation(
@@ -208,6 +210,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
             output=self.output_format(),
             thinking=self.thinking(efforts),
             continues=continues,
+            template_arguments=self.template_arguments,
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:

@@ -13,14 +13,15 @@ from server.conversation import Role, Turn
 from server.protocol.chat.continuation import NOT_CONTINUED
 from server.protocol.errors import invalid
 from server.protocol.responses.items import CallOutputItem, Item, MessageItem, ReasoningItem
+from server.protocol.unseen import Unseen
 
 
-def turns(items: Iterable[tuple[str, Item]]) -> tuple[Turn, ...]:
+def turns(items: Iterable[tuple[str, Item]], unseen: Unseen) -> tuple[Turn, ...]:
     """What items say together; each with its place, by which errors name it. Raises ApiError."""
     made: list[Turn] = []
     last: Item | None = None
     for place, item in items:
-        turn = item.turn(place)
+        turn = item.turn(place, unseen)
         if last is not None and _goes_on(made[-1].role, last, turn.role, item):
             made[-1] = _together(made[-1], turn, is_begun(last))
         else:

@@ -5,8 +5,6 @@ them a third time. Where that gives other text than the model's own, the prompt 
 the cache with the first call. So the text of the newest calls is kept, by their ids.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from server.conversation import Conversation, ToolCall
 from server.text.calls.tool_format import CALL_CLOSE
 from server.text.json_object import json_object
+from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 
@@ -78,20 +77,11 @@ class WrittenCalls:
 
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: of all calls together; 0: none is kept."""
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._calls: OrderedDict[str, WrittenCall] = OrderedDict()
-        # Calls come from the event loop; prompts are made on other threads.
-        self._lock = threading.Lock()
+        self._calls: Newest[str, WrittenCall] = Newest(max_bytes)
 
     def remember(self, call: WrittenCall) -> None:
         """Keeps a call; the ones that were not asked for the longest make room."""
-        with self._lock:
-            self._calls[call.id] = call
-            self._bytes += call.size
-            while self._bytes > self._max_bytes:
-                _, oldest = self._calls.popitem(last=False)
-                self._bytes -= oldest.size
+        self._calls.keep(call.id, call, call.size)
 
     def recalled(self, conversation: Conversation) -> Conversation:
         """The conversation with the text of its calls, where it is known."""
@@ -102,11 +92,9 @@ class WrittenCalls:
         return replace(conversation, turns=turns)
 
     def _recalled(self, call: ToolCall) -> ToolCall:
-        with self._lock:
-            known = self._calls.get(call.id)
-            if known is None:
-                return call
-            self._calls.move_to_end(call.id)
+        known = self._calls.find(call.id)
+        if known is None:
+            return call
         is_same = known.name == call.name and same_arguments(known.arguments, call.arguments)
         return replace(call, written=known.text) if is_same else call
 

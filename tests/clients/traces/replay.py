@@ -145,13 +145,15 @@ def _names(miss: Json | None, place: int) -> bool:
 
 
 @asynccontextmanager
-async def theatre(folder: Path) -> AsyncIterator[tuple[Stage, httpx2.AsyncClient]]:
+async def theatre(
+    folder: Path, config: Config | None = None
+) -> AsyncIterator[tuple[Stage, httpx2.AsyncClient]]:
     """A server whose model is a stage."""
     tokenizer = Tokenizer(tokenizer_only(folder, VOCAB))
     stage = Stage(tokenizer)
     client = told_engine(stage)
     try:
-        service = told_service(client, tokenizer, Config())
+        service = told_service(client, tokenizer, config or Config())
         async with running(service) as app, http_client(app) as http:
             yield stage, http
     finally:

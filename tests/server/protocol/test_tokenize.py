@@ -8,6 +8,7 @@ from server.config import LimitsSection, ReasoningSection
 from server.conversation import Tool, Turn
 from server.protocol.errors import ApiError, from_validation
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from server.protocol.unseen import Unseen
 
 MESSAGES = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
@@ -42,7 +43,7 @@ def refusal(model: type[TokenizeRequest] | type[DetokenizeRequest], given: Any) 
         ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
         ({"prompt": "a", "tools": TOOLS}, "tools"),
         ({"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
-        ({"messages": MESSAGES, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"x": {}}}, "chat_template_kwargs.x"),
         ({"prompt": "a", "with_pieces": True}, "with_pieces"),
         ({"prompt": "a", "parse_special": "no"}, "parse_special"),
     ],
@@ -71,7 +72,7 @@ def test_messages_are_read_as_a_chats() -> None:
         messages=MESSAGES, tools=TOOLS, tool_choice="none", reasoning_effort="none", model=None
     )
     wire.check(LIMITS)
-    found = wire.conversation(LimitsSection(), ReasoningSection())
+    found = wire.conversation(LimitsSection(), ReasoningSection(), Unseen("refuse", "images.chat"))
     assert found.turns == (Turn("system", "Be brief."), Turn("user", "Hello"))
     assert found.tools == (Tool("look"),)
     assert found.offered_tools == ()
@@ -81,5 +82,5 @@ def test_messages_are_read_as_a_chats() -> None:
 def test_a_tool_that_cannot_be_offered_is_refused() -> None:
     wire = request(messages=MESSAGES, tools=TOOLS * 2)
     with pytest.raises(ApiError) as caught:
-        wire.conversation(LimitsSection(), ReasoningSection())
+        wire.conversation(LimitsSection(), ReasoningSection(), Unseen("refuse", "images.chat"))
     assert caught.value.param == "tools[1].function.name"

@@ -486,7 +486,7 @@ async def test_a_stored_response_is_not_streamed(http: httpx2.AsyncClient) -> No
         ({"input": None}, "input"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "input[0].content[0]",
         ),
         ({"input": [{"role": "robot"}]}, "input[0].role"),

@@ -41,7 +41,7 @@ async def test_fault_13_a_tokenizer_that_raises_is_a_bug_that_is_told_in_the_api
         def __getattr__(self, name: str) -> object:
             raise TypeError("TextInputSequence must be str, not secret")
 
-    monkeypatch.setattr(service.tokenizer, "fast", Broken())
+    monkeypatch.setattr(service.tokenizer._encoder, "_fast", Broken())
     response = await http.post(path, json=PROMPTS[path])
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "The server failed to answer."

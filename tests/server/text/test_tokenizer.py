@@ -160,7 +160,7 @@ def test_tags_that_are_special_are_known(tmp_path: Path, tokenizer: Tokenizer) -
 
 
 def test_the_end_of_a_turn_is_known(tokenizer: Tokenizer) -> None:
-    assert tokenizer.eos_token_id == token_id(tokenizer, "<|im_end|>")
+    assert tokenizer.end_ids == (token_id(tokenizer, "<|im_end|>"),)
 
 
 @pytest.mark.parametrize("content", ["{", '{"model": {}}', "[]"])

@@ -7,10 +7,13 @@ from pydantic import ValidationError
 from server.conversation import ToolCall, Turn
 from server.protocol.chat.messages import Message
 from server.protocol.errors import ApiError
+from server.protocol.unseen import Unseen
 
 
 def turn(**given: Any) -> Turn:
-    return Message.model_validate_json(json.dumps(given)).turn("messages[3]")
+    return Message.model_validate_json(json.dumps(given)).turn(
+        "messages[3]", Unseen("refuse", "images.chat")
+    )
 
 
 def refusal(**given: Any) -> ApiError:

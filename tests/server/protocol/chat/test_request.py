@@ -16,9 +16,11 @@ from server.conversation import (
 )
 from server.protocol.chat.request import ChatRequest
 from server.protocol.errors import ApiError, from_validation
+from server.protocol.unseen import Unseen
 
 LIMITS = LimitsSection(max_messages=3, max_top_logprobs=5, max_tools=2)
 EFFORTS = ReasoningSection(minimal_effort_tokens=10, low_effort_tokens=20, medium_effort_tokens=30)
+UNSEEN = Unseen("refuse", "images.chat")
 USER = {"role": "user", "content": "Hello"}
 LOOK = {"type": "function", "function": {"name": "look"}}
 
@@ -28,7 +30,7 @@ def request(**given: Any) -> ChatRequest:
 
 
 def conversation(**given: Any) -> Conversation:
-    return request(**given).conversation(LIMITS, EFFORTS)
+    return request(**given).conversation(LIMITS, EFFORTS, UNSEEN)
 
 
 def refusal(**given: Any) -> ApiError:
@@ -36,7 +38,7 @@ def refusal(**given: Any) -> ApiError:
     try:
         asked = request(**given)
         asked.check(LIMITS)
-        asked.conversation(LIMITS, EFFORTS)
+        asked.conversation(LIMITS, EFFORTS, UNSEEN)
     except ValidationError as error:
         return from_validation(error)
     except ApiError as error:
@@ -69,7 +71,7 @@ def refusal(**given: Any) -> ApiError:
         ({"tools": LOOK}, "tools"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
+        ({"chat_template_kwargs": {"other": [1]}}, "chat_template_kwargs.other"),
         (
             {"chat_template_kwargs": {"enable_thinking": "no"}},
             "chat_template_kwargs.enable_thinking",
@@ -107,7 +109,7 @@ def test_a_request_that_cannot_be_answered_is_refused_by_name(
 def test_a_request_that_can_be_answered_is_let_pass(given: dict[str, Any]) -> None:
     asked = request(**given)
     asked.check(LIMITS)
-    asked.conversation(LIMITS, EFFORTS)
+    asked.conversation(LIMITS, EFFORTS, UNSEEN)
 
 
 @pytest.mark.parametrize(

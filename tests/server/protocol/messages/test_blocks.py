@@ -6,13 +6,16 @@ from pydantic import ValidationError
 from server.conversation import ToolCall, Turn
 from server.protocol.errors import ApiError
 from server.protocol.messages.blocks import InputMessage, joined_text, system_texts
+from server.protocol.unseen import Unseen
 
+UNSEEN = Unseen("refuse", "images.messages")
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.a1b; cch=0f1e2;"
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 def turns(role: str, content: Any) -> list[Turn]:
-    return InputMessage.model_validate({"role": role, "content": content}).turns("messages[3]")
+    message = InputMessage.model_validate({"role": role, "content": content})
+    return message.turns("messages[3]", UNSEEN)
 
 
 def text(said: str, **more: Any) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def test_blocks_of_a_system_prompt_are_paragraphs() -> None:
     ],
 )
 def test_billing_is_no_part_of_a_system_prompt(system: str, left: list[str]) -> None:
-    assert system_texts(system, "system") == left
+    assert system_texts(system, "system", UNSEEN) == left
     found = turns("system", [text(system)])
     assert found == [Turn("system", said) for said in left]
 
@@ -142,6 +145,6 @@ def test_what_is_no_message_is_none(message: dict[str, Any]) -> None:
         InputMessage.model_validate(message)
 
 
-def test_content_that_can_only_be_text_is_joined() -> None:
-    assert joined_text("a", "here") == "a"
-    assert joined_text([], "here") == ""
+def test_content_of_text_is_joined() -> None:
+    assert joined_text("a", "here", UNSEEN) == "a"
+    assert joined_text([], "here", UNSEEN) == ""

@@ -8,10 +8,12 @@ from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 from server.protocol.errors import ApiError
 from server.protocol.messages.request import CountTokensRequest, MessagesRequest
+from server.protocol.unseen import Unseen
 
 LIMITS = LimitsSection(max_messages=3, max_tools=1)
 EFFORTS = ReasoningSection(low_effort_tokens=7, medium_effort_tokens=8)
 HELLO = [{"role": "user", "content": "Hello"}]
+UNSEEN = Unseen("refuse", "images.messages")
 SCHEMA: dict[str, Any] = {"type": "object"}
 FORMAT = {"format": {"type": "json_schema", "schema": SCHEMA}}
 
@@ -22,7 +24,7 @@ def request(**given: Any) -> MessagesRequest:
 
 
 def conversation(**given: Any) -> Conversation:
-    return request(**given).conversation(LIMITS, EFFORTS)
+    return request(**given).conversation(LIMITS, EFFORTS, UNSEEN)
 
 
 def refusal(**given: Any) -> ApiError:
@@ -76,7 +78,7 @@ def test_what_must_be_there_is_named(given: dict[str, Any], missing: str) -> Non
         ("tool_choice", "auto"),
         ("output_config", {"effort": "huge"}),
         ("output_config", {"format": {"type": "text"}}),
-        ("chat_template_kwargs", {"other": 1}),
+        ("chat_template_kwargs", {"other": [1]}),
         ("temperature", 2.5),
     ],
 )
@@ -161,6 +163,6 @@ def test_stop_sequences_have_their_own_name_in_errors() -> None:
 
 def test_a_count_is_of_the_same_conversation_and_needs_no_length() -> None:
     body = {"messages": HELLO, "system": "Be brief.", "tools": [{"name": "look"}]}
-    counted = CountTokensRequest.model_validate(body).conversation(LIMITS, EFFORTS)
+    counted = CountTokensRequest.model_validate(body).conversation(LIMITS, EFFORTS, UNSEEN)
     assert counted == conversation(**body)
     CountTokensRequest.model_validate(body | {"max_tokens": "many", "n": 5})

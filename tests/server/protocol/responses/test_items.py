@@ -5,6 +5,7 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter, ValidationError
 
+from server.config import UnseenRule
 from server.conversation import ToolCall, Turn
 from server.protocol.common import WireModel
 from server.protocol.errors import ApiError, from_validation
@@ -17,6 +18,7 @@ from server.protocol.responses.items import (
     read_thoughts,
 )
 from server.protocol.responses.turns import turns
+from server.protocol.unseen import Unseen
 
 INPUT: TypeAdapter[Any] = TypeAdapter(Input)
 SDK: TypeAdapter[Any] = TypeAdapter(ResponseItem)
@@ -46,8 +48,9 @@ def items(given: Any) -> list[Item]:
     return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None)
 
 
-def read(*given: Any) -> tuple[Turn, ...]:
-    return turns((f"input[{number}]", item) for number, item in enumerate(items(list(given))))
+def read(*given: Any, rule: UnseenRule = "refuse") -> tuple[Turn, ...]:
+    placed = ((f"input[{number}]", item) for number, item in enumerate(items(list(given))))
+    return turns(placed, Unseen(rule, "images.responses"))
 
 
 def refusal(*given: Any) -> ApiError:
@@ -62,7 +65,9 @@ def refusal(*given: Any) -> ApiError:
 
 def test_a_text_is_what_the_user_says() -> None:
     assert items("Hello") == [MessageItem(role="user", content="Hello")]
-    assert turns([("input", item) for item in items("")]) == (Turn("user", ""),)
+    assert turns([("input", item) for item in items("")], Unseen("refuse", "")) == (
+        Turn("user", ""),
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,12 +204,14 @@ def test_a_reference_is_followed() -> None:
         HEARD,
         HEARD | {"output": [{"type": "input_text", "text": "sunny"}]},
         {"type": "function_call_output"},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]},
+        HEARD | {"output": [{"type": "input_file", "file_data": "x", "filename": "a.pdf"}]},
     ],
 )
 def test_what_is_kept_says_the_same_and_is_complete(item: Any) -> None:
     kept = items([item])[0].kept("1f")
     assert kept["id"] == item.get("id") or kept["id"].endswith("_1f")
-    assert read(kept) == read(item)
+    assert read(kept, rule="placeholder") == read(item, rule="placeholder")
     assert items([kept])[0].kept("2f") == kept
     found = SDK.validate_python(kept)
     assert found.to_dict() == kept

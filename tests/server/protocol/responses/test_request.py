@@ -9,9 +9,11 @@ from server.conversation import Conversation, OutputFormat, Thinking, Tool, Tool
 from server.protocol.errors import ApiError
 from server.protocol.responses.items import MessageItem
 from server.protocol.responses.request import ResponsesRequest
+from server.protocol.unseen import Unseen
 
 LIMITS, EFFORTS = LimitsSection(), ReasoningSection()
 LOOK = {"type": "function", "name": "look"}
+UNSEEN = Unseen("refuse", "images.responses")
 SCHEMA = {"type": "object"}
 PARAMS = SamplingParams(max_tokens=5, temperature=0.5, top_p=0.25)
 
@@ -25,7 +27,7 @@ def conversation(
 ) -> Conversation:
     asked = wire(**fields)
     asked.check(limits)
-    return asked.conversation(history, asked.items(lambda _: None), limits, EFFORTS)
+    return asked.conversation(history, asked.items(lambda _: None), limits, EFFORTS, UNSEEN)
 
 
 def refusal(**fields: Any) -> ApiError:

@@ -7,6 +7,7 @@ from server.conversation import ToolCall, Turn
 from server.protocol.errors import ApiError
 from server.protocol.responses.items import Item, read_input
 from server.protocol.responses.turns import check_begun, is_begun, turns
+from server.protocol.unseen import Unseen
 from tests.server.protocol.responses.test_items import (
     ASKED,
     CALL,
@@ -26,7 +27,7 @@ def placed(*given: Any) -> list[tuple[str, Item]]:
 
 
 def read(*given: Any) -> tuple[Turn, ...]:
-    return turns(placed(*given))
+    return turns(placed(*given), Unseen("refuse", "images.responses"))
 
 
 def test_the_items_of_one_turn_are_one_turn() -> None:

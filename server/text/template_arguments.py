@@ -1,0 +1,42 @@
+"""What a chat template takes besides the conversation, by name."""
+
+from collections.abc import Iterable
+from inspect import signature
+
+from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+# What transformers gives to every template, and the names that mean something to itself.
+SUPPLIED = frozenset(
+    {"messages", "raise_exception", "strftime_now"}
+    | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
+    | signature(render_jinja_template).parameters.keys()
+)
+
+
+class Generation(Extension):
+    """The tag that transformers adds: what is within is the assistant's."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """What is within, as if there were no tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
+    """The variables that templates look up and nobody here supplies. A template that is none has
+    none. special_tokens: the names by which templates get them."""
+    environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
+    found: set[str] = set()
+    for text in texts:
+        try:
+            found |= find_undeclared_variables(environment.parse(text))
+        except TemplateSyntaxError:
+            continue
+    return frozenset(found - environment.globals.keys() - SUPPLIED - set(special_tokens))

@@ -1,0 +1,33 @@
+import pytest
+
+from server.protocol.errors import ApiError
+from server.protocol.unseen import Unseen
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("image", "image"),
+        ("image_url", "image"),
+        ("input_image", "image"),
+        ("document", "file"),
+        ("file", "file"),
+        ("input_file", "file"),
+    ],
+)
+def test_what_is_not_shown_is_noted_and_counted_under_every_name(kind: str, what: str) -> None:
+    unseen = Unseen("placeholder", "images.chat")
+    assert unseen.note(kind, "here") == f"[{what} not shown: this server reads text only]"
+    assert unseen.count == 1
+    refusing = Unseen("refuse", "images.chat")
+    with pytest.raises(ApiError, match=r'images\.chat = "placeholder"') as caught:
+        refusing.note(kind, "here")
+    assert (caught.value.status, caught.value.param, refusing.count) == (400, "here", 0)
+
+
+def test_what_is_neither_image_nor_file_is_refused_and_no_setting_would_help() -> None:
+    unseen = Unseen("placeholder", "images.chat")
+    with pytest.raises(ApiError) as caught:
+        unseen.note("input_audio", "here")
+    assert "images.chat" not in caught.value.message
+    assert (caught.value.param, unseen.count) == ("here", 0)

@@ -1,0 +1,117 @@
+"""chat_template_kwargs, at the door of every API that takes a conversation."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from engine.types import Request
+from server.text.tokenizer import Tokenizer
+from tests.engines import VOCAB
+from tests.models import write_tokenizer
+from tests.server.harness import CHAT, Engine, http_client, make_service, running
+
+MESSAGES, RESPONSES, TOKENIZE = "/v1/messages", "/v1/responses", "/tokenize"
+COUNTS = ("/v1/messages/count_tokens", "/v1/responses/input_tokens", TOKENIZE)
+TEMPLATE = (
+    "{{ '[' ~ preserve_thinking ~ '|' ~ reasoning_effort ~ ']' }}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{{ chat_template }}{{ eos_token }}"
+)
+HELLO = [{"role": "user", "content": "Hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO, "max_tokens": 1},
+    MESSAGES: {"messages": HELLO, "max_tokens": 1},
+    RESPONSES: {"input": HELLO, "max_output_tokens": 1},
+    COUNTS[0]: {"messages": HELLO},
+    COUNTS[1]: {"input": HELLO},
+    TOKENIZE: {"messages": HELLO},
+}
+
+
+@pytest.fixture
+def telling(tmp_path: Path) -> Tokenizer:
+    """Its template writes what it was told."""
+    write_tokenizer(tmp_path, VOCAB, template=TEMPLATE)
+    return Tokenizer(tmp_path)
+
+
+@pytest.fixture
+async def http(engine: Engine, telling: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
+    async with running(make_service(engine.client, telling)) as app, http_client(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if path not in COUNTS])
+async def test_what_the_template_takes_is_passed_on(
+    http: httpx2.AsyncClient, telling: Tokenizer, submitted: list[Request], path: str
+) -> None:
+    given = {"preserve_thinking": True, "reasoning_effort": "zebra", "enable_thinking": None}
+    response = await http.post(path, json=BODIES[path] | {"chat_template_kwargs": given})
+    assert response.status_code == 200, response.text
+    text = telling.fast.decode(list(submitted[0].prompt_ids), skip_special_tokens=False)
+    assert text == "[True|zebra]Hello<|im_end|>"
+
+
+@pytest.mark.parametrize("path", COUNTS)
+async def test_what_it_makes_of_them_is_counted(http: httpx2.AsyncClient, path: str) -> None:
+    counts = []
+    for effort in ("", "zebra"):
+        given = {"reasoning_effort": effort}
+        response = await http.post(path, json=BODIES[path] | {"chat_template_kwargs": given})
+        found = response.json()
+        counts.append(found.get("count", found.get("input_tokens")))
+    assert counts[1] == counts[0] + len("zebra")
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "name", ["thinking_budget", "chat_template", "eos_token", "a b", "X" * 300]
+)
+async def test_what_it_does_not_take_is_refused_with_what_it_takes(
+    http: httpx2.AsyncClient, path: str, name: str
+) -> None:
+    response = await http.post(path, json=BODIES[path] | {"chat_template_kwargs": {name: 1}})
+    assert response.status_code == 400
+    said = response.json()["error"]["message"]
+    assert name[:200] in said
+    assert "preserve_thinking, reasoning_effort." in said
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize(
+    "value", [[], {}, "x" * 257, 2**31, -(2**31), "1e400", "NaN", "-Infinity", [True]]
+)
+async def test_a_value_that_is_no_scalar_or_too_large_is_refused(
+    http: httpx2.AsyncClient, value: Any
+) -> None:
+    raw = {"1e400": "1e400", "NaN": "NaN", "-Infinity": "-Infinity"}
+    written = raw.get(value) if isinstance(value, str) else None
+    fields = BODIES[CHAT] | {"chat_template_kwargs": {"reasoning_effort": value}}
+    text = httpx2.Request("POST", "http://localhost", json=fields).content.decode()
+    if written is not None:
+        text = text.replace(f'"{value}"', written)
+    response = await http.post(CHAT, content=text)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] in ("chat_template_kwargs.reasoning_effort", None)
+
+
+async def test_what_says_nothing_is_as_if_it_were_not_there(
+    http: httpx2.AsyncClient, telling: Tokenizer, submitted: list[Request]
+) -> None:
+    given = {"preserve_thinking": None, "thinking_budget": None}
+    response = await http.post(CHAT, json=BODIES[CHAT] | {"chat_template_kwargs": given})
+    assert response.status_code == 200
+    text = telling.fast.decode(list(submitted[0].prompt_ids), skip_special_tokens=False)
+    assert text.startswith("[|]")
+
+
+async def test_a_template_that_takes_nothing_says_so(engine: Engine, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, VOCAB, template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    service = make_service(engine.client, Tokenizer(tmp_path))
+    async with running(service) as app, http_client(app) as http:
+        asked = BODIES[CHAT] | {"chat_template_kwargs": {"preserve_thinking": True}}
+        response = await http.post(CHAT, json=asked)
+    assert response.json()["error"]["message"].endswith("What it takes: none.")

@@ -1,0 +1,31 @@
+import pytest
+
+from server.text.template_arguments import template_arguments
+
+TOKENS = ("bos_token", "eos_token")
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("{% if preserve_thinking %}x{% endif %}", {"preserve_thinking"}),
+        ("{% if effort is not defined %}{% set effort = 1 %}{% endif %}{{ effort }}", {"effort"}),
+        ("{% macro m(a) %}{{ a }}{{ deep }}{% endmacro %}{{ m(1) }}", {"deep"}),
+        ("{% set own = 1 %}{{ own }}{% for m in messages %}{{ m.a }}{% endfor %}", set()),
+        ("{{ bos_token }}{{ tools }}{{ add_generation_prompt }}{{ documents }}", set()),
+        (
+            "{{ range(3) }}{{ namespace(a=1) }}{{ strftime_now('') }}{{ raise_exception('') }}",
+            set(),
+        ),
+        ("{{ chat_template }}{{ self }}{{ conversations }}{{ tokenize }}", set()),
+        ("{% for m in messages %}{% if a %}{% continue %}{% endif %}{% endfor %}", {"a"}),
+        ("{% generation %}{{ a }}{% endgeneration %}", {"a"}),
+        ("{% if %}", set()),
+    ],
+)
+def test_what_is_looked_up_and_not_supplied_is_taken(text: str, taken: set[str]) -> None:
+    assert template_arguments([text], TOKENS) == taken
+
+
+def test_several_templates_take_what_each_takes() -> None:
+    assert template_arguments(["{{ a }}", "{{ b }}"], TOKENS) == {"a", "b"}

@@ -1,0 +1,74 @@
+from engine.types import PrefixSalt
+from server.conversation import ToolCall, Turn
+from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart
+from server.text.thoughts import KeyOfAnswer, Thoughts
+from tests.server.harness import talk
+
+SALT = PrefixSalt(b"tenant", b"")
+ASKED = Turn("user", "Hello")
+
+
+def answered(thoughts: Thoughts, *pieces: AnswerPiece, asked: Turn = ASKED) -> None:
+    record = thoughts.recalled(talk(asked), SALT).record
+    assert record is not None
+    gathered = record()
+    for piece in pieces:
+        gathered.add([piece])
+    gathered.end()
+
+
+def reasoning(thoughts: Thoughts, turn: Turn) -> str:
+    """Of a turn that follows the question."""
+    return thoughts.recalled(talk(ASKED, turn), SALT).conversation.turns[1].reasoning
+
+
+def test_thoughts_are_gathered_and_white_space_around_an_answer_says_nothing() -> None:
+    thoughts = Thoughts(1000)
+    pieces = [
+        (Part.REASONING, "H"),
+        (Part.REASONING, "m."),
+        (Part.CONTENT, "Ye"),
+        (Part.CONTENT, "s.\n"),
+    ]
+    answered(thoughts, *(Piece(part, text) for part, text in pieces))
+    assert reasoning(thoughts, Turn("assistant", " Yes.")) == "Hm."
+    assert reasoning(thoughts, Turn("assistant", "No.")) == ""
+    assert reasoning(thoughts, Turn("user", "Yes.")) == ""
+    assert reasoning(thoughts, Turn("assistant", "Yes.", "Own.")) == "Own."
+
+
+def test_an_answer_with_calls_is_found_by_its_first_one_whatever_it_says() -> None:
+    thoughts = Thoughts(1000)
+    calls: list[AnswerPiece] = [
+        ToolCallStart(0, "a", "f"),
+        ToolCallArguments(0, "{}"),
+        ToolCallStart(1, "b", "f"),
+    ]
+    answered(thoughts, Piece(Part.REASONING, "Hm."), Piece(Part.CONTENT, "So."), *calls)
+    made = ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}")
+    assert reasoning(thoughts, Turn("assistant", "", tool_calls=made)) == "Hm."
+    assert reasoning(thoughts, Turn("assistant", "So.", tool_calls=made[1:])) == ""
+    assert reasoning(thoughts, Turn("assistant", "So.")) == ""
+
+
+def test_what_was_not_thought_or_not_said_is_not_kept() -> None:
+    thoughts = Thoughts(1000)
+    answered(thoughts, Piece(Part.REASONING, "Hm."), Piece(Part.CONTENT, " "))
+    assert reasoning(thoughts, Turn("assistant")) == ""
+    answered(thoughts, Piece(Part.CONTENT, "Yes."))
+    assert reasoning(thoughts, Turn("assistant", "Yes.")) == ""
+
+
+def test_what_goes_on_with_an_answer_is_not_gathered() -> None:
+    begun = talk(ASKED, Turn("assistant", "Well"))
+    assert Thoughts(1000).recalled(begun, SALT).record is None
+
+
+def test_keys_tell_apart_what_only_joins_to_the_same() -> None:
+    keys = set()
+    for turns in (("ab", "c"), ("a", "bc"), ("abc",), ("", "abc")):
+        key_of = KeyOfAnswer(SALT)
+        for text in turns:
+            key_of.say(Turn("user", text))
+        keys.add(key_of("Yes.", ""))
+    assert len(keys) == 4
