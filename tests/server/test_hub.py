@@ -18,8 +18,8 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm import tqdm
 
 from engine.checkpoint import read_checkpoint
+from server import assembly
 from server import hub as hub_module
-from server.assembly import read_model
 from server.hub import (
     FoundModel,
     ModelNotFoundError,
@@ -266,7 +266,7 @@ def test_all_of_it_happens_in_order_when_a_model_of_the_hub_is_served(
     hub.push("someone/model", tiny_files)
     settings = read_settings(None, {"cache": {"kv_budget": "8MiB", "heap_size": "1MiB"}})
     configure_log(settings.log)
-    model = read_model("someone/model", settings)
+    model = assembly.read_model("someone/model", settings)
     assert model.served.names[0] == "someone/model"
     assert hub.fetched_files()[-1] == "model.safetensors"
     said = capsys.readouterr().err
