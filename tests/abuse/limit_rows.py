@@ -257,7 +257,7 @@ def _of_forms() -> Iterator[Row]:
 
     for what, make in (
         ("one choice", lambda mark, n: {"guided_choice": [mark * n]}),
-        ("choices", lambda mark, n: {"guided_choice": [f"{mark}{i:059}" for i in range(n // 63)]}),
+        ("choices", lambda mark, n: {"guided_choice": [f"{mark}{i:059}" for i in range(n // 64)]}),
         ("regex, text", lambda mark, n: {"guided_regex": mark * n}),
         ("regex, states", lambda mark, n: {"guided_regex": mark + "(ab|cd)*" * (n // 8)}),
         ("regex, classes", lambda mark, n: {"guided_regex": mark + "[a-z]?" * (n // 6)}),
@@ -274,7 +274,7 @@ def _of_forms() -> Iterator[Row]:
 
 
 def _names(mark: str, n: int) -> dict[str, Any]:
-    return {f"{mark}{i:05}": {"type": "null"} for i in range(n // 32)}
+    return {f"{mark}{i:05}": {"type": "null"} for i in range(n // 28)}
 
 
 def rows(context: int) -> list[Row]:

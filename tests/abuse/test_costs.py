@@ -57,16 +57,16 @@ def test_bodies_of_one_size_differ_and_grow_with_it(row: Row) -> None:
     assert larger < 2.2 * len(first)
 
 
-HALF = Cost(5, 5000, 200, b"a", 1.0, 40 * MIB, 0.0)
-WHOLE = replace(HALF, seconds=2.9, peak_bytes=119 * MIB)
-BEYOND = Cost(11, 10_001, 400, b"b", 0.01, 0, 0.0)
+HALF = Cost(5, 5000, 200, b"a", 1.0, 1.0, 40 * MIB, 0.0)
+WHOLE = replace(HALF, cpu_s=2.9, peak_bytes=119 * MIB)
+BEYOND = Cost(11, 10_001, 400, b"b", 0.01, 0.01, 0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
         ({}, []),
-        ({"seconds": 3.1}, ["TIME GROWS"]),
+        ({"cpu_s": 3.1}, ["TIME GROWS"]),
         ({"peak_bytes": 121 * MIB, "body_bytes": 2 * MIB}, ["MEMORY GROWS"]),
         ({"body_bytes": MIB}, ["MUCH MEMORY"]),
         ({"status": 500}, ["SERVER ERROR"]),
@@ -84,7 +84,7 @@ def test_what_grows_too_fast_or_takes_too_much_is_found(
 
 
 def test_what_is_beyond_a_limit_is_refused_at_once() -> None:
-    half, whole = replace(HALF, seconds=0.01), replace(HALF, seconds=0.29)
+    half, whole = replace(HALF, cpu_s=0.01), replace(HALF, cpu_s=0.29)
     assert problems([half, whole, BEYOND], 400) == [], "beneath the floor"
     assert problems([half, whole, replace(BEYOND, seconds=0.6)], 400) == ["REFUSED LATE"]
     assert problems([half, whole, BEYOND], 413) == ["NOT REFUSED"]
