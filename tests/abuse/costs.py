@@ -33,13 +33,12 @@ ANSWER_LIMIT_S = 120.0
 SLOW_S = 2.0
 """What takes as long is no chance of a busy machine, and is sent once."""
 GROWTH = 3.0
-CPU_FLOOR_S, GROWTH_FLOOR_BYTES = 0.1, 32 * MIB
-"""What is less at n counts as so much."""
+CPU_FLOOR_S, GROWTH_FLOOR_BYTES = 0.2, 32 * MIB
+"""What is less at n counts as so much. A form that takes longer than 0.1 s is judged twice."""
 REFUSAL_LIMIT_S = 0.5
 CONTEXT = 4096
-TRIES = 3
-MARKS = "bcd"
-"""One for each time; the best of them counts: others use the machine, too."""
+MARKS = ("bcd", "efg", "hij")
+"""One for each time; the best of three counts: others use the machine, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,10 @@ class Server:
     def __init__(self, port: int, pid: int, watch: Watch) -> None:
         self._port, self._pid, self._watch = port, pid, watch
 
-    def cost(self, row: Row, n: int) -> Cost:
+    def cost(self, row: Row, n: int, marks: str) -> Cost:
         """The least of several times, figure by figure."""
-        costs = [self._once(row, n, MARKS[0])]
-        for mark in MARKS[1:]:
+        costs = [self._once(row, n, marks[0])]
+        for mark in marks[1:]:
             if costs[-1].seconds < SLOW_S:
                 costs.append(self._once(row, n, mark))
         return Cost(
@@ -181,10 +180,10 @@ def line(row: Row, costs: Sequence[Cost], found: Sequence[str]) -> str:
 
 def measured(server: Server, row: Row) -> tuple[list[Cost], list[str]]:
     """The costs, and what was found every time."""
-    for _ in range(TRIES):
+    for marks in MARKS:
         costs: list[Cost] = []
         for n in (row.most // 2, row.most, row.most + row.grain):
-            costs.append(server.cost(row, n))
+            costs.append(server.cost(row, n, marks))
             if costs[-1].status is None:
                 break
         found = problems(costs, row.refusal)
