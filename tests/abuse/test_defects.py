@@ -31,6 +31,9 @@ def test_what_is_not_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+NO_SETTING = "pydantic_core._pydantic_core.ValidationError: 1 validation error for Config"
+
+
 @pytest.mark.parametrize(
     ("code", "said", "run"),
     [
@@ -41,6 +44,13 @@ def test_what_is_not_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             Run(Outcome.FAILS, "assert 1 == 2; + where"),
         ),
         (1, "E   AttributeError: x", Run(Outcome.LACKS, "AttributeError: x")),
+        (
+            1,
+            "E   TypeError: f() got an argument",
+            Run(Outcome.LACKS, "TypeError: f() got an argument"),
+        ),
+        (1, "E   TypeError: 'None' is not", Run(Outcome.FAILS, "TypeError: 'None' is not")),
+        (1, f"E   {NO_SETTING}", Run(Outcome.LACKS, NO_SETTING)),
         (1, "E       fixture 'quire' not found", Run(Outcome.LACKS, "fixture 'quire' not found")),
         (4, "E   ImportError: no x", Run(Outcome.LACKS, "ImportError: no x")),
         (4, "ERROR: not found", Run(Outcome.LACKS, "pytest ended with 4")),
