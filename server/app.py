@@ -1,5 +1,6 @@
 """The application: routes, errors and guards around one service."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from server.guards.keys import KeyGuard, Keys
 from server.guards.origins import AllowedOrigins, OriginGuard
 from server.guards.slashes import TrailingSlash
 from server.guards.unread import UnreadBody
+from server.idle_memory import release_when_idle
 from server.openapi import DescribedApp
 from server.protocol.errors import ApiError
 from server.request_observer import RequestObserver
@@ -57,7 +59,9 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.client.attach()
+        releasing = asyncio.create_task(release_when_idle(service.drain))
         yield
+        releasing.cancel()
         await service.grammars.close()
 
     app = ObservedApp(

@@ -4,6 +4,7 @@ Everything that can be wrong with settings and model is said before a weight is 
 and before anybody can connect, as one sentence.
 """
 
+import gc
 import signal
 import socket
 from collections.abc import Iterator
@@ -86,6 +87,9 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
         metrics = make_metrics(settings, model.served, client, model.plan)
         service = Service(settings, model.served, model.tokenizer, client, metrics, grammars, calls)
+        # What is there now stays: the collector would stop everybody to look at all of it.
+        gc.collect()
+        gc.freeze()
         listen(settings, service, listener)
         if not client.alive:
             raise EngineError("the engine has failed: see the log")
@@ -161,7 +165,9 @@ def read_model(name: str, settings: Config) -> ModelFiles:
         else:
             checkpoint = read_checkpoint(folder, embeds=embeds)
         engine_plan = make_plan(settings, checkpoint)
-        tokenizer = Tokenizer(folder)
+        tokenizer = Tokenizer(
+            folder, interpret_special_tokens=settings.prompts.interpret_special_tokens
+        )
         check_vocabulary(folder, tokenizer, checkpoint)
         served = ServedModel(
             model_names(name, folder, settings.server.served_model_name),
@@ -222,6 +228,7 @@ def grammar_compiler(
             max_memory_bytes=limits.max_cached_grammar_memory,
             max_cached=limits.max_cached_grammars,
             max_mask_s=limits.max_mask_s,
+            max_begun_s=limits.max_grammar_compile_s,
         ),
     )
 

@@ -67,6 +67,12 @@ class AccessSection(Section):
     allow_browser_extensions: bool = False
 
 
+class PromptsSection(Section):
+    """How conversations become prompts."""
+
+    interpret_special_tokens: bool = False
+
+
 class LimitsSection(Section):
     """What a request may ask for."""
 
@@ -170,6 +176,7 @@ class Config(Section):
 
     server: ServerSection = ServerSection()
     access: AccessSection = AccessSection()
+    prompts: PromptsSection = PromptsSection()
     limits: LimitsSection = LimitsSection()
     reasoning: ReasoningSection = ReasoningSection()
     engine: EngineSection = EngineSection()

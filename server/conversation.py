@@ -91,6 +91,12 @@ class Conversation:
     parallel_tool_calls: bool = True
     output: OutputFormat | None = None
     thinking: Thinking = Thinking()
+    continues: bool = False
+    """Whether the last turn, which is the assistant's, is the beginning of the answer."""
+
+    def __post_init__(self) -> None:
+        """Nobody else's turn can be continued."""
+        assert not self.continues or self.turns[-1].role == "assistant"
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
@@ -99,6 +105,11 @@ class Conversation:
         Where only some may be called it is told of all, so that prompts begin alike.
         """
         return () if self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether nothing but calls is an answer."""
+        return self.tool_choice.mode in ("required", "named")
 
     @property
     def max_calls(self) -> int | None:

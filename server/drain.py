@@ -42,6 +42,8 @@ class Drain:
         self._began_at: float | None = None
         self._hurries = False
         self._answering: set[asyncio.Task[object]] = set()
+        self.answered = 0
+        """How many requests there have been that have ended."""
         self.has_cut = False
         """Whether those that were not finished have been ended."""
 
@@ -90,6 +92,7 @@ class Drain:
     def leave(self, task: "asyncio.Task[object]") -> None:
         """It has answered."""
         self._answering.discard(task)
+        self.answered += 1
 
 
 class DrainGuard:

@@ -8,18 +8,20 @@ from engine.types import TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
 from server.protocol.common import DrawingFields, answer_length
-from server.protocol.errors import ContextOverflowError, grammars_full, invalid
+from server.protocol.errors import ApiError, ContextOverflowError, grammars_full, invalid
 from server.service import Service, new_seed
 from server.text.answer_parser import Reading
+from server.text.calls.parser import ends_in_call
 from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import TemplateError
 from server.text.grammar.compiler import GrammarMemoryError
-from server.text.grammar.error import GrammarError
+from server.text.grammar.error import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
 from server.text.grammar.wish import ThinkingStart, Wish
-from server.text.parser import thinking_part
 from server.text.pieces import Part
 from server.text.tokenizer import EncodedChat, TextTooLongError
+
+CALL_BEGUN = "A call cannot be begun for the model, only its thoughts and what it says."
 
 log = structlog.get_logger("quire")
 
@@ -49,9 +51,19 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
     """
     conversation, sampling, param = asked.conversation, asked.sampling, asked.turns_param
     form = _tool_format(service, conversation, param)
+    _check_begun(conversation, param)
     async with service.encoding:
         service.check_room(sampling.wanted.choices, key=key)
         encoded = await _fitting(service, conversation, param)
+    reading = Reading(
+        encoded.opening,
+        conversation.offered_tools,
+        form,
+        conversation.max_calls,
+        service.written_calls.remember,
+        encoded.begun,
+    )
+    _check_no_call_begun(conversation, reading, param)
     params = sampling.sampling_params(
         max_tokens=answer_length(
             asked.max_tokens, len(encoded.ids), service.max_model_len, asked.max_tokens_param
@@ -66,18 +78,12 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
         encoded.ids,
         params,
         sampling.stop_strings(),
-        Reading(
-            encoded.text,
-            conversation.offered_tools,
-            form,
-            conversation.max_calls,
-            service.written_calls.remember,
-        ),
+        reading,
         choices=sampling.wanted.choices,
         salt=service.salts.salt(key, sampling.cache_salt),
         system_tokens=encoded.system_tokens,
         priority=sampling.priority or 0,
-        constraint=await _constraint(service, asked, encoded.text, form),
+        constraint=await _constraint(service, asked, reading),
     )
 
 
@@ -88,10 +94,27 @@ async def encode_conversation(
     add_generation_prompt: whether an answer is to follow. Raises ApiError for what cannot be
     rendered."""
     _tool_format(service, conversation, param)
+    _check_begun(conversation, param)
     async with service.encoding:
         return await _encode(
             service, conversation, param, None, add_generation_prompt=add_generation_prompt
         )
+
+
+async def count_tokens_of(service: Service, conversation: Conversation, param: str) -> int:
+    """How many tokens the prompt of a conversation has; about how many, where they are far more
+    than fit. param: the wire's name of it. Raises ApiError for what cannot be rendered."""
+    _tool_format(service, conversation, param)
+    async with service.encoding:
+        try:
+            return await service.tokenizer.count_chat(
+                conversation,
+                service.max_model_len,
+                service.written_calls,
+                max_template_s=service.config.limits.max_template_s,
+            )
+        except TemplateError as error:
+            raise _not_rendered(error, param) from error
 
 
 def _tool_format(service: Service, conversation: Conversation, param: str) -> ToolFormat:
@@ -110,6 +133,24 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
             "This model's chat template knows no tools, or none whose calls can be read.", "tools"
         )
     return template.tool_format or ToolFormat.HERMES
+
+
+def _check_begun(conversation: Conversation, param: str) -> None:
+    """Raises ApiError for the beginning of an answer that no prompt can end with."""
+    if not conversation.continues:
+        return
+    if len(conversation.turns) == 1:
+        raise invalid("There is nothing before the answer that is begun.", param)
+    if conversation.turns[-1].tool_calls:
+        raise invalid(CALL_BEGUN, param)
+
+
+def _check_no_call_begun(conversation: Conversation, reading: Reading, param: str) -> None:
+    """Raises ApiError where what is begun ends within a call, or must be one."""
+    if reading.said and conversation.must_call:
+        raise invalid("An answer that must be a call cannot be begun with a text.", param)
+    if reading.tools and ends_in_call(reading.said, reading.tools, reading.tool_format):
+        raise invalid(CALL_BEGUN, param)
 
 
 async def _fitting(service: Service, conversation: Conversation, param: str) -> EncodedChat:
@@ -151,19 +192,25 @@ async def _encode(
             max_template_s=service.config.limits.max_template_s,
         )
     except TemplateError as error:
-        log.warning("the chat template failed", reason=error.reason)
-        raise invalid(f"{error}.", param) from error
+        raise _not_rendered(error, param) from error
     except TextTooLongError as error:
         raise ContextOverflowError(None, service.max_model_len, param) from error
 
 
-async def _constraint(
-    service: Service, asked: Asked, prompt: str, form: ToolFormat
-) -> TokenConstraint | None:
+def _not_rendered(error: TemplateError, param: str) -> ApiError:
+    log.warning("the chat template failed", reason=error.reason)
+    return invalid(f"{error}.", param)
+
+
+async def _constraint(service: Service, asked: Asked, reading: Reading) -> TokenConstraint | None:
     """What the engine holds the answer to. Raises ApiError for what cannot be enforced."""
-    wish = wish_of(asked.conversation, prompt, form)
+    wish = wish_of(asked.conversation, reading)
     try:
-        constraint = await service.grammars.compile(wish)
+        constraint = await service.grammars.compile(wish, reading.said)
+    except UnfitBeginningError as error:
+        raise invalid(
+            f"The answer that is begun does not fit its form ({wish.param}).", asked.turns_param
+        ) from error
     except GrammarError as error:
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
     except (JudgeBusyError, GrammarMemoryError) as error:
@@ -176,20 +223,22 @@ async def _constraint(
     return constraint
 
 
-def wish_of(conversation: Conversation, prompt: str, form: ToolFormat) -> Wish:
-    """What the answer must be like. prompt: as it was rendered."""
+def wish_of(conversation: Conversation, reading: Reading) -> Wish:
+    """What the answer must be like. reading: of it."""
     tools = conversation.callable_tools
     choice = conversation.tool_choice
     if choice.mode == "auto" and choice.allowed is not None:
         tools = tuple(_only_named(tool) for tool in tools)
-    start = START[thinking_part(prompt)]
+    if reading.said and conversation.output is not None:
+        tools = ()  # what is begun is the answer of that form, and no call
+    start = START[reading.first_part]
     if conversation.thinking.enabled is False:
         start = ThinkingStart.SAYING
     return Wish(
         conversation.output,
         tools,
-        form,
-        must_call=choice.mode in ("required", "named"),
+        reading.tool_format,
+        must_call=conversation.must_call,
         parallel=conversation.max_calls is None,
         thinking=start,
         thinking_budget=conversation.thinking.budget,

@@ -96,6 +96,8 @@ class Service:
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
     """Held while a prompt is made. Whoever waits for it asks again for room: of a crowd only those
     are encoded that find a place."""
+    tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while ids are made for their own sake, which may be many."""
     clock: Callable[[], float] = time.monotonic
     """Seconds; what the time of a request is measured by."""
 
@@ -103,6 +105,11 @@ class Service:
     def max_model_len(self) -> int:
         """Tokens of a prompt and its answer together."""
         return self.client.limits.max_model_len
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Of all texts of one body together, as of ids: those of one text may be."""
+        return max(self.config.limits.max_body_token_ids, self.max_model_len)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not served; no name means ours."""
@@ -170,11 +177,6 @@ class Service:
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
         retry_after_s = self.config.limits.retry_after_s
         return key_share_full(retry_after_s) if of_the_key else overloaded(retry_after_s)
-
-    def check_bytes(self, text: str, param: str) -> None:
-        """Refuses, before it is encoded, a text that has too many bytes to fit in any encoding."""
-        if len(text.encode()) > self.max_model_len * self.tokenizer.longest_token_bytes:
-            raise ContextOverflowError(None, self.max_model_len, param)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError for ids that the model does not have."""

@@ -104,6 +104,15 @@ def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiErr
     )
 
 
+def too_many_tokens(most: int, param: str) -> ApiError:
+    """Texts of one body that have too many tokens together: 400."""
+    return invalid(
+        f"The texts of your {param} have more than {most} tokens together; send fewer at a time.",
+        param,
+        "too_many_values",
+    )
+
+
 def model_not_found(name: str) -> ApiError:
     """404."""
     return ApiError(

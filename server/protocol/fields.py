@@ -143,6 +143,11 @@ STRUCTURE_FIELDS = (
     ignored("guided_decoding_backend", SPEED_ONLY),
 )
 
+CONTINUATION_FIELDS = (
+    accepted("continue_final_message", "true: the last message, the assistant's, is gone on with"),
+    accepted("add_generation_prompt", "false where a message is continued, and only there"),
+)
+
 THINKING_FIELDS = (
     accepted("reasoning_effort", "none: no thoughts; minimal, low and medium have budgets"),
     accepted("thinking_token_budget", "thoughts are ended after so many tokens; wins over effort"),
@@ -152,7 +157,11 @@ THINKING_FIELDS = (
 )
 
 CHAT_FIELDS = (
-    accepted("messages", "text in all roles; developer is system; function is tool"),
+    accepted(
+        "messages",
+        "text in all roles; developer is system; function is tool; prefix: true on the last one, "
+        "the assistant's, has it continued, else an answer is a new turn",
+    ),
     accepted("max_completion_tokens", "wins over max_tokens"),
     *SAMPLING_FIELDS,
     accepted("logprobs", "of every token, thoughts and calls included"),
@@ -162,6 +171,7 @@ CHAT_FIELDS = (
     accepted("parallel_tool_calls", "false: the answer ends with its first call"),
     *STRUCTURE_FIELDS,
     *THINKING_FIELDS,
+    *CONTINUATION_FIELDS,
     refused("functions", "use tools"),
     refused("function_call", "use tool_choice", "none", "auto"),
     refused("audio", "this model writes text"),
@@ -171,8 +181,6 @@ CHAT_FIELDS = (
     refused("thinking", "use enable_thinking or thinking_token_budget"),
     refused("think", "use enable_thinking"),
     refused("echo", "use /v1/completions"),
-    refused("add_generation_prompt", "the answer is the assistant's next turn", True),
-    refused("continue_final_message", "the answer is the assistant's next turn"),
     refused("add_special_tokens", "the template writes them"),
     refused("chat_template", "the template is the model's"),
     refused("documents", "put them into a message"),
@@ -240,15 +248,15 @@ TOKENIZE_FIELDS = (
     accepted("tools", "as in /v1/chat/completions"),
     accepted("tool_choice", "as in /v1/chat/completions"),
     *THINKING_FIELDS,
-    accepted("add_generation_prompt", "false: the messages alone"),
+    accepted("continue_final_message", "as in /v1/chat/completions"),
+    accepted("add_generation_prompt", "false: the messages alone, or with what is continued"),
     accepted(
         "add_special_tokens", "with those that the tokenizer puts around a text; not for messages"
     ),
     accepted("return_token_strs", "the text of each token as well"),
     refused("add_special", "use add_special_tokens"),
-    refused("parse_special", "special tokens in a text are recognised", True),
+    refused("parse_special", "special tokens are recognised in a text, and not in messages", True),
     refused("with_pieces", "use return_token_strs"),
-    refused("continue_final_message", "the answer is the assistant's next turn"),
     refused("chat_template", "the template is the model's"),
     refused("mm_processor_kwargs", "this model reads text"),
 )

@@ -8,6 +8,7 @@ from pydantic import Field
 from server.conversation import OutputFormat
 from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import invalid, quoted
+from server.text.json_object import MAX_VALUES, has_many_values
 
 Schema = dict[str, Any] | bool
 SchemaOrText = dict[str, Any] | bool | str
@@ -107,6 +108,8 @@ class StructureFields(WireModel):
 def _json(schema: SchemaOrText, param: str) -> OutputFormat:
     """A schema may come as its text. Raises ApiError for a text that is none."""
     if isinstance(schema, str):
+        if has_many_values(schema):
+            raise invalid(f"The text has more than {MAX_VALUES} values.", param)
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation
+from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
 from server.protocol.chat.tools import WireTool, WireToolChoice
@@ -20,7 +21,7 @@ from server.protocol.fields import (
 )
 
 
-class TokenizeRequest(ThinkingFields):
+class TokenizeRequest(ContinuationFields, ThinkingFields):
     """The body of a request: a text, as vLLM's or as llama.cpp's clients name it, or messages."""
 
     model_config = ConfigDict(extra="allow")
@@ -32,7 +33,6 @@ class TokenizeRequest(ThinkingFields):
     messages: Annotated[ListOf[Message], Field(min_length=1)] | None = None
     tools: ListOf[WireTool] | None = None
     tool_choice: str | WireToolChoice | None = None
-    add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -43,6 +43,8 @@ class TokenizeRequest(ThinkingFields):
             raise invalid("One of prompt, content and messages must be there, and no more.")
         if self.tools and self.messages is None:
             raise invalid("tools need messages.", "tools")
+        if self.continue_final_message and self.messages is None:
+            raise invalid("There is no message to be continued.", "continue_final_message")
         if self.add_special_tokens and self.messages is not None:
             raise invalid("The template writes the special tokens.", "add_special_tokens")
         if len(self.messages or ()) > limits.max_messages:
@@ -56,7 +58,8 @@ class TokenizeRequest(ThinkingFields):
     def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
         """The messages, as /v1/chat/completions reads them. Raises ApiError."""
         asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits)
-        return replace(asked, thinking=self.thinking(efforts))
+        continues = self.continues(asked.turns[-1], marked=asked.continues)
+        return replace(asked, thinking=self.thinking(efforts), continues=continues)
 
 
 class DetokenizeRequest(WireModel):

@@ -14,11 +14,12 @@ from server.openapi import takes
 from server.protocol.common import answer_length
 from server.protocol.completions.answer import Echo, TextAnswer
 from server.protocol.completions.request import CompletionRequest, PromptText
+from server.protocol.errors import ContextOverflowError, too_many_tokens
 from server.routes.answering import respond_to_all
 from server.salts import request_key
 from server.service import Service, new_seed, parse
 from server.text.detokenizer import decoded_text
-from server.text.tokenizer import EncodedText
+from server.text.tokenizer import EncodedText, TextTooLongError
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -33,10 +34,7 @@ def completion_routes(service: Service) -> APIRouter:
         wire.check(service.config.limits)
         key = request_key(request.headers)
         service.check_room(wire.wanted.choices, len(wire.prompts), key=key)
-        encoded = [
-            await _encoded(service, wire, prompt, wire.place(number))
-            for number, prompt in enumerate(wire.prompts)
-        ]
+        encoded = await _all_encoded(service, wire)
         salt = service.salts.salt(key, wire.cache_salt)
         prompts = _prompts(service, wire, [text.ids for text in encoded], salt)
         answer = TextAnswer(
@@ -51,14 +49,31 @@ def completion_routes(service: Service) -> APIRouter:
     return router
 
 
+async def _all_encoded(service: Service, wire: CompletionRequest) -> list[EncodedText]:
+    """The prompts' ids. Raises ApiError as ``_encoded`` does, and for too many of them."""
+    found: list[EncodedText] = []
+    total = 0
+    for number, prompt in enumerate(wire.prompts):
+        found.append(await _encoded(service, wire, prompt, wire.place(number)))
+        total += len(found[-1].ids)
+        if total > service.max_total_tokens:
+            raise too_many_tokens(service.max_total_tokens, "prompt")
+    return found
+
+
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
     """The prompt's ids; its text as well, where that is echoed. Raises ApiError for a prompt that
     cannot be answered."""
     if isinstance(prompt, str):
-        service.check_bytes(prompt, place)
-        encoded = await service.tokenizer.encode_text(prompt)
+        try:
+            async with service.encoding:
+                encoded = await service.tokenizer.encode_text(
+                    prompt, service.max_model_len, offsets=bool(wire.echo)
+                )
+        except TextTooLongError as error:
+            raise ContextOverflowError(None, service.max_model_len, place) from error
     else:
         service.check_token_ids(prompt, place)
         encoded = EncodedText("", tuple(prompt), ())

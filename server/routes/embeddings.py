@@ -13,10 +13,17 @@ from server.json_response import json_response
 from server.metrics.answer_times import RequestTimes
 from server.openapi import takes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_pieces
-from server.protocol.errors import generation_failed, input_too_long, invalid, out_of_time
+from server.protocol.errors import (
+    generation_failed,
+    input_too_long,
+    invalid,
+    out_of_time,
+    too_many_tokens,
+)
 from server.routes.answering import CLIENT_CLOSED_REQUEST, unless_left
 from server.salts import request_key
 from server.service import Service, parse
+from server.text.tokenizer import TextsTooLongError, TextTooLongError
 
 NO_TOKENS = SamplingParams(max_tokens=0)
 # Inputs of one body that the engine has, for each that it can run: the next ones are there when
@@ -53,14 +60,18 @@ def embedding_routes(service: Service) -> APIRouter:
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
     """The ids of every input. Raises ApiError for one that can never fit."""
-    most = service.max_model_len
+    most, total = service.max_model_len, service.max_total_tokens
     texts = [one for one in wire.inputs if isinstance(one, str)]
-    for number, text in enumerate(texts):
-        if len(text.encode()) > most * service.tokenizer.longest_token_bytes:
-            raise input_too_long(None, most, wire.name_of(number))
     ids = [tuple(one) for one in wire.inputs if not isinstance(one, str)]
     if texts:
-        ids = await service.tokenizer.encode_texts(texts, ends=wire.add_special_tokens is not False)
+        ends = wire.add_special_tokens is not False
+        try:
+            async with service.encoding:
+                ids = await service.tokenizer.encode_texts(texts, most, total, ends=ends)
+        except TextTooLongError as error:
+            raise input_too_long(None, most, wire.name_of(error.number)) from error
+        except TextsTooLongError as error:
+            raise too_many_tokens(total, "input") from error
     for number, tokens in enumerate(ids):
         name = wire.name_of(number)
         if not tokens:

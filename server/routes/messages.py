@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt, encode_conversation
+from server.prompting import Asked, chat_prompt, count_tokens_of
 from server.protocol.messages.answer import MessageAnswer
 from server.protocol.messages.request import CountTokensRequest, MessagesRequest
 from server.routes.answering import respond
@@ -42,7 +42,6 @@ def message_routes(service: Service) -> APIRouter:
         wire = await parse(service, request, CountTokensRequest)
         service.check_model(wire.model)
         conversation = wire.conversation(service.config.limits, service.config.reasoning)
-        encoded = await encode_conversation(service, conversation, "messages")
-        return {"input_tokens": len(encoded.ids)}
+        return {"input_tokens": await count_tokens_of(service, conversation, "messages")}
 
     return router

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from server.conversation import Conversation
 from server.json_response import json_pieces, json_response
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt, encode_conversation
+from server.prompting import Asked, chat_prompt, count_tokens_of
 from server.protocol.answers import Heading, Json
 from server.protocol.errors import ApiError, invalid
 from server.protocol.responses.answer import ResponseAnswer
@@ -41,11 +41,16 @@ class Shelf:
         self, wire: ResponsesRequest
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
         """What a request asks to be answered: what was said before, the new items, and both in the
-        neutral form. Raises ApiError."""
+        neutral form. Raises ApiError. An answer that is begun is marked, for those who go on."""
         history, items = self.before(wire.previous_response_id), wire.items(self.item)
         before = [read_item(item) for item in history]
         limits, efforts = self._config.limits, self._config.reasoning
-        return history, items, wire.conversation(before, items, limits, efforts)
+        conversation = wire.conversation(before, items, limits, efforts)
+        if conversation.continues and items:
+            items = [*items[:-1], items[-1].model_copy(update={"prefix": True})]
+        elif conversation.continues:
+            history = (*history[:-1], history[-1] | {"prefix": True})
+        return history, items, conversation
 
     def before(self, response_id: str | None) -> tuple[Json, ...]:
         """All items of the conversation that a response has ended. Raises ApiError (400)."""
@@ -123,8 +128,7 @@ def response_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(limits)
         _, _, conversation = Shelf(service, store, request).conversation(wire)
-        encoded = await encode_conversation(service, conversation, "input")
-        tokens = len(encoded.ids)
+        tokens = await count_tokens_of(service, conversation, "input")
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     @router.get("/v1/responses/{response_id}")

@@ -1,11 +1,12 @@
 """POST /tokenize and /detokenize. The engine is not asked."""
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
+from server.json_response import json_pieces, json_response
 from server.openapi import takes
 from server.prompting import encode_conversation
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -18,29 +19,31 @@ def tokenize_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         wire = await parse(service, request, TokenizeRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
-        ids = await _ids(service, wire)
-        strings = (
-            await asyncio.to_thread(_strings, service, ids) if wire.return_token_strs else None
-        )
-        return {
-            "count": len(ids),
-            "max_model_len": service.max_model_len,
-            "tokens": list(ids),
-            "token_strs": strings,
-        }
+        async with service.tokenizing:
+            ids = await _ids(service, wire)
+            strings = (
+                await asyncio.to_thread(_strings, service, ids) if wire.return_token_strs else None
+            )
+            answer = {
+                "count": len(ids),
+                "max_model_len": service.max_model_len,
+                "tokens": list(ids),
+                "token_strs": strings,
+            }
+            return await json_response(json_pieces(answer))
 
     @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
-    async def detokenize(request: Request) -> dict[str, Any]:
+    async def detokenize(request: Request) -> Response:
         wire = await parse(service, request, DetokenizeRequest)
         service.check_model(wire.model)
         wire.check(service.config.limits)
         service.check_token_ids(wire.tokens, "tokens")
         text = (await asyncio.to_thread(decoded_text, service.tokenizer, wire.tokens)).text
-        return {"prompt": text, "content": text}
+        return JSONResponse({"prompt": text, "content": text})
 
     return router
 
@@ -53,7 +56,7 @@ async def _ids(service: Service, wire: TokenizeRequest) -> tuple[int, ...]:
         )
         return encoded.ids
     conversation = wire.conversation(service.config.limits, service.config.reasoning)
-    add_generation_prompt = wire.add_generation_prompt is not False
+    add_generation_prompt = conversation.continues or wire.add_generation_prompt is not False
     chat = await encode_conversation(
         service, conversation, "messages", add_generation_prompt=add_generation_prompt
     )

@@ -7,7 +7,7 @@ from server.conversation import Tool
 from server.text.calls.parser import CallParser, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import Remember
-from server.text.parser import ReasoningParser
+from server.text.parser import ReasoningParser, thinking_part
 from server.text.pieces import AnswerPiece, Part, Piece, joined
 
 
@@ -24,6 +24,19 @@ class Reading:
     """The answer ends with so many."""
     remember: Remember | None = field(default=None, compare=False)
     """Is told of every call as it was written."""
+    begun: str = ""
+    """What follows the prompt of the answer's first part. It is read as that part alone, whatever
+    it ends with, and is no piece of the answer."""
+
+    @property
+    def first_part(self) -> Part | None:
+        """What the answer begins with; None where the model decides."""
+        return thinking_part(self.prompt, self.begun)
+
+    @property
+    def said(self) -> str:
+        """What is begun of the content."""
+        return self.begun if self.first_part is Part.CONTENT else ""
 
 
 class AnswerParser:
@@ -31,10 +44,15 @@ class AnswerParser:
     same."""
 
     def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id) -> None:
-        self._thoughts = ReasoningParser(reading.prompt)
+        self._thoughts = ReasoningParser(reading.prompt, reading.begun)
         self._calls = (
             CallParser(
-                reading.tools, reading.tool_format, reading.max_calls, new_id, reading.remember
+                reading.tools,
+                reading.tool_format,
+                reading.max_calls,
+                new_id,
+                reading.remember,
+                said=reading.said,
             )
             if reading.tools
             else None

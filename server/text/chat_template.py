@@ -2,21 +2,27 @@
 
 from bisect import bisect_left
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
-from server.conversation import Conversation, Tool, ToolCall, Turn
+from server.conversation import Conversation, Thinking, Tool, ToolCall, Turn
+from server.text.begun import NO_THOUGHTS, BegunAnswer, begun_answer
 from server.text.calls.marks import CallMarks
 from server.text.calls.tool_format import tool_format
 from server.text.json_object import json_object
+from server.text.parser import CLOSE, OPEN, thinking_part
+from server.text.pieces import Part
+from server.text.special_tokens import SpecialTokens
 from server.text.template_trial import fault_of, try_template
 from server.text.time_limit import TimeLimit, TimeUp
 
 Message = dict[str, Any]
+GuardedT = TypeVar("GuardedT")
 ANY_OBJECT = {"type": "object", "properties": {}}
 MARK = "A message in the middle."
 REFUSED = "chats, messages and responses are refused, completions are not"
@@ -34,13 +40,15 @@ class TemplateError(ValueError):
 class ChatTemplate:
     """The template in a model's folder. It is a program of the model's makers, run in a sandbox."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Nothing is rendered yet."""
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens) -> None:
+        """special_tokens: those that mean nothing where texts spell them."""
         self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
         text = self._text(tools=[])
         self.exists = text is not None
         self.tool_format = tool_format(text or "")
         """How the model writes calls; None where its template knows no tools."""
+        self._knows_thoughts = OPEN in (text or "") or CLOSE in (text or "")
         self.unusable = ""
         """Why it must not be rendered in this process; empty where it may be."""
 
@@ -59,6 +67,11 @@ class ChatTemplate:
                 f"the model's chat template has failed with a plain conversation ({trial.fault}): "
                 "what it does not render is refused, completions are not"
             )
+        if not self.keeps_marks:
+            return (
+                "the model's chat template does not write texts as they are: special tokens that "
+                "they spell are interpreted"
+            )
         return ""
 
     @cached_property
@@ -72,6 +85,15 @@ class ChatTemplate:
         except Exception:
             return False
 
+    @cached_property
+    def keeps_marks(self) -> bool:
+        """Whether the marks in special tokens that texts spell come through. Tries it."""
+        guarded = "".join(map(self._special_tokens.guarded_text, self._special_tokens.contents))
+        try:
+            return guarded in self._render([{"role": "user", "content": guarded}])
+        except Exception:
+            return True  # what it does not render is refused
+
     def render(
         self,
         conversation: Conversation,
@@ -80,11 +102,15 @@ class ChatTemplate:
         limit: TimeLimit | None = None,
     ) -> tuple[str, int]:
         """The prompt, and how many of its leading characters belong to the leading system messages
-        and the tools: other conversations that begin with the same ones begin with these.
+        and the tools: other conversations that begin with the same ones begin with these. An answer
+        that is begun is no part of it. Special tokens that texts spell have marks:
+        ``special_tokens.pieces_of`` cuts there.
 
         add_generation_prompt: whether the beginning of the answer is part of it. limit: for the
         template's time. Raises TemplateError.
         """
+        if conversation.continues:
+            conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
         try:
             with limit or nullcontext():
@@ -98,8 +124,28 @@ class ChatTemplate:
             own = isinstance(error, TemplateSyntaxError)
             raise TemplateError(message, fault_of(error, with_message=own)) from error
 
+    def begun(
+        self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
+    ) -> BegunAnswer:
+        """What follows the prompt, as ``render`` made it, of an answer that is begun; nothing where
+        none is. Raises as that does."""
+        if not conversation.continues:
+            return BegunAnswer()
+        turn, thinking = conversation.turns[-1], conversation.thinking
+        if not self._knows_thoughts:
+            return BegunAnswer(text=turn.text)
+        closed = ""
+        if turn.text and thinking_part(prompt) is None:
+            silent = replace(conversation, thinking=Thinking(enabled=False))
+            other, _ = self.render(silent, limit=limit)
+            if thinking_part(other) is Part.CONTENT:
+                closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_THOUGHTS
+        thinks = thinking.enabled is not False
+        return begun_answer(turn, prompt, closed=closed, thinks=thinks)
+
     def _rendered(self, conversation: Conversation, arguments: dict[str, Any]) -> tuple[str, int]:
-        messages = template_messages(conversation, self.takes_late_system)
+        arguments = self._guarded(arguments)
+        messages = self._guarded(template_messages(conversation, self.takes_late_system))
         prompt = self._with_calls(conversation, arguments)
         if prompt is None:
             prompt = self._render(messages, **arguments)
@@ -109,14 +155,19 @@ class ChatTemplate:
     def _with_calls(self, conversation: Conversation, arguments: dict[str, Any]) -> str | None:
         """The prompt with calls as the model wrote them, where that is known; None where it is of
         none, or where the template does more with calls than to write them."""
-        marks = CallMarks()
+        marks = CallMarks(self._guarded)
         messages = template_messages(conversation, self.takes_late_system, marks)
         if not marks:
             return None
+        messages = self._guarded(messages)
         try:
             return marks.replaced(self._render(messages, **arguments))
         except Exception:
             return None
+
+    def _guarded(self, value: GuardedT) -> GuardedT:
+        guarded: GuardedT = self._special_tokens.guarded(value) if self.keeps_marks else value
+        return guarded
 
     def _text(self, tools: list[Any] | None = None) -> str | None:
         """The template for conversations with tools, or without; None where there is none, or none

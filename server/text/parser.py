@@ -5,13 +5,16 @@ from server.text.pieces import AnswerPiece, Part, Piece, joined
 OPEN, CLOSE = "<think>", "</think>"
 
 
-def thinking_part(prompt: str) -> Part | None:
+def thinking_part(prompt: str, begun: str = "") -> Part | None:
     """What an answer to a rendered prompt begins with: a thought or content, where the template has
-    opened or closed the tag already; None where the model decides."""
+    opened or closed the tag already; None where the model decides. begun: what follows the prompt
+    of that part."""
     ending = prompt.rstrip()
     if ending.endswith(CLOSE):
         return Part.CONTENT
-    return Part.REASONING if ending.endswith(OPEN) else None
+    if ending.endswith(OPEN):
+        return Part.REASONING
+    return Part.CONTENT if begun else None
 
 
 class ReasoningParser:
@@ -21,10 +24,11 @@ class ReasoningParser:
     is content; one that never closes it is reasoning.
     """
 
-    def __init__(self, prompt: str) -> None:
-        """prompt: its end tells whether the template has opened or closed the tag already."""
-        self._state = thinking_part(prompt)
-        self._begun = self._state is Part.CONTENT
+    def __init__(self, prompt: str, begun: str = "") -> None:
+        """prompt: its end tells whether the template has opened or closed the tag already. begun:
+        the part's text before the one that is fed."""
+        self._state = thinking_part(prompt, begun)
+        self._begun = self._state is Part.CONTENT or bool(begun.strip())
         self._held = ""
 
     @property

@@ -1,13 +1,11 @@
 """Chat template and encoding, off the event loop; token ids back to text and bytes."""
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -15,7 +13,9 @@ from server.conversation import Conversation
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate
+from server.text.encoder import Encoder, grouped, tokens_within
 from server.text.parser import CLOSE, OPEN
+from server.text.special_tokens import SpecialTokens, pieces_of
 from server.text.time_limit import TimeLimit
 
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
@@ -28,6 +28,15 @@ class TokenizerError(ValueError):
 class TextTooLongError(ValueError):
     """A text that has more tokens than are allowed, whatever they are."""
 
+    def __init__(self, number: int = 0) -> None:
+        """number: of the text, where there are several."""
+        super().__init__(f"text {number} is too long")
+        self.number = number
+
+
+class TextsTooLongError(ValueError):
+    """Texts that have more tokens than are allowed together."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
@@ -36,7 +45,8 @@ class EncodedText:
     text: str
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
-    """For each of the ids: the characters before the one that it begins in."""
+    """For each of the ids: the characters before the one that it begins in. Empty where nobody has
+    asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +58,31 @@ class EncodedChat:
     system_tokens: int
     """Leading ids that belong to the leading system messages: other conversations that begin with
     the same messages begin with these ids."""
+    begun: str = ""
+    """What the text ends with of an answer that is begun: of its thoughts, or of what it says."""
+
+    @property
+    def opening(self) -> str:
+        """The text before that."""
+        return self.text.removesuffix(self.begun)
+
+
+@dataclass(frozen=True, slots=True)
+class _RenderedChat:
+    """A conversation as the text of a prompt, cut where texts spell special tokens."""
+
+    pieces: list[str]
+    shared_chars: int
+    """Leading ones that belong to the leading system messages and the tools."""
+    begun: str
 
 
 class Tokenizer:
     """A model's tokenizer and chat template."""
 
-    def __init__(self, path: Path) -> None:
-        """path: the model's folder. Nothing is downloaded and no code of the model is run."""
+    def __init__(self, path: Path, *, interpret_special_tokens: bool = False) -> None:
+        """path: the model's folder. Nothing is downloaded and no code of the model is run.
+        interpret_special_tokens: also those that texts of conversations spell."""
         try:
             loaded = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
@@ -66,21 +94,23 @@ class Tokenizer:
             ) from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
             raise TokenizerError(f"{path / 'tokenizer.json'}: the file does not exist")
-        self.template = ChatTemplate(loaded)
         self.fast: FastTokenizer = loaded.backend_tokenizer
         # What a maker's last program left switched on would change prompts without a word.
         self.fast.no_padding()
         self.fast.no_truncation()
+        self._encoder = Encoder(self.fast)
         self.eos_token_id: int | None = loaded.eos_token_id
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
         """Of tags around thoughts and calls that some makers declare special."""
+        guarded = () if interpret_special_tokens else self.special_ids - self.special_tag_ids
+        self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
+        self.template = ChatTemplate(loaded, self._special_tokens)
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values())
         # Looked up for every token that is said: 7 MB for 150,000 of them.
         self._bytes = [self._bytes_of(i) for i in range(self.vocab_size)]
-        self.longest_token_bytes = max(map(len, self._bytes))
 
     async def encode_chat(
         self,
@@ -103,51 +133,108 @@ class Tokenizer:
 
         def encode() -> EncodedChat:
             known = written_calls.recalled(conversation) if written_calls else conversation
-            return self._encode_chat(known, max_prompt_tokens, add_generation_prompt, limit)
+            rendered = self._rendered(known, limit, add_generation_prompt)
+            most = max_prompt_tokens
+            if most is not None and self._encoder.exceeds(rendered.pieces, most):
+                raise TextTooLongError
+            return self._encode_rendered(rendered)
 
         return await limit.run(encode)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text; special tokens in it are recognised, none are added."""
-        return (await self.encode_text(text)).ids
+    async def count_chat(
+        self,
+        conversation: Conversation,
+        max_prompt_tokens: int,
+        written_calls: WrittenCalls,
+        *,
+        max_template_s: float,
+    ) -> int:
+        """How many ids ``encode_chat`` makes of a conversation. What has far more than
+        ``max_prompt_tokens`` is counted in slices, which may be off by some for each. Raises
+        TemplateError."""
+        limit = TimeLimit(max_template_s)
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool = False) -> EncodedText:
+        def count() -> int:
+            rendered = self._rendered(written_calls.recalled(conversation), limit)
+            if self._encoder.exceeds(rendered.pieces, max_prompt_tokens):
+                return self._encoder.count(rendered.pieces)
+            return len(self._encode_rendered(rendered).ids)
+
+        return await limit.run(count)
+
+    async def encode_text(
+        self,
+        text: str,
+        max_tokens: int | None = None,
+        *,
+        add_special_tokens: bool = False,
+        offsets: bool = False,
+    ) -> EncodedText:
         """A text and its tokens. add_special_tokens: with those that the tokenizer puts around one;
-        special tokens in the text are recognised in any case."""
-        return await asyncio.to_thread(self._encode_text, text, add_special_tokens)
+        special tokens in the text are recognised in any case. offsets: with those.
 
-    async def encode_texts(self, texts: Sequence[str], *, ends: bool) -> list[tuple[int, ...]]:
-        """Ids of texts for their vectors. ends: with what the tokenizer itself adds, the token at
-        the end whose state is the vector."""
+        Raises TextTooLongError, before the work of encoding, for what has far more tokens than
+        ``max_tokens``.
+        """
 
-        def encode() -> list[tuple[int, ...]]:
-            encodings = self.fast.encode_batch(list(texts), add_special_tokens=ends)
-            return [tuple(encoding.ids) for encoding in encodings]
+        def encode() -> EncodedText:
+            if max_tokens is not None and self._encoder.exceeds([text], max_tokens):
+                raise TextTooLongError
+            (encoding,) = self._encoder.encode([text], offsets=offsets, ends=add_special_tokens)
+            begins = tuple(begin for begin, _ in encoding.offsets) if offsets else ()
+            return EncodedText(text, tuple(encoding.ids), begins)
 
         return await asyncio.to_thread(encode)
 
-    def _encode_chat(
-        self,
-        conversation: Conversation,
-        most: int | None,
-        add_generation_prompt: bool,
-        limit: TimeLimit,
-    ) -> EncodedChat:
+    async def encode_texts(
+        self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
+    ) -> list[tuple[int, ...]]:
+        """Ids of texts for their vectors. ends: with what the tokenizer itself adds, the token at
+        the end whose state is the vector.
+
+        Raises TextTooLongError, before the work of encoding, for one that has far more than
+        ``max_tokens``; TextsTooLongError where all together have more than ``max_total``.
+        """
+
+        def encode() -> list[tuple[int, ...]]:
+            for number, text in enumerate(texts):
+                if self._encoder.exceeds([text], max_tokens):
+                    raise TextTooLongError(number)
+            found: list[tuple[int, ...]] = []
+            total = 0
+            for group in grouped(texts):
+                encodings = self._encoder.encode(group, ends=ends)
+                found += [tuple(encoding.ids) for encoding in encodings]
+                total += sum(map(len, encodings))
+                if total > max_total:
+                    raise TextsTooLongError
+            return found
+
+        return await asyncio.to_thread(encode)
+
+    def _rendered(
+        self, conversation: Conversation, limit: TimeLimit, add_generation_prompt: bool = True
+    ) -> "_RenderedChat":
         prompt, shared_chars = self.template.render(
             conversation, add_generation_prompt=add_generation_prompt, limit=limit
         )
-        if most is not None and len(prompt.encode()) > most * self.longest_token_bytes:
-            raise TextTooLongError
-        encoding = self._encode(prompt)
-        return EncodedChat(prompt, tuple(encoding.ids), tokens_within(encoding, shared_chars))
+        begun = self.template.begun(conversation, prompt, limit=limit)
+        shared_chars = sum(map(len, pieces_of(prompt[:shared_chars])))
+        prompt += self._special_tokens.guarded_text(begun.opening + begun.text)
+        return _RenderedChat(pieces_of(prompt), shared_chars, begun.text)
 
-    def _encode_text(self, text: str, add_special_tokens: bool) -> EncodedText:
-        encoding = self._encode(text, add_special_tokens)
-        return EncodedText(text, tuple(encoding.ids), tuple(begin for begin, _ in encoding.offsets))
-
-    def _encode(self, text: str, add_special_tokens: bool = False) -> Encoding:
-        # encode_batch lets other threads run; encode does not.
-        return self.fast.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+    def _encode_rendered(self, rendered: "_RenderedChat") -> EncodedChat:
+        ids: list[int] = []
+        system_tokens = 0
+        left = rendered.shared_chars
+        for group in grouped(rendered.pieces):
+            encodings = self._encoder.encode(group, offsets=left > 0)
+            for piece, encoding in zip(group, encodings, strict=True):
+                ids += encoding.ids
+                if left > 0:
+                    system_tokens += tokens_within(encoding, left)
+                    left -= len(piece)
+        return EncodedChat("".join(rendered.pieces), tuple(ids), system_tokens, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which need not be whole characters; none for an unknown id."""
@@ -160,17 +247,6 @@ class Tokenizer:
         if all(character in BYTE_OF for character in token):
             return bytes(BYTE_OF[character] for character in token)
         return token.encode()
-
-
-def tokens_within(encoding: Encoding, chars: int) -> int:
-    """How many leading tokens end within the first ``chars`` characters of the text."""
-
-    def end(index: int) -> int:
-        # Encoding.offsets would list them all. Padding, behind the text, has no place in it.
-        place = encoding.token_to_chars(index)
-        return chars + 1 if place is None else place[1]
-
-    return bisect_right(range(len(encoding)), chars, key=end)
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import structlog
 
+from server.text.encoder import Encoder
 from server.text.tokenizer import Tokenizer
 from tests.abuse.clients import (
     Ending,
@@ -293,13 +294,15 @@ async def test_json_goes_by_several_names(http: Any, kind: str) -> None:
 async def test_threat_09_a_prompt_of_a_million_tokens_is_refused_while_others_go_on(
     http: Any, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = Tokenizer._encode
+    encode = Encoder.encode
 
-    def short(self: Tokenizer, text: str, *how: Any) -> Any:
-        assert len(text) < 1_000_000, "all of it was encoded"
-        return encode(self, text, *how)
+    encoded: list[int] = []
 
-    monkeypatch.setattr(Tokenizer, "_encode", short)
+    def counted(self: Encoder, texts: list[str], **how: Any) -> Any:
+        encoded.append(sum(map(len, texts)))
+        return encode(self, texts, **how)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
     stream = Connection(app, CHAT, chat(stream=True, max_tokens=-1))
     await stream.begins()
     million = [
@@ -316,6 +319,7 @@ async def test_threat_09_a_prompt_of_a_million_tokens_is_refused_while_others_go
         assert response.status_code == 400
         assert response.json()["error"]["code"] == code
         assert time.thread_time() - started_s < 1.0
+    assert sum(encoded) < len(million) * 500_000, "all of it was encoded"
     await stream.end()
     assert stream.body.endswith(b"data: [DONE]\n\n")
 
@@ -324,15 +328,16 @@ async def test_threat_10_while_a_text_is_encoded_the_server_goes_on(
     http: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoding, done = threading.Event(), threading.Event()
-    encode = Tokenizer._encode_text
+    encode = Encoder.encode
 
-    def slow(self: Tokenizer, text: str, add_special_tokens: bool) -> Any:
-        encoding.set()
-        assert done.wait(DEADLINE_S)
-        return encode(self, text, add_special_tokens)
+    def slow(self: Encoder, texts: list[str], **how: Any) -> Any:
+        if texts == ["slow"]:
+            encoding.set()
+            assert done.wait(DEADLINE_S)
+        return encode(self, texts, **how)
 
-    monkeypatch.setattr(Tokenizer, "_encode_text", slow)
-    asked = asyncio.ensure_future(http.post(COMPLETIONS, json=prompt(max_tokens=1)))
+    monkeypatch.setattr(Encoder, "encode", slow)
+    asked = asyncio.ensure_future(http.post(COMPLETIONS, json=prompt("slow", max_tokens=1)))
     await eventually(encoding.is_set)
     assert (await http.get("/health")).status_code == 200
     assert (await http.post(CHAT, json=chat(max_tokens=1))).status_code == 200
@@ -494,15 +499,15 @@ async def test_threat_13_a_client_that_leaves_frees_all_in_every_phase(
         assert gate.entered == warmed_up
         # While its prompt is encoded.
         encoding, go_on = threading.Event(), threading.Event()
-        encode = Tokenizer._encode_chat
+        encode = Encoder.encode
 
-        def slow(*arguments: Any) -> Any:
+        def slow(*arguments: Any, **how: Any) -> Any:
             encoding.set()
             assert go_on.wait(DEADLINE_S)
-            return encode(*arguments)
+            return encode(*arguments, **how)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Tokenizer, "_encode_chat", slow)
+            patch.setattr(Encoder, "encode", slow)
             async with connected(server.port) as wire:
                 await wire.send(whole)
                 await eventually(encoding.is_set)

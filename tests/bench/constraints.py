@@ -32,7 +32,9 @@ PROMPT_TOKENS = 100
 MODEL_LEN = 2048
 STEPS = 200
 WARM_UP_STEPS = 30
-LIMITS = GrammarLimits(max_bytes=2**18, max_memory_bytes=2**30, max_cached=8, max_mask_s=10.0)
+LIMITS = GrammarLimits(
+    max_bytes=2**18, max_memory_bytes=2**30, max_cached=8, max_mask_s=10.0, max_begun_s=10.0
+)
 JUDGE_LIMITS = JudgeLimits(max_cpu_s=10.0, max_memory_bytes=2**30, max_mask_s=10.0)
 PERSON = {
     "type": "object",

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from server.config import LogSection
 from server.log import configure_log
 from server.service import Service
+from server.text.encoder import Encoder
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -165,10 +166,10 @@ async def test_threat_17_a_bug_that_repeats_its_input_tells_it_nobody(
 ) -> None:
     log_everything()
 
-    def broken(self: Tokenizer, text: str, *_: Any) -> Any:
-        raise KeyError(text + "zebra-bug-canary")
+    def broken(self: Encoder, texts: list[str], **_: Any) -> Any:
+        raise KeyError("".join(texts) + "zebra-bug-canary")
 
-    monkeypatch.setattr(Tokenizer, "_encode", broken)
+    monkeypatch.setattr(Encoder, "encode", broken)
     body = next(body for asked, body in BODIES if asked == path)
     response = await http.post(path, json=body)
     assert response.status_code == 500

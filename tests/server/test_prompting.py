@@ -8,7 +8,7 @@ import pytest
 from engine.types import PrefixSalt
 from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 from server.generation import Prompt
-from server.prompting import Asked, chat_prompt, encode_conversation, wish_of
+from server.prompting import Asked, chat_prompt, count_tokens_of, encode_conversation, wish_of
 from server.protocol.common import SamplingFields
 from server.protocol.errors import ApiError
 from server.service import Service
@@ -121,7 +121,8 @@ def test_a_prompt_is_encoded_as_it_would_be_also_where_it_does_not_fit(service: 
     for asked in (talk(), talk(Turn("system", "Be brief."), tools=(LOOK,))):
         text, _ = service.tokenizer.template.render(asked)
         encoded = asyncio.run(encode_conversation(service, asked, "messages"))
-        assert encoded.ids == asyncio.run(service.tokenizer.encode(text))
+        assert encoded.ids == asyncio.run(service.tokenizer.encode_text(text)).ids
+        assert asyncio.run(count_tokens_of(service, asked, "messages")) == len(encoded.ids)
     too_long = talk(Turn("user", "x" * 10 * service.max_model_len))
     encoded = asyncio.run(encode_conversation(service, too_long, "messages"))
     assert len(encoded.ids) > 10 * service.max_model_len
@@ -166,7 +167,7 @@ def test_a_prompt_is_encoded_as_it_would_be_also_where_it_does_not_fit(service: 
     ],
 )
 def test_what_is_asked_becomes_what_the_answer_is_held_to(asked: Conversation, wish: Wish) -> None:
-    assert wish_of(asked, CLOSED, HERMES) == wish
+    assert wish_of(asked, Reading(CLOSED)) == wish
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_what_is_asked_becomes_what_the_answer_is_held_to(asked: Conversation, w
 def test_the_form_of_an_answer_holds_after_its_thoughts(
     prompt: str, enabled: bool | None, start: ThinkingStart
 ) -> None:
-    assert wish_of(talk(thinking=Thinking(enabled)), prompt, HERMES).thinking is start
+    assert wish_of(talk(thinking=Thinking(enabled)), Reading(prompt)).thinking is start
 
 
 def test_an_answer_of_a_form_is_held_to_it(service: Service) -> None:

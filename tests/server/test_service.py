@@ -77,15 +77,6 @@ def test_every_answer_has_a_name_of_its_own(service: Service) -> None:
     assert service.heading("msg", "_").id.startswith("msg_")
 
 
-def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(service: Service) -> None:
-    most = service.max_model_len * service.tokenizer.longest_token_bytes
-    service.check_bytes("x" * most, "prompt")
-    for text in ("x" * (most + 1), "é" * (most // 2 + 1)):
-        with pytest.raises(ApiError) as caught:
-            service.check_bytes(text, "prompt")
-        assert caught.value.code == "context_length_exceeded"
-
-
 def test_token_ids_are_those_of_the_model(service: Service) -> None:
     service.check_token_ids([], "tokens")
     service.check_token_ids([0, VOCAB - 1], "tokens")

@@ -82,6 +82,8 @@ class Message(WireModel):
     tool_calls: ListOf[MadeCall] | None = None
     function_call: CalledFunction | None = None
     audio: AudioReference | None = None
+    prefix: bool | None = None
+    """Whether the answer goes on with it."""
 
     def turn(self, place: str) -> Turn:
         """The neutral form. place: how errors name the message. Raises ApiError."""

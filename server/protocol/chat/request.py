@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, Thinking
+from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
 from server.protocol.common import Count, ListOf, SamplingFields, WireModel
@@ -67,7 +68,7 @@ def thinking(
     return Thinking(enabled, budget)
 
 
-class ChatRequest(ThinkingFields, StructureFields, SamplingFields):
+class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingFields):
     """The body of a request; server/protocol/fields.py says what becomes of each field."""
 
     rules = CHAT_FIELDS
@@ -102,8 +103,12 @@ class ChatRequest(ThinkingFields, StructureFields, SamplingFields):
 
     def conversation(self, limits: LimitsSection, efforts: ReasoningSection) -> Conversation:
         """The neutral form. Raises ApiError that names what cannot be part of it."""
+        asked = read_conversation(self.messages, self.tools, self.tool_choice, limits)
+        continues = self.continues(asked.turns[-1], marked=asked.continues)
+        self.check_answered(continues=continues)
         return replace(
-            read_conversation(self.messages, self.tools, self.tool_choice, limits),
+            asked,
+            continues=continues,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
             thinking=self.thinking(efforts),
@@ -118,8 +123,12 @@ def read_conversation(
 ) -> Conversation:
     """What becomes of these fields, in the neutral form. Raises ApiError."""
     offered = read_tools(tools or [], limits.max_tools)
+    for number, message in enumerate(messages, start=1):
+        if message.prefix and (number < len(messages) or message.role != "assistant"):
+            raise invalid(NOT_CONTINUED, f"messages[{number - 1}].prefix")
     return Conversation(
         turns=tuple(message.turn(f"messages[{n}]") for n, message in enumerate(messages)),
         tools=offered,
         tool_choice=read_tool_choice(tool_choice, offered),
+        continues=bool(messages[-1].prefix),
     )

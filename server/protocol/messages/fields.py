@@ -27,8 +27,8 @@ MESSAGES_FIELDS = (
     accepted("max_tokens", "required; more than fit is cut"),
     accepted(
         "messages",
-        "text, thinking, tool_use, tool_result; system anywhere; the last one is not the "
-        "assistant's",
+        "text, thinking, tool_use, tool_result; system anywhere; where the last one is the "
+        "assistant's, it is continued",
     ),
     accepted("system", "text; billing headers of Claude Code are left out"),
     accepted("stop_sequences", "no part of one is sent"),

@@ -63,6 +63,7 @@ class ConversationFields(StructureFields):
             parallel_tool_calls=choice.disable_parallel_tool_use is not True,
             output=self._output(),
             thinking=self._thinking(efforts),
+            continues=self.messages[-1].role == "assistant",
         )
 
     def _turns(self, max_messages: int) -> tuple[Turn, ...]:
@@ -70,11 +71,6 @@ class ConversationFields(StructureFields):
             raise invalid(
                 f"There are {len(self.messages)} messages; at most {max_messages} are read.",
                 "messages",
-            )
-        if self.messages[-1].role == "assistant":
-            raise invalid(
-                "An answer cannot be begun for the model: the last message must be the user's.",
-                f"messages[{len(self.messages) - 1}].role",
             )
         turns = [Turn("system", text) for text in system_texts(self.system or "", "system")]
         for number, message in enumerate(self.messages):

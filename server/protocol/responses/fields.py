@@ -11,7 +11,11 @@ from server.protocol.fields import (
 )
 
 OWN_FIELDS = (
-    accepted("input", "text or items; items of one turn are one turn"),
+    accepted(
+        "input",
+        "text or items; items of one turn are one turn; prefix: true on the last one, the "
+        "assistant's, has it continued, else an answer is a new turn",
+    ),
     accepted("instructions", "said before the input; not taken over by the next response"),
     accepted("previous_response_id", "of the same API key, while it is stored"),
     accepted("store", "false: it cannot be asked for, or continued by its id"),

@@ -1,20 +1,15 @@
-"""The items of /v1/responses: wire -> turns, and the form in which they are kept.
-
-One turn of an assistant comes as several items: what it thought, what it said, and each call. They
-become one turn again, so that a template writes what the model wrote, and the prompt begins with
-the tokens of the one that was answered.
-"""
+"""The items of /v1/responses: wire -> parts of turns, and the form in which they are kept."""
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from server.conversation import Role, ToolCall, Turn
+from server.conversation import ToolCall, Turn
 from server.protocol.answers import Json
+from server.protocol.chat.continuation import NOT_CONTINUED
 from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
 from server.protocol.common import ListOf, WireModel
 from server.protocol.errors import ApiError, invalid, quoted
@@ -45,9 +40,13 @@ class MessageItem(WireModel):
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: str | ListOf[ContentPart] | None = None
+    prefix: bool | None = None
+    """Whether the answer goes on with it, or the next item does."""
 
     def turn(self, place: str) -> Turn:
         """The turn it is, or a part of. place: how errors name the item. Raises ApiError."""
+        if self.prefix and self.role != "assistant":
+            raise invalid(NOT_CONTINUED, f"{place}.prefix")
         return Turn(ROLES[self.role], content_text(self.content or "", f"{place}.content"))
 
     def kept(self, key: str) -> Json:
@@ -60,6 +59,7 @@ class MessageItem(WireModel):
             "role": self.role,
             "status": "completed",
             "content": _kept_content(self.content or "", kind),
+            **_kept_prefix(self.prefix),
         }
 
 
@@ -129,6 +129,8 @@ class ReasoningItem(WireModel):
     content: ListOf[ThoughtPart] | None = None
     summary: ListOf[ThoughtPart] | None = None
     encrypted_content: str | None = None
+    prefix: bool | None = None
+    """See MessageItem."""
 
     def turn(self, place: str) -> Turn:
         """See MessageItem. Thoughts that are there in full win over those that are packed, and
@@ -155,6 +157,7 @@ class ReasoningItem(WireModel):
             "summary": [],
             "content": [{"type": "reasoning_text", "text": text}],
             "status": "completed",
+            **_kept_prefix(self.prefix),
         }
 
 
@@ -231,38 +234,8 @@ def _unknown_reference(place: str) -> ApiError:
     )
 
 
-def turns(items: Iterable[tuple[str, Item]]) -> tuple[Turn, ...]:
-    """What items say together; each with its place, by which errors name it. Raises ApiError."""
-    made: list[Turn] = []
-    last: Item | None = None
-    for place, item in items:
-        turn = item.turn(place)
-        if last is not None and _goes_on(made[-1].role, last, turn.role, item):
-            made[-1] = _together(made[-1], turn)
-        else:
-            made.append(turn)
-        last = item
-    return tuple(made)
-
-
-def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
-    """Whether an item belongs to the same turn as the one before. A model thinks before it says or
-    calls anything, and says nothing twice in a row."""
-    if (last_role, role) != ("assistant", "assistant"):
-        return False
-    if isinstance(item, ReasoningItem):
-        return isinstance(last, ReasoningItem)
-    return not (isinstance(item, MessageItem) and isinstance(last, MessageItem))
-
-
-def _together(one: Turn, more: Turn) -> Turn:
-    between = "\n" if one.reasoning and more.reasoning else ""
-    return replace(
-        one,
-        text=one.text + more.text,
-        reasoning=one.reasoning + between + more.reasoning,
-        tool_calls=one.tool_calls + more.tool_calls,
-    )
+def _kept_prefix(prefix: bool | None) -> Json:
+    return {"prefix": True} if prefix else {}
 
 
 def _kept_content(content: str | list[ContentPart], kind: str) -> list[Json]:

@@ -9,13 +9,14 @@ from engine.types import SamplingParams
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.answers import Json
+from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import Effort, ThinkingFields
 from server.protocol.chat.tools import read_tool_choice
 from server.protocol.common import Count, ListOf, SamplingFields, WireModel
 from server.protocol.errors import invalid, quoted
 from server.protocol.output_format import StructureFields
 from server.protocol.responses.fields import RESPONSES_FIELDS
-from server.protocol.responses.items import Input, Item, read_input, turns
+from server.protocol.responses.items import Input, Item, read_input
 from server.protocol.responses.tools import (
     FlatTool,
     FlatToolChoice,
@@ -23,6 +24,7 @@ from server.protocol.responses.tools import (
     tool_choice_object,
     tool_object,
 )
+from server.protocol.responses.turns import check_begun, is_begun, turns
 
 # OpenAI's own limit.
 MAX_METADATA = 16
@@ -94,7 +96,7 @@ class TextField(WireModel):
         return {"format": wanted.object(), **said}
 
 
-class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
+class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingFields):
     """The body of a request; fields.py beside it says what becomes of each field."""
 
     model_config = ConfigDict(
@@ -193,13 +195,19 @@ class ResponsesRequest(ThinkingFields, StructureFields, SamplingFields):
         # Each response has instructions of its own.
         said = (Turn("system", self.instructions),) if self.instructions else ()
         placed = [(f"input[{number}]", item) for number, item in enumerate(items)]
+        check_begun(placed)
+        before = [("history", item) for item in history]
+        spoken = turns([*before, *placed])
+        continues = self.continues(spoken[-1], marked=is_begun((*history, *items)[-1]))
+        self.check_answered(continues=continues)
         return Conversation(
-            turns=(*said, *turns([*(("history", item) for item in history), *placed])),
+            turns=(*said, *spoken),
             tools=tools,
             tool_choice=read_tool_choice(self.tool_choice, tools),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
             thinking=self.thinking(efforts),
+            continues=continues,
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:

@@ -1,6 +1,7 @@
 """Marks that stand for calls while a template writes all around them."""
 
 import secrets
+from collections.abc import Callable
 
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 
@@ -17,7 +18,9 @@ class CallMarks:
     """A call whose text is known gets a name that stands nowhere else; what the template has made
     of it is found by that name, and replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self, guarded: Callable[[str], str]) -> None:
+        """guarded: how a call's text goes into a prompt."""
+        self._guarded = guarded
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._texts: list[str] = []
 
@@ -27,7 +30,7 @@ class CallMarks:
 
     def add(self, text: str) -> str:
         """The name that stands for a call, which must have no arguments. text: with its tags."""
-        self._texts.append(text)
+        self._texts.append(self._guarded(text))
         return self._mark(len(self._texts) - 1)
 
     def replaced(self, prompt: str) -> str:

@@ -6,17 +6,24 @@ from collections.abc import Callable
 from server.conversation import Tool
 from server.text.beginnings import longest_beginning
 from server.text.calls.hermes import HermesCall
-from server.text.calls.tool_format import CALL_OPEN, FUNCTION_OPEN, ToolFormat
+from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN, ToolFormat
 from server.text.calls.written import CallRecord, Remember
 from server.text.calls.xml import XmlCall
 from server.text.pieces import AnswerPiece, Part, Piece
 
 CALL_ID_BYTES = 12
+# Of a call that a client has begun: what does not look like one within so many is none.
+MAX_BEGUN_CHARS = 1024
 
 
 def new_call_id() -> str:
     """An id that no other call has."""
     return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
+
+
+def openers(form: ToolFormat) -> list[str]:
+    """What calls begin with."""
+    return [CALL_OPEN, FUNCTION_OPEN] if form is ToolFormat.XML else [CALL_OPEN]
 
 
 class CallParser:
@@ -33,8 +40,11 @@ class CallParser:
         max_calls: int | None,
         new_id: Callable[[], str] = new_call_id,
         remember: Remember | None = None,
+        *,
+        said: str = "",
     ) -> None:
-        """max_calls: nothing is read behind so many. remember: is told of every whole call."""
+        """max_calls: nothing is read behind so many. remember: is told of every whole call. said:
+        content that the answer has begun with."""
         self.calls = 0
         """Calls that are complete."""
         self._tools = tools
@@ -42,15 +52,20 @@ class CallParser:
         self._max_calls = max_calls
         self._new_id = new_id
         self._remember = remember
-        self._openers = [CALL_OPEN, FUNCTION_OPEN] if form is ToolFormat.XML else [CALL_OPEN]
+        self._openers = openers(form)
         self._call: HermesCall | XmlCall | None = None
         self._opener = ""
         self._record = CallRecord("")
         self._held = ""
         self._space = ""
         """White space before the call that is being read."""
-        self._said = False
+        self._said = bool(said.strip())
         """Whether there was content, but for white space, since the last call."""
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text ends within what may be a call."""
+        return self._call is not None
 
     @property
     def done(self) -> bool:
@@ -141,3 +156,13 @@ class CallParser:
             text = text.lstrip()
         self._said = self._said or bool(text.strip())
         return [Piece(Part.CONTENT, text)] if text else []
+
+
+def ends_in_call(text: str, tools: tuple[Tool, ...], form: ToolFormat) -> bool:
+    """Whether a text ends within what may be a call. The last opening tag tells, and a little of
+    what follows it: it is the client's text, and may be long."""
+    last = text[max(0, *map(text.rfind, openers(form))) :]
+    parser = CallParser(tools, form, None)
+    if CALL_CLOSE not in last:
+        parser.feed(last[:MAX_BEGUN_CHARS])
+    return parser.is_in_call

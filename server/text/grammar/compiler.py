@@ -39,6 +39,8 @@ class GrammarLimits:
     """Compiled grammars that are kept for requests that wish the same."""
     max_mask_s: float
     """Processor time that one mask may take."""
+    max_begun_s: float
+    """Processor time that reading an answer that is begun may take."""
 
 
 class Judging(Protocol):
@@ -80,15 +82,17 @@ class GrammarCompiler:
         _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # they are kept
         return ""
 
-    async def compile(self, wish: Wish) -> TokenConstraint | None:
-        """The constraint of an answer; None where there is nothing to hold it to.
+    async def compile(self, wish: Wish, said: str = "") -> TokenConstraint | None:
+        """The constraint of an answer; None where there is nothing to hold it to. said: what it has
+        begun with.
 
         Raises GrammarError that names what cannot be enforced, and the request's field;
-        JudgeBusyError and GrammarMemoryError where there is no room for it now.
+        UnfitBeginningError where the form does not allow what was said; JudgeBusyError and
+        GrammarMemoryError where there is no room for it now.
         """
         if not wish.has_form and not wish.has_budget:
             return None
-        answer = await self._answer(wish) if wish.has_form else None
+        answer = await self._answer(wish, said) if wish.has_form else None
         if answer is not None and wish.thinking is ThinkingStart.SAYING:
             return answer
         return ThoughtConstraint(answer, self._vocabulary, wish.thinking, wish.thinking_budget)
@@ -100,10 +104,22 @@ class GrammarCompiler:
             loaded.threads.shutdown(wait=False, cancel_futures=True)
             await loaded.judge.close()
 
-    async def _answer(self, wish: Wish) -> TokenConstraint:
+    async def _answer(self, wish: Wish, said: str) -> TokenConstraint:
         grammar = await self._grammar(wish)
         constraint = GrammarConstraint(grammar, self._vocabulary.words, self._limits.max_mask_s)
-        return LazyCalls(constraint, self._vocabulary) if wish.is_lazy else constraint
+        if wish.is_lazy:
+            return LazyCalls(constraint, self._vocabulary)
+        return await self._after(constraint, said) if said else constraint
+
+    async def _after(self, constraint: GrammarConstraint, said: str) -> GrammarConstraint:
+        """Where the form goes on. A text that spells an added token is text to it."""
+        loaded = self._load()
+
+        def after() -> GrammarConstraint:
+            ids = loaded.tokenizer.engine.tokenize_bytes(said.encode())
+            return constraint.after(ids, self._limits.max_begun_s)
+
+        return await asyncio.get_running_loop().run_in_executor(loaded.threads, after)
 
     async def _grammar(self, wish: Wish) -> CompiledGrammar:
         form = await asyncio.to_thread(form_json, wish, self._limits.max_bytes)

@@ -1,12 +1,16 @@
 """What a grammar allows, as a TokenConstraint; and how tags are found among tokens."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
+from llguidance import LLMatcher
 
 from engine.errors import FormLimitError
 from server.text.grammar.cache import CompiledGrammar
-from server.text.grammar.error import limit_of
+from server.text.grammar.error import GrammarError, UnfitBeginningError, limit_of, meaning
+
+READ_TOGETHER = 16  # tokens
 
 
 class ConstraintError(RuntimeError):
@@ -20,10 +24,18 @@ class GrammarConstraint:
     computes, and until then nobody has to know.
     """
 
-    def __init__(self, grammar: CompiledGrammar, words: int, max_mask_s: float) -> None:
-        """words: of a mask. max_mask_s: a mask that takes more processor time ends the request."""
+    def __init__(
+        self,
+        grammar: CompiledGrammar,
+        words: int,
+        max_mask_s: float,
+        start: LLMatcher | None = None,
+    ) -> None:
+        """words: of a mask. max_mask_s: a mask that takes more processor time ends the request.
+        start: where answers begin, if not where the grammar does."""
         self._grammar = grammar
-        self._matcher = grammar.matcher.deep_copy()
+        self._start = start or grammar.matcher
+        self._matcher = self._start.deep_copy()
         self._max_mask_s = max_mask_s
         # Asking for an array's address takes longer than copying it.
         self._mask = np.empty(words, np.uint32)
@@ -67,7 +79,27 @@ class GrammarConstraint:
 
     def copy(self) -> "GrammarConstraint":
         """See TokenConstraint."""
-        return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s)
+        return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
+
+    def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
+        """One for answers that have begun with these tokens.
+
+        max_s: processor time that reading them may take. Raises UnfitBeginningError where they are
+        not allowed, and GrammarError where they are too much.
+        """
+        start = self._start.deep_copy()
+        ends_s = time.thread_time() + max_s
+        # The engine's own loop over all of them would let nobody else run.
+        for place in range(0, len(token_ids), READ_TOGETHER):
+            some = token_ids[place : place + READ_TOGETHER]
+            taken = start.try_consume_tokens(list(some))
+            if start.is_error():
+                raise GrammarError(meaning(start.get_error()))
+            if taken < len(some):
+                raise UnfitBeginningError
+            if time.thread_time() > ends_s:
+                raise GrammarError(f"the answer that is begun takes more than {max_s:g} s")
+        return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, start)
 
 
 class TagWatch:

@@ -15,6 +15,10 @@ class GrammarError(ValueError):
         self.param = param
 
 
+class UnfitBeginningError(ValueError):
+    """A begun answer that the form does not allow."""
+
+
 @contextmanager
 def faults_of(param: str) -> Iterator[None]:
     """Names the request's field in errors that do not."""

@@ -348,12 +348,12 @@ async def test_a_prompt_over_the_context_is_refused_in_the_words_that_agents_loo
 async def test_a_prompt_that_is_too_long_for_its_tools_says_so(http: httpx2.AsyncClient) -> None:
     tools = [
         {"type": "function", "function": {"name": f"tool_{n}", "description": "x" * 50}}
-        for n in range(5)
+        for n in range(4)
     ]
     _, error = await refusal(http, chat("x" * 50, tools=tools))
     bare = (await answer(http, text="x" * 50, max_tokens=1))["usage"]["prompt_tokens"]
     tokens = int(re.search(r"resulted in (\d+) tokens", error["message"])[1])  # type: ignore[index]
-    share = f"Of these the definitions of its 5 tools are {tokens - bare}: offer fewer."
+    share = f"Of these the definitions of its 4 tools are {tokens - bare}: offer fewer."
     assert error["message"].endswith(share)
     huge = [{"type": "function", "function": {"name": "a", "description": "x" * 90_000}}]
     _, error = await refusal(http, chat("x" * 50, tools=huge))
@@ -482,14 +482,14 @@ async def test_other_requests_are_answered_while_a_prompt_is_encoded(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, finish = threading.Event(), threading.Event()
-    encode = tokenizer._encode
+    encode = tokenizer._encoder.encode
 
-    def slow(text: str) -> Encoding:
+    def slow(texts: list[str], **how: Any) -> list[Encoding]:
         begun.set()
         assert finish.wait(20), "the event loop stood still"
-        return encode(text)
+        return encode(texts, **how)
 
-    monkeypatch.setattr(tokenizer, "_encode", slow)
+    monkeypatch.setattr(tokenizer._encoder, "encode", slow)
     async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
         connection = Connection(app, CHAT, chat(max_tokens=1))
         await eventually(begun.is_set)

@@ -25,7 +25,9 @@ from tests.models import write_tokenizer
 
 # The model's output is padded beyond the tokenizer's tokens.
 MODEL_SIZE = 1024
-LIMITS = GrammarLimits(max_bytes=2**18, max_memory_bytes=2**30, max_cached=8, max_mask_s=10.0)
+LIMITS = GrammarLimits(
+    max_bytes=2**18, max_memory_bytes=2**30, max_cached=8, max_mask_s=10.0, max_begun_s=10.0
+)
 STOPS = ("<|im_end|>", "<|endoftext|>")
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 

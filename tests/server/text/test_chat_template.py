@@ -14,6 +14,7 @@ from server.text.chat_template import (
     common_chars,
     template_messages,
 )
+from server.text.special_tokens import pieces_of
 from server.text.template_trial import TemplateTrial
 from server.text.time_limit import TimeLimit
 from server.text.tokenizer import Tokenizer
@@ -281,7 +282,7 @@ def test_the_characters_of_the_system_message_are_those_of_its_part_of_the_promp
     head = f"<|im_start|>system\n{text}<|im_end|>\n"
     for ending in ((), (USER,), (USER, Turn("system", "Later."))):
         prompt, shared = tokenizer.template.render(talk(Turn("system", text), *ending))
-        assert prompt[:shared] == head
+        assert "".join(pieces_of(prompt[:shared])) == head
 
 
 def test_the_tools_are_shared_like_the_system_message(tokenizer: Tokenizer) -> None:

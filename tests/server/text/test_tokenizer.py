@@ -1,6 +1,7 @@
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from tokenizers import normalizers, processors
 from server.conversation import Turn
 from server.text.chat_template import TemplateError
 from server.text.detokenizer import decoded_text
-from server.text.tokenizer import TextTooLongError, Tokenizer, TokenizerError, tokens_within
+from server.text.tokenizer import (
+    Tokenizer,
+    TokenizerError,
+)
 from tests.models import SPECIAL_TOKENS, write_embedding_model, write_tokenizer
 from tests.server.harness import ids_of, talk, token_id
 
@@ -43,49 +47,26 @@ async def test_the_tokens_of_the_system_message_are_those_of_its_part_of_the_pro
     system, hello = Turn("system", text), Turn("user", "Hello")
     for ending in ((), (hello,), (hello, Turn("system", "Later."))):
         found = await tokenizer.encode_chat(talk(system, *ending))
-        assert found.ids[: found.system_tokens] == await tokenizer.encode(head)
-
-
-def test_a_token_counts_when_it_ends_within_the_characters(tokenizer: Tokenizer) -> None:
-    encoding = tokenizer.fast.encode_batch(["é<think>a"], add_special_tokens=False)[0]
-    # Two bytes of one character, a token of seven characters, a letter.
-    assert [tokens_within(encoding, chars) for chars in (0, 1, 2, 7, 8, 9)] == [0, 2, 2, 2, 3, 4]
-
-
-def test_padding_is_no_part_of_a_text(folder: Path) -> None:
-    fast = Tokenizer(folder).fast
-    fast.enable_padding(length=10)
-    encoding = fast.encode_batch(["ab"], add_special_tokens=False)[0]
-    assert [tokens_within(encoding, chars) for chars in (1, 2, 99)] == [1, 2, 2]
-
-
-async def test_what_is_too_long_whatever_its_tokens_are_is_not_encoded(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    longest = tokenizer.longest_token_bytes
-    fitting = talk(Turn("user", "x" * (100 * longest - len(START) + len("Hello"))))
-    assert len((await tokenizer.encode_chat(fitting, 100)).text) == 100 * longest
-    monkeypatch.setattr(tokenizer, "_encode", None)
-    with pytest.raises(TextTooLongError):
-        await tokenizer.encode_chat(fitting, 99)
+        system_ids = list(found.ids[: found.system_tokens])
+        assert tokenizer.fast.decode(system_ids, skip_special_tokens=False) == head
 
 
 async def test_special_tokens_of_a_text_are_recognised_and_none_are_added(
     tokenizer: Tokenizer,
 ) -> None:
-    (special,) = await tokenizer.encode("<|im_start|>")
+    (special,) = (await tokenizer.encode_text("<|im_start|>")).ids
     assert special in tokenizer.special_ids
-    assert len(await tokenizer.encode("ab")) == 2
-    assert await tokenizer.encode("") == ()
+    assert len((await tokenizer.encode_text("ab")).ids) == 2
+    assert (await tokenizer.encode_text("")).ids == ()
 
 
 @pytest.mark.parametrize("text", ["ab", "é<think>😀b", "w500 <|im_start|>", ""])
 async def test_the_tokens_of_a_text_begin_where_those_of_their_decoding_do(
     tokenizer: Tokenizer, text: str
 ) -> None:
-    encoded = await tokenizer.encode_text(text)
+    encoded = await tokenizer.encode_text(text, offsets=True)
     assert encoded == decoded_text(tokenizer, encoded.ids)
-    assert encoded.ids == await tokenizer.encode(text)
+    assert encoded == replace(await tokenizer.encode_text(text), offsets=encoded.offsets)
 
 
 async def test_the_tokens_around_a_text_are_added_where_they_are_asked_for(folder: Path) -> None:
@@ -102,7 +83,7 @@ async def test_the_tokens_around_a_text_are_added_where_they_are_asked_for(folde
 async def test_a_text_that_is_normalised_is_known_as_it_was_sent(folder: Path) -> None:
     tokenizer = Tokenizer(folder)
     tokenizer.fast.normalizer = normalizers.NFC()
-    encoded = await tokenizer.encode_text("ae\N{COMBINING ACUTE ACCENT}b")
+    encoded = await tokenizer.encode_text("ae\N{COMBINING ACUTE ACCENT}b", offsets=True)
     assert encoded.ids == (await tokenizer.encode_text("aéb")).ids
     assert encoded.text == "ae\N{COMBINING ACUTE ACCENT}b"
     assert encoded.offsets == (0, 1, 1, 3)
@@ -125,21 +106,22 @@ async def test_texts_for_vectors_end_as_the_tokenizer_says_and_are_never_padded_
     loud.save(str(file))
     tokenizer = Tokenizer(tmp_path)
     end = token_id(tokenizer, "<|endoftext|>")
-    short, long = await tokenizer.encode_texts(["a", "abcdefgh"], ends=True)
+    texts = ["a", "abcdefgh"]
+    short, long = await tokenizer.encode_texts(texts, 99, 99, ends=True)
     assert (len(short), len(long)) == (2, 9)
     assert short[-1] == long[-1] == end
-    bare = await tokenizer.encode_texts(["a", "abcdefgh"], ends=False)
+    bare = await tokenizer.encode_texts(texts, 99, 99, ends=False)
     assert bare == [short[:-1], long[:-1]]
-    assert len(await tokenizer.encode("abcdefgh")) == 8
+    assert len((await tokenizer.encode_text("abcdefgh")).ids) == 8
 
 
 async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
     beats = 0
-    encoding = asyncio.ensure_future(tokenizer.encode("some words, more words, " * 15_000))
+    encoding = asyncio.ensure_future(tokenizer.encode_text("some words, more words, " * 15_000))
     while not encoding.done():
         await asyncio.sleep(0.001)
         beats += 1
-    assert len(await encoding) == 24 * 15_000
+    assert len((await encoding).ids) == 24 * 15_000
     # Encoding on the loop, or while holding the interpreter, leaves one or two.
     assert beats > 10
 
@@ -175,10 +157,6 @@ def test_tags_that_are_special_are_known(tmp_path: Path, tokenizer: Tokenizer) -
     strict = Tokenizer(tmp_path)
     assert strict.special_tag_ids == {token_id(strict, tag) for tag in tags}
     assert strict.special_tag_ids < strict.special_ids
-
-
-def test_the_longest_token_bounds_what_a_text_can_hold(tokenizer: Tokenizer) -> None:
-    assert tokenizer.longest_token_bytes == len(b"<|endoftext|>")
 
 
 def test_the_end_of_a_turn_is_known(tokenizer: Tokenizer) -> None:

@@ -86,9 +86,9 @@ def test_a_value_that_cannot_be_is_named(name: str, value: Any) -> None:
     assert caught.value.errors()[0]["loc"][0] == name
 
 
-def test_an_answer_cannot_be_begun_for_the_model() -> None:
-    error = refusal(messages=[*HELLO, {"role": "assistant", "content": "Well"}])
-    assert error.param == "messages[1].role"
+def test_the_assistants_last_message_is_the_beginning_of_the_answer() -> None:
+    assert conversation(messages=[*HELLO, {"role": "assistant", "content": "Well"}]).continues
+    assert not conversation().continues
 
 
 def test_too_many_messages_and_tools_are_refused() -> None:

@@ -15,8 +15,8 @@ from server.protocol.responses.items import (
     packed_thoughts,
     read_input,
     read_thoughts,
-    turns,
 )
+from server.protocol.responses.turns import turns
 
 INPUT: TypeAdapter[Any] = TypeAdapter(Input)
 SDK: TypeAdapter[Any] = TypeAdapter(ResponseItem)
@@ -82,35 +82,6 @@ def test_messages_may_be_short_or_complete(
     role: str, as_turn: Any, typed: Any, content: Any
 ) -> None:
     assert read({"role": role, "content": content} | typed) == (Turn(as_turn, "Hello"),)
-
-
-def test_the_items_of_one_turn_are_one_turn() -> None:
-    other = CALL | {"call_id": "call_2"}
-    assert read(ASKED, thought("Hm."), said("Sure."), CALL, other, HEARD) == (
-        Turn("user", "Hello"),
-        Turn("assistant", "Sure.", "Hm.", (MADE, ToolCall("call_2", "look", '{"at": 1}'))),
-        Turn("tool", "sunny", tool_call_id="call_1"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([CALL, HEARD, CALL], [("", "", 1), ("sunny", "", 0), ("", "", 1)]),
-        ([said("a"), CALL, said("b")], [("ab", "", 1)]),
-        ([said("a"), said("b")], [("a", "", 0), ("b", "", 0)]),
-        ([thought("a"), thought("b"), said("c")], [("c", "a\nb", 0)]),
-        ([said("a"), thought("b"), said("c")], [("a", "", 0), ("c", "b", 0)]),
-        ([CALL, thought("b"), CALL], [("", "", 1), ("", "b", 1)]),
-        ([ASKED, ASKED], [("Hello", "", 0), ("Hello", "", 0)]),
-        ([HEARD, HEARD], [("sunny", "", 0), ("sunny", "", 0)]),
-        ([said("a"), ASKED, said("b")], [("a", "", 0), ("Hello", "", 0), ("b", "", 0)]),
-        ([], []),
-    ],
-)
-def test_a_turn_ends_where_another_one_must_have_begun(given: Any, expected: Any) -> None:
-    found = [(turn.text, turn.reasoning, len(turn.tool_calls)) for turn in read(*given)]
-    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def xml(name: str) -> str:
 
 
 def test_what_a_template_makes_of_marks_is_replaced() -> None:
-    marks = CallMarks()
+    marks = CallMarks(str)
     assert not marks
     one, two = marks.add(ONE), marks.add(TWO)
     assert marks
@@ -25,11 +25,11 @@ def test_what_a_template_makes_of_marks_is_replaced() -> None:
 
 
 def test_two_prompts_have_no_mark_in_common() -> None:
-    assert CallMarks().add(ONE) != CallMarks().add(ONE)
+    assert CallMarks(str).add(ONE) != CallMarks(str).add(ONE)
 
 
 def test_more_than_ten_calls_are_told_apart() -> None:
-    marks = CallMarks()
+    marks = CallMarks(str)
     names = [marks.add(f"<{number}>") for number in range(12)]
     assert marks.replaced("".join(map(hermes, names))) == "".join(f"<{n}>" for n in range(12))
 
@@ -49,7 +49,7 @@ def test_more_than_ten_calls_are_told_apart() -> None:
     ],
 )
 def test_a_template_that_does_more_with_calls_is_found_out(prompt: str) -> None:
-    marks = CallMarks()
+    marks = CallMarks(str)
     names = [marks.add(ONE), marks.add(TWO)]
     with pytest.raises(MarkError):
         marks.replaced(prompt.format(*map(hermes, names), mark0=names[0], mark1=names[1]))

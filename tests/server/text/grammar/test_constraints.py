@@ -6,6 +6,7 @@ import pytest
 
 from engine.errors import FormLimitError
 from server.text.grammar.constraints import ConstraintError, GrammarConstraint, TagWatch
+from server.text.grammar.error import GrammarError, UnfitBeginningError
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import token_id
@@ -55,6 +56,41 @@ def test_copies_go_their_own_ways(words: Vocabulary, tokenizer: Tokenizer) -> No
     assert follows(second, tokenizer.fast.encode("wxyz").ids)
     assert first.complete
     assert second.complete
+
+
+def test_an_answer_that_is_begun_goes_on_where_it_ends(
+    words: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    constraint = of_lark(words, "start: /[a-z]{40}/")
+    first = constraint.after(tokenizer.fast.encode("x" * 38).ids, 10.0)
+    second = first.copy()
+    assert follows(first, tokenizer.fast.encode("cd").ids)
+    assert first.complete
+    assert follows(second, tokenizer.fast.encode("yz").ids)
+    assert takes(constraint, tokenizer, "a" * 40), "it has not begun"
+    over = constraint.after(tokenizer.fast.encode("x" * 40).ids, 10.0)
+    assert set(allowed_ids(over) or ()) == stop_ids(tokenizer)
+
+
+def test_a_beginning_that_is_not_allowed_is_no_fault_of_the_grammar(
+    words: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    constraint = of_lark(words, "start: /[a-z]{40}/")
+    for text in ("x" * 20 + "X", "x" * 41):
+        with pytest.raises(UnfitBeginningError):
+            constraint.after(tokenizer.fast.encode(text).ids, 10.0)
+    assert takes(constraint, tokenizer, "a" * 40)
+
+
+def test_a_beginning_that_takes_too_much_is_refused(
+    words: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    constraint = of_lark(words, "start: /[a-z]*/")
+    with pytest.raises(GrammarError, match="more than 0 s"):
+        constraint.after(tokenizer.fast.encode("x" * 40).ids, 0.0)
+    tiring = of_lark(words, "start: /(([a-z]{1,99}){1,99}){1,99}/")
+    with pytest.raises(GrammarError, match="too large"):
+        tiring.after(tokenizer.fast.encode("x" * 4000).ids, 10.0)
 
 
 def test_padding_and_special_tokens_are_never_allowed_in_text(

@@ -1,0 +1,43 @@
+"""Free memory of this process goes back to the system while nobody asks.
+
+What requests took and gave back, the C library keeps in pieces, each thread's apart: after a crowd
+that may be hundreds of MiB.
+"""
+
+import asyncio
+import ctypes
+from typing import Protocol
+
+# Looked at so often; with somebody there it waits for the next time.
+LOOK_S = 15.0
+
+
+class Answers(Protocol):
+    """What is known of requests."""
+
+    @property
+    def answering(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+
+    @property
+    def answered(self) -> int:
+        """How many requests there have been that have ended."""
+
+
+async def release_when_idle(answers: Answers) -> None:
+    """Give free memory back whenever requests have come to an end, and nobody is there."""
+    answered = 0
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if not answers.answering and answers.answered > answered:
+            answered = answers.answered
+            await asyncio.to_thread(release_free_memory)
+
+
+def release_free_memory() -> None:
+    """Ask the C library to keep none; musl's keeps little by itself."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):  # glibc
+        library.malloc_trim(0)
+    elif hasattr(library, "malloc_zone_pressure_relief"):  # macOS
+        library.malloc_zone_pressure_relief(None, ctypes.c_size_t(0))

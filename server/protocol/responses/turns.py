@@ -1,0 +1,65 @@
+"""The items of /v1/responses -> turns.
+
+One turn of an assistant comes as several items: what it thought, what it said, and each call. They
+become one turn again, so that a template writes what the model wrote, and the prompt begins with
+the tokens of the one that was answered.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from server.conversation import Role, Turn
+from server.protocol.chat.continuation import NOT_CONTINUED
+from server.protocol.errors import invalid
+from server.protocol.responses.items import CallOutputItem, Item, MessageItem, ReasoningItem
+
+
+def turns(items: Iterable[tuple[str, Item]]) -> tuple[Turn, ...]:
+    """What items say together; each with its place, by which errors name it. Raises ApiError."""
+    made: list[Turn] = []
+    last: Item | None = None
+    for place, item in items:
+        turn = item.turn(place)
+        if last is not None and _goes_on(made[-1].role, last, turn.role, item):
+            made[-1] = _together(made[-1], turn, is_begun(last))
+        else:
+            made.append(turn)
+        last = item
+    return tuple(made)
+
+
+def check_begun(items: Sequence[tuple[str, Item]]) -> None:
+    """Raises ApiError for one that is to be gone on with, and somebody else says something."""
+    for (place, item), (_, after) in pairwise(items):
+        heard = isinstance(after, MessageItem) and after.role != "assistant"
+        if is_begun(item) and (heard or isinstance(after, CallOutputItem)):
+            raise invalid(NOT_CONTINUED, f"{place}.prefix")
+
+
+def is_begun(item: Item) -> bool:
+    """Whether what follows goes on with an item."""
+    return isinstance(item, MessageItem | ReasoningItem) and bool(item.prefix)
+
+
+def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
+    """Whether an item belongs to the same turn as the one before. A model thinks before it says or
+    calls anything, and says nothing twice in a row."""
+    if (last_role, role) != ("assistant", "assistant"):
+        return False
+    if is_begun(last):
+        return True
+    if isinstance(item, ReasoningItem):
+        return isinstance(last, ReasoningItem)
+    return not (isinstance(item, MessageItem) and isinstance(last, MessageItem))
+
+
+def _together(one: Turn, more: Turn, is_one: bool) -> Turn:
+    """is_one: whether the thoughts of both are one."""
+    between = "\n" if one.reasoning and more.reasoning and not is_one else ""
+    return replace(
+        one,
+        text=one.text + more.text,
+        reasoning=one.reasoning + between + more.reasoning,
+        tool_calls=one.tool_calls + more.tool_calls,
+    )

@@ -1,0 +1,77 @@
+"""Texts -> tokens, a part at a time: they take far more memory than the text."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from tokenizers import Encoding
+from tokenizers import Tokenizer as FastTokenizer
+
+# Encoding takes a hundred bytes and more for each token. So what has more characters than this for
+# each token that is allowed is counted before, in slices; the count may be off by some for each
+# slice. Texts are encoded in groups.
+SHORT_TOKEN_CHARS = 2
+SLICE_CHARS = 65_536
+SLICING_RATIO = 2
+GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
+
+
+class Encoder:
+    """What encodes for one tokenizer. Other threads run meanwhile."""
+
+    def __init__(self, fast: FastTokenizer) -> None:
+        self._fast = fast
+
+    def encode(
+        self, texts: list[str], *, offsets: bool = False, ends: bool = False
+    ) -> list[Encoding]:
+        """Encode all of them at once. offsets: with those. ends: with what the tokenizer itself
+        adds around a text."""
+        # Of a batch: for a single text no other thread would run.
+        encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
+        return encode(texts, add_special_tokens=ends)
+
+    def exceeds(self, pieces: list[str], max_tokens: int) -> bool:
+        """Whether a text has far more tokens than are allowed. pieces: it is cut there."""
+        if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
+            return False
+        tokens = 0
+        for count in self._counts(pieces):
+            tokens += count
+            if tokens > SLICING_RATIO * max_tokens:
+                return True
+        return False
+
+    def count(self, pieces: list[str]) -> int:
+        """About how many tokens a text has."""
+        return sum(self._counts(pieces))
+
+    def _counts(self, pieces: list[str]) -> Iterator[int]:
+        """About how many tokens one part of a text after another has."""
+        starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
+        for group in grouped(piece[at : at + SLICE_CHARS] for piece, at in starts):
+            yield sum(map(len, self.encode(group)))
+
+
+def grouped(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts, some at a time: what they are encoded to takes memory."""
+    group: list[str] = []
+    chars = 0
+    for text in texts:
+        if group and (chars + len(text) > GROUP_CHARS or len(group) == GROUP_TEXTS):
+            yield group
+            group, chars = [], 0
+        group.append(text)
+        chars += len(text)
+    if group:
+        yield group
+
+
+def tokens_within(encoding: Encoding, chars: int) -> int:
+    """How many leading tokens end within the first ``chars`` characters of the text."""
+
+    def end(index: int) -> int:
+        # Encoding.offsets would list them all. Padding, behind the text, has no place in it.
+        place = encoding.token_to_chars(index)
+        return chars + 1 if place is None else place[1]
+
+    return bisect_right(range(len(encoding)), chars, key=end)

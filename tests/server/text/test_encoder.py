@@ -1,0 +1,58 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.conversation import Turn
+from server.text import encoder as module
+from server.text.calls.written import WrittenCalls
+from server.text.encoder import tokens_within
+from server.text.tokenizer import TextsTooLongError, TextTooLongError, Tokenizer
+from tests.models import write_tokenizer
+from tests.server.harness import talk
+
+
+async def test_what_is_too_long_whatever_its_tokens_are_is_not_encoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_CHARS", 50)
+    monkeypatch.setattr(module, "GROUP_CHARS", 100)
+    long = talk(Turn("user", "x" * 1000))
+    tokens = len((await tokenizer.encode_chat(long)).ids)
+    for fits in (tokens, int(tokens / 1.9)):  # it will be refused when its tokens are known
+        assert len((await tokenizer.encode_chat(long, fits)).ids) == tokens
+    encoded: list[int] = []
+    encode = tokenizer._encoder.encode
+
+    def counted(texts: list[str], **how: Any) -> Any:
+        encoded.append(sum(map(len, texts)))
+        return encode(texts, **how)
+
+    monkeypatch.setattr(tokenizer._encoder, "encode", counted)
+    with pytest.raises(TextTooLongError):
+        await tokenizer.encode_chat(long, 300)
+    assert max(encoded) <= 100
+    assert 600 < sum(encoded) <= 700
+    assert await tokenizer.count_chat(long, 300, WrittenCalls(0), max_template_s=9) == tokens
+    with pytest.raises(TextTooLongError):
+        await tokenizer.encode_text("x" * 1000, 300)
+    with pytest.raises(TextTooLongError) as caught:
+        await tokenizer.encode_texts(["a", "x" * 1000], 300, 9999, ends=False)
+    assert caught.value.number == 1
+    with pytest.raises(TextsTooLongError):
+        await tokenizer.encode_texts(["x" * 100] * 3, 300, 299, ends=False)
+    assert max(encoded) <= 100
+
+
+def test_a_token_counts_when_it_ends_within_the_characters(tokenizer: Tokenizer) -> None:
+    encoding = tokenizer.fast.encode_batch(["é<think>a"], add_special_tokens=False)[0]
+    # Two bytes of one character, a token of seven characters, a letter.
+    assert [tokens_within(encoding, chars) for chars in (0, 1, 2, 7, 8, 9)] == [0, 2, 2, 2, 3, 4]
+
+
+def test_padding_is_no_part_of_a_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 1000)
+    fast = Tokenizer(tmp_path).fast
+    fast.enable_padding(length=10)
+    encoding = fast.encode_batch(["ab"], add_special_tokens=False)[0]
+    assert [tokens_within(encoding, chars) for chars in (1, 2, 99)] == [1, 2, 2]
