@@ -46,6 +46,13 @@ DEFECTS = {
             + "test_responses.py::test_a_response_has_all_fields_that_open_responses_asks_for",
         ),
     ),
+    "api-4": Defect(
+        "an answer cannot be begun for the model, which is said in three ways",
+        (
+            ROUTES + "test_continued.py::"
+            "test_an_answer_is_continued_with_the_same_tokens_everywhere_as_its_prompt_by_ids",
+        ),
+    ),
     "api-5": Defect(
         "cache_creation_input_tokens is always 0",
         (ROUTES + "test_messages.py::test_what_is_new_in_the_cache_is_counted_apart",),
@@ -223,6 +230,10 @@ DEFECTS = {
             "test_a_key_comes_as_a_bearer_token_or_as_anthropics_clients_send_it",
         ),
     ),
+    "reliability-12": Defect(
+        "special tokens that users' texts spell are turns of a conversation",
+        (ROUTES + "test_special_tokens.py::test_a_forged_turn_is_the_text_that_it_was_sent_in",),
+    ),
     "use-2": Defect(
         "a model is downloaded before it is looked at",
         (HUB + "test_a_model_that_cannot_be_served_is_refused_before_a_byte_of_its_weights",),
@@ -280,7 +291,10 @@ DEFECTS = {
     ),
     "use-16": Defect(
         "a model that can never fit is told to lower what does not help",
-        ("engine/test_build.py::test_a_model_that_can_never_fit_is_refused_with_what_would",),
+        (
+            HUB + "test_a_model_that_cannot_be_served_is_refused_before_a_byte_of_its_weights",
+            "engine/test_build.py::test_a_model_that_can_never_fit_is_refused_with_what_would",
+        ),
     ),
     "use-17": Defect(
         "an unknown setting is refused in the words of a library",
