@@ -13,7 +13,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve test check lint types imports coverage covered-server covered-rest bench \
-  soak abuse threats fuzz simulate repeat structured clients page native arm64 roofline metal metal-lint \
+  soak abuse threats costs fuzz simulate repeat structured clients page native arm64 roofline metal metal-lint \
   metal-kernels metal-core metal-graph metal-cross mac-wheels docker docker-root boards lock demo clean
 
 help:
@@ -61,8 +61,11 @@ abuse: $(VENV)/.dev  ## rude and honest clients for half an hour, a crowd of 100
 	$(BIN)/python -m tests.abuse.shutdown
 	$(BIN)/python -m tests.abuse.soak $(ABUSE)
 
-threats: $(VENV)/.dev  ## threats and faults, each with the tests that hold it
-	$(BIN)/python -m tests.abuse
+threats: $(VENV)/.dev  ## threats, faults and former defects, each with the tests that hold it
+	$(BIN)/python -m tests.abuse $(THREATS)
+
+costs: $(VENV)/.dev  ## time and memory of bodies at half of every limit and at all of it
+	$(BIN)/python -m tests.abuse.costs $(COSTS)
 
 fuzz: $(VENV)/.dev  ## bodies of doubling sizes to a server that is watched; about a minute
 	$(BIN)/python -m tests.fuzz $(FUZZ)

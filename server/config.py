@@ -79,7 +79,7 @@ class LimitsSection(Section):
     max_body_bytes: Size = 8 * MIB
     max_body_values: int = Field(default=32_768, ge=1)
     max_body_token_ids: int = Field(default=327_680, ge=1)
-    max_tokenize_bytes: Size = MIB
+    max_tokenize_bytes: Size = MIB // 2
     max_queued_requests: int = Field(default=256, ge=0)
     retry_after_s: int = Field(default=1, ge=1)
     max_stream_backlog_events: int = Field(default=8192, ge=1)

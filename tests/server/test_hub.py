@@ -18,10 +18,9 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm import tqdm
 
 from engine.checkpoint import read_checkpoint
+from server import assembly
 from server import hub as hub_module
-from server.assembly import read_model
 from server.hub import (
-    FoundModel,
     ModelNotFoundError,
     SamplingDefaultsError,
     find_model,
@@ -61,7 +60,7 @@ def test_a_folder_is_found_by_any_path_to_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (str(folder), "models/tiny", "./models/tiny/", "~/models/tiny"):
-        assert find_model(name) == FoundModel(name, folder)
+        assert find_model(name) == hub_module.FoundModel(name, folder)
 
 
 @pytest.mark.parametrize("name", ["tiny", "/no/such/folder", "a/b/c", "../a/b", "a b/c"])
@@ -266,7 +265,7 @@ def test_all_of_it_happens_in_order_when_a_model_of_the_hub_is_served(
     hub.push("someone/model", tiny_files)
     settings = read_settings(None, {"cache": {"kv_budget": "8MiB", "heap_size": "1MiB"}})
     configure_log(settings.log)
-    model = read_model("someone/model", settings)
+    model = assembly.read_model("someone/model", settings)
     assert model.served.names[0] == "someone/model"
     assert hub.fetched_files()[-1] == "model.safetensors"
     said = capsys.readouterr().err
@@ -286,7 +285,7 @@ def test_what_is_cached_is_served_when_the_hub_cannot_be_reached(
     for listing in found.folder.parents[1].glob("trees/*"):
         listing.unlink()
     monkeypatch.setattr("huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE", {})
-    assert find_model("someone/model") == FoundModel("someone/model", found.folder)
+    assert find_model("someone/model") == hub_module.FoundModel("someone/model", found.folder)
 
 
 def test_weights_that_the_hub_does_not_give_after_all_are_said(hub: Hub, tiny_files: Files) -> None:
@@ -301,7 +300,9 @@ def test_weights_that_the_hub_does_not_give_after_all_are_said(hub: Hub, tiny_fi
 def test_a_plan_needs_a_models_small_files_alone(hub: Hub, tiny_files: Files) -> None:
     hub.push("someone/model", tiny_files)
     folder = find_model("someone/model").folder
-    assert find_model("someone/model", download=False) == FoundModel("someone/model", folder)
+    assert find_model("someone/model", download=False) == hub_module.FoundModel(
+        "someone/model", folder
+    )
 
 
 @pytest.mark.parametrize(

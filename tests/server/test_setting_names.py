@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from metal_ext.blas import CHOICE_VARIABLE
-from server.config import NO_SETTINGS
+from server import config
 from server.settings import read_settings
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
@@ -63,7 +63,7 @@ def test_other_programs_variables_and_right_ones_are_let_through(
     monkeypatch.setenv(CHOICE_VARIABLE, "mlx")
     settings = read_settings(None, {})
     assert (settings.server.port, settings.log.level) == (7, "error")
-    assert {CHOICE_VARIABLE} == NO_SETTINGS
+    assert {CHOICE_VARIABLE} == config.NO_SETTINGS
 
 
 @pytest.mark.parametrize(

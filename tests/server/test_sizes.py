@@ -78,30 +78,3 @@ def test_what_is_no_size_as_a_whole_is_refused_with_a_right_one(
     line = one_sentence(quire("serve", folder, f"--kv-budget={written}"), SETTINGS)
     assert line.startswith("quire: setting cache.kv_budget: ")
     assert "4.5GiB" in line
-
-
-@pytest.mark.parametrize("written", ["4,5GiB", "10 GiB 512 MiB"])
-def test_no_door_takes_the_beginning_of_a_text_for_a_size(
-    written: str, quire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_config(tmp_path, TINY)
-    for flag, setting in (
-        ("--headroom", "cache.headroom"),
-        ("--page-size", "cache.page_size"),
-        ("--heap-size", "cache.heap_size"),
-        ("--free-slack", "cache.free_slack"),
-        ("--set=limits.max_body_bytes", "limits.max_body_bytes"),
-        ("--set=engine.mlx_cache_bytes", "engine.mlx_cache_bytes"),
-    ):
-        line = one_sentence(quire("serve", folder, f"{flag}={written}"), SETTINGS)
-        assert line.startswith(f"quire: setting {setting}: ")
-        assert "4.5GiB" in line
-    line = one_sentence(quire("plan", folder, "--memory", written), SETTINGS)
-    assert line == f"quire: --memory {written!r} is not a size such as 24GiB"
-    file = tmp_path / "quire.toml"
-    file.write_text(f"[cache]\nheap_size = '{written}'\n")
-    line = one_sentence(quire("serve", folder, "--config", file), SETTINGS)
-    assert line.startswith(f"quire: {file}: cache.heap_size: ")
-    monkeypatch.setenv("QUIRE_CACHE__HEAP_SIZE", written)
-    line = one_sentence(quire("serve", folder), SETTINGS)
-    assert line.startswith("quire: setting cache.heap_size: ")

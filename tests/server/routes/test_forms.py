@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import statistics
+import time
+from collections import Counter
 from typing import Any
 
 import httpx2
@@ -9,7 +12,7 @@ import pytest
 
 from server.config import Config, LimitsSection
 from server.service import Service
-from server.text.grammar import judge
+from server.text.grammar.constraints import GrammarConstraint
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -118,7 +121,7 @@ async def test_a_form_that_cannot_be_followed_is_a_400_while_others_start_at_onc
 async def test_forms_that_wait_too_long_for_their_turn_are_told_to_come_back(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "SLOW_WAITING", 1)
+    monkeypatch.setattr("server.text.grammar.judge.SLOW_WAITING", 1)
     service = service_with(engine, tokenizer, max_grammar_compile_s=0.2)
     async with running(service) as app, http_client(app) as http:
         bombs = [chat(guided_regex=f"z{n}|{BOMB}", max_tokens=3) for n in range(4)]
@@ -127,6 +130,28 @@ async def test_forms_that_wait_too_long_for_their_turn_are_told_to_come_back(
         busy = next(response for response in found if response.status_code == 429)
         assert busy.json()["error"]["code"] == "grammars_full"
         assert busy.headers["Retry-After"] == "1"
+
+
+async def test_costly_masks_of_many_answers_are_not_all_made_in_the_same_step(
+    engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, clock, made = GrammarConstraint.fill_mask, time.thread_time, Counter[int]()
+
+    def costly(self: GrammarConstraint, row: Any) -> bool:
+        """Takes 0.4 s; all masks of a step of this engine may take 1 s."""
+        made[engine.gate.entered] += 1
+        return fill(self, row)
+
+    monkeypatch.setattr(time, "thread_time", lambda: clock() + 0.4 * made.total())
+
+    service = service_with(engine, tokenizer)
+    async with running(service) as app, http_client(app) as http:
+        forms = [chat(guided_regex=f"[a-z]{{{n}}}", max_tokens=12) for n in range(20, 28)]
+        monkeypatch.setattr(GrammarConstraint, "fill_mask", costly)
+        found = await asyncio.gather(*(http.post(CHAT, json=form) for form in forms))
+    assert {response.status_code for response in found} == {200}
+    # What one costs is known once it has been made.
+    assert statistics.median(made.values()) < len(forms) / 2, made
 
 
 async def test_a_form_that_comes_to_its_limits_in_the_answer_is_the_clients_fault(

@@ -1,6 +1,7 @@
 """What both endpoints refuse, parameter by parameter."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -32,6 +33,7 @@ NAMED = [
     *[(COMPLETIONS, name) for name in COMPLETION_COUNTS],
 ]
 SECRET = "zebra-canary"
+API = (Path(__file__).parents[3] / "API.md").read_text(encoding="utf-8")
 
 
 async def refusal(http: httpx2.AsyncClient, path: str, content: str | bytes) -> dict[str, Any]:
@@ -106,6 +108,27 @@ async def test_a_value_of_the_wrong_type_or_size_is_named(
     error = await refusal(http, path, raw(path, name, value))
     assert error["param"] == name
     assert SECRET not in error["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_key_of_a_bias_that_is_wrong_is_said(http: httpx2.AsyncClient, path: str) -> None:
+    for key, amount in (("1000000", "1"), ("many", "1"), ("5", "101")):
+        content = raw(path, "logit_bias", f'{{"0": 1, "{key}": {amount}}}')
+        assert f"'{key}'" in (await refusal(http, path, content))["message"]
+
+
+async def test_a_prompt_that_is_none_is_refused_in_one_sentence(http: httpx2.AsyncClient) -> None:
+    for value in ("5", "null", "{}", '["a", 5]', "[[1], 5]", "[true]"):
+        message = (await refusal(http, COMPLETIONS, raw(COMPLETIONS, "prompt", value)))["message"]
+        assert message.count("prompt") == 1, message
+
+
+async def test_options_of_a_stream_that_are_ignored_are_documented(
+    http: httpx2.AsyncClient,
+) -> None:
+    body = prompt(stream=True, stream_options={"continuous_usage_stats": True}, max_tokens=1)
+    assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+    assert "| stream_options | accepted | include_usage; all else in it is ignored |" in API
 
 
 @pytest.mark.parametrize(
