@@ -142,8 +142,8 @@ class GrammarCompiler:
 
     def _end_making(self, digest: bytes, made: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
         del self._making[digest]
-        if not made.cancelled():
-            made.exception()  # has been looked at, also where nobody waits any more
+        # It has been looked at, also where nobody waits any more.
+        _ = made.cancelled() or made.exception()
 
     async def _make(self, digest: bytes, form: str) -> CompiledGrammar | Refusal:
         loaded = self._load()

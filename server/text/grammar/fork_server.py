@@ -74,7 +74,7 @@ class ForkServer:
                     self._end()
                     return
             for child in self._children.values():
-                _end_excess(child)
+                end_excess(child)
 
     def _receive(self) -> bool:
         """Take in what was asked; False when nobody will ask any more."""
@@ -153,7 +153,7 @@ def _read_tokenizer(text: str, facts: TokenizerFacts) -> Tokens:
     return Tokens(engine, facts)
 
 
-def _end_excess(child: Child) -> None:
+def end_excess(child: Child) -> None:
     """End a child that takes too much."""
     if child.killed_for:
         return

@@ -81,11 +81,7 @@ class Judge:
             await self._process.close()
 
     async def _ask(self, form: str, lane: "_Lane") -> dict[str, Any]:
-        async with self._starting:
-            if self._closed:
-                raise JudgeBusyError
-            if self._process is None or self._process.is_over:
-                self._process = await _Process.start(self._tokenizer, self._facts)
+        process = await self._started()
         asked = {
             "form": form,
             "cpu_s": min(lane.cpu_s, self._limits.max_cpu_s),
@@ -93,7 +89,15 @@ class Judge:
             "max_mask_s": self._limits.max_mask_s,
             "nice": lane.nice,
         }
-        return await self._process.ask(asked)
+        return await process.ask(asked)
+
+    async def _started(self) -> "_Process":
+        async with self._starting:
+            if self._closed:
+                raise JudgeBusyError
+            if self._process is None or self._process.is_over:
+                self._process = await _Process.start(self._tokenizer, self._facts)
+            return self._process
 
     def _read(self, said: dict[str, Any]) -> Verdict:
         limits = self._limits
@@ -207,5 +211,5 @@ class _Process:
         if code:
             log.warning(f"the process that judges grammars has ended with {code}")
         for waiting in self._waiting.values():
-            if not waiting.done():
+            with suppress(asyncio.InvalidStateError):  # it is done, and not yet taken out
                 waiting.set_exception(JudgeBusyError())

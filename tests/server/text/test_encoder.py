@@ -6,7 +6,7 @@ import pytest
 from server.conversation import Turn
 from server.text import encoder as module
 from server.text.calls.written import WrittenCalls
-from server.text.encoder import tokens_within
+from server.text.encoder import grouped, tokens_within
 from server.text.tokenizer import TextsTooLongError, TextTooLongError, Tokenizer
 from tests.models import write_tokenizer
 from tests.server.harness import talk
@@ -56,3 +56,7 @@ def test_padding_is_no_part_of_a_text(tmp_path: Path) -> None:
     fast.enable_padding(length=10)
     encoding = fast.encode_batch(["ab"], add_special_tokens=False)[0]
     assert [tokens_within(encoding, chars) for chars in (1, 2, 99)] == [1, 2, 2]
+
+
+def test_no_texts_are_no_group() -> None:
+    assert list(grouped([])) == []

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.text.json_object import json_object
+from server.text.json_object import MAX_VALUES, json_object
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,14 @@ def test_an_object_is_read(text: str, value: dict[str, Any]) -> None:
 )
 def test_what_is_no_object_or_could_not_be_sent_is_none(text: str) -> None:
     assert json_object(text) is None
+
+
+def test_an_object_of_too_many_values_is_none() -> None:
+    def listed(value: str, count: int) -> str:
+        return f'{{"a": [{", ".join([value] * count)}]}}'
+
+    assert json_object(listed("1", MAX_VALUES - 2)) is not None
+    for value in ("1", "[]", '{"b": 1}'):
+        assert json_object(listed(value, MAX_VALUES)) is None
+    assert json_object(listed('"[,{\\", "', 1 + MAX_VALUES // 2)) is not None, "texts are one value"
+    assert json_object('{"a": "' + "," * 2 * MAX_VALUES + '"}') is not None

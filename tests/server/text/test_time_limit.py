@@ -132,3 +132,9 @@ def test_an_end_that_comes_at_any_time_hits_nothing_else(switching: None) -> Non
             sum(range(3))
         other.join()
     assert 0 < hits < ENDS
+
+
+def test_an_end_that_comes_behind_the_code_is_waited_for() -> None:
+    limit = TimeLimit(9.0)
+    with pytest.raises(TimeUp), limit:
+        limit._ended = True  # by another thread, whose exception is still on its way

@@ -158,6 +158,22 @@ async def test_answers_have_only_so_much_memory_for_their_forms(
     assert await waits is not None, "who waits gets what others give back"
 
 
+async def test_memory_of_a_form_that_cannot_be_compiled_after_all_is_free_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise GrammarError("it is too large")
+
+    monkeypatch.setattr(module, "MEMORY_WAIT_S", 0.1)
+    made = compiler(tokenizer, replace(LIMITS, max_memory_bytes=2 * LEXER_BYTES - 1))
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "new_matcher", fails)
+            with pytest.raises(GrammarError, match="it is too large"):
+                await made.compile(NUMBER)
+    assert await made.compile(NUMBER) is not None
+
+
 async def test_a_form_that_came_to_its_limits_in_one_answer_is_fresh_for_the_next(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

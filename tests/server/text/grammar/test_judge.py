@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ import pytest
 
 from server.conversation import OutputFormat, Tool
 from server.text.grammar import judge as module
-from server.text.grammar.fork_server import run_child
+from server.text.grammar.fork_server import OVER_TIME, Child, end_excess, run_child
 from server.text.grammar.judge import Judge, JudgeBusyError, JudgeLimits
 from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.tokenizer_facts import TokenizerFacts
@@ -200,6 +201,26 @@ def test_a_child_says_what_it_found_and_ends(
         verdict = Verdict.of_json(said.read().decode())
     assert verdict.refusal is None
     assert ends == [7, 5, 0]
+
+
+async def test_a_judge_that_was_never_asked_closes_and_judges_nothing(
+    read: GrammarTokenizer,
+) -> None:
+    judge = Judge(read.text, read.facts, LIMITS)
+    await judge.close()
+    with pytest.raises(JudgeBusyError):
+        await judge.verdict(SIMPLE)
+
+
+def test_a_child_that_gets_no_processor_has_an_end_and_one_that_has_ended_is_let_be() -> None:
+    idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = Child(1, idle.pid, most_bytes=2**40, ends_at=0.0)
+    end_excess(child)
+    assert (child.killed_for, idle.wait()) == (OVER_TIME, -signal.SIGKILL)
+    end_excess(child)
+    child.killed_for = ""
+    end_excess(child)
+    assert not child.killed_for
 
 
 def test_facts_and_verdicts_go_from_process_to_process(read: GrammarTokenizer) -> None:
