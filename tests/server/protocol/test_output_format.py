@@ -91,6 +91,7 @@ def test_nothing_is_asked_for_where_nothing_is_said(given: dict[str, Any]) -> No
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "[1]"}, "guided_json"),
         ({"guided_json": "[" * 5_000}, "guided_json"),
+        ({"guided_json": f'{{"enum": [{"1, " * 40_000}1]}}'}, "guided_json"),
         ({"structured_outputs": {"json": "no"}}, "structured_outputs.json"),
         ({"structured_outputs": {"structural_tag": {"a": 1}}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),

@@ -420,6 +420,8 @@ async def test_messages_that_the_template_cannot_render_are_refused(
     )
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
+    counted = await http.post("/v1/messages/count_tokens", json={"messages": chat()["messages"]})
+    assert counted.status_code == 400
 
 
 async def test_the_reason_of_a_template_that_fails_is_in_the_log_and_nothing_of_the_messages(

@@ -239,3 +239,18 @@ async def test_a_client_that_leaves_takes_its_inputs_along(
     gate.open()
     await eventually(lambda: client.in_flight == 0)
     assert connection.status == 499
+
+
+async def test_texts_of_too_many_tokens_together_are_refused(
+    shared_pools: Engine, embedding_tokenizer: Tokenizer
+) -> None:
+    config = Config(limits=LimitsSection(max_body_token_ids=1))
+    service = make_service(shared_pools.client, embedding_tokenizer, config)
+    most = MAX_MODEL_LEN  # what one text may have, all of them may
+    async with running(service) as app, http_client(app) as http:
+        for count, status in ((1, 200), (2, 400)):
+            text = "x" * (most - 1)
+            response = await http.post("/v1/embeddings", json={"input": [text] * count})
+            assert response.status_code == status
+    assert response.json()["error"]["code"] == "too_many_values"
+    assert f"more than {most} tokens together" in response.json()["error"]["message"]
