@@ -100,7 +100,7 @@ class Thoughts:
             turns.append(self._with_thoughts(turn, key_of))
             key_of.say(turn)
         known = replace(conversation, turns=tuple(turns))
-        if turns[-1].role == "assistant":
+        if known.turns and known.turns[-1].role == "assistant":
             return Recalled(known, None)
         return Recalled(known, lambda: ThoughtRecord(key_of, self._keep))
 

@@ -362,6 +362,7 @@ async def test_tokens_are_counted_without_the_engine(tokenizer: Tokenizer) -> No
         (message("x" * MAX_LEN), f"prompt is too long: 1019 tokens > {MAX_LEN - 1} maximum"),
         (message("x" * 14 * MAX_LEN), f"prompt is too long: more than {MAX_LEN - 1} tokens > "),
         (message(messages=[{"role": "assistant", "content": "x"}]), "messages"),
+        (message(messages=[{"role": "system", "content": ""}]), "messages"),
         (message(tools=[{"type": "bash_20250124", "name": "bash"}]), "tools[0]"),
         (message(output_config={"format": {"type": "json_schema", "schema": {"not": {}}}}), "out"),
     ],
