@@ -31,9 +31,9 @@ LENGTH = struct.Struct(">I")
 READ_BYTES = 65536
 # Children are looked at so often.
 LOOK_S = 0.01
-# A child that gets no processor may take so many times its processor time.
-WAIT_FACTOR = 20
 OVER_TIME, OVER_MEMORY, DIED = "over_time", "over_memory", "died"
+STARVED = "starved"
+"""It got too little of the processor to come to an end."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class ForkServer:
             asked["number"],
             pid,
             own_bytes + asked["memory_bytes"],
-            time.monotonic() + WAIT_FACTOR * asked["cpu_s"],
+            time.monotonic() + asked["wall_s"],
         )
         self._selector.register(out, selectors.EVENT_READ)
 
@@ -162,7 +162,7 @@ def end_excess(child: Child) -> None:
     except psutil.Error:
         return  # it has ended
     if time.monotonic() > child.ends_at:
-        child.killed_for = OVER_TIME
+        child.killed_for = STARVED
     elif taken > child.most_bytes:
         child.killed_for = OVER_MEMORY
     if child.killed_for:

@@ -5,6 +5,8 @@ There are two lanes, so that nobody's simple form waits for one that takes secon
     form --> quick lane: QUICK_CPU_S of processor time at most --> verdict
                  | over
                  +--> slow lane, one at a time: max_cpu_s at most --> verdict
+
+Nobody waits longer than a client does: who gets no turn in time, or no processor, is to come back.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from server.text.grammar.fork_server import DIED, LENGTH, OVER_MEMORY, OVER_TIME
+from server.text.grammar.fork_server import DIED, LENGTH, OVER_MEMORY, OVER_TIME, STARVED
 from server.text.grammar.judging import Verdict
 from server.text.grammar.tokenizer_facts import TokenizerFacts
 
@@ -25,6 +27,9 @@ from server.text.grammar.tokenizer_facts import TokenizerFacts
 QUICK_AT_ONCE, QUICK_WAITING = 2, 64
 SLOW_AT_ONCE, SLOW_WAITING = 1, 8
 QUICK_CPU_S = 0.1
+# For a turn, and for the verdict after that.
+TURN_LIMIT_S = 20.0
+QUICK_WALL_S, SLOW_WALL_S = 2.0, 20.0
 # How far they stand back behind the engine.
 QUICK_NICE, SLOW_NICE = 5, 15
 # The process ends when it has had nothing to judge for so long; the next form starts another.
@@ -59,8 +64,10 @@ class Judge:
         self._tokenizer = tokenizer
         self._facts = facts
         self._limits = limits
-        self._quick = _Lane(QUICK_AT_ONCE, QUICK_WAITING, QUICK_CPU_S, QUICK_NICE)
-        self._slow = _Lane(SLOW_AT_ONCE, SLOW_WAITING, limits.max_cpu_s, SLOW_NICE)
+        quick_cpu_s = min(QUICK_CPU_S, limits.max_cpu_s)
+        slow_wall_s = max(SLOW_WALL_S, 2 * limits.max_cpu_s)
+        self._quick = _Lane(QUICK_AT_ONCE, QUICK_WAITING, quick_cpu_s, QUICK_WALL_S, QUICK_NICE)
+        self._slow = _Lane(SLOW_AT_ONCE, SLOW_WAITING, limits.max_cpu_s, slow_wall_s, SLOW_NICE)
         self._starting = asyncio.Lock()
         self._process: _Process | None = None
         self._closed = False
@@ -69,9 +76,11 @@ class Judge:
         """What becomes of a form. Raises JudgeBusyError when there is no room for it."""
         async with self._quick.turn():
             said = await self._ask(form, self._quick)
-        if said.get("ended") == OVER_TIME:
+        if said.get("ended") in (OVER_TIME, STARVED):
             async with self._slow.turn():
                 said = await self._ask(form, self._slow)
+        if said.get("ended") == STARVED:
+            raise JudgeBusyError
         return self._read(said)
 
     async def close(self) -> None:
@@ -84,7 +93,8 @@ class Judge:
         process = await self._started()
         asked = {
             "form": form,
-            "cpu_s": min(lane.cpu_s, self._limits.max_cpu_s),
+            "cpu_s": lane.cpu_s,
+            "wall_s": lane.wall_s,
             "memory_bytes": self._limits.max_memory_bytes,
             "max_mask_s": self._limits.max_mask_s,
             "nice": lane.nice,
@@ -115,23 +125,35 @@ class Judge:
 class _Lane:
     """Forms of one kind: those that are judged now, and those that wait."""
 
-    def __init__(self, at_once: int, waiting: int, cpu_s: float, nice: int) -> None:
+    def __init__(self, at_once: int, waiting: int, cpu_s: float, wall_s: float, nice: int) -> None:
+        """cpu_s, wall_s: that each form may take."""
         self.cpu_s = cpu_s
+        self.wall_s = wall_s
         self.nice = nice
         self._turns = asyncio.Semaphore(at_once)
         self._room = at_once + waiting
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits for a turn. Raises JudgeBusyError where too many wait already."""
+        """Waits for a turn. Raises JudgeBusyError where too many wait already, or for too long."""
         if not self._room:
             raise JudgeBusyError
         self._room -= 1
         try:
-            async with self._turns:
+            await self._acquire()
+            try:
                 yield
+            finally:
+                self._turns.release()
         finally:
             self._room += 1
+
+    async def _acquire(self) -> None:
+        try:
+            async with asyncio.timeout(TURN_LIMIT_S):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise JudgeBusyError from error
 
 
 class _Process:

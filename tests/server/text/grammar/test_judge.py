@@ -16,13 +16,14 @@ import pytest
 
 from server.conversation import OutputFormat, Tool
 from server.text.grammar import judge as module
-from server.text.grammar.fork_server import OVER_TIME, Child, end_excess, run_child
+from server.text.grammar.fork_server import STARVED, Child, end_excess, run_child
 from server.text.grammar.judge import Judge, JudgeBusyError, JudgeLimits
 from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.tokenizer_facts import TokenizerFacts
 from server.text.grammar.vocabulary import GrammarTokenizer
 from server.text.grammar.wish import Wish, form_json
 from server.text.tokenizer import Tokenizer
+from tests.server.harness import eventually
 from tests.server.text.grammars import vocabulary
 
 MIB = 1024**2
@@ -127,6 +128,26 @@ async def test_of_forms_that_take_long_only_so_many_may_wait(
     assert len([one for one in found if isinstance(one, JudgeBusyError)]) == 3 - len(refused)
 
 
+async def test_who_gets_no_turn_in_time_is_to_come_back(
+    made: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TURN_LIMIT_S", 0.05)
+    assert (await made.verdict(SIMPLE)).refusal is None
+    first = asyncio.create_task(made.verdict(bomb(1)))
+    await eventually(lambda: not made._slow._turns._value)
+    with pytest.raises(JudgeBusyError):
+        await made.verdict(bomb(2))
+    assert (await first).refusal
+
+
+async def test_who_gets_no_processor_is_to_come_back(read: GrammarTokenizer) -> None:
+    judge = Judge(read.text, read.facts, replace(LIMITS, max_cpu_s=60.0))
+    judge._slow.wall_s = 0.05
+    with pytest.raises(JudgeBusyError):
+        await judge.verdict(BOMB)
+    await judge.close()
+
+
 async def test_a_child_that_crashes_takes_nobody_with_it(made: Judge) -> None:
     task = asyncio.create_task(made.verdict(BOMB))
     while not (found := [child for child in children() if child.ppid() != os.getpid()]):
@@ -216,7 +237,7 @@ def test_a_child_that_gets_no_processor_has_an_end_and_one_that_has_ended_is_let
     idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     child = Child(1, idle.pid, most_bytes=2**40, ends_at=0.0)
     end_excess(child)
-    assert (child.killed_for, idle.wait()) == (OVER_TIME, -signal.SIGKILL)
+    assert (child.killed_for, idle.wait()) == (STARVED, -signal.SIGKILL)
     end_excess(child)
     child.killed_for = ""
     end_excess(child)
