@@ -155,7 +155,7 @@ FAULTS = (
         "of several regions one is filled",
         "sparse.cpp",
         "    arguments.bytes = count * bytes;\n"
-        "    arguments.regions = static_cast<uint32_t>(run.regions);\n",
+        '    arguments.regions = narrowed<uint32_t>("regions", run.regions);\n',
         "    arguments.bytes = count * bytes;\n    arguments.regions = 1;\n",
     ),
     Fault(
