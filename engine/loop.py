@@ -243,6 +243,7 @@ class EngineLoop:
         self._kv.idle()
         if self._check_due:
             self._check_due = False
+            self._runner.free_cache()
             self._kv.check_invariants()
 
     def _wait(self) -> None:

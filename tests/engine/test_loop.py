@@ -161,6 +161,8 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
     clock = Clock()
     loop = recall_loop(Answers.empty(), free_slack_bytes=64 * BLOCK_BYTES, idle_release_s=2.0)
     loop._clock = clock
+    freed: list[bool] = []
+    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     for number in range(1, 6):
         loop.mailbox.put(greedy(number, list(range(150)), 3))
     while loop.step():
@@ -169,11 +171,13 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
         clock.now += 0.1
         loop.step()
     assert loop._kv.stats().committed_bytes > 4 * BLOCK_BYTES, "slack is kept for a while"
+    assert not freed, "so is what MLX keeps for its next arrays"
     clock.now += 3.0
     deadline = time.monotonic() + 10.0
     while loop.stats.kv is None or loop.stats.kv.committed_bytes > 4 * BLOCK_BYTES:
         assert time.monotonic() < deadline, "memory was kept"
         loop.step()
+    assert freed == [True]
 
 
 def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
