@@ -13,6 +13,9 @@ SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
 GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
+# The library keeps what the first words of a process come to, for good: up to 9 KiB for each. By
+# itself it keeps 10 000 of them.
+CACHED_WORDS = 2048
 
 
 class Encoder:
@@ -20,6 +23,8 @@ class Encoder:
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
+        # Models that have no such memory have no such method.
+        getattr(fast.model, "_resize_cache", id)(CACHED_WORDS)
 
     def encode(
         self, texts: list[str], *, offsets: bool = False, ends: bool = False

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +62,33 @@ def test_padding_is_no_part_of_a_text(tmp_path: Path) -> None:
 
 def test_no_texts_are_no_group() -> None:
     assert list(grouped([])) == []
+
+
+PROGRAM = """
+import ctypes, random, sys
+from pathlib import Path
+import psutil
+from server.idle_memory import release_free_memory
+from server.text.tokenizer import Tokenizer
+
+tokenizer = Tokenizer(Path(sys.argv[1]))
+draw = random.Random(0)
+
+def encode(words):
+    letters = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=250)) for _ in range(words)]
+    for word in letters:
+        tokenizer._encoder.encode([word])
+    release_free_memory()
+    return psutil.Process().memory_info().rss
+
+before = encode(10)
+print(encode(10_000) - before)
+"""
+
+
+def test_words_that_nobody_says_again_leave_little_in_memory(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 1000)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert int(ended.stdout) < 40 * 2**20
