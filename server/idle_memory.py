@@ -7,7 +7,8 @@ that may be hundreds of MiB.
 import asyncio
 import ctypes
 import gc
-from typing import Protocol
+
+from server.drain import Drain
 
 # Looked at so often; with somebody there it waits for the next time.
 LOOK_S = 15.0
@@ -19,25 +20,13 @@ def keep_what_is_there() -> None:
     gc.freeze()
 
 
-class Answers(Protocol):
-    """What is known of requests."""
-
-    @property
-    def answering(self) -> bool:
-        """Whether there are requests that are not answered yet."""
-
-    @property
-    def answered(self) -> int:
-        """How many requests there have been that have ended."""
-
-
-async def release_when_idle(answers: Answers) -> None:
+async def release_when_idle(drain: Drain) -> None:
     """Give free memory back whenever requests have come to an end, and nobody is there."""
     answered = 0
     while True:
         await asyncio.sleep(LOOK_S)
-        if not answers.answering and answers.answered > answered:
-            answered = answers.answered
+        if not drain.answering and drain.answered > answered:
+            answered = drain.answered
             await asyncio.to_thread(release_free_memory)
 
 

@@ -27,6 +27,7 @@ from server.text.grammar.error import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
 from server.text.grammar.wish import ThinkingStart, Wish
 from server.text.pieces import Part
+from server.text.thoughts import Recalled
 from server.text.tokenizer import EncodedChat, TextTooLongError
 
 CALL_BEGUN = "A call cannot be begun for the model, only its thoughts and what it says."
@@ -59,11 +60,10 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
     """
     conversation, sampling, param = asked.conversation, asked.sampling, asked.turns_param
     form = _tool_format(service, conversation, param)
-    _check_begun(conversation, param)
     salt = service.salts.salt(key, sampling.cache_salt)
     async with service.encoding:
         service.check_room(sampling.wanted.choices, key=key)
-        known = await asyncio.to_thread(service.thoughts.recalled, conversation, salt)
+        known = await _recalled(service, conversation, salt)
         encoded = await _fitting(service, known.conversation, param)
     reading = Reading(
         encoded.opening,
@@ -110,9 +110,8 @@ async def encode_conversation(
     salt: of the request. add_generation_prompt: whether an answer is to follow. Raises ApiError for
     what cannot be rendered."""
     _tool_format(service, conversation, param)
-    _check_begun(conversation, param)
     async with service.encoding:
-        known = await asyncio.to_thread(service.thoughts.recalled, conversation, salt)
+        known = await _recalled(service, conversation, salt)
         return await _encode(
             service, known.conversation, param, None, add_generation_prompt=add_generation_prompt
         )
@@ -125,14 +124,12 @@ async def count_tokens_of(
     than fit. param: the wire's name of it. salt: of the request. Raises ApiError for what cannot be
     rendered."""
     _tool_format(service, conversation, param)
-    _check_begun(conversation, param)
     async with service.encoding:
-        known = await asyncio.to_thread(service.thoughts.recalled, conversation, salt)
+        known = await _recalled(service, conversation, salt)
         try:
             return await service.tokenizer.count_chat(
                 known.conversation,
                 service.max_model_len,
-                service.written_calls,
                 max_template_s=service.config.limits.max_template_s,
             )
         except TemplateError as error:
@@ -140,7 +137,8 @@ async def count_tokens_of(
 
 
 def _tool_format(service: Service, conversation: Conversation, param: str) -> ToolFormat:
-    """How calls will be written. Raises ApiError where the model cannot chat, or not call."""
+    """How calls will be written. Raises ApiError where the model cannot chat, or not call; and for
+    what its template does not take, or no prompt can end with."""
     template = service.tokenizer.template
     if not template.exists:
         raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -155,6 +153,7 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
             "This model's chat template knows no tools, or none whose calls can be read.", "tools"
         )
     _check_arguments(template, conversation)
+    _check_begun(conversation, param)
     return template.tool_format or ToolFormat.HERMES
 
 
@@ -185,6 +184,16 @@ def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None
                 f"This model's chat template does not take {quoted(name)}. What it takes: {taken}.",
                 f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}",
             )
+
+
+async def _recalled(service: Service, conversation: Conversation, salt: PrefixSalt) -> Recalled:
+    """With the model's thoughts, and its calls as it wrote them, where they are known."""
+
+    def both() -> Recalled:
+        known = service.thoughts.recalled(conversation, salt)
+        return replace(known, conversation=service.written_calls.recalled(known.conversation))
+
+    return await asyncio.to_thread(both)
 
 
 async def _fitting(service: Service, conversation: Conversation, param: str) -> EncodedChat:
@@ -221,7 +230,6 @@ async def _encode(
         return await service.tokenizer.encode_chat(
             conversation,
             most_tokens,
-            service.written_calls,
             add_generation_prompt=add_generation_prompt,
             max_template_s=service.config.limits.max_template_s,
         )

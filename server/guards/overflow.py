@@ -4,7 +4,7 @@ import asyncio
 
 from server.config import LimitsSection
 from server.guards.refusals import whole_answer
-from server.protocol.errors import ApiError
+from server.protocol.errors import ApiError, come_back
 
 
 class OverflowProtocol(asyncio.Protocol):
@@ -53,13 +53,8 @@ class OverflowProtocol(asyncio.Protocol):
 
 def too_many_connections(retry_after_s: int) -> ApiError:
     """What clients are told that have to come again."""
-    return ApiError(
-        503,
-        "There are too many connections; try again later.",
-        type="server_error",
-        code="too_many_connections",
-        headers={"Retry-After": str(retry_after_s)},
-    )
+    message = "There are too many connections"
+    return come_back(503, message, "too_many_connections", retry_after_s, "server_error")
 
 
 def told(error: ApiError) -> bytes:

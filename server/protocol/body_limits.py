@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from server.config import LimitsSection
 from server.protocol.errors import ApiError, body_too_large, invalid
+from server.text.json_object import outside_texts
 
 # What the reader of JSON goes down to (jiter, in pydantic-core).
 MAX_DEPTH = 200
@@ -38,14 +39,10 @@ class BodyLimits:
             return
         values, containers, in_text = 1, 0, False
         for piece in _pieces(body):
-            parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-            # Every other part is no text: each value but the first has a comma before it, or is the
-            # first one of its list or object.
-            outside = b"".join(parts[in_text::2])
+            outside, in_text = outside_texts(piece, in_text)
             begun = outside.count(b"[") + outside.count(b"{")
             containers += begun
             values += begun + outside.count(b",")
-            in_text ^= len(parts) % 2 == 0
             if values > self.max_values:
                 raise _too_many(f"{self.max_values} values")
             if containers > self.max_containers:

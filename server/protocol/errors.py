@@ -124,37 +124,34 @@ def model_not_found(name: str) -> ApiError:
     )
 
 
-def overloaded(retry_after_s: int) -> ApiError:
-    """429, with the time after which to try again."""
+def come_back(
+    status: int, message: str, code: str, retry_after_s: int, type: str = "rate_limit_error"
+) -> ApiError:
+    """What passes by itself, with the time after which to try again."""
     return ApiError(
-        429,
-        "The queue is full; try again later.",
-        type="rate_limit_error",
-        code="queue_full",
+        status,
+        f"{message}; try again later.",
+        type=type,
+        code=code,
         headers={"Retry-After": str(retry_after_s)},
     )
+
+
+def overloaded(retry_after_s: int) -> ApiError:
+    """429."""
+    return come_back(429, "The queue is full", "queue_full", retry_after_s)
 
 
 def key_share_full(retry_after_s: int) -> ApiError:
     """429, for one of several keys."""
-    return ApiError(
-        429,
-        "This API key has all the places that one key may have; try again later.",
-        type="rate_limit_error",
-        code="key_share_full",
-        headers={"Retry-After": str(retry_after_s)},
-    )
+    message = "This API key has all the places that one key may have"
+    return come_back(429, message, "key_share_full", retry_after_s)
 
 
 def grammars_full(retry_after_s: int) -> ApiError:
     """429, for forms of answers that no other request has had yet."""
-    return ApiError(
-        429,
-        "Too many forms of answers are being compiled or in use; try again later.",
-        type="rate_limit_error",
-        code="grammars_full",
-        headers={"Retry-After": str(retry_after_s)},
-    )
+    message = "Too many forms of answers are being compiled or in use"
+    return come_back(429, message, "grammars_full", retry_after_s)
 
 
 def out_of_time() -> ApiError:
@@ -188,13 +185,11 @@ def unavailable(message: str) -> ApiError:
 
 def shutting_down(retry_after_s: int) -> ApiError:
     """503 of a server that is ending; another one may take its place."""
-    return ApiError(
-        503,
-        "The server is shutting down; try again later.",
-        type="server_error",
-        code="shutting_down",
-        headers={"Retry-After": str(retry_after_s), "Connection": "close"},
+    error = come_back(
+        503, "The server is shutting down", "shutting_down", retry_after_s, "server_error"
     )
+    error.headers["Connection"] = "close"
+    return error
 
 
 def generation_failed(reason: str, retry_after_s: int = 1, what: str = "Generation") -> ApiError:

@@ -33,7 +33,7 @@ class Shelf:
     """What one API key has in the store."""
 
     def __init__(self, service: Service, store: ResponseStore, request: Request) -> None:
-        self._tenant = service.salts.salt(request_key(request.headers), None).tenant
+        self._tenant = service.salt(request, None).tenant
         self._config = service.config
         self._unseen = service.unseen(request, "responses")
         self._store = store

@@ -149,26 +149,20 @@ class ChatTemplate:
         return begun_answer(turn, prompt, closed=closed, thinks=thinks)
 
     def _rendered(self, conversation: Conversation, arguments: dict[str, Any]) -> tuple[str, int]:
-        arguments = self._guarded(arguments)
-        messages = self._guarded(template_messages(conversation, self.takes_late_system))
-        prompt = self._with_calls(conversation, arguments)
-        if prompt is None:
+        arguments, marks = self._guarded(arguments), CallMarks(self._guarded)
+        late = self.takes_late_system
+        messages = self._guarded(template_messages(conversation, late, marks))
+        try:
+            # Calls stand there as the model wrote them, where that is known.
+            prompt = marks.replaced(self._render(messages, **arguments))
+        except Exception:
+            if not marks:
+                raise
+            # The template does more with calls than to write them.
+            messages = self._guarded(template_messages(conversation, late))
             prompt = self._render(messages, **arguments)
         system = list(takewhile(lambda message: message["role"] == "system", messages))
         return prompt, common_chars(self._system_text(system, arguments), prompt)
-
-    def _with_calls(self, conversation: Conversation, arguments: dict[str, Any]) -> str | None:
-        """The prompt with calls as the model wrote them, where that is known; None where it is of
-        none, or where the template does more with calls than to write them."""
-        marks = CallMarks(self._guarded)
-        messages = template_messages(conversation, self.takes_late_system, marks)
-        if not marks:
-            return None
-        messages = self._guarded(messages)
-        try:
-            return marks.replaced(self._render(messages, **arguments))
-        except Exception:
-            return None
 
     def _guarded(self, value: GuardedT) -> GuardedT:
         guarded: GuardedT = self._special_tokens.guarded(value) if self.keeps_marks else value

@@ -7,14 +7,23 @@ from typing import Any
 MAX_VALUES = 32_768
 
 
+def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
+    """What of JSON stands in none of its texts, and whether it ends within one. There each value
+    but the first has a comma before it, or is the first one of its list or object.
+
+    piece: that ends within no escape. in_text: whether it begins within a text.
+    """
+    parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+    # Every other part is no text.
+    return b"".join(parts[in_text::2]), in_text ^ (len(parts) % 2 == 0)
+
+
 def has_many_values(text: str) -> bool:
-    """Whether JSON has more than ``MAX_VALUES``: each but the first has a comma before it, or is
-    the first one of its list or object."""
+    """Whether JSON has more than ``MAX_VALUES``."""
     if len(text) <= MAX_VALUES:
         return False
-    parts = text.replace("\\\\", "").replace('\\"', "").split('"')
-    outside = "".join(parts[::2])
-    return sum(map(outside.count, "[{,")) > MAX_VALUES
+    outside, _ = outside_texts(text.encode(errors="replace"))
+    return sum(map(outside.count, (b"[", b"{", b","))) > MAX_VALUES
 
 
 def json_object(text: str) -> dict[str, Any] | None:

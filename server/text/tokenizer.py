@@ -11,7 +11,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from server.conversation import Conversation
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
-from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate
 from server.text.encoder import Encoder, grouped, tokens_within
 from server.text.parser import CLOSE, OPEN
@@ -118,14 +117,12 @@ class Tokenizer:
         self,
         conversation: Conversation,
         max_prompt_tokens: int | None = None,
-        written_calls: WrittenCalls | None = None,
         *,
         add_generation_prompt: bool = True,
         max_template_s: float = inf,
     ) -> EncodedChat:
         """A conversation as a prompt, to which an answer is generated unless
-        ``add_generation_prompt`` is False. written_calls: those that the prompt repeats as they
-        were. max_template_s: what the chat template may take.
+        ``add_generation_prompt`` is False. max_template_s: what the chat template may take.
 
         Raises TemplateError; TextTooLongError, before the work of encoding, for what cannot have
         ``max_prompt_tokens`` or less.
@@ -134,8 +131,7 @@ class Tokenizer:
         limit = TimeLimit(max_template_s)
 
         def encode() -> EncodedChat:
-            known = written_calls.recalled(conversation) if written_calls else conversation
-            rendered = self._rendered(known, limit, add_generation_prompt)
+            rendered = self._rendered(conversation, limit, add_generation_prompt)
             most = max_prompt_tokens
             if most is not None and self._encoder.exceeds(rendered.pieces, most):
                 raise TextTooLongError
@@ -144,12 +140,7 @@ class Tokenizer:
         return await limit.run(encode)
 
     async def count_chat(
-        self,
-        conversation: Conversation,
-        max_prompt_tokens: int,
-        written_calls: WrittenCalls,
-        *,
-        max_template_s: float,
+        self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
         """How many ids ``encode_chat`` makes of a conversation. What has far more than
         ``max_prompt_tokens`` is counted in slices, which may be off by some for each. Raises
@@ -157,7 +148,7 @@ class Tokenizer:
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
-            rendered = self._rendered(written_calls.recalled(conversation), limit)
+            rendered = self._rendered(conversation, limit)
             if self._encoder.exceeds(rendered.pieces, max_prompt_tokens):
                 return self._encoder.count(rendered.pieces)
             return len(self._encode_rendered(rendered).ids)

@@ -7,7 +7,6 @@ import pytest
 
 from server.conversation import Turn
 from server.text import encoder as module
-from server.text.calls.written import WrittenCalls
 from server.text.encoder import grouped, tokens_within
 from server.text.tokenizer import TextsTooLongError, TextTooLongError, Tokenizer
 from tests.models import write_tokenizer
@@ -35,7 +34,7 @@ async def test_what_is_too_long_whatever_its_tokens_are_is_not_encoded(
         await tokenizer.encode_chat(long, 300)
     assert max(encoded) <= 100
     assert 600 < sum(encoded) <= 700
-    assert await tokenizer.count_chat(long, 300, WrittenCalls(0), max_template_s=9) == tokens
+    assert await tokenizer.count_chat(long, 300, max_template_s=9) == tokens
     with pytest.raises(TextTooLongError):
         await tokenizer.encode_text("x" * 1000, 300)
     with pytest.raises(TextTooLongError) as caught:
