@@ -42,7 +42,7 @@ from server.hub import (
     sampling_defaults,
 )
 from server.http import LISTEN_BACKLOG, http_config
-from server.idle_memory import keep_what_is_there
+from server.idle_memory import keep_what_is_there, use_one_arena
 from server.listener import listen_on, reserve
 from server.log import configure_log
 from server.metrics import Metrics
@@ -64,6 +64,7 @@ log = structlog.get_logger("quire")
 
 def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     """Serves until told to end. Raises StartError."""
+    use_one_arena()
     settings = read_settings(file, flags)
     configure_log(settings.log)
     check_access(settings)
