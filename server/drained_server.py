@@ -14,8 +14,9 @@ log = structlog.get_logger("quire")
 
 class DrainedServer(GuardedServer):
     """Told to end, it goes on listening, so that whoever comes is told to come back later, until
-    those that were there are answered. What can only refuse, because its engine has failed, ends at
-    once: it is better started again."""
+    those that were there are answered. Connections that are idle stay as long: closed now, one on
+    which a request is under way would be reset. What can only refuse, because its engine has
+    failed, ends at once: it is better started again."""
 
     def __init__(
         self, config: uvicorn.Config, client: EngineClient, drain: Drain, drain_s: float
@@ -38,8 +39,5 @@ class DrainedServer(GuardedServer):
         wait = "a second signal does not wait for them"
         running = f"; running answers have {self._drain_s:g} s more: {wait}"
         log.info(f"ending{running if self._drain.answering else ''}")
-        # Those that are idle close at once, all others when they are answered.
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
         await self._drain.finish(self._client, self._drain_s)
         return True
