@@ -277,6 +277,25 @@ MUTANTS = (
         "most = 0 if self.holds_back else self.limits.max_num_seqs",
     ),
     Mutant(
+        "prefixes are dropped at a warning although nothing is released",
+        "engine/loop.py",
+        "        if not self._scheduler.holds_back:\n            return\n"
+        "        if self._kv.gives_back:\n",
+        "        if level > PressureLevel.NORMAL:\n",
+    ),
+    Mutant(
+        "prefixes are dropped all along although nothing is released",
+        "engine/loop.py",
+        "if self._scheduler.holds_back and self._kv.gives_back:",
+        "if self._scheduler.holds_back:",
+    ),
+    Mutant(
+        "a warning lets one in at a time although nothing is released",
+        "engine/loop.py",
+        "PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL",
+        "PressureLevel.WARNING",
+    ),
+    Mutant(
         "a model that computes nothing any more serves on",
         "engine/model_trial.py",
         "if event.message == NOT_FINITE:",
