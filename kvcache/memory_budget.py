@@ -107,9 +107,10 @@ class MemoryPlan:
         if wanted <= available:
             return None
         return (
-            f"a tight fit: all of this may take {gib(wanted)}, and {gib(available)} are available "
-            f"now; for the other {gib(wanted - available)} the system will compress or swap what "
-            "other programs hold: end some, lower --kv-budget or serve a smaller model"
+            f"a tight fit: this takes {gib(self.demand.fixed_bytes)}, and with all of K and V "
+            f"{gib(wanted)}, and {gib(available)} are available now; for the other "
+            f"{gib(wanted - available)} the system will compress or swap what other programs hold: "
+            "end some, lower --kv-budget or serve a smaller model"
         )
 
     def lines(self) -> list[str]:
