@@ -1,13 +1,18 @@
 """uvicorn's server, which ends with its engine, and drains before it ends."""
 
+import signal
+import socket
 from types import FrameType
 
 import structlog
 import uvicorn
 
 from engine.client import EngineClient
+from server.config import Config
 from server.drain import Drain
-from server.http import GuardedServer
+from server.http import LISTEN_BACKLOG, GuardedServer, http_config
+from server.listener import listen_on
+from server.service import Service
 
 log = structlog.get_logger("quire")
 
@@ -41,3 +46,20 @@ class DrainedServer(GuardedServer):
         log.info(f"ending{running if self._drain.answering else ''}")
         await self._drain.finish(self._client, self._drain_s)
         return True
+
+
+def listen(settings: Config, service: Service, listener: socket.socket) -> None:
+    """Serves until told to end, or until the engine has failed. Raises SettingError."""
+    config = http_config(settings, service)
+    drain_s = settings.server.drain_s
+    server = DrainedServer(config, service.client, service.drain, drain_s)
+    # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
+    # work, and the process ends with 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    listen_on(listener, LISTEN_BACKLOG)
+    host, port = listener.getsockname()[:2]
+    log.info(
+        f"serving {service.model.id} on http://{host}:{port}", max_model_len=service.max_model_len
+    )
+    server.run(sockets=[listener])
