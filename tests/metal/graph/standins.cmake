@@ -35,3 +35,5 @@ target_link_libraries(_ext PRIVATE standin)
 
 nanobind_add_module(_standin NB_STATIC NB_DOMAIN mlx ${graph}/module.cpp)
 target_link_libraries(_standin PRIVATE standin)
+
+include(${metal_tests}/darwin/mac_memory.cmake)
