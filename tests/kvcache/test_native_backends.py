@@ -226,7 +226,7 @@ def test_a_refused_mapping_ahead_is_weather_and_serving_goes_on() -> None:
         import metal_ext
         from kvcache.native_backends import dense_backend
         from kvcache.layout import KVShape, dense_layout
-        group = dense_layout(KVShape(2, 1, 64, 4), max_tokens=2**16, system_page_bytes=4096).group
+        group = dense_layout(KVShape(2, 1, 64, 4), max_tokens=2**16, system_page_bytes=16384).group
         backend = dense_backend(group, metal_ext.CpuWorkers(1))
         assert backend.add_heap() and backend.add_buffer()
         assert backend.wait(backend.release(0, 0, 1), 30.0)  # the mapper's thread runs

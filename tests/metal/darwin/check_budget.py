@@ -33,7 +33,7 @@ def plan_of(product: Product, mac: Mac, figures: Path, model: Path) -> int:
     raise AssertionError(line)
 
 
-@pytest.mark.parametrize(("mac", "name"), zip(MACS, MODELS, strict=True), ids=str)
+@pytest.mark.parametrize(("mac", "name"), [*zip(MACS, MODELS, strict=True)], ids=str)
 def test_a_model_that_fits_the_working_set_is_served(
     product: Product, mac: Mac, name: str, figures: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """A Mac whose memory macOS calls short ("warning", as with any larger model) works on.
 
-Nothing of what the GPU's cache holds can be given back, so that giving up company and prefixes would
-help nobody.
+Nothing of what the GPU's cache holds can be given back: giving up company and prefixes would help
+nobody.
 """
 
 import asyncio

@@ -54,19 +54,29 @@ def choose(core: ModuleType) -> None:
         setattr(core, name, of_the_cpu(getattr(core, name)))
 
 
-def begin(metal_ext: ModuleType) -> None:
-    """quire's extension is there: the computer gets its GPU, and operations look at the device."""
-    from tests.metal.graph import _standin
-
-    _standin.start(1, set((FOLDER / "lacks").read_text().splitlines()))
-    Gpu.take_mistakes = _standin.take_mistakes
-    atexit.register(tell_mistakes)
-    os.register_at_fork(after_in_child=forget_device)  # a forked child has no thread of its
+def guard(metal_ext: ModuleType) -> None:
+    """quire's extension is there: its operations look at the device."""
     for name, operation in list(vars(metal_ext).items()):
         if type(operation).__name__ == "nb_func" and name not in WITHOUT_STREAM:
             setattr(metal_ext, name, on_its_device(name, operation, metal_ext.MetalSubstrate))
     said = metal_ext.metal_capabilities
-    metal_ext.metal_capabilities = lambda: said() | figures()  # type: ignore[attr-defined]
+
+    def metal_capabilities() -> dict[str, Any]:
+        begin()
+        return {**said(), **figures()}
+
+    metal_ext.metal_capabilities = metal_capabilities  # type: ignore[attr-defined]
+
+
+def begin(_: ModuleType | None = None) -> None:
+    """The computer gets its GPU. Not before somebody asks: the fake one watches for signals."""
+    from tests.metal.graph import _standin
+
+    if Gpu.take_mistakes is None:
+        _standin.start(1, set((FOLDER / "lacks").read_text().splitlines()))
+        Gpu.take_mistakes = _standin.take_mistakes
+        atexit.register(tell_mistakes)
+        os.register_at_fork(after_in_child=forget_device)  # a forked child has no thread of its
 
 
 def on_its_device(name: str, operation: Callable[..., Any], substrate: type) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -132,30 +132,37 @@ class Translation(ast.NodeTransformer):
         return node
 
 
+def translation() -> Translation:
+    """That of this process."""
+    begin = "darwins_"
+    return Translation([n.removeprefix(begin) for n in sys.modules if n.startswith(begin)])
+
+
 class OurLoader(SourceFileLoader):
     """Loads what the translation makes of a file. PYTHONPYCACHEPREFIX keeps its bytecode apart."""
-
-    translation: Translation
 
     def source_to_code(  # type: ignore[override]
         self, data: Any, path: Any, *, _optimize: int = -1
     ) -> Any:
         """Compile it."""
         if isinstance(data, bytes):
-            data = self.translation.visit(ast.parse(data, path))
+            data = translation().visit(ast.parse(data, path))
         return super().source_to_code(data, path, _optimize=_optimize)
 
 
 class OurFinder(MetaPathFinder):
     """Finds modules of ours, and tells what others have been loaded."""
 
-    def __init__(self, after: dict[str, Callable[[ModuleType], None]]) -> None:
+    def __init__(self, after: dict[str, str]) -> None:
+        """after: what gpu.py does when a module has been loaded."""
         self._after = after
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Look where everybody looks."""
+        if name == "metal_ext":
+            path = [os.environ["DARWIN_EXTENSION"]]  # before its sources, wherever we are
         ours = name.partition(".")[0] in OURS and not name.startswith(NOT_OURS)
         if not ours and name not in self._after:
             return None
@@ -168,12 +175,12 @@ class OurFinder(MetaPathFinder):
             self._tell(spec.loader, self._after[name])
         return spec
 
-    def _tell(self, loader: Any, after: Callable[[ModuleType], None]) -> None:
+    def _tell(self, loader: Any, what: str) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            after(module)
+            tell_gpu(what, module)
 
         loader.exec_module = exec_module
 
@@ -186,15 +193,10 @@ def take_on() -> None:
     give_resource_infinity()
     found = stand_ins()
     sys.modules.update({f"darwins_{name}": module for name, module in found.items()})
-    OurLoader.translation = Translation(tuple(found))
-    sys.meta_path.insert(0, OurFinder({"mlx.core": has_gpu, "metal_ext": finds_gpu}))
+    after = {"mlx.core": "choose", "metal_ext": "guard", "kvcache.metal_backend": "begin"}
+    sys.meta_path.insert(0, OurFinder(after))
 
 
-def has_gpu(core: ModuleType) -> None:
-    """MLX has been loaded."""
-    importlib.import_module(GPU).choose(core)
-
-
-def finds_gpu(metal_ext: ModuleType) -> None:
-    """quire's extension has been loaded."""
-    importlib.import_module(GPU).begin(metal_ext)
+def tell_gpu(what: str, module: ModuleType) -> None:
+    """A module has been loaded that the GPU has to do with."""
+    getattr(importlib.import_module(GPU), what)(module)

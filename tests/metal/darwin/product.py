@@ -35,8 +35,7 @@ class Product:
     def command(self, mac: Mac, figures: Path, program: str) -> list[str]:
         """What starts a program of the environment on that Mac."""
         environment = self.environment(figures)
-        # Not in a checkout: `python -m` would find the extension's sources there.
-        begin = f'cd {figures} && ulimit -Sn 256 && ulimit -Hn {mac.hard_limit} && exec env "$@"'
+        begin = f'ulimit -Sn 256 && ulimit -Hn {mac.hard_limit} && exec env "$@"'
         settings = [f"{name}={value}" for name, value in environment.items()]
         return ["sh", "-c", begin, "sh", *settings, str(self.bin / program)]
 
@@ -45,11 +44,12 @@ class Product:
         (site,) = self.bin.parent.glob("lib/python3*/site-packages")
         libraries = (self.build / "cmake", site / "mlx/lib", site / "scipy_openblas32/lib")
         return {
+            "DARWIN_EXTENSION": str(self.build / "mac"),
             "DARWIN_FIGURES": str(figures),
             "HOME": str(figures),
             "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
             "LD_PRELOAD": str(BUILD / "libdarwin.so"),
-            "PYTHONPATH": ":".join(map(str, (RUNG / "site", self.build / "mac", self.folder))),
+            "PYTHONPATH": ":".join(map(str, (RUNG / "site", self.folder))),
             "PYTHONPYCACHEPREFIX": str(BUILD / f"pycache-{digest()}"),
         }
 
@@ -58,7 +58,7 @@ class Product:
         there = self.build / "mac" / "metal_ext"
         shutil.rmtree(there, ignore_errors=True)
         there.mkdir(parents=True)
-        for source in (self.folder / "metal_ext").glob("*.py"):
+        for source in (self.folder / "metal_ext").glob("*.py*"):
             shutil.copy(source, there)
         shutil.copy(self.build / "cmake" / "_ext_mac.so", there / "_ext.so")
 

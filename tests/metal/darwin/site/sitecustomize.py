@@ -1,5 +1,6 @@
 """Makes a Mac's process of this one, before anything of quire is imported."""
 
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -8,5 +9,6 @@ _spec = spec_from_file_location("darwins_personality", Path(__file__).parents[1]
 assert _spec is not None
 assert _spec.loader is not None
 _personality = module_from_spec(_spec)
+sys.modules[_spec.name] = _personality
 _spec.loader.exec_module(_personality)
 _personality.take_on()
