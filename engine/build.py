@@ -91,11 +91,11 @@ def plan_engine(
     shape = kv_shape(config, checkpoint, substrate)
     if checkpoint.embeds:
         config = replace(config, grammar_bytes=0)
-    demand = memory_demand(checkpoint, config, machine, shape, substrate)
-    usable = demand.usable_bytes
+    usable = machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
     arithmetic = choose_arithmetic(
         checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, asked=config.arithmetic
     )
+    demand = memory_demand(checkpoint, config, machine, shape, substrate, arithmetic.itemsize)
     demand = replace(demand, weights_bytes=arithmetic.weights_bytes)
     # Who names a budget of K and V may take what would be left to others.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
@@ -130,7 +130,7 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int) -> str:
             hint = f"in MLX's 4 bits its weights would take {gib(packed)}, and fit"
         else:
             hint = f"in MLX's 4 bits its weights would still take {gib(packed)}: {hint}"
-    if demand.fixed_bytes < min(demand.machine_bytes, demand.available_bytes):
+    if demand.fixed_bytes < replace(demand, headroom_bytes=0).usable_bytes:
         hint += f"; or lower --headroom, which is {gib(demand.headroom_bytes)}"
     return (
         f"the weights alone take {gib(demand.weights_bytes)}, of {gib(room)} that are usable here, "

@@ -12,6 +12,7 @@ from engine.flight import Flights
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import Abort, Look, Message, Pressure
 from engine.model_trial import TRIAL_ID, ModelTrial
+from engine.pressure import PressureLevel
 from engine.scheduler import Scheduler
 from engine.step_plan import StepRunner
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
@@ -220,19 +221,23 @@ class EngineLoop:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:
             self._stats_at = now
-            if self._scheduler.holds_back:
+            if self._scheduler.holds_back and self._kv.gives_back:
                 self._kv.drop_prefixes()
             self.stats = self._snapshot()
 
     def _heed(self, level: int) -> None:
         """The system is short of memory, or no longer: what nobody uses goes back as long as it is,
-        and nobody comes in beside those that run."""
-        short = level > 0
-        self._scheduler.holds_back = short
-        self._kv.short_of_memory = short
-        if short:
+        and nobody comes in beside those that run. Where nothing goes back, a warning ends neither
+        prefixes nor company: that would help nobody, and a Mac that holds a model is rarely without
+        one."""
+        least = PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL
+        self._scheduler.holds_back = level >= least
+        self._kv.heed(short=level > PressureLevel.NORMAL)
+        if not self._scheduler.holds_back:
+            return
+        if self._kv.gives_back:
             self._kv.drop_prefixes()
-            self._runner.free_cache()
+        self._runner.free_cache()
 
     def _give_back(self, idle_s: float) -> None:
         """What an engine without work does after a while."""

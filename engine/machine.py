@@ -13,8 +13,22 @@ from engine.control_groups import (
     memory_of_groups,
     processors_of_groups,
 )
+from engine.pressure import Sysctl, read_sysctl
+from kvcache.memory_budget import usable_bytes
 
 MAX_THREADS = 256
+# What is left to other programs where nobody says how much: one part in so many of a machine's
+# memory; so much of a GPU's working set, which leaves them a quarter or a third of it already.
+HEADROOM_PART = 5
+GPU_HEADROOM_BYTES = 3 * 1024**3 // 2
+# Pages of macOS that can be had without compressing or swapping anybody's memory: free ones, those
+# of files, and those that their owners have given up (bsd/vm/vm_unix.c of XNU). It is what Activity
+# Monitor does not call used.
+MACOS_AVAILABLE = (
+    b"vm.page_free_count",
+    b"vm.page_pageable_external_count",
+    b"vm.page_purgeable_count",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +39,49 @@ class MachineMemory:
     available_bytes: int
     max_buffer_bytes: int | None = None
     """The largest allocation of the GPU; None on a CPU."""
+    on_gpu: bool = False
+    """Whether it is what a GPU may use."""
+
+    def headroom_bytes(self, asked: int | None) -> int:
+        """What is left to other programs: as configured, or what is usual."""
+        usual = GPU_HEADROOM_BYTES if self.on_gpu else self.total_bytes // HEADROOM_PART
+        return usual if asked is None else asked
+
+    def usable_bytes(self, headroom_bytes: int) -> int:
+        """What we may use in all."""
+        return usable_bytes(
+            self.total_bytes, self.available_bytes, headroom_bytes, on_gpu=self.on_gpu
+        )
 
 
-def machine_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> MachineMemory:
+def machine_memory(
+    groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP, sysctl: Sysctl = read_sysctl
+) -> MachineMemory:
     """The machine's memory, or the container's where that is less.
 
     Shared memory is charged to a control group like any other: beyond its limit the process is
     killed.
     """
     memory = psutil.virtual_memory()
-    total, available = memory.total, memory.available
+    total, available = memory.total, macos_available_bytes(sysctl)
+    if available is None:
+        available = memory.available
     for group in memory_of_groups(groups, own):
         left = group.limit_bytes - group.used_bytes + group.reclaimable_bytes
         total = min(total, group.limit_bytes)
         available = min(available, max(0, left))
     return MachineMemory(total, available)
+
+
+def macos_available_bytes(sysctl: Sysctl) -> int | None:
+    """What macOS could give without taking it from a program; None where the system is another.
+
+    psutil counts free and inactive pages there: some of these are memory of programs, and pages of
+    files that were read lately are missing.
+    """
+    counts = [sysctl(name) for name in MACOS_AVAILABLE]
+    pages = [count for count in counts if count is not None]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE") if len(pages) == len(counts) else None
 
 
 def gpu_memory(
@@ -48,12 +90,7 @@ def gpu_memory(
     """What a GPU may use of the machine's memory: the working set that its driver recommends."""
     total = min(machine.total_bytes, working_set_bytes)
     available = min(machine.available_bytes, working_set_bytes)
-    return MachineMemory(total, available, max_buffer_bytes)
-
-
-def headroom_bytes(asked: int | None, total_bytes: int) -> int:
-    """What is left to other programs: as configured, or a fifth of the memory."""
-    return total_bytes // 5 if asked is None else asked
+    return MachineMemory(total, available, max_buffer_bytes, on_gpu=True)
 
 
 def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:

@@ -1,7 +1,7 @@
 """What serving a model asks of a machine's memory. Serving and planning ask here, both."""
 
 from engine.config import EngineConfig
-from engine.machine import MachineMemory, headroom_bytes
+from engine.machine import MachineMemory
 from engine.model_config import Dimensions
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from kvcache.layout import KVShape
@@ -15,19 +15,22 @@ def memory_demand(
     machine: MachineMemory,
     shape: KVShape,
     substrate: Substrate,
+    itemsize: int,
 ) -> MemoryDemand:
-    """All but the weights, which are chosen by what this leaves to them.
+    """All but the weights.
 
-    machine: what the processor that computes may use. shape: of K and V.
+    machine: what the processor that computes may use. shape: of K and V. itemsize: bytes of a
+    number that the model computes with.
     """
-    activations = activation_bytes(model, config)
+    activations = activation_bytes(model, config, itemsize)
     attention = attention_scratch_bytes(model, config, shape, substrate)
     return MemoryDemand(
         machine_bytes=machine.total_bytes,
         available_bytes=machine.available_bytes,
-        headroom_bytes=headroom_bytes(config.headroom_bytes, machine.total_bytes),
+        headroom_bytes=machine.headroom_bytes(config.headroom_bytes),
         weights_bytes=0,
         activation_bytes=activations + attention,
         mlx_cache_bytes=config.mlx_cache_bytes,
         grammar_bytes=config.grammar_bytes,
+        on_gpu=machine.on_gpu,
     )

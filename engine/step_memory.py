@@ -18,10 +18,11 @@ SPLIT_TOKENS = 256
 GATHERED_LAYERS = 2
 
 
-def activation_bytes(model: Dimensions, config: EngineConfig) -> int:
-    """An upper bound of what one step computes with, in float32; attention's own aside.
+def activation_bytes(model: Dimensions, config: EngineConfig, itemsize: int) -> int:
+    """An upper bound of what one step computes with; attention's own aside.
 
-    Where an operation takes a whole MLP, it computes with less: with 256 rows at a time.
+    itemsize: bytes of a number of the hidden state; logits are widened to float32. Where an
+    operation takes a whole MLP, it computes with less: with 256 rows at a time.
     """
     heads = model.query_heads + 2 * model.kv_heads
     per_token = (
@@ -29,8 +30,8 @@ def activation_bytes(model: Dimensions, config: EngineConfig) -> int:
     )
     per_row = LOGIT_COPIES * model.vocab_size
     rows = max(config.max_num_seqs, SCORED_ROWS_AT_ONCE)
-    floats = config.max_num_batched_tokens * per_token + rows * per_row
-    return floats * FLOAT32_BYTES
+    hidden = config.max_num_batched_tokens * per_token * itemsize
+    return hidden + rows * per_row * FLOAT32_BYTES
 
 
 def attention_scratch_bytes(

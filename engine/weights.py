@@ -47,6 +47,8 @@ class ArithmeticChoice:
     arithmetic: Arithmetic
     weights_bytes: int
     reason: str
+    itemsize: int
+    """Bytes of a number between two layers."""
 
 
 def choose_arithmetic(
@@ -81,7 +83,18 @@ def choose_arithmetic(
     else:
         chosen = Arithmetic.QUANTIZED_FLOAT32
         reason = "unpacked to float32 the weights would not fit into memory"
-    return ArithmeticChoice(chosen, sizes[chosen], reason)
+    itemsize = compute_itemsize(checkpoint.dtype, chosen, on_gpu=on_gpu)
+    return ArithmeticChoice(chosen, sizes[chosen], reason, itemsize)
+
+
+def compute_itemsize(dtype: str, arithmetic: Arithmetic, *, on_gpu: bool) -> int:
+    """Bytes of a number between two layers: those of what is stored on a GPU, which multiplies
+    that; float32's on a CPU, whose kernels sum in it.
+
+    dtype: of the checkpoint's numbers, as safetensors calls it.
+    """
+    narrow = on_gpu and arithmetic is Arithmetic.STORED and dtype != "F32"
+    return 2 if narrow else FLOAT32_BYTES
 
 
 def load_qwen3(

@@ -15,6 +15,9 @@ from kvcache.sparse_heap import BlockRef, BlockState
 MAP_AHEAD_TOKENS = 8
 # Memory goes back on the thread that also maps ahead: 40 ms of its time.
 BYTES_RETURNED_AT_ONCE = 256 * 1024**2
+# Of the heaps that the budget allows: where heaps are to be spared and so many are made, prefixes
+# that nobody uses make room before the next one is.
+SPARED_HEAPS_RATIO = 0.5
 
 
 class BlockSupply:
@@ -32,6 +35,10 @@ class BlockSupply:
         self._has_waited = False
         self.waits = 0
         """Steps that had to wait for a mapping."""
+        self.keeps_slack = True
+        """Whether memory of free blocks is kept for the next sequences, beyond one heap."""
+        self.spares_heaps = False
+        """Whether heaps are made for those alone that run: what is made can never be given back."""
 
     @property
     def unpromised_blocks(self) -> int:
@@ -103,7 +110,9 @@ class BlockSupply:
         """Gives memory of free blocks back beyond the slack, or a heap; but of none that is
         promised."""
         promised_bytes = self._outstanding * self._group.block_bytes
-        slack_bytes = max(slack_bytes, self._group.heap_bytes) + promised_bytes
+        slack_bytes = (
+            max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes) + promised_bytes
+        )
         at_once = max(BYTES_RETURNED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
         at_once -= self._pool.count(BlockState.RETURNING)
         self._pool.trim(slack_bytes, min(self.unpromised_blocks, at_once))
@@ -123,10 +132,22 @@ class BlockSupply:
         there are not enough."""
         blocks = sequence.buffer.table.blocks
         after = blocks[-1] if blocks else None
+        if self.spares_heaps:
+            self._spare_a_heap(count)
         while (taken := self._pool.allocate(count, after)) is None:
             if not self._prefixes.evict():
                 return None
         return taken
+
+    def _spare_a_heap(self, count: int) -> None:
+        """Evicts prefixes that nobody uses, where the heaps that are there then have ``count`` free
+        blocks."""
+        made = self._pool.num_heaps * self._group.blocks_per_heap
+        missing = count - self._pool.count(BlockState.FREE)
+        is_large = made >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
+        if is_large and missing <= self._pool.count(BlockState.CACHED):
+            for _ in range(missing):
+                self._prefixes.evict()
 
     @contextmanager
     def _keeping_count_of(self, sequence: CachedSequence) -> Iterator[None]:

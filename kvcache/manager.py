@@ -30,12 +30,7 @@ class KVCacheManager:
     """Keeps sequences, buffers and blocks together. Engine thread only."""
 
     def __init__(
-        self,
-        layout: KVLayout,
-        backend: PageBackend,
-        limits: CacheLimits,
-        *,
-        identity: bytes,
+        self, layout: KVLayout, backend: PageBackend, limits: CacheLimits, *, identity: bytes
     ) -> None:
         """identity: of the model; what one model computed is never shared with another."""
         self._group = layout.group
@@ -57,8 +52,8 @@ class KVCacheManager:
         self._tokens = CacheTokens(len(self._layers))
         self._open: dict[int, CachedSequence] = {}
         self._closed: list[ClosedSequence] = []
-        self.short_of_memory = False
-        """Whether free memory goes back at once, but for one heap, instead of being kept."""
+        self.gives_back = backend.releases is not Releases.NOTHING
+        """Whether memory goes back to the system before the process ends."""
         self._issued_epoch = self._completed_epoch = 0
 
     # --- the scheduler's side: joining ----------------------------------------------------------
@@ -220,7 +215,7 @@ class KVCacheManager:
         # cache would seem to recover for ever.
         changed = (self._completed_epoch, len(self._closed)) != before
         if changed and self._backend.releases is not Releases.IDLE:
-            self._supply.trim(0 if self.short_of_memory else self._limits.free_slack_bytes)
+            self._supply.trim(self._limits.free_slack_bytes)
 
     def idle(self) -> None:
         """Nothing runs or waits: memory of free blocks goes back, but for one heap."""
@@ -234,7 +229,12 @@ class KVCacheManager:
                 break
         runs = self._open or self._completed_epoch < self._issued_epoch
         if not runs or self._backend.releases is not Releases.IDLE:
-            self._supply.trim(0 if self.short_of_memory else self._limits.free_slack_bytes)
+            self._supply.trim(self._limits.free_slack_bytes)
+
+    def heed(self, *, short: bool) -> None:
+        """Whether the system is short of memory."""
+        self._supply.keeps_slack = not short
+        self._supply.spares_heaps = short and not self.gives_back
 
     def shut_down(self) -> bool:
         """The ordered end: nothing may be called afterwards. False where the device did not answer:

@@ -4,6 +4,10 @@ The sum is exact and made once, at start::
 
     machine - headroom (for other programs) - weights - activations - MLX's cache - grammars
         = K and V
+
+On a CPU, what nobody uses now limits it as well: beyond that a container is killed. On a GPU the
+machine is its working set, for which macOS compresses what others have: memory always looks full
+there.
 """
 
 from dataclasses import dataclass
@@ -23,6 +27,8 @@ MIB = 1024**2
 # A dense buffer is charged in full: the context is shortened so that all sequences get one, but not
 # below this many tokens; then there are fewer sequences.
 DENSE_MIN_CONTEXT_TOKENS = 4096
+# A cache that holds less of one sequence than a short conversation is refused, unless asked for.
+SMALLEST_CONTEXT_TOKENS = 2048
 
 
 class BudgetError(ValueError):
@@ -44,6 +50,8 @@ class MemoryDemand:
     mlx_cache_bytes: int
     grammar_bytes: int = 0
     """Of the forms of answers, compiled."""
+    on_gpu: bool = False
+    """Whether the memory is a GPU's working set."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -54,7 +62,9 @@ class MemoryDemand:
     @property
     def usable_bytes(self) -> int:
         """What we may use in all."""
-        return min(self.machine_bytes - self.headroom_bytes, self.available_bytes)
+        return usable_bytes(
+            self.machine_bytes, self.available_bytes, self.headroom_bytes, on_gpu=self.on_gpu
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +99,26 @@ class MemoryPlan:
     note: str | None = None
     """What else limits them, as a sentence."""
 
+    @property
+    def warning(self) -> str | None:
+        """What is tight about it, as a sentence; None where nothing is."""
+        wanted = self.demand.fixed_bytes + self.kv_budget_bytes
+        available = self.demand.available_bytes
+        if wanted <= available:
+            return None
+        return (
+            f"a tight fit: this takes {gib(self.demand.fixed_bytes)}, and with all of K and V "
+            f"{gib(wanted)}, and {gib(available)} are available now; for the other "
+            f"{gib(wanted - available)} the system will compress or swap what other programs hold: "
+            "end some, lower --kv-budget or serve a smaller model"
+        )
+
     def lines(self) -> list[str]:
         """The sum as a person reads it."""
         demand, group = self.demand, self.layout.group
+        memory = "working set of the GPU" if demand.on_gpu else "memory of this machine"
         sizes = [
-            ("memory of this machine", demand.machine_bytes),
+            (memory, demand.machine_bytes),
             ("  available now", demand.available_bytes),
             ("  headroom for other programs", demand.headroom_bytes),
             ("usable", demand.usable_bytes),
@@ -146,7 +171,10 @@ def fit(
         raise BudgetError(
             f"max_model_len is {asked} tokens, but the model knows only {model_max_len} positions"
         )
-    budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len)
+    smallest = asked or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
+    if asked is None and request.kv_budget_bytes is not None:
+        smallest = 1  # whoever names a budget may have as little as he likes
+    budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len, smallest)
     arena = request.largest_arena
     clamped = arena is not None and budget > arena
     budget = min(budget, budget if arena is None else arena)
@@ -160,17 +188,17 @@ def fit(
     group = layout.group
     heaps = budget // group.heap_bytes
     capacity = heaps * group.blocks_per_heap * group.tokens_per_block
-    if asked is None and 0 < capacity < max_len:
-        max_len = capacity
-        layout = _layout(request, shape, max_len, budget, system_page_bytes)
-    elif capacity < max_len:
-        needed = group.blocks_for(max_len) * group.block_bytes
+    if capacity < smallest:
+        needed = group.blocks_for(smallest) * group.block_bytes
         raise BudgetError(
-            f"one sequence of {max_len} tokens needs {gib(needed)} of K and V, but the KV budget "
+            f"one sequence of {smallest} tokens needs {gib(needed)} of K and V, but the KV budget "
             f"of {gib(budget)} holds {capacity} tokens in whole heaps of {gib(group.heap_bytes)}: "
             + ("the device allocates no more at once: " if clamped else "raise --kv-budget or ")
             + "lower --max-model-len"
         )
+    if capacity < max_len:
+        max_len = capacity
+        layout = _layout(request, shape, max_len, budget, system_page_bytes)
     sequences = min(request.max_num_seqs, heaps * group.blocks_per_heap)
     heaps = heaps if arena is None else sequences  # the arena has a slice for each, and no more
     note = None
@@ -182,10 +210,19 @@ def fit(
     return MemoryPlan(demand, layout, heaps * group.heap_bytes, max_len, sequences, note)
 
 
-def _kv_budget(
-    demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, longest: int
+def usable_bytes(
+    machine_bytes: int, available_bytes: int, headroom_bytes: int, *, on_gpu: bool
 ) -> int:
-    """Bytes for K and V, not yet whole heaps."""
+    """What we may use of a machine, or of a GPU's working set."""
+    left = machine_bytes - headroom_bytes
+    return left if on_gpu else min(left, available_bytes)
+
+
+def _kv_budget(
+    demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, longest: int, smallest: int
+) -> int:
+    """Bytes for K and V, not yet whole heaps. longest, smallest: tokens of the longest sequence,
+    and of one that must fit."""
     asked = request.kv_budget_bytes
     if asked is not None:
         room = demand.machine_bytes - demand.fixed_bytes
@@ -197,12 +234,15 @@ def _kv_budget(
             )
         return asked
     left = demand.usable_bytes - demand.fixed_bytes
-    if left < bytes_per_token:
+    if left < smallest * bytes_per_token:
         raise BudgetError(
-            f"nothing is left for K and V: of {gib(demand.usable_bytes)} usable, weights take "
-            f"{gib(demand.weights_bytes)}, activations {gib(demand.activation_bytes)} and MLX's "
-            f"cache {gib(demand.mlx_cache_bytes)}: serve a smaller model, lower "
-            "--max-num-batched-tokens or lower --headroom"
+            f"{gib(left) if left > 0 else 'nothing'} is left for K and V, and one sequence of "
+            f"{smallest} tokens needs {gib(smallest * bytes_per_token)}: of "
+            f"{gib(demand.usable_bytes)} usable, weights take {gib(demand.weights_bytes)}, "
+            f"activations {gib(demand.activation_bytes)}, MLX's cache "
+            f"{gib(demand.mlx_cache_bytes)} and compiled grammars {gib(demand.grammar_bytes)}: "
+            "serve a smaller model, lower --max-model-len, --max-num-batched-tokens or --headroom "
+            f"({gib(demand.headroom_bytes)} now), or take it from others with --kv-budget"
         )
     # More than every sequence at full length can never be used; a heap more covers the rounding.
     most = request.max_num_seqs * longest * bytes_per_token

@@ -186,6 +186,8 @@ def read_model(name: str, settings: Config) -> ModelFiles:
             engine_plan = make_plan(settings, read_checkpoint(folder, embeds=embeds))
     for line in engine_plan.lines():
         log.info(line)
+    if tight := engine_plan.memory.warning:
+        log.warning(tight)
     return ModelFiles(engine_plan, tokenizer, served)
 
 

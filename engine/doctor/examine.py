@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine.doctor.report import DoctorReport, Examination, Extension
-from engine.machine import gpu_memory, headroom_bytes, machine_memory
+from engine.machine import gpu_memory, machine_memory
 from kvcache.canary import stamp
 from kvcache.canary.machine import installed_mlx, this_machine
 from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, run_child, run_trial
@@ -59,7 +59,7 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
         extension=extension,
         device=device,
         memory=memory,
-        headroom_bytes=headroom_bytes(wishes.headroom_bytes, memory.total_bytes),
+        headroom_bytes=memory.headroom_bytes(wishes.headroom_bytes),
         examinations=tuple(found.values()),
         chosen=chosen,
         reasons=reasons,

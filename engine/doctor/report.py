@@ -104,8 +104,7 @@ class DoctorReport:
     @property
     def usable_bytes(self) -> int:
         """What weights, activations and K and V may have together."""
-        left = self.memory.total_bytes - self.headroom_bytes
-        return max(0, min(left, self.memory.available_bytes))
+        return max(0, self.memory.usable_bytes(self.headroom_bytes))
 
     def as_json(self) -> dict[str, Any]:
         """One object; ``SCHEMA`` says what its fields mean."""

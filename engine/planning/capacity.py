@@ -29,8 +29,9 @@ from engine.planning.simulator import (
     SimulationReport,
     random_arrivals,
 )
+from engine.weights import Arithmetic, compute_itemsize
 from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
-from kvcache.memory_budget import MemoryDemand
+from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, MemoryDemand
 from kvcache.substrates import Substrate
 
 CHUNK_TOKENS = 256
@@ -82,6 +83,8 @@ class Fit:
 
     weights: Packing
     kv_budget_bytes: int
+    tokens: int
+    """Of K and V, in whole heaps of quire's own; 0 where it would not serve."""
     whole_context: tuple[int, ...]
     mean_length: tuple[int, ...]
 
@@ -137,12 +140,15 @@ def plan_capacity(
     """
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
+    machine = MachineMemory(memory_bytes, memory_bytes)
+    arithmetic = config.arithmetic or Arithmetic.STORED
     demand = memory_demand(
         shape,
         replace(config, max_model_len=context),
-        gpu_memory(MachineMemory(memory_bytes, memory_bytes), working_set_bytes),
+        gpu_memory(machine, working_set_bytes) if device.on_gpu else machine,
         kv_shape(shape),
         Substrate.SPARSE if device.on_gpu else Substrate.POSIX,
+        compute_itemsize("BF16", arithmetic, on_gpu=device.on_gpu),
     )
     allocations = allocations_of(shape, device, context, config)
     arrivals = random_arrivals(
@@ -226,9 +232,12 @@ def _fit(
     context: int,
     mean_tokens: int,
 ) -> Fit:
+    own = allocations[-1].layout.group
+    tokens = budget // own.heap_bytes * own.blocks_per_heap * own.tokens_per_block
     return Fit(
         weights,
         budget,
+        tokens if tokens >= min(SMALLEST_CONTEXT_TOKENS, context) else 0,
         tuple(allocation.fit(budget, context) for allocation in allocations),
         tuple(allocation.fit(budget, mean_tokens) for allocation in allocations),
     )

@@ -102,9 +102,11 @@ def _on_this_machine(settings: Config, folder: Path) -> str:
     with faults_of_the_model():
         checkpoint = read_checkpoint(folder)
     try:
-        return "\n".join(make_plan(settings, checkpoint).lines())
+        plan = make_plan(settings, checkpoint)
     except SettingError as error:
         return f"This machine cannot serve it: {error}"
+    tight = plan.memory.warning
+    return "\n".join([*plan.lines(), *([] if tight is None else [tight])])
 
 
 def _draw(report: CapacityReport, wishes: PlanWishes) -> list[str]:

@@ -152,19 +152,21 @@ def _fits(report: CapacityReport) -> Iterator[str]:
     yield "How many sequences fit"
     yield from note(
         f"At {report.context} tokens each, and at {report.mean_tokens} each (the mean of the "
-        "crowd below) by how their K and V are allocated."
+        "crowd below) by how their K and V are allocated. Tokens are those of all sequences "
+        "together; weights are refused that leave too few for a short conversation."
     )
     rows = [
         (
             fit.weights.name,
             gib(fit.kv_budget_bytes),
+            str(fit.tokens or "refused"),
             str(fit.whole_context[-1]),
             *map(str, fit.mean_length),
         )
         for fit in report.fits
     ]
     names = [f"{report.mean_tokens}: {a.name}" for a in report.allocations]
-    yield from table(("weights", "room (GiB)", f"{report.context} each", *names), rows)
+    yield from table(("weights", "room (GiB)", "tokens", f"{report.context} each", *names), rows)
 
 
 def _crowd(report: CapacityReport) -> Iterator[str]:
@@ -208,15 +210,19 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
 def _advice(report: CapacityReport) -> Iterator[str]:
     """Which quantisation to pick, of those that quire can serve."""
     asked = f"For {gib(report.memory_bytes)} GiB and {report.context} tokens:"
-    served = [step for step in report.steps if step.resident.kv is BF16 and step.contexts]
+    served = [fit for fit in report.fits if fit.whole_context[-1]]
     if not served:
+        shorter = [
+            f"{fit.tokens} tokens with {fit.weights.name}" for fit in report.fits if fit.tokens
+        ]
+        instead = f"context ({', '.join(shorter)})" if shorter else "model"
         yield from prose(
-            f"{asked} no weights leave room for one sequence; take a smaller model or context."
+            f"{asked} no weights leave room for one sequence; take a smaller {instead}."
         )
         return
-    counts = [f"{step.contexts} with {step.resident.weights.name}" for step in served]
+    counts = [f"{fit.whole_context[-1]} with {fit.weights.name}" for fit in served]
     yield from prose(
-        f"{asked} {served[0].resident.weights.name} weights are the widest that fit. Sequences of "
+        f"{asked} {served[0].weights.name} weights are the widest that fit. Sequences of "
         f"full length at once: {', '.join(counts)}."
     )
 

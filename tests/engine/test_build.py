@@ -45,7 +45,7 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
     attention = attention_scratch_bytes(
         checkpoint, config, kv_shape(config, checkpoint, Substrate.POSIX), Substrate.POSIX
     )
-    expected = activation_bytes(checkpoint, config) + attention
+    expected = activation_bytes(checkpoint, config, 4) + attention
     assert plan.memory.demand.activation_bytes == expected
 
 

@@ -15,6 +15,7 @@ from engine.client import EngineClient
 from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
+from engine.messages import Pressure
 from engine.types import FinishReason
 from engine.weights import Arithmetic, load_reference
 from kvcache.choice import SubstrateChoice
@@ -34,7 +35,7 @@ SPEC = ModelSpec(
     vocab_size=512,
 )
 KINDS = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
-MACHINE = MachineMemory(1 << 32, 1 << 32, 1 << 30)
+MACHINE = MachineMemory(1 << 32, 1 << 32, 1 << 30, on_gpu=True)
 GPU = replace(
     CONFIG,
     page_bytes=None,
@@ -111,6 +112,38 @@ def test_heaps_stay_however_idle_the_engine_is(device: Device, folder: Path) -> 
     assert stats.committed_bytes == stats.num_heaps * loop._kv._group.heap_bytes
     charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
     assert stats.committed_bytes == charged, "the books say that it is kept"
+
+
+def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
+    device: Device, folder: Path
+) -> None:
+    answers = Answers.empty()
+    loop = metal_loop(folder, Substrate.SPARSE, answers)
+    freed: list[bool] = []
+    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
+    prompt = list(range(300))
+    loop.mailbox.put(greedy(1, prompt, 4))
+    run_dry(loop)
+    freed.clear()  # it has been idle
+    found = loop._scheduler.counters.cached_prompt_tokens
+    evicted = loop._kv.stats().evicted_blocks
+    for level, company in ((1, 3), (2, 1), (0, 3)):
+        loop.mailbox.put(Pressure(level))
+        numbers = range(10 * level + 10, 10 * level + 13)
+        for number in numbers:
+            loop.mailbox.put(greedy(number, [*prompt, number], 8))
+        most = 0
+        while loop.step() or loop._scheduler.num_waiting:
+            most = max(most, loop._scheduler.num_running)
+        assert most == company, level
+        assert len(freed) == (level == 2), "MLX's cache goes back when it is critical"
+        freed.clear()
+        for number in numbers:
+            assert answers.tokens[number] == expected(folder, [*prompt, number], 8)
+    shared = len(prompt) // loop._kv._group.tokens_per_block * loop._kv._group.tokens_per_block
+    assert loop._scheduler.counters.cached_prompt_tokens - found == 9 * shared
+    assert loop._kv.stats().evicted_blocks == evicted
+    loop.close()
 
 
 def test_a_failed_step_is_given_up_and_the_next_request_is_right(

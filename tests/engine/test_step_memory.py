@@ -10,6 +10,7 @@ from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE
 from engine.step_memory import SPLIT_TOKENS, activation_bytes, attention_scratch_bytes
+from engine.weights import Arithmetic
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG
@@ -25,8 +26,8 @@ def checkpoint(tiny_model: Path) -> Checkpoint:
 def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
     checkpoint: Checkpoint,
 ) -> None:
-    def bound(**changes: int) -> int:
-        return activation_bytes(checkpoint, replace(CONFIG, **changes))  # type: ignore[arg-type]
+    def bound(itemsize: int = 4, **changes: int) -> int:
+        return activation_bytes(checkpoint, replace(CONFIG, **changes), itemsize)  # type: ignore[arg-type]
 
     many = SCORED_ROWS_AT_ONCE + 1
     token = 4 * (6 * 64 + 3 * 128 + 4 * (2 + 2) * 32)
@@ -34,6 +35,10 @@ def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
     few = bound(max_num_batched_tokens=1, max_num_seqs=1)
     assert few == token + SCORED_ROWS_AT_ONCE * row
     assert bound(max_num_batched_tokens=3, max_num_seqs=many) == 3 * token + many * row
+    half = bound(2, max_num_batched_tokens=3, max_num_seqs=many)
+    assert half == 3 * token // 2 + many * row, (
+        "logits are float32 whatever the model computes with"
+    )
 
 
 def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
@@ -53,10 +58,17 @@ def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> Non
     assert scratch(Substrate.PAGED) == partials + gathered
     assert scratch(Substrate.SPARSE, max_model_len=1025) == 32 * 5 * 32 * 130 * 4
     config = replace(config, kv_budget_bytes=None)
-    machine = MachineMemory(1 << 36, 1 << 36, 1 << 33)
-    plan = plan_engine(config, wide, machine, SubstrateChoice(Substrate.SPARSE, ()))
-    config_bound = activation_bytes(wide, config)
-    assert plan.memory.demand.activation_bytes == config_bound + partials
+    machine = MachineMemory(1 << 36, 1 << 36, 1 << 33, on_gpu=True)
+    for dtype, asked, itemsize in (
+        ("BF16", None, 2),
+        ("F16", None, 2),
+        ("F32", None, 4),
+        ("BF16", Arithmetic.FLOAT32, 4),
+    ):
+        stored, how = replace(wide, dtype=dtype), replace(config, arithmetic=asked)
+        plan = plan_engine(how, stored, machine, SubstrateChoice(Substrate.SPARSE, ()))
+        bound = activation_bytes(wide, how, itemsize)
+        assert plan.memory.demand.activation_bytes == bound + partials, (dtype, asked)
 
 
 def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> None:

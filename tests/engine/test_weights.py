@@ -31,6 +31,7 @@ def checkpoint(tiny_model: Path) -> Checkpoint:
 def test_a_gpu_multiplies_what_is_stored(checkpoint: Checkpoint) -> None:
     choice = choose_arithmetic(checkpoint, on_gpu=True, memory_bytes=0, asked=None)
     assert (choice.arithmetic, choice.weights_bytes) == (Arithmetic.STORED, GIB // 2)
+    assert choice.itemsize == 4, "the checkpoint is of float32"
 
 
 @pytest.mark.parametrize("quantized", [False, True])
@@ -41,6 +42,7 @@ def test_a_cpu_multiplies_what_is_stored_by_its_own_kernels(
     found = replace(checkpoint, quantized=quantized)
     choice = choose_arithmetic(found, on_gpu=False, memory_bytes=memory, asked=None)
     assert (choice.arithmetic, choice.weights_bytes) == (Arithmetic.PACKED, GIB // 4)
+    assert choice.itemsize == 4
     assert choice.reason
 
 

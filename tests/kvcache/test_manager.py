@@ -2,6 +2,7 @@ import pytest
 
 from kvcache.backend import BackendFailedError, Charge, Releases
 from kvcache.layout import dense_layout
+from kvcache.manager import KVCacheManager
 from tests.kvcache.managers import (
     BLOCK,
     HEAP_BLOCKS,
@@ -226,7 +227,7 @@ def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
 def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     """Memory pressure changes nothing about that."""
     kv, backend = small_manager(heaps=4, releases=Releases.IDLE, charge=Charge.HEAPS)
-    kv.short_of_memory = True
+    kv.heed(short=True)
     assert join(kv, 1, 2 * TOKENS * HEAP_BLOCKS)
     assert join(kv, 2, TOKENS)
     grow(kv, 1, 0, 2 * TOKENS * HEAP_BLOCKS)
@@ -242,6 +243,52 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     kv.drop_prefixes()
     settle(kv, backend)
     assert kv.stats().committed_bytes == kv._group.heap_bytes
+
+
+def kept_heaps(heaps: int, prefix_heaps: int) -> KVCacheManager:
+    """Of a system that takes no heap back and is short of memory; some hold a prefix."""
+    kv, backend = small_manager(heaps=heaps, releases=Releases.NOTHING, charge=Charge.HEAPS)
+    kv.heed(short=True)
+    assert join(kv, 1, prefix_heaps * HEAP_BLOCKS * TOKENS)
+    grow(kv, 1, 0, prefix_heaps * HEAP_BLOCKS * TOKENS)
+    kv.close(1)
+    settle(kv, backend)
+    assert kv.stats().cached_bytes == prefix_heaps * HEAP_BLOCKS * BLOCK
+    return kv
+
+
+def test_fault_25_a_heap_that_could_never_go_back_is_spared_where_prefixes_make_room() -> None:
+    kv = kept_heaps(4, 2)
+    assert join(kv, 2, 3 * TOKENS)
+    grow(kv, 2, 0, 3 * TOKENS)
+    stats = kv.stats()
+    assert (stats.num_heaps, stats.evicted_blocks) == (2, 3)
+    kv.heed(short=False)
+    assert join(kv, 3, 2 * TOKENS)
+    grow(kv, 3, 0, 2 * TOKENS)
+    stats = kv.stats()
+    assert (stats.num_heaps, stats.evicted_blocks) == (3, 3), "there is memory again"
+
+
+def test_fault_25_prefixes_have_half_of_the_heaps_before_any_is_spared() -> None:
+    kv = kept_heaps(5, 2)
+    assert join(kv, 2, 3 * TOKENS)
+    grow(kv, 2, 0, 3 * TOKENS)
+    stats = kv.stats()
+    assert (stats.num_heaps, stats.evicted_blocks) == (3, 0)
+
+
+def test_fault_25_whoever_needs_more_than_prefixes_hold_gets_heaps_and_ends_none_for_nothing() -> (
+    None
+):
+    kv = kept_heaps(4, 2)
+    assert join(kv, 2, 3 * TOKENS)
+    grow(kv, 2, 0, 3 * TOKENS)
+    evicted = kv.stats().evicted_blocks
+    assert join(kv, 3, 7 * TOKENS)
+    grow(kv, 3, 0, 7 * TOKENS)
+    stats = kv.stats()
+    assert (stats.num_heaps, stats.evicted_blocks) == (4, evicted)
 
 
 def test_heaps_that_are_kept_are_said_to_be() -> None:

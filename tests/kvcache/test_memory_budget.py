@@ -6,6 +6,7 @@ from kvcache.layout import KVShape, LayoutError
 from kvcache.memory_budget import (
     GIB,
     MIB,
+    SMALLEST_CONTEXT_TOKENS,
     BudgetError,
     CacheRequest,
     MemoryDemand,
@@ -87,6 +88,16 @@ def test_the_users_own_limits_win() -> None:
         ({}, {"kv_budget_bytes": MIB}, r"1.00 MiB holds 0 tokens"),
         ({"weights_bytes": 12 * GIB}, {}, r"nothing is left .* weights take 12.00 GiB"),
         ({"available_bytes": GIB}, {}, r"nothing is left .* of 1.00 GiB usable"),
+        (
+            {"available_bytes": 5 * GIB // 2 + 1},
+            {},
+            r"1 bytes is left .* 2048 tokens needs 224.00 M",
+        ),
+        (
+            {"available_bytes": 5 * GIB // 2 + 99 * MIB},
+            {"max_model_len": 1000},
+            r"99.00 MiB is left .* one sequence of 1000 tokens needs 109.38 MiB",
+        ),
     ],
 )
 def test_threat_21_what_cannot_work_is_refused_with_the_figure_that_does_not_fit(
@@ -94,6 +105,50 @@ def test_threat_21_what_cannot_work_is_refused_with_the_figure_that_does_not_fit
 ) -> None:
     with pytest.raises(BudgetError, match=message):
         plan(replace(DEMAND, **demand), replace(REQUEST, **request_))  # type: ignore[arg-type]
+
+
+ON_GPU = replace(DEMAND, machine_bytes=8 * GIB, headroom_bytes=3 * GIB // 2, on_gpu=True)
+
+
+def test_on_a_gpu_what_is_available_now_limits_nothing() -> None:
+    plans = [plan(replace(ON_GPU, available_bytes=now)) for now in (0, GIB, 8 * GIB)]
+    assert {found.kv_budget_bytes for found in plans} == {plans[0].kv_budget_bytes}
+    heap = plans[0].layout.group.heap_bytes
+    assert plans[0].kv_budget_bytes == 4 * GIB // heap * heap
+
+
+def test_threat_21_a_tight_fit_is_told_with_what_is_missing_and_a_loose_one_is_not() -> None:
+    found = plan(replace(ON_GPU, available_bytes=4 * GIB))
+    wanted = found.kv_budget_bytes + 5 * GIB // 2
+    assert found.warning is not None
+    for figure in (wanted, 4 * GIB, wanted - 4 * GIB):
+        assert gib(figure) in found.warning
+    assert plan(replace(ON_GPU, available_bytes=wanted)).warning is None
+    assert plan(replace(ON_GPU, available_bytes=wanted - 1)).warning is not None
+    assert plan(replace(DEMAND, available_bytes=6 * GIB)).warning is None, "a CPU takes no more"
+
+
+def test_threat_21_a_cache_too_small_for_one_short_sequence_is_refused_with_what_would_help() -> (
+    None
+):
+    least = SMALLEST_CONTEXT_TOKENS * SHAPE.bytes_per_token
+    enough = replace(ON_GPU, weights_bytes=6 * GIB - least, available_bytes=0)
+    with pytest.raises(BudgetError, match=r"2048 tokens needs .* 1728 tokens in whole heaps of 63"):
+        plan(enough)
+    heap = plan().layout.group.heap_bytes
+    whole = replace(ON_GPU, weights_bytes=6 * GIB - 4 * heap, available_bytes=0)
+    assert SMALLEST_CONTEXT_TOKENS <= plan(whole).max_model_len == 4 * 576
+    with pytest.raises(BudgetError) as caught:
+        plan(replace(enough, weights_bytes=enough.weights_bytes + 1))
+    said = str(caught.value)
+    for word in (gib(least - 1), gib(least), "6.50 GiB usable", "a smaller model", "1.50 GiB now"):
+        assert word in said
+    for flag in ("--max-model-len", "--max-num-batched-tokens", "--headroom", "--kv-budget"):
+        assert flag in said
+    short = replace(REQUEST, max_model_len=2000)
+    assert plan(whole, short).max_model_len == 2000
+    own = replace(REQUEST, kv_budget_bytes=64 * MIB)
+    assert plan(replace(enough, weights_bytes=7 * GIB), own).max_model_len < 600, "as he wants it"
 
 
 def test_a_dense_context_is_shortened_so_that_every_sequence_gets_a_buffer() -> None:

@@ -11,12 +11,16 @@ import structlog
 from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
+from engine import substrate
+from engine.machine import MachineMemory
+from kvcache.canary.report import TrialReport
 from server import assembly
 from server.cli import app as command
 from server.listener import reserve
 from server.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
+from tests.kvcache.metal_double import Device, install
 from tests.models import write_tokenizer
 from tests.server.commands import Run
 from tests.server.harness import (
@@ -28,6 +32,8 @@ from tests.server.harness import (
     token_id,
 )
 
+GIB = 1024**3
+
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
@@ -38,6 +44,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     # Found out once: tests may put another template into it.
     assert made.template.takes_late_system
     return made
+
+
+@pytest.fixture
+def small_mac(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """This machine is a Mac with 8 GiB, of which other programs leave one."""
+    device = install(monkeypatch)
+    device.said["recommended_working_set_bytes"] = 8 * GIB * 2 // 3
+    monkeypatch.setattr(substrate, "run_trial", lambda *_: TrialReport((), "", 1.0))
+    monkeypatch.setattr(substrate, "machine_memory", lambda: MachineMemory(8 * GIB, GIB))
+    return device
 
 
 @pytest.fixture(scope="session")

@@ -31,10 +31,12 @@ from server.config import MIB, Config, ServerSection, Tables
 from server.faults import EngineError, ModelError, SettingError
 from server.listener import reserve
 from server.log import configure_log
+from server.plan.command import PlanWishes, plan_model
 from server.service import Service
 from server.settings import read_settings
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
+from tests.kvcache.metal_double import Device
 from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
 from tests.server.harness import (
     COMPLETIONS,
@@ -46,6 +48,7 @@ from tests.server.harness import (
 )
 from tests.server.harness import start_engine as start_recall_engine
 
+GIB = 1024 * MIB
 SMALL: Tables = {
     "server": {"port": 0},
     "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
@@ -103,6 +106,40 @@ def test_a_page_that_cannot_be_mapped_is_refused(tiny_model: Path) -> None:
     settings = read_settings(None, {"cache": {"page_size": 5000}})
     with pytest.raises(SettingError, match=r"page"):
         make_plan(settings, read_checkpoint(tiny_model))
+
+
+def test_threat_21_a_mac_in_use_serves_with_a_warning_and_plan_says_what_serve_says(
+    tmp_path: Path,
+    small_mac: Device,
+    own_log: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write_model(tmp_path / "model", replace(TINY, head_dim=64))
+    settings = read_settings(None, {})
+    configure_log(settings.log)
+    memory = read_model(str(folder), settings).plan.memory
+    logged = capsys.readouterr().err.splitlines()
+    assert memory.demand.usable_bytes == 8 * GIB * 2 // 3 - 1536 * MIB
+    assert any("working set of the GPU" in line and "5.33 GiB" in line for line in logged)
+    assert memory.warning is not None
+    (warning,) = (line for line in logged if "[warning" in line)
+    assert memory.warning in warning
+    assert "1.00 GiB are available now" in warning
+    planned = plan_model(str(folder), None, PlanWishes(device="M2", context=2048))
+    said = "\n".join(line.partition("] ")[2].strip() for line in logged)
+    for line in planned.split("\n\n")[0].splitlines():
+        assert line.strip() in said
+
+
+def test_threat_21_a_mac_that_is_too_small_is_told_which_figure_does_not_fit(
+    tmp_path: Path, small_mac: Device
+) -> None:
+    folder = write_model(tmp_path / "model", replace(TINY, head_dim=64))
+    small_mac.said["recommended_working_set_bytes"] = 1900 * MIB
+    with pytest.raises(SettingError, match=r"nothing is left for .* of 364.00 MiB usable.*--kv-b"):
+        make_plan(read_settings(None, {}), read_checkpoint(folder))
+    settings = read_settings(None, {"cache": {"kv_budget": "64MiB"}})
+    assert make_plan(settings, read_checkpoint(folder)).memory.kv_budget_bytes <= 64 * MIB
 
 
 # --- the model's files -----------------------------------------------------------------------

@@ -45,6 +45,8 @@ class SimulatedMemory:
     name: str = "simulated"
     copied_bytes: int = 0
     copies: int = 0
+    begun: int = 0
+    """Mappings that were begun."""
     completed_epoch: int = 0
     """The newest step that the device has finished."""
     mappings: dict[tuple[int, int], Mapping] = field(default_factory=dict)
@@ -278,6 +280,7 @@ class SimulatedMemory:
             block.poison()
         else:
             self._check_shareable(block)
+        self.begun += 1
         block.mappings += 1
         block.touched = True
         mapping = self.mappings[buffer, number] = Mapping(block, writable, state)

@@ -34,6 +34,8 @@ class Mutant:
     right: str
     """Stands in the file exactly once."""
     wrong: str
+    in_hour_of_mac: bool = False
+    """Whether an hour of a Mac is run instead of seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,62 @@ MUTANTS = (
         "most = 0 if self.holds_back else self.limits.max_num_seqs",
     ),
     Mutant(
+        "prefixes are dropped at a warning although nothing is released",
+        "engine/loop.py",
+        "        if not self._scheduler.holds_back:\n            return\n"
+        "        if self._kv.gives_back:\n",
+        "        if level > PressureLevel.NORMAL:\n",
+    ),
+    Mutant(
+        "prefixes are dropped all along although nothing is released",
+        "engine/loop.py",
+        "if self._scheduler.holds_back and self._kv.gives_back:",
+        "if self._scheduler.holds_back:",
+    ),
+    Mutant(
+        "a warning lets one in at a time although nothing is released",
+        "engine/loop.py",
+        "PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL",
+        "PressureLevel.WARNING",
+    ),
+    Mutant(
+        "a budget from what is available",
+        "kvcache/memory_budget.py",
+        "return left if on_gpu else min(left, available_bytes)",
+        "return min(left, available_bytes)",
+        in_hour_of_mac=True,
+    ),
+    Mutant(
+        "prefixes of a Mac that warns are dropped all along although nothing is released",
+        "engine/loop.py",
+        "if self._scheduler.holds_back and self._kv.gives_back:",
+        "if self._scheduler.holds_back or self._kv._supply.spares_heaps:",
+        in_hour_of_mac=True,
+    ),
+    Mutant(
+        "a Mac that warns answers one after the other",
+        "engine/loop.py",
+        "PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL",
+        "PressureLevel.WARNING",
+        in_hour_of_mac=True,
+    ),
+    Mutant(
+        "a Mac that warns makes no heap while there is a prefix to evict",
+        "kvcache/block_supply.py",
+        "if is_large and missing",
+        "if missing",
+        in_hour_of_mac=True,
+    ),
+    Mutant(
+        "a Mac that warns makes no heap at all",
+        "kvcache/block_supply.py",
+        "        while (taken := self._pool.allocate(count, after)) is None:\n",
+        "        while self.spares_heaps and count > self._pool.count(BlockState.FREE):\n"
+        "            if not self._prefixes.evict():\n                return None\n"
+        "        while (taken := self._pool.allocate(count, after)) is None:\n",
+        in_hour_of_mac=True,
+    ),
+    Mutant(
         "a model that computes nothing any more serves on",
         "engine/model_trial.py",
         "if event.message == NOT_FINITE:",
@@ -369,7 +427,8 @@ def plant(mutant: Mutant | None, directory: Path) -> None:
 
 
 def hunt(directory: Path, seeds: int) -> Verdict:
-    """Runs seeds over the packages in the directory until one fails, in a process of its own."""
+    """Runs seeds over the packages in the directory until one fails, in a process of its own; or,
+    where there are none, an hour of a Mac."""
     paths = os.pathsep.join([str(directory), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(seeds)],
@@ -393,7 +452,7 @@ def hunt_here(seeds: int) -> None:
     """The process's side: writes the verdict as JSON."""
     from tests.simulation.seeds import run_seeds  # the copy must not be imported before it is there
 
-    reason, number = None, 0
+    reason, number = None if seeds else _reason_of_mac(), 0
     while number < seeds and reason is None:
         _, failures = run_seeds([number])
         reason = failures[0].reason if failures else None
@@ -401,3 +460,19 @@ def hunt_here(seeds: int) -> None:
     packages = {name: module for name, module in sys.modules.items() if "." in name}
     modules = [m.__file__ for name, m in packages.items() if name.split(".")[0] in PACKAGES]
     json.dump({"seeds": number, "reason": reason, "modules": modules}, sys.stdout)
+
+
+def _reason_of_mac() -> str | None:
+    """What is wrong with an hour of a Mac; None where nothing is."""
+    from kvcache.memory_budget import BudgetError
+    from tests.simulation.blocks import SimulationError
+    from tests.simulation.mac import mac_hour
+    from tests.simulation.trace import SeedFailedError
+
+    try:
+        mac_hour()
+    except SeedFailedError as error:
+        return error.reason
+    except (BudgetError, SimulationError) as error:
+        return str(error)
+    return None

@@ -14,14 +14,15 @@ from engine.errors import EngineFailedError
 from engine.loop import IDLE_POLL_S, STALLED_POLL_S
 from engine.messages import Abort, Pressure
 from engine.model_trial import TRIAL_ID, ModelFailedError
+from engine.pressure import PressureLevel
 from engine.types import FinishReason, Request, TokenEvent
-from kvcache.backend import BackendFailedError
+from kvcache.backend import BackendFailedError, Releases
 from tests.simulation.blocks import SimulationError
 from tests.simulation.clients import Client
 from tests.simulation.machine import Machine
 from tests.simulation.recall import Recall
 from tests.simulation.trace import SeedFailedError, TraceLine
-from tests.simulation.world import VOCAB, Traffic, draw_world
+from tests.simulation.world import VOCAB, Traffic, World, draw_world
 
 TRACE_LINES = 24
 DRAIN_ROUNDS = 12
@@ -34,9 +35,11 @@ BAD_ROW = "the model's output was not finite"
 class Simulation:
     """An engine, its machine and its clients."""
 
-    def __init__(self, seed: int, trace_lines: int | None = TRACE_LINES) -> None:
-        """trace_lines: of the newest steps; None keeps all."""
-        self.world = draw_world(Random(f"{seed} world"))
+    def __init__(
+        self, seed: int, trace_lines: int | None = TRACE_LINES, world: World | None = None
+    ) -> None:
+        """trace_lines: of the newest steps; None keeps all. world: else one is drawn."""
+        self.world = world or draw_world(Random(f"{seed} world"))
         self.trace: deque[TraceLine] = deque(maxlen=trace_lines)
         self.counts: Counter[str] = Counter(seeds=1)
         self._seed = seed
@@ -51,8 +54,8 @@ class Simulation:
         self._reading: dict[int, Client] = {}
         self._machine = Machine(seed, self.world, self._hear, lambda number: self._recalls[number])
         self._weather = Random(f"{seed} pressure")
-        self._is_short = False
-        """Whether the engine knows that the system is short of memory."""
+        self._pressure = PressureLevel.NORMAL
+        """How short of memory the system is, as the engine knows."""
         self._agenda: list[tuple[float, int, int | None]] = []
         """(time, number, the request to abort): None is an arrival."""
         self._agenda += [(time, number, None) for number, time in enumerate(self._traits.arrivals)]
@@ -64,6 +67,8 @@ class Simulation:
         self._round = 0
         self._quiet = 0
         """Steps since something was said."""
+        if self.world.pressure > PressureLevel.NORMAL:
+            self._press(self.world.pressure)
 
     # --- a life ---------------------------------------------------------------------------------
 
@@ -116,10 +121,12 @@ class Simulation:
 
     def _change_pressure(self) -> None:
         if self._weather.random() < self.world.pressure_rate:
-            level = self._weather.choice((0, 1, 2))
-            self._is_short = level > 0
-            self.counts["times short of memory"] += self._is_short
-            self._machine.loop.mailbox.put(Pressure(level))
+            self._press(self._weather.choice(list(PressureLevel)))
+
+    def _press(self, level: PressureLevel) -> None:
+        self._pressure = level
+        self.counts["times short of memory"] += level > PressureLevel.NORMAL
+        self._machine.loop.mailbox.put(Pressure(level))
 
     def _pass_time(self) -> None:
         """Nothing was run: waits for memory, or until somebody comes."""
@@ -140,6 +147,8 @@ class Simulation:
         told, self._told = self._told, set()
         first = min(self._live.values(), key=lambda c: c.order, default=None)
         preempted, running = self._preemptions(first), machine.scheduler.num_running
+        evicted, begun = machine.kv.stats().evicted_blocks, machine.memory.begun
+        idle_since = machine.loop._idle_since
         is_tried = machine.loop._trial.runs
         machine.runner.newest = machine.runner.failed = None
         self._said = []
@@ -148,8 +157,12 @@ class Simulation:
         machine.kv.check_invariants()
         self._check_aborted(told)
         self._check_failed()
-        if self._is_short and machine.scheduler.num_running > max(1, running):
+        if self._holds_back and machine.scheduler.num_running > max(1, running):
             raise SimulationError("somebody was let in although the system is short of memory")
+        if machine.scheduler.holds_back != self._holds_back:
+            raise SimulationError(f"let in one by one: {machine.scheduler.holds_back}")
+        if machine.memory.begun == begun and not machine.memory.unfriendly:
+            self._check_forgotten(machine.kv.stats().evicted_blocks - evicted, idle_since)
         if self._preemptions(first) > preempted and not is_tried:
             raise SimulationError("the first in order was preempted")
         self._check_progress()
@@ -247,6 +260,21 @@ class Simulation:
         late = told & self._live.keys()
         if late:
             raise SimulationError(f"requests {sorted(late)} outlive the step after their abort")
+
+    @property
+    def _holds_back(self) -> bool:
+        """Whether nobody may come in beside those that run."""
+        keeps = self._machine.memory.releases is Releases.NOTHING
+        return self._pressure >= (PressureLevel.CRITICAL if keeps else PressureLevel.WARNING)
+
+    def _check_forgotten(self, evicted: int, idle_since: float | None) -> None:
+        """Where no memory goes back, a prefix is forgotten because nothing has run for long, or for
+        a block that is mapped at once. evicted: blocks, in a step that mapped none."""
+        machine = self._machine
+        kept = self.world.engine.prefix_keep_s
+        was_idle = idle_since is not None and machine.clock.now - idle_since >= kept
+        if evicted and not was_idle and machine.memory.releases is Releases.NOTHING:
+            raise SimulationError("prefixes were forgotten, and no memory goes back for it")
 
     def _check_failed(self) -> None:
         """A failed step ends its requests, a row that is not finite its own."""

@@ -20,7 +20,9 @@ def hunts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hunts]:
 
     def run(mutant: Mutant | None, directory: Path) -> Verdict:
         plant(mutant, directory)
-        return hunt(directory, SEEDS if mutant else 20)
+        if mutant is None:
+            return hunt(directory, 20)
+        return hunt(directory, 0 if mutant.in_hour_of_mac else SEEDS)
 
     with ThreadPoolExecutor(HUNTS_AT_ONCE) as pool:
         yield {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from engine.pressure import PressureLevel
 from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
 from kvcache.layout import Group, KVLayout, KVShape, Region
 from tests.kvcache.fakes import Manners
@@ -85,6 +86,8 @@ class World:
     """How often the system gets short of memory, or has enough again."""
     overlap: bool
     """Whether steps are begun before the one in flight is read."""
+    pressure: PressureLevel = PressureLevel.NORMAL
+    """How short of memory the system is from the beginning."""
 
 
 def draw_world(rng: Random) -> World:

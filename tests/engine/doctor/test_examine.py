@@ -10,6 +10,7 @@ import pytest
 from engine.doctor import examine as doctor
 from engine.doctor.examine import Wishes, examine, read_extension
 from engine.doctor.facts import facts
+from engine.machine import GPU_HEADROOM_BYTES
 from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
 from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, Outcome
@@ -78,7 +79,8 @@ def test_a_machine_with_a_gpu_serves_from_it(machine: Machine) -> None:
     assert report.chosen is Substrate.SPARSE
     assert report.memory.max_buffer_bytes == 1 << 30
     assert report.memory.total_bytes <= 1 << 32
-    assert report.headroom_bytes == report.memory.total_bytes // 5
+    assert report.headroom_bytes == GPU_HEADROOM_BYTES
+    assert report.usable_bytes == report.memory.total_bytes - GPU_HEADROOM_BYTES
     tried = [(what, substrate) for what, substrate, _ in machine.tried]
     assert tried == [
         (SUBSTRATE, Substrate.SPARSE),

@@ -36,6 +36,7 @@ def test_versions_match_or_they_do_not() -> None:
         (MachineMemory(12 * GIB, 10 * GIB), 9 * GIB),
         (MachineMemory(12 * GIB, 5 * GIB), 5 * GIB),
         (MachineMemory(2 * GIB, 5 * GIB), 0),
+        (MachineMemory(12 * GIB, 5 * GIB, on_gpu=True), 9 * GIB),
     ],
 )
 def test_what_is_usable_is_what_a_plan_starts_from(memory: MachineMemory, usable: int) -> None:

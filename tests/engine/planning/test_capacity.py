@@ -55,14 +55,14 @@ def report(qwen3_4b: ModelShape, device: Device, few_requests: None) -> Capacity
 def test_what_is_left_to_the_cache_is_what_serving_would_leave(
     report: CapacityReport, qwen3_4b: ModelShape, tmp_path: Path
 ) -> None:
-    """A Mac with 18 GiB: its GPU may use 12 of them, and a fifth of those is left to others."""
+    """A Mac with 18 GiB: its GPU may use 12 of them, and 1.5 of those are left to others."""
     machine = gpu_memory(MachineMemory(18 * GIB, 18 * GIB), 12 * GIB)
     folder = write_config(tmp_path, QWEN3_4B)
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
     choice = SubstrateChoice(Substrate.SPARSE, ())
     checkpoint = promised_checkpoint(folder, 2 * qwen3_4b.parameters)
     served = plan_engine(config, checkpoint, machine, choice).memory.demand
-    assert served.usable_bytes == 12 * GIB - 12 * GIB // 5
+    assert served.usable_bytes == 10.5 * GIB
     assert report.demand == replace(served, weights_bytes=0)
     assert report.steps[0].kv_budget_bytes == served.usable_bytes - served.fixed_bytes
     for step in report.steps:
@@ -81,6 +81,22 @@ def test_smaller_packings_hold_more_sequences(report: CapacityReport) -> None:
     for column in zip(*(fit.whole_context + fit.mean_length for fit in report.fits), strict=True):
         assert column[0] <= column[1] <= column[2]
         assert column[0] < column[2]
+
+
+def test_what_quire_would_start_with_is_told_in_tokens(
+    qwen3_4b: ModelShape, device: Device, tmp_path: Path
+) -> None:
+    """Of a working set of 5.33 GiB; serving and planning agree, and refuse the same."""
+    report = plan_capacity(qwen3_4b, device, 8 * GIB, CONTEXT, SERVER)
+    folder = write_config(tmp_path, QWEN3_4B, quantization={"group_size": 64, "bits": 4})
+    checkpoint = promised_checkpoint(folder, report.steps[-1].resident.weights_bytes)
+    machine = gpu_memory(MachineMemory(8 * GIB, GIB), 8 * GIB * 2 // 3)
+    config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
+    memory = plan_engine(config, checkpoint, machine, SubstrateChoice(Substrate.SPARSE, ())).memory
+    served = memory.kv_budget_bytes // memory.layout.group.bytes_per_token
+    assert [fit.tokens for fit in report.fits] == [0, 0, served]
+    assert served > CONTEXT
+    assert memory.warning is not None
 
 
 def test_smaller_units_hold_more_short_sequences(report: CapacityReport) -> None:

@@ -28,10 +28,10 @@ def test_a_plan_needs_no_more_than_a_name(
 def test_a_mac_is_planned_by_what_its_gpu_may_use(
     qwen3_4b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Serving leaves a fifth of the GPU's working set to others, and so does a plan."""
+    """Serving leaves 1.5 GiB of the GPU's working set to others, and so does a plan."""
     said = " ".join(plan_model(str(qwen3_4b), None, PlanWishes(None, "16GiB", "M4 Pro")).split())
     assert "Its GPU may use 10.67 GiB of these" in said
-    assert "2.13 are left to other programs" in said
+    assert "1.50 are left to other programs" in said
     assert "For 16.00 GiB and 32768 tokens: q4 weights are the widest" in said
     device = MetalDevice("M4", working_set_bytes=12 * GIB, max_buffer_bytes=9 * GIB)
     monkeypatch.setattr(command, "machine_memory", lambda: MachineMemory(16 * GIB, 2 * GIB))

@@ -37,7 +37,7 @@ def test_the_tables_carry_the_figures_of_qwen3_4b(report: CapacityReport) -> Non
 def test_the_head_says_what_the_gpu_may_use_of_the_memory(report: CapacityReport) -> None:
     head = " ".join(text(report).splitlines()[:5])
     assert head.startswith("Capacity on M4 Pro with 18.00 GiB   Its GPU may use 12.00")
-    assert "2.40 are left to other programs" in head
+    assert "1.50 are left to other programs" in head
 
 
 def test_every_question_has_its_table(report: CapacityReport) -> None:
@@ -71,6 +71,22 @@ def test_memory_that_holds_nothing_is_said_to(hopeless: CapacityReport) -> None:
     assert "No crowd was simulated: 2.00 GiB do not hold the weights" in lines
     assert "no weights leave room for one sequence; take a smaller model" in lines
     assert "*" not in lines, "all contexts are known to the model"
+    assert row(lines, "q4")[2] == "refused"
+
+
+def test_memory_for_a_shorter_context_alone_is_said_to_hold_that(
+    qwen3_4b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Mac with 8 GiB serves Qwen3-4B in 4 bits, though not with a context of 32768 tokens."""
+    device = find_device("M2")
+    assert device is not None
+    config = engine_config(Config())
+    report = plan_capacity(read_shape(qwen3_4b), device, 8 * GIB, 32768, config)
+    tokens = report.fits[-1].tokens
+    assert row(text(report), "q4 ")[2:4] == [str(tokens), "0"]
+    assert f"no weights leave room for one sequence; take a smaller context ({tokens} tokens " in (
+        " ".join(text(report).split())
+    )
 
 
 def test_no_line_is_too_long_for_a_terminal(report: CapacityReport) -> None:
@@ -97,8 +113,8 @@ def test_the_figures_of_the_readme_are_those_of_its_command(
     report = plan_capacity(read_shape(qwen3_4b), device, 24 * GIB, 32768, config)
     wide, _, small = (fit.mean_length for fit in report.fits)
     said = (
-        f"Of a Mac's 24 GiB its GPU may use {report.demand.machine_bytes // GIB}, of which a fifth "
-        f"is left to others: of the crowd's sequences ({report.mean_tokens} tokens on average) "
+        f"Of a Mac's 24 GiB its GPU may use {report.demand.machine_bytes // GIB}, of which 1.5 are "
+        f"left to others: of the crowd's sequences ({report.mean_tokens} tokens on average) "
         f"they hold {wide[0]} densely and {wide[-1]} in pages, and with 4-bit weights {small[0]} "
         f"and {small[-1]}."
     )

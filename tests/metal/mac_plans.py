@@ -1,0 +1,59 @@
+"""What a checkout of quire plans for Macs that are not here: JSON in, JSON out.
+
+A file of its own, because the checkout may be an older one: it is run by that one's Python, and
+imports what has been there for long.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from server.assembly import engine_config  # before anything that imports MLX: it loads the BLAS
+
+import engine
+from engine import substrate
+from engine.build import plan_engine
+from engine.checkpoint import read_checkpoint
+from engine.machine import MachineMemory
+from kvcache.choice import SubstrateChoice
+from kvcache.memory_budget import BudgetError
+from kvcache.metal_device import MetalDevice
+from kvcache.substrates import Substrate
+from server.config import Config
+
+
+def planned(case: dict[str, Any]) -> dict[str, Any]:
+    """The plan with all settings at their defaults: K and V in tokens, the longest sequence, bytes
+    beside K and V, and the warning; or the sentence that refuses.
+
+    case: a model's folder, and bytes of the Mac's memory, of its GPU's working set, and of what is
+    available.
+    """
+    checkpoint = read_checkpoint(Path(case["folder"]))
+    machine = MachineMemory(case["memory_bytes"], case["available_bytes"])
+    device = MetalDevice("", case["working_set_bytes"], max_buffer_bytes=1 << 62)
+    choice = SubstrateChoice(Substrate.SPARSE, ())
+    with (
+        mock.patch.object(substrate, "machine_memory", return_value=machine),
+        mock.patch.object(substrate, "metal_device", return_value=device),
+    ):
+        memory_of_gpu = substrate.memory_for(choice.substrate)
+    try:
+        memory = plan_engine(engine_config(Config()), checkpoint, memory_of_gpu, choice).memory
+    except BudgetError as error:
+        return {"refused": str(error)}
+    bytes_per_token = memory.layout.group.bytes_per_token
+    return {
+        "tokens": memory.kv_budget_bytes // bytes_per_token,
+        "context": memory.max_model_len,
+        "bytes_per_token": bytes_per_token,
+        "fixed_bytes": memory.demand.fixed_bytes,
+        "warning": getattr(memory, "warning", None),
+    }
+
+
+if __name__ == "__main__":
+    found = {"engine": engine.__file__, "plans": [planned(case) for case in json.load(sys.stdin)]}
+    json.dump(found, sys.stdout)

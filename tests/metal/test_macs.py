@@ -1,0 +1,74 @@
+"""Which Macs serve which models: the table's figures, and that another checkout is really run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.machine import GPU_HEADROOM_BYTES
+from tests.metal import macs
+
+GIB = 1024**3
+HEAP_BYTES = 64 * 1024**2
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return macs.cases(tmp_path_factory.mktemp("models"), macs.NOT_USED)
+
+
+@pytest.fixture(scope="module")
+def plans(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return macs.plans_of(macs.ROOT, wanted)
+
+
+def started(wanted: list[dict[str, Any]], plans: list[dict[str, Any]]) -> dict[int, list[str]]:
+    """The models that start, by the Mac's GiB."""
+    found: dict[int, list[str]] = {}
+    for case, plan in zip(wanted, plans, strict=True):
+        found.setdefault(case["memory_bytes"] // GIB, []).extend(
+            [] if "refused" in plan else [case["model"]]
+        )
+    return found
+
+
+def test_a_mac_in_use_serves_what_its_working_set_holds(
+    wanted: list[dict[str, Any]], plans: list[dict[str, Any]]
+) -> None:
+    assert started(wanted, plans) == {
+        8: ["0.6B", "4B"],
+        16: ["0.6B", "4B", "8B", "14B"],
+        24: ["0.6B", "4B", "8B", "14B"],
+        32: ["0.6B", "4B", "8B", "14B", "32B"],
+        36: ["0.6B", "4B", "8B", "14B", "32B"],
+        48: ["0.6B", "4B", "8B", "14B", "32B"],
+    }
+    for case, plan in zip(wanted, plans, strict=True):
+        if "refused" in plan:
+            assert "serve a smaller model" in plan["refused"]
+            continue
+        used = plan["fixed_bytes"] + plan["tokens"] * plan["bytes_per_token"]
+        left = case["working_set_bytes"] - GPU_HEADROOM_BYTES - used
+        assert 0 <= left < HEAP_BYTES, "nothing but the headroom is left"
+
+
+def test_what_is_available_at_the_moment_changes_nothing_but_the_warning(
+    wanted: list[dict[str, Any]], plans: list[dict[str, Any]]
+) -> None:
+    idle = [case | {"available_bytes": case["memory_bytes"]} for case in wanted]
+    for plan, other in zip(plans, macs.plans_of(macs.ROOT, idle), strict=True):
+        assert plan.get("tokens") == other.get("tokens")
+        assert ("refused" in plan) or (plan["warning"] and not other["warning"])
+
+
+def test_another_checkout_has_a_column_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(macs, "MEMORIES_GIB", (16,))
+    assert macs.main(["--against", str(macs.ROOT)]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:-1]]
+    assert [row[2] for row in rows] == list(macs.MODELS)
+    for row in rows:
+        assert row[5] == row[7].removesuffix(" |"), "the same code says the same"
+    with pytest.raises(OSError, match="python"):
+        macs.plans_of(tmp_path, [])
