@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-GIB = 1024**3
+from tests.metal.macs import FREE_AND_INACTIVE, GIB
+
 PAGE_BYTES = 16384
 NORMAL, WARNING = 1, 2
 """kern.memorystatus_vm_pressure_level."""
@@ -19,8 +20,6 @@ class Mac:
     """A machine with its programs open."""
 
     memory_gib: int
-    available_gib: float
-    """What psutil calls available: free and inactive pages. macOS keeps it small."""
     pressure: int = NORMAL
     hard_limit: int = MAX_FILES
     """Of open files. As many as kern.maxfilesperproc are told as infinite: a Mac's default."""
@@ -29,6 +28,11 @@ class Mac:
 
     def __str__(self) -> str:
         return f"{self.memory_gib} GB, macOS {14 if self.lacks else 26}"
+
+    @property
+    def available_gib(self) -> float:
+        """What psutil calls available. macOS keeps it small."""
+        return self.memory_gib * FREE_AND_INACTIVE
 
     @property
     def working_set_bytes(self) -> int:
@@ -66,4 +70,4 @@ class Mac:
         return folder
 
 
-MACS = (Mac(8, 1.6, WARNING), Mac(16, 4.5, WARNING), Mac(24, 9.0))
+MACS = (Mac(8, WARNING), Mac(16, WARNING), Mac(24))
