@@ -9,15 +9,17 @@ MODEL ?= configs/demo/model
 PORT ?= 8000
 SERVER_TESTS := tests/server tests/structured
 NAME := $(if $(filter configs/demo/model,$(MODEL)),--served-model-name quire-demo)
+OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve test check lint types imports coverage covered-server covered-rest bench \
   soak abuse threats costs fuzz simulate repeat structured clients page native arm64 roofline metal metal-lint \
-  metal-kernels metal-core metal-graph metal-cross mac-wheels docker docker-root boards lock demo clean
+  metal-kernels metal-core metal-graph metal-darwin metal-cross mac-wheels docker docker-root boards lock demo clean
 
 help:
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.built  ## create .venv and build the extension
 
@@ -33,19 +35,21 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 
 types: $(VENV)/.dev
-	$(BIN)/mypy
+	$(BIN)/mypy --platform linux
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	MYPYPATH=configs/demo $(BIN)/mypy configs/demo/*.py
 	MYPYPATH=docker/grafana $(BIN)/mypy docker/grafana/*.py
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 
-# Two processes at a time: one measures the server, one the rest.
+# Two processes at a time: one measures the server, one the rest. A Mac's make mixes what they say.
+# What only other systems run is not covered: Linux has the whole, and asks for it.
 coverage: $(VENV)/.dev
 	rm -f .coverage .coverage.*
-	$(MAKE) --jobs=2 --output-sync=target covered-server covered-rest
+	$(MAKE) --jobs=2 $(OUTPUT_SYNC) covered-server covered-rest
 	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --fail-under=100 --include='kvcache/*,engine/*,server/*'
+	$(BIN)/coverage report --fail-under=$(LEAST_COVERED) --include='kvcache/*,engine/*,server/*'
 
 covered-server:
 	$(BIN)/coverage run --parallel-mode -m pytest $(SERVER_TESTS)
@@ -100,7 +104,7 @@ arm64:  ## the kernels on arm64, under an emulator (installs a cross compiler wi
 roofline: $(VENV)/.dev  ## write METAL.md's table of what Macs' memory and arithmetic allow
 	$(BIN)/python -m tests.metal.roofline
 
-metal: metal-lint metal-kernels metal-core metal-graph metal-cross  ## all that is known of Metal without a Mac
+metal: metal-lint metal-kernels metal-core metal-graph metal-darwin metal-cross  ## all that is known of Metal without a Mac
 
 metal-lint: $(VENV)/.dev  ## the Metal kernels' address spaces (installs a compiler with apt)
 	$(MAKE) -C tests/metal lint
@@ -113,6 +117,9 @@ metal-core: mac-wheels  ## heaps, mappings and epochs on a fake Metal; planted f
 
 metal-graph: $(VENV)/.dev mac-wheels  ## the Metal operations in MLX's graph, and the engine over them
 	$(MAKE) -C tests/metal graph
+
+metal-darwin: $(VENV)/.dev mac-wheels  ## serve and tests under a Mac's rules, on Linux
+	$(MAKE) -C tests/metal darwin ARGUMENTS="$(DARWIN)"
 
 metal-cross: $(VENV)/.dev  ## the wheels for macOS, built and checked here
 	$(MAKE) -C tests/metal cross

@@ -30,7 +30,6 @@ from kvcache.memory_budget import (
     gib,
     smallest_context,
 )
-from kvcache.native_backends import raise_descriptor_limit
 from kvcache.new_backend import new_backend
 from kvcache.substrates import Substrate
 
@@ -206,7 +205,6 @@ def assemble(
     of the vectors that it makes, if it generates nothing. Raises RuntimeError where the substrate
     cannot be made or the model cannot decode; then nothing is left behind.
     """
-    raise_descriptor_limit()
     backend = new_backend(
         substrate,
         memory.layout.group,

@@ -231,18 +231,12 @@ def system_mapping_limit() -> int | None:
 
 
 def system_heap_limit() -> int | None:
-    """Heaps that may be open files: half of the hard limit; None where there is none."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if hard == resource.RLIM_INFINITY else hard // FILES_PER_HEAP
+    """Heaps that may be open files: half of this process's limit; None where it has none."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft // FILES_PER_HEAP
 
 
 def system_file_limit() -> int | None:
     """Bytes that a heap may have: to Linux it is a file. None where there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if sys.platform != "linux" or soft == resource.RLIM_INFINITY else soft
-
-
-def raise_descriptor_limit() -> None:
-    """Raises the soft limit of open files to the hard one: every heap and every client is one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

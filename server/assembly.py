@@ -33,6 +33,7 @@ from server.config import Config, Tables
 from server.drained_server import listen
 from server.faults import EngineError, ModelError, SettingError
 from server.guards.access import check_access
+from server.guards.descriptors import raise_descriptor_limit
 from server.hub import (
     ModelNotFoundError,
     SamplingDefaultsError,
@@ -72,6 +73,7 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
 
 def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> None:
     """Loads the weights, and lets clients in. Raises StartError."""
+    raise_descriptor_limit()  # the engine's heaps are the first that need it
     client = start_engine(settings, model.plan)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)

@@ -1,6 +1,9 @@
 """Fixtures that several folders share."""
 
 import gc
+import inspect
+import re
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,6 +20,25 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+# A Mac's default is its GPU. What tests compute is meant for the CPU, unless they say otherwise.
+mx.set_default_device(mx.Device(mx.cpu))
+
+# What only Linux has, and how a test that needs it can be told from its text.
+ONLY_LINUX = {
+    r"committed_bytes\b": "only Linux charges shared memory by the page",
+    r"sched_[gs]etaffinity": "only Linux says on which processors a process may run",
+    r"[\"']/proc|memfd_create": "only Linux has /proc and memfd",
+    r"RLIMIT_(DATA|FSIZE)": "only Linux holds a process to that limit",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On other systems, tests that need Linux are passed by, and say why."""
+    for item in items if sys.platform != "linux" else ():
+        text = inspect.getsource(item.function) if isinstance(item, pytest.Function) else ""
+        for sign, reason in ONLY_LINUX.items():
+            if re.search(sign, text):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

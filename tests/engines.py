@@ -14,12 +14,14 @@ from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVShape
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
 from kvcache.substrates import Substrate
+from metal_ext import SYSTEM_PAGE_BYTES
 from tests.recall import RecallModel
 
 MIB = 1024**2
 VOCAB = 1000
-SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
-PAGE_BYTES = 4096  # 16 tokens of 256 bytes
+# A page of this system is 16 tokens: heads of 32 numbers where it has 4 KiB.
+PAGE_BYTES = SYSTEM_PAGE_BYTES
+SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=PAGE_BYTES // (16 * 2 * 4), itemsize=4)
 BLOCK_BYTES = 2 * SHAPE.num_layers * PAGE_BYTES
 
 CONFIG = EngineConfig(
@@ -76,7 +78,7 @@ def recall_loop(
         max_model_len=config.max_model_len,
     )
     demand = MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0)
-    memory = fit(demand, request, shape, model_max_len=model_max_len, system_page_bytes=4096)
+    memory = fit(demand, request, shape, model_max_len=model_max_len, system_page_bytes=PAGE_BYTES)
     return assemble(
         memory,
         config,

@@ -28,6 +28,7 @@ GATES = {
     "metal-kernels": "make metal-kernels",
     "metal-core": "make metal-core",
     "metal-graph": "make metal-graph",
+    "metal-darwin": "make metal-darwin",
     "soak": "make soak",
     "abuse": "make abuse ABUSE='--minutes 1'",
     "fuzz": "make fuzz",

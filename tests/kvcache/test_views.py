@@ -13,6 +13,7 @@ from tests.kvcache import managers
 from tests.kvcache.managers import join
 
 SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
+PAGE = metal_ext.SYSTEM_PAGE_BYTES
 QUERY_HEADS = 4
 SCALE = 0.25
 
@@ -21,11 +22,11 @@ def manager(substrate: str, shape: KVShape = SHAPE) -> KVCacheManager:
     layout: KVLayout
     workers = metal_ext.CpuWorkers(2)
     if substrate == "dense":
-        layout = dense_layout(shape, max_tokens=256, system_page_bytes=4096)
+        layout = dense_layout(shape, max_tokens=256, system_page_bytes=PAGE)
         backend = dense_backend(layout.group, workers)
     else:
         layout = paged_layout(
-            shape, max_tokens=256, heap_bytes=3 * 16384, system_page_bytes=4096, page_bytes=4096
+            shape, max_tokens=256, heap_bytes=12 * PAGE, system_page_bytes=PAGE, page_bytes=PAGE
         )
         backend = posix_backend(layout.group, workers)
     return managers.manager(layout, backend, budget_bytes=64 * layout.group.heap_bytes)

@@ -34,14 +34,14 @@ from metal_ext import (
     rms_norm,
     rope_angles,
 )
-from tests.metal_ext.shapes import Shape
+from tests.metal_ext.shapes import PAGE, Shape
 
 STUB = Path(metal_ext.__file__).with_name("_ext.pyi")
 # Of the stub: what only a build with Metal has.
 METAL_TYPES = {"MetalRows", "MetalSubstrate"}
 
 # Rows of two heads of 32 float32.
-SHAPE = Shape(rows=(256, 256))
+SHAPE = Shape(tokens_per_block=PAGE // 256, rows=(256, 256))
 MAPPED_BLOCKS = 4
 MAPPED_TOKENS = MAPPED_BLOCKS * SHAPE.tokens_per_block
 BLOCKS = SHAPE.blocks_per_range
@@ -308,7 +308,9 @@ INTERVALS = {
     "block_copy.target_block": Argument(
         "target blocks", 0, MAPPED_BLOCKS - 1, lambda s, n: s.copy(target_block=n)
     ),
-    "block_copy.tokens": Argument("tokens", 1, 16, lambda s, n: s.copy(tokens=n)),
+    "block_copy.tokens": Argument(
+        "tokens", 1, SHAPE.tokens_per_block, lambda s, n: s.copy(tokens=n)
+    ),
     "rope_angles.head_dim": Argument("head_dim", 2, 256, lambda s, n: s.angles(n)),
     "project_append.query_heads": Argument(
         "query_heads", 1, 256, lambda s, n: s.project(query_heads=n)
@@ -488,6 +490,7 @@ def main() -> None:
     """Prints each call before it is made, so that the last line names one that ends the process;
     ends with 1 where one ended wrongly."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESS_BYTES, MOST_ADDRESS_BYTES))
+    mx.set_default_device(mx.Device(mx.cpu))
     wrong = 0
     for name, call, evaluates in calls():
         print(name, flush=True)

@@ -1,4 +1,5 @@
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_heaps_of_other_geometries_are_refused() -> None:
     for changes in (
         {"blocks_per_range": 9},
         {"blocks_per_heap": 9},
-        {"rows": (*SHAPE.rows[:2], 512)},
+        {"rows": (*SHAPE.rows[:2], 2 * SHAPE.rows[2])},
         {"tokens_per_block": 32},
     ):
         with pytest.raises(ValueError, match="the heap and the range have different geometries"):
@@ -301,6 +302,7 @@ EXHAUST = """
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits mappings")
 @pytest.mark.parametrize("on", ["refused", "refused_ahead"], ids=["this thread", "the mapper's"])
 def test_mappings_run_out_without_a_trace(on: str) -> None:
     # Where no mapping is left, memory for the test itself must be there beforehand: glibc's heap is

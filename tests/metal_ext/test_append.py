@@ -14,6 +14,7 @@ from tests.metal_ext.layers import (
     exact,
     normal,
 )
+from tests.metal_ext.shapes import PAGE
 
 PATTERN = 0xA5
 # Bits of float32 and of the bfloat16 nearest to it; of two as near, the even one.
@@ -176,12 +177,13 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_is_written(
 def test_rows_of_read_only_blocks_are_refused_before_anything_is_written(
     segments: list[tuple[int, int]], says: str
 ) -> None:
-    paged = PagedLayer((16 * 4,)).fill()
+    head_dim = PAGE // (16 * 2 * 4)  # of two heads: 16 tokens a page
+    paged = PagedLayer((16 * 4,), head_dim=head_dim).fill()
     before, sharer = paged.snapshot(), AddressRange.sparse(paged.shape.geometry())
     sharer.map(paged.heap, 0, 0, 2, writable=False)
     sharer.map(paged.heap, 2, 2, 1, writable=True)
     rows = RowTable([(sharer, start, count) for start, count in segments])
-    new = normal((len(rows), 2, 32), mx.float32, 5)
+    new = normal((len(rows), 2, head_dim), mx.float32, 5)
     with pytest.raises(IndexError, match=says):
         append(paged.token, new, new, rows, paged.layer, paged.workers)
     assert paged.snapshot() == before

@@ -27,11 +27,12 @@ SharedHeap::~SharedHeap() {
 void SharedHeap::map(void* address, size_t bytes, size_t offset, bool writable) const {
   const std::lock_guard lock(mutex_);
   map_shared(address, bytes, fd_, offset, writable);
+  is_charged_ = true;
 }
 
 size_t SharedHeap::committed_bytes() const {
   const std::lock_guard lock(mutex_);
-  return shared_memory_committed(fd_);
+  return kPunchesHoles || is_charged_ ? shared_memory_committed(fd_) : 0;
 }
 
 bool SharedHeap::releases_blocks() const {
@@ -44,6 +45,7 @@ void SharedHeap::release_memory(size_t first, size_t count) {
     const std::lock_guard lock(mutex_);
     close_shared_memory(fd_);
     fd_ = create_shared_memory(shape.heap_bytes());
+    is_charged_ = false;
     return;
   }
   if (count == shape.blocks_per_heap()) {

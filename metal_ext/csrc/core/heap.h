@@ -51,6 +51,8 @@ class SharedHeap final : public Heap {
  private:
   mutable std::mutex mutex_;  // a Mac gives memory back by replacing the object
   int fd_;
+  // A Mac charges an object, and all of it, from when it is first mapped.
+  mutable bool is_charged_ = false;
 };
 
 // One plain allocation, charged in full from the start, as a device allocation is.

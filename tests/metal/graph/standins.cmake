@@ -40,3 +40,5 @@ target_compile_definitions(pipelines PRIVATE __MAC_OS_X_VERSION_MIN_REQUIRED=140
 
 nanobind_add_module(_standin NB_STATIC NB_DOMAIN mlx ${graph}/module.cpp)
 target_link_libraries(_standin PRIVATE standin)
+
+include(${metal_tests}/darwin/mac_memory.cmake)

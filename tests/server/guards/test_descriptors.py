@@ -12,18 +12,18 @@ from server.guards.descriptors import (
 
 
 class System:
-    """What the system says of its limits."""
+    """What the system says of its limits, and how many files it lets a process have at most."""
 
-    def __init__(self, soft: int, hard: int, lets: bool = True) -> None:
+    def __init__(self, soft: int, hard: int, most: int = 1_000_000) -> None:
         self.limits = (soft, hard)
-        self.lets = lets
+        self.most = most
 
     def get(self, _: int) -> tuple[int, int]:
         return self.limits
 
     def set(self, _: int, limits: tuple[int, int]) -> None:
-        if not self.lets:
-            raise ValueError
+        if not 0 <= limits[0] <= self.most:
+            raise ValueError("current limit exceeds maximum limit")
         self.limits = limits
 
 
@@ -35,18 +35,29 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Iterator[System]:
     return found  # type: ignore[return-value]
 
 
-def test_the_limit_is_raised_as_far_as_needed(system: System) -> None:
+def test_the_limit_is_raised_to_the_hard_one(system: System) -> None:
+    assert raise_descriptor_limit() == 10_000
+    assert system.limits == (10_000, 10_000)
     assert connections_that_fit(512) == 512
-    assert system.limits == (2 * 512 + OTHER_DESCRIPTORS, 10_000)
-    assert raise_descriptor_limit(100) == 2 * 512 + OTHER_DESCRIPTORS
+    assert connections_that_fit(5000) == (10_000 - OTHER_DESCRIPTORS) // 2
 
 
-def test_and_no_further_than_the_system_lets_it(system: System) -> None:
-    system.limits = (256, 1000)
-    assert connections_that_fit(512) == (1000 - OTHER_DESCRIPTORS) // 2
-    assert system.limits == (1000, 1000)
-    system.limits, system.lets = (600, 10_000), False
+@pytest.mark.parametrize("infinity", [-1, 2**63 - 1])  # Linux's, a Mac's
+@pytest.mark.parametrize("most", [10_240, 61_440, 122_880])
+def test_and_no_further_than_the_system_lets_it(
+    system: System, monkeypatch: pytest.MonkeyPatch, infinity: int, most: int
+) -> None:
+    monkeypatch.setattr(resource, "RLIM_INFINITY", infinity)
+    system.limits, system.most = (256, infinity), most
+    assert raise_descriptor_limit() == most
+    assert system.limits == (most, infinity)
+    assert raise_descriptor_limit() == most
+
+
+def test_a_system_that_raises_nothing_leaves_what_there_is(system: System) -> None:
+    system.limits, system.most = (600, 10_000), 600
     assert connections_that_fit(512) == (600 - OTHER_DESCRIPTORS) // 2
+    assert system.limits == (600, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +71,6 @@ def test_few_descriptors_leave_connections_a_share(
 
 
 def test_a_system_without_a_limit_has_none(system: System) -> None:
-    system.limits = (256, resource.RLIM_INFINITY)
-    assert connections_that_fit(5000) == 5000
     system.limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    assert raise_descriptor_limit(10) == sys.maxsize
+    assert connections_that_fit(5000) == 5000
+    assert raise_descriptor_limit() == sys.maxsize

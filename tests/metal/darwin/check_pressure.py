@@ -1,0 +1,58 @@
+"""A Mac whose memory macOS calls short ("warning", as with any larger model) works on.
+
+Nothing of what the GPU's cache holds can be given back: giving up company and prefixes would help
+nobody.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx2
+
+from tests.abuse.processes import END_LIMIT_S, Clients, End, Process, streams, until_begun
+from tests.metal.darwin.macs import MACS, SHELL_LIMIT, WARNING
+from tests.metal.darwin.product import Product
+
+FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "4", "--heap-size", "4MiB")
+TOLD = "memory pressure of the system: warning"
+TOLD_LIMIT_S = 20.0
+PROMPT = "Tell me about pages. " * 30
+SHORT = {"prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+LONG_TOKENS = 600
+PAUSE_S = 1.0
+MAC = MACS[1].with_limit(SHELL_LIMIT)
+assert MAC.pressure == WARNING
+
+
+async def told(server: Process) -> None:
+    """Waits until the server has seen the pressure."""
+    deadline = time.monotonic() + TOLD_LIMIT_S
+    while TOLD not in server.text:
+        assert time.monotonic() < deadline, "nobody has looked at the pressure"
+        await asyncio.sleep(0.05)
+
+
+async def test_a_request_does_not_wait_for_another_one_to_end(
+    product: Product, figures: Path, model: Path
+) -> None:
+    with product.serving(MAC, figures, model, *FLAGS) as server:
+        await told(server)
+        first = Clients(server.url, streams(LONG_TOKENS)[:1])
+        running = asyncio.ensure_future(first.run())
+        await until_begun(first, 1)
+        async with httpx2.AsyncClient(base_url=server.url, timeout=END_LIMIT_S) as http:
+            assert (await http.post("/v1/completions", json=SHORT)).status_code == 200
+        assert not running.done(), "the second request was answered when the first had ended"
+        assert await running == [End.COMPLETE]
+
+
+async def test_a_prompt_is_found_again(product: Product, figures: Path, model: Path) -> None:
+    with product.serving(MAC, figures, model, *FLAGS) as server:
+        await told(server)
+        async with httpx2.AsyncClient(base_url=server.url, timeout=END_LIMIT_S) as http:
+            for _ in range(2):
+                usage = (await http.post("/v1/completions", json=SHORT)).json()["usage"]
+                await asyncio.sleep(PAUSE_S)
+        found = usage["prompt_tokens_details"]["cached_tokens"]
+        assert found > 0, f"{found} of {usage['prompt_tokens']} tokens were found computed"

@@ -1,0 +1,42 @@
+"""quire's own tests of pages, on a Mac: in pages of 16 KiB, with a GPU for MLX's default device."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from tests.metal.darwin.macs import MACS
+from tests.metal.darwin.product import Product
+
+# What they replace is another module here than there.
+NOT_HERE = (
+    "metal_ext/test_self_test.py",  # the extension that is installed
+    "metal_ext/test_blas.py",  # the one that is there on Linux
+    "kvcache/canary",  # what the system charges for shared memory that nobody has mapped
+)
+FEWEST_PASSED = 1000
+
+
+def test_tests_of_pages_pass_or_say_why_not(
+    product: Product, figures: Path, report: list[str]
+) -> None:
+    mac = MACS[1]
+    tests = product.folder / "tests"
+    options = ["-c", str(product.folder / "pyproject.toml"), "--rootdir", str(product.folder)]
+    options += ["--import-mode=importlib", "-p", "no:cacheprovider", "--tb=line", "-rN"]
+    options += ["-p", "tests.metal.darwin.translated_tests"]
+    options += [f"--ignore={tests / name}" for name in NOT_HERE]
+    done = subprocess.run(
+        [
+            *product.command(mac, mac.told(figures), "python"),
+            *("-m", "pytest", *options, str(tests / "kvcache"), str(tests / "metal_ext")),
+        ],
+        cwd=figures,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wrong = [line for line in done.stdout.splitlines() if line.startswith("E ")]
+    assert done.returncode == 0, "\n".join([done.stderr[-300:], *wrong[:5]])
+    passed, skipped = (int(n) for n in re.findall(r"(\d+) (?:passed|skipped)", done.stdout))
+    assert passed >= FEWEST_PASSED
+    report.append(f"tests of pages: {passed} passed, {skipped} need Linux, and say why")
