@@ -53,7 +53,7 @@ class EnginePlan:
     threads: int
 
     def lines(self) -> list[str]:
-        """The plan as a person reads it."""
+        """The plan as a person reads it, but for what the choice of the substrate warns of."""
         choice = self.substrate
         blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
         if choice.substrate.on_gpu:
@@ -67,7 +67,7 @@ class EnginePlan:
             f"arithmetic: {self.arithmetic.arithmetic.value} ({self.arithmetic.reason}); matrix "
             f"products: {blas}",
             f"substrate: {choice.substrate}; kernels: {kernels}",
-            *(f"  {reason}" for reason in choice.reasons),
+            *(f"  {reason}" for reason in choice.reasons if reason not in choice.warnings),
         ]
 
 

@@ -16,6 +16,7 @@ from kvcache.choice import (
     SubstrateError,
     choose_substrate,
 )
+from kvcache.fault_memory import FaultMemory
 from kvcache.layout import METAL_PAGES, choose_page
 from kvcache.memory_budget import BudgetError, gib
 from kvcache.metal_device import MetalDevice
@@ -66,7 +67,12 @@ def machine_substrate(
         missing = device.missing[substrate.setting]
         return "; ".join(missing) or run_trial(SUBSTRATE, substrate, page_of(substrate)).fault
 
-    choice = choose_substrate(asked, no_metal=why_no_metal(device), trial=trial)
+    choice = choose_substrate(
+        asked,
+        no_metal=why_no_metal(device),
+        trial=trial,
+        remembered=lambda substrate: FaultMemory(substrate).found(),
+    )
     if release_heaps and choice.substrate.on_gpu and not stamp.is_there(choice.substrate):
         raise SubstrateError(
             f"cache.release_heaps is set, but the release test of {choice.substrate} has not "

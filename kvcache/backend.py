@@ -14,8 +14,9 @@ import mlx.core as mx
 import metal_ext
 from kvcache.layout import Group
 
-# A mapping operation that takes longer will not come back.
-MAPPING_LIMIT_S = 30.0
+# A mapping operation that takes longer will not come back. Less than the engine's watchdog gives a
+# step (server/config.py), which knows of a step that hangs, and not why.
+MAPPING_LIMIT_S = 20.0
 
 
 @dataclass(slots=True)

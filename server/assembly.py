@@ -184,6 +184,8 @@ def read_model(name: str, settings: Config) -> ModelFiles:
             engine_plan = make_plan(settings, read_checkpoint(folder, embeds=embeds))
     for line in engine_plan.lines():
         log.info(line)
+    for line in engine_plan.substrate.warnings:
+        log.warning(line)
     return ModelFiles(engine_plan, tokenizer, served)
 
 

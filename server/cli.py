@@ -174,14 +174,18 @@ def doctor(
         bool,
         typer.Option(
             help="Also try to give memory of the GPU back. On some Macs this has brought the whole "
-            "system down: save your work first."
+            "system down, which no process of its own can contain: save your work first."
         ),
+    ] = False,
+    forget_faults: Annotated[
+        bool,
+        typer.Option(help="Forget what substrates have done here before, whatever they do now."),
     ] = False,
 ) -> None:
     """Try everything that serving needs on this machine, and say what works and what would serve.
 
-    Ends with 0 if something can serve. Loads no model; writes nothing but that the release test has
-    passed.
+    Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
+    now; writes nothing but what fails, and that the release test has passed.
     """
     from server.doctor.command import DoctorWishes, examine_machine
 
@@ -192,7 +196,7 @@ def doctor(
         text, serves = examine_machine(
             config,
             {"cache": {"substrate": kv_backend}},
-            DoctorWishes(as_json, release_test),
+            DoctorWishes(as_json, release_test, forget_faults),
             told,
         )
     typer.echo(text)

@@ -1,6 +1,7 @@
 """Fixtures that several folders share."""
 
 import gc
+import itertools
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,11 +19,21 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
+NUMBERS = itertools.count()
+
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """MLX draws the same in every run."""
     mx.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a test does to a substrate is remembered of no machine. The folder is made when it is
+    needed."""
+    unused = tmp_path_factory.getbasetemp() / f"caches-{next(NUMBERS)}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(unused))
 
 
 @pytest.fixture(scope="session")

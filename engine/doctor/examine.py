@@ -4,6 +4,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from engine.doctor.report import DoctorReport, Examination, Extension
@@ -12,6 +13,7 @@ from kvcache.canary import stamp
 from kvcache.canary.machine import installed_mlx, this_machine
 from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, run_child, run_trial
 from kvcache.choice import NO_DEVICE, NO_METAL, ON_CPU, ON_METAL, SubstrateError, choose_substrate
+from kvcache.fault_memory import Act, FaultMemory
 from kvcache.metal_device import MetalDevice
 from kvcache.substrates import Substrate
 
@@ -27,11 +29,14 @@ class Wishes:
     page_bytes: int | None
     headroom_bytes: int | None
     release_test: bool
+    forget_faults: bool = False
+    """Whether what substrates have done here before is forgotten, whatever they do now."""
 
 
 def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
     """told: what is being done now, because it takes a while. Loads no model, and writes nothing
-    but the stamp of a passed release test that was asked for."""
+    but the stamp of a passed release test that was asked for, and faults. Those of a substrate that
+    works now are forgotten."""
     told("the extension")
     extension = read_extension()
     device = MetalDevice.of(extension.said["metal"]) if extension.said.get("metal") else None
@@ -45,7 +50,10 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
     chosen: Substrate | None = None
     try:
         choice = choose_substrate(
-            wishes.substrate, no_metal=no_metal, trial=lambda substrate: found[substrate].refusal
+            wishes.substrate,
+            no_metal=no_metal,
+            trial=lambda substrate: found[substrate].refusal,
+            remembered=lambda substrate: found[substrate].standing_faults,
         )
         chosen, reasons = choice.substrate, choice.reasons
     except SubstrateError as error:
@@ -87,9 +95,21 @@ def _no_metal(extension: Extension, device: MetalDevice | None) -> str:
 def _examine_one(
     substrate: Substrate, missing: str, wishes: Wishes, told: Callable[[str], None]
 ) -> Examination:
-    examination = Examination(substrate, missing, releases_heaps=_may_release(substrate))
-    if missing:
-        return examination
+    faults = FaultMemory(substrate)
+    examination = Examination(
+        substrate, missing, releases_heaps=_may_release(substrate), faults=faults.found()
+    )
+    if wishes.forget_faults:
+        _forget(faults, substrate)
+    if not missing:
+        examination = _try_out(examination, faults, wishes, told)
+    return replace(examination, standing_faults=faults.found())
+
+
+def _try_out(
+    examination: Examination, faults: FaultMemory, wishes: Wishes, told: Callable[[str], None]
+) -> Examination:
+    substrate = examination.substrate
     told(f"{substrate}: canary")
     pages = None if substrate.is_dense else wishes.page_bytes
     examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages))
@@ -98,10 +118,22 @@ def _examine_one(
     if substrate is not Substrate.DENSE:  # its kernels are those of posix
         told(f"{substrate}: kernels")
         examination = replace(examination, kernels=run_trial(KERNELS, substrate))
-    if wishes.release_test and substrate is not Substrate.METAL_DENSE and not examination.fault:
+    if examination.fault:
+        return examination
+    _forget(faults, substrate)
+    if wishes.release_test and substrate is not Substrate.METAL_DENSE:
         told(f"{substrate}: release of heaps")
-        examination = _test_release(examination, pages)
+        with faults.intent(Act.RELEASE_TEST):
+            examination = _test_release(examination, pages)
     return examination
+
+
+def _forget(faults: FaultMemory, substrate: Substrate) -> None:
+    """What was shown before a fault does not hold behind it. Where it cannot be forgotten it is
+    still found."""
+    with suppress(OSError):
+        if faults.forget():
+            stamp.withdraw(substrate)
 
 
 def _test_release(examination: Examination, page_bytes: int | None) -> Examination:

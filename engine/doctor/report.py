@@ -43,6 +43,10 @@ class Examination:
     """Whether heaps may be given back: on a GPU where the release test has passed once."""
     remembered: str = ""
     """Where a passed release test was written down, or why it could not be."""
+    faults: tuple[str, ...] = ()
+    """What it had done here before it was examined."""
+    standing_faults: tuple[str, ...] = ()
+    """What keeps it from being chosen: those that were not forgotten, and new ones."""
 
     @property
     def refusal(self) -> str:
@@ -73,6 +77,8 @@ class Examination:
             },
             "releases_heaps": self.releases_heaps,
             "remembered": self.remembered,
+            "faults": list(self.faults),
+            "standing_faults": list(self.standing_faults),
         }
 
 

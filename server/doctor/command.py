@@ -20,6 +20,7 @@ class DoctorWishes:
 
     as_json: bool
     release_test: bool
+    forget_faults: bool = False
 
 
 def examine_machine(
@@ -29,7 +30,14 @@ def examine_machine(
     Raises SettingError."""
     cache = read_settings(file, flags).cache
     report = examine(
-        Wishes(cache.substrate, cache.page_size, cache.headroom, wishes.release_test), told
+        Wishes(
+            cache.substrate,
+            cache.page_size,
+            cache.headroom,
+            wishes.release_test,
+            wishes.forget_faults,
+        ),
+        told,
     )
     if wishes.as_json:
         return json.dumps(report.as_json(), indent=2), report.serves

@@ -69,9 +69,9 @@ def _memory(report: DoctorReport) -> str:
 def _examined(examination: Examination) -> list[str]:
     head = f"{examination.substrate!s:<16}"
     if examination.missing:
-        return [f"{head}not here: {examination.missing}"]
+        return [f"{head}not here: {examination.missing}", *_faults(examination)]
     assert examination.canary is not None, "what is here is tried"
-    lines = [f"{head}{'does not work' if examination.fault else 'works'}"]
+    lines = [f"{head}{'does not work' if examination.fault else 'works'}", *_faults(examination)]
     lines += _steps("canary", examination.canary)
     if examination.kernels is not None:
         lines += _summary("kernels", examination.kernels)
@@ -85,6 +85,14 @@ def _examined(examination: Examination) -> list[str]:
             heaps = "are kept until the process ends: no release test has passed here"
         lines.append(f"  heaps {heaps}")
     return lines
+
+
+def _faults(examination: Examination) -> list[str]:
+    standing = examination.standing_faults
+    forgotten = [fault for fault in examination.faults if fault not in standing]
+    return [f"  has failed here: {fault}" for fault in standing] + [
+        f"  had failed here, which is forgotten now: {fault}" for fault in forgotten
+    ]
 
 
 def _steps(name: str, trial: TrialReport) -> list[str]:

@@ -19,6 +19,7 @@ from engine.substrate import (
 from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
 from kvcache.choice import NO_DEVICE, NO_METAL, SubstrateError
+from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG
@@ -99,6 +100,26 @@ def test_what_the_device_lacks_is_not_tried(device: Device, tried: Tried) -> Non
         choose("sparse")
     assert tried == []
     assert choose("paged") is Substrate.PAGED
+
+
+def test_what_has_failed_here_before_is_passed_by_until_it_is_forgotten(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Substrate] = []
+
+    def trial(what: str, substrate: Substrate, page_bytes: int | None) -> TrialReport:
+        tried.append(substrate)
+        return TrialReport((), "", 1.0)
+
+    monkeypatch.setattr(engine_substrate, "run_trial", trial)
+    FaultMemory(Substrate.SPARSE).record("a mapping never came back")
+    choice = machine_substrate("auto", page, release_heaps=False)
+    assert (choice.substrate, tried) == (Substrate.PAGED, [Substrate.PAGED])
+    assert "a mapping never came back" in choice.warnings[0]
+    with pytest.raises(SubstrateError, match="a mapping never came back"):
+        choose("sparse")
+    assert FaultMemory(Substrate.SPARSE).forget()
+    assert choose("auto") is Substrate.SPARSE
 
 
 def test_heaps_are_released_only_where_the_release_test_has_passed(

@@ -14,6 +14,7 @@ from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
 from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, Outcome
 from kvcache.choice import NO_DEVICE, NO_METAL
+from kvcache.fault_memory import FaultMemory
 from kvcache.substrates import Substrate
 from tests.engine.doctor.reports import FAILED, PASSED
 from tests.kvcache.metal_double import Device
@@ -182,3 +183,43 @@ def test_what_computes_wrong_is_not_asked_to_release(machine: Machine) -> None:
     assert report.of(Substrate.SPARSE).release is None
     assert report.chosen is Substrate.SPARSE, "serving does not ask for more than the canary"
     assert not report.serves
+
+
+def test_what_has_failed_here_is_forgotten_where_it_works_now(machine: Machine) -> None:
+    FaultMemory(Substrate.SPARSE).record("it hung")
+    stamp.write(Substrate.SPARSE)
+    report = examine(WISHES, quiet)
+    sparse = report.of(Substrate.SPARSE)
+    assert "it hung" in sparse.faults[0]
+    assert sparse.standing_faults == ()
+    assert report.chosen is Substrate.SPARSE
+    assert not stamp.is_there(Substrate.SPARSE), "its release test was passed before the fault"
+    assert examine(WISHES, quiet).of(Substrate.SPARSE).faults == ()
+
+
+@pytest.mark.parametrize("what", [SUBSTRATE, KERNELS])
+def test_what_has_failed_here_and_still_fails_is_not(machine: Machine, what: str) -> None:
+    FaultMemory(Substrate.SPARSE).record("it hung")
+    machine.reports[what, Substrate.SPARSE] = FAILED
+    report = examine(WISHES, quiet)
+    assert report.of(Substrate.SPARSE).standing_faults == report.of(Substrate.SPARSE).faults
+    assert report.chosen is Substrate.PAGED
+    assert "it hung" in report.reasons[0]
+    report = examine(Wishes("sparse", None, None, release_test=False), quiet)
+    assert (report.chosen, report.serves) == (None, False)
+    by_hand = Wishes("auto", None, None, release_test=False, forget_faults=True)
+    assert examine(by_hand, quiet).of(Substrate.SPARSE).standing_faults == ()
+
+
+def test_what_cannot_be_forgotten_still_stands(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FaultMemory(Substrate.SPARSE).record("it hung")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    report = examine(WISHES, quiet)
+    assert len(report.of(Substrate.SPARSE).standing_faults) == 1
+    assert report.chosen is Substrate.PAGED

@@ -34,7 +34,7 @@ def test_the_settings_say_what_is_examined(asked: list[Wishes], tmp_path: Path) 
     text, serves = examine_machine(
         file, {"cache": {"substrate": "paged"}}, DoctorWishes(False, True), told.append
     )
-    assert asked == [Wishes("paged", 16384, 1 << 20, True)]
+    assert asked == [Wishes("paged", 16384, 1 << 20, True, False)]
     assert told == ["everything"]
     assert text.endswith("sparse on Metal can serve.")
     assert serves

@@ -72,3 +72,12 @@ def test_a_release_test_is_told_of_with_what_follows_from_it() -> None:
     assert "release test: 2 steps in 1.5 s, passed" in said
     assert "written down: /somewhere" in said
     assert "heaps are given back if cache.release_heaps asks for it" in said
+
+
+def test_what_a_substrate_has_done_here_is_told_with_what_became_of_it() -> None:
+    said = text(with_sparse(faults=("it hung", "it crashed"), standing_faults=("it hung",)))
+    assert "works\n  has failed here: it hung\n" in said
+    assert "  had failed here, which is forgotten now: it crashed\n" in said
+    assert "not here: no\n  has failed here: it hung" in text(
+        with_sparse(missing="no", standing_faults=("it hung",))
+    )
