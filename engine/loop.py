@@ -14,6 +14,7 @@ from engine.messages import Abort, Look, Message, Pressure
 from engine.model_trial import TRIAL_ID, ModelTrial
 from engine.scheduler import Scheduler
 from engine.step_plan import StepRunner
+from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
 
@@ -27,6 +28,7 @@ STALLED_POLL_S = 0.001
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
 Emit = Callable[[list[TokenEvent]], None]
+NO_FAULTS = SubstrateFaults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class EngineLoop:
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
+        faults: SubstrateFaults = NO_FAULTS,
     ) -> None:
         """emit: called on the engine thread, once per step with something to say. mlx_memory: what
         MLX holds, asked for on the same thread."""
@@ -68,6 +71,7 @@ class EngineLoop:
         self._emit = emit
         self._clock = clock
         self._mlx_memory = mlx_memory
+        self.faults = faults
         self._flights = Flights(scheduler, runner, lambda: self._clock())
         self._woken_by: Message | None = None
         self._stopping = False
@@ -113,10 +117,11 @@ class EngineLoop:
 
     def run(self) -> None:
         """Steps until told to stop; sleeps while there is nothing to do."""
-        while not self._stopping:
-            if not self.step() and not self._stopping:
-                self._wait()
-        self._say(self._land(0))
+        with self.faults.noticed():
+            while not self._stopping:
+                if not self.step() and not self._stopping:
+                    self._wait()
+            self._say(self._land(0))
 
     def close(self) -> None:
         """The ordered end of the device's memory, on the thread that ran the loop. Nothing may be
@@ -137,8 +142,9 @@ class EngineLoop:
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Until its memory is back as well: what comes back later would be kept as a prefix.
-        while self.step() or self._kv.recovering:
-            pass
+        with self.faults.noticed():
+            while self.step() or self._kv.recovering:
+                pass
         self._emit = emit
         self._kv.drop_prefixes()
         self._scheduler.counters = SchedulerCounters()

@@ -130,7 +130,8 @@ class StepRows(Protocol):
 
 
 class PageBackend(Protocol):
-    """What a substrate does. All calls come from the engine thread, except ``committed_bytes``.
+    """What a substrate does. All calls come from the engine thread, except ``committed_bytes``, and
+    ``completed_ticket`` where that thread hangs.
 
     A block that stands in several buffers is writable in one of them at most.
 

@@ -32,7 +32,7 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.config import Config, Tables
 from server.drained_server import DrainedServer
-from server.faults import EngineError, ModelError, SettingError
+from server.faults import ModelError, SettingError, engine_fault
 from server.guards.access import check_access
 from server.hub import (
     ModelNotFoundError,
@@ -81,6 +81,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
     overseer = Overseer(
         client,
         watchdog_s=settings.engine.watchdog_s,
+        exit_code=lambda: engine_fault(model.plan.on_gpu and client.substrate_failed).exit_code,
         pressure=pressure_source() if settings.cache.heed_pressure else None,
     )
     overseer.start()
@@ -94,7 +95,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
         keep_what_is_there()
         listen(settings, service, listener)
         if not client.alive:
-            raise EngineError("the engine has failed: see the log")
+            raise engine_fault(model.plan.on_gpu and client.substrate_failed)
     finally:
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
@@ -194,12 +195,7 @@ def faults_of_the_model() -> Iterator[None]:
     """Faults of the model's files, as ModelError."""
     try:
         yield
-    except (
-        ModelNotFoundError,
-        CheckpointError,
-        TokenizerError,
-        SamplingDefaultsError,
-    ) as error:
+    except (ModelNotFoundError, CheckpointError, TokenizerError, SamplingDefaultsError) as error:
         raise ModelError(str(error)) from error
 
 
@@ -258,7 +254,8 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
         client.start()
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
-        raise EngineError(f"the engine did not start: {error}") from error
+        lost = engine_plan.on_gpu and client.substrate_failed
+        raise engine_fault(lost, f"the engine did not start: {error}") from error
     finally:
         bar.close()
     return client

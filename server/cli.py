@@ -1,7 +1,8 @@
 """The command line.
 
-Exit codes: 0 after a clean end, 1 when the engine failed or nothing can serve, 2 for settings that
-cannot work, 3 for a model that cannot be served.
+Exit codes (``server/faults.py``): 0 after a clean end, 1 when the engine failed or nothing can
+serve, 2 for settings that cannot work, 3 for a model that cannot be served, 4 when the GPU's memory
+of K and V failed: started again, quire takes another substrate.
 """
 
 import os
@@ -15,10 +16,9 @@ from typing import Annotated
 import typer
 
 from server.config import Tables
-from server.faults import EngineError, ModelError, SettingError, StartError
+from server.faults import StartError
 from server.settings import with_further
 
-EXIT_CODES = {EngineError: 1, SettingError: 2, ModelError: 3}
 HEAD_OF_LINE = "quire"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -210,4 +210,4 @@ def _one_sentence() -> Iterator[None]:
         yield
     except StartError as error:
         print(f"{HEAD_OF_LINE}: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_CODES[type(error)]) from error
+        raise typer.Exit(error.exit_code) from error

@@ -33,8 +33,8 @@ def counts() -> dict[str, int]:
 def calls(operation: str) -> list[str]:
     """The calls that the newest evaluation of an operation has made to MLX's encoder."""
 
-def freeze() -> None:
-    """The device maps and copies nothing from now on, and says nothing of it."""
+def stall_mappings() -> None:
+    """The device maps nothing from now on, and says nothing of it; commands run."""
 
 def fail_next_commands(words: str) -> None:
     """The next command buffer of quire's own that is committed fails with these words."""
