@@ -38,6 +38,6 @@ def engine_fault(lost: bool, said: str = "the engine has failed: see the log") -
     if not lost:
         return EngineError(said)
     return SubstrateFailedError(
-        f"{said}; the GPU's memory of K and V has failed, and from the next start on something else "
-        "serves, until `quire doctor` finds that it works again"
+        f"{said}; the GPU's memory of K and V has failed, and from the next start on something "
+        "else serves, until `quire doctor` finds that it works again"
     )

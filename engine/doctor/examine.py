@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from engine.doctor.report import DoctorReport, Examination, Extension
 from engine.machine import gpu_memory, headroom_bytes, machine_memory
 from kvcache.canary import stamp
+from kvcache.canary.cache_size import USUAL
 from kvcache.canary.machine import installed_mlx, this_machine
 from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, run_child, run_trial
+from kvcache.canary.wheel import wheel_tag, wheel_warning
 from kvcache.choice import NO_DEVICE, NO_METAL, ON_CPU, ON_METAL, SubstrateError, choose_substrate
 from kvcache.fault_memory import Act, FaultMemory
 from kvcache.metal_device import MetalDevice
@@ -48,6 +50,7 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
             missing = no_metal if device is None else "; ".join(device.missing[substrate.setting])
         found[substrate] = _examine_one(substrate, missing, wishes, told)
     chosen: Substrate | None = None
+    warnings: tuple[str, ...] = ()
     try:
         choice = choose_substrate(
             wishes.substrate,
@@ -55,14 +58,17 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
             trial=lambda substrate: found[substrate].refusal,
             remembered=lambda substrate: found[substrate].standing_faults,
         )
-        chosen, reasons = choice.substrate, choice.reasons
+        chosen, reasons, warnings = choice.substrate, choice.reasons, choice.warnings
     except SubstrateError as error:
         reasons = (str(error),)
     memory = machine_memory()
     if chosen is not None and chosen.on_gpu and device is not None:
         memory = gpu_memory(memory, device.working_set_bytes, device.max_buffer_bytes)
+    machine = this_machine()
+    if device is not None and (wrong := wheel_warning(machine.processor)):
+        warnings = (*warnings, wrong)
     return DoctorReport(
-        machine=this_machine(),
+        machine=machine,
         python=platform.python_version(),
         extension=extension,
         device=device,
@@ -71,6 +77,8 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
         examinations=tuple(found.values()),
         chosen=chosen,
         reasons=reasons,
+        wheel=wheel_tag(),
+        warnings=warnings,
     )
 
 
@@ -112,7 +120,8 @@ def _try_out(
     substrate = examination.substrate
     told(f"{substrate}: canary")
     pages = None if substrate.is_dense else wishes.page_bytes
-    examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages))
+    size = USUAL.to_argument() if substrate in (Substrate.SPARSE, Substrate.PAGED) else ""
+    examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages, size))
     if examination.fault:
         return examination
     if substrate is not Substrate.DENSE:  # its kernels are those of posix

@@ -97,6 +97,10 @@ class DoctorReport:
     chosen: Substrate | None
     """What would serve; None where nothing could, or not what was asked for."""
     reasons: tuple[str, ...]
+    wheel: str = ""
+    """The tag of MLX's Metal side; "" where it is not installed."""
+    warnings: tuple[str, ...] = ()
+    """What somebody should do something about, although something can serve."""
 
     @property
     def serves(self) -> bool:
@@ -140,5 +144,6 @@ class DoctorReport:
                 "name": None if self.chosen is None else self.chosen.setting,
                 "on_gpu": None if self.chosen is None else self.chosen.on_gpu,
                 "reasons": list(self.reasons),
+                "warnings": list(self.warnings),
             },
         }

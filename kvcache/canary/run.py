@@ -26,14 +26,20 @@ BEGINS = "canary begins: "
 
 
 def run_trial(
-    what: str, substrate: Substrate, page_bytes: int | None = None, *, limit_s: float = LIMIT_S
+    what: str,
+    substrate: Substrate,
+    page_bytes: int | None = None,
+    size: str = "",
+    *,
+    limit_s: float = LIMIT_S,
 ) -> TrialReport:
     """Tries a substrate of this machine in a process of its own.
 
-    what: SUBSTRATE, KERNELS or RELEASE. page_bytes: None for the usual one.
+    what: SUBSTRATE, KERNELS or RELEASE. page_bytes: None for the usual one. size: that of a real
+    cache (``RealSize.to_argument``), where one is tried as well.
     """
     command = [sys.executable, "-m", "kvcache.canary", what, substrate.name]
-    return run_program(command + ([] if page_bytes is None else [str(page_bytes)]), limit_s)
+    return run_program([*command, str(page_bytes or ""), *([size] if size else [])], limit_s)
 
 
 @dataclass(frozen=True, slots=True)

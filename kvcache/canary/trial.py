@@ -18,7 +18,7 @@ from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
 
 SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=64, itemsize=2)
-QUERY_HEADS = 6
+QUERIES_PER_HEAD = 3
 # Sharp: each query sees little more than the one row that it was made for.
 SCALE = 0.5
 MAX_TOKENS = 16384  # 16 MiB
@@ -69,9 +69,10 @@ def small_layout(
     max_tokens: int,
     system_page_bytes: int,
     page_bytes: int | None = None,
+    heap_bytes: int | None = None,
 ) -> KVLayout:
     """Heaps and buffers for so many tokens. page_bytes: None for the GPU's preferred page, or the
-    system's."""
+    system's. heap_bytes: None for heaps that hold all of them."""
     if substrate.is_dense:
         smallest = min(METAL_PAGES) if substrate.on_gpu else system_page_bytes
         return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
@@ -79,7 +80,7 @@ def small_layout(
     return paged_layout(
         shape,
         max_tokens=max_tokens,
-        heap_bytes=max_tokens * shape.bytes_per_token,
+        heap_bytes=heap_bytes or max_tokens * shape.bytes_per_token,
         system_page_bytes=system_page_bytes,
         page_bytes=page_bytes or usual,
         device_pages=METAL_PAGES if substrate.on_gpu else None,
@@ -97,7 +98,7 @@ class SubstrateTrial:
         # Tokens of the first block; where a block is a whole context, as if it were small.
         self._edge = self._group.tokens_per_block if backend.shares_blocks else 64
         self._before = 0
-        self._written = _Pattern(self._edge + PATTERN_TAIL)
+        self._written = _Pattern(self._edge + PATTERN_TAIL, layout.shape)
 
     def actions(self) -> list[tuple[str, Action]]:
         """All that is tried, in order."""
@@ -255,19 +256,18 @@ class SubstrateTrial:
 class _Pattern:
     """Rows of numbers that bfloat16 keeps exactly, and queries that look for single ones."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, shape: KVShape) -> None:
         random = np.random.default_rng(7)
-        size = (2 * SHAPE.num_layers, tokens, SHAPE.kv_heads, SHAPE.head_dim)
+        self._kv_heads = shape.kv_heads
+        size = (2 * shape.num_layers, tokens, shape.kv_heads, shape.head_dim)
         self.regions = (random.integers(-63, 64, size) / 64).astype(np.float32)
 
     def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
         """``[count, query_heads, head_dim]``: each is the key of a position up to its own."""
         positions = start + np.arange(count)[:, None]
-        heads = np.arange(QUERY_HEADS)[None]
+        heads = np.arange(QUERIES_PER_HEAD * self._kv_heads)[None]
         sought = (positions * 7919 + heads * 104729) % (positions + 1)
-        found: NDArray[np.float32] = self.regions[2 * layer][
-            sought, heads // (QUERY_HEADS // SHAPE.kv_heads)
-        ]
+        found: NDArray[np.float32] = self.regions[2 * layer][sought, heads // QUERIES_PER_HEAD]
         return found
 
 

@@ -11,7 +11,7 @@ def report_lines(report: DoctorReport) -> list[str]:
     lines = [
         f"machine    {machine.model}, {machine.processor}",
         f"system     {machine.system}, Python {report.python}",
-        f"MLX        {extension.mlx_installed}",
+        f"MLX        {extension.mlx_installed}{f', {report.wheel}' if report.wheel else ''}",
         f"extension  {_extension(report)}",
         f"Metal      {_device(report)}",
         f"memory     {_memory(report)}",
@@ -20,7 +20,8 @@ def report_lines(report: DoctorReport) -> list[str]:
     for examination in report.examinations:
         lines += _examined(examination)
     choice = [f"{'' if number else 'choice':<11}{why}" for number, why in enumerate(report.reasons)]
-    return [*lines, "", *choice, _verdict(report)]
+    told = [f"warning    {why}" for why in report.warnings if why not in report.reasons]
+    return [*lines, "", *choice, *told, _verdict(report)]
 
 
 def _extension(report: DoctorReport) -> str:

@@ -37,7 +37,9 @@ class Machine:
         assert command[0] == sys.executable
         return self.outcome or Outcome("", json.dumps(self.facts), 0.1)
 
-    def trial(self, what: str, substrate: Substrate, page_bytes: int | None = None) -> TrialReport:
+    def trial(
+        self, what: str, substrate: Substrate, page_bytes: int | None = None, size: str = ""
+    ) -> TrialReport:
         self.tried.append((what, substrate, page_bytes))
         return self.reports.get((what, substrate), PASSED)
 
@@ -92,6 +94,15 @@ def test_a_machine_with_a_gpu_serves_from_it(machine: Machine) -> None:
         (KERNELS, Substrate.POSIX),
         (SUBSTRATE, Substrate.DENSE),
     ]
+
+
+def test_a_wheel_that_does_not_suit_the_chip_is_warned_of(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "wheel_warning", lambda _: "the wheel is old")
+    assert examine(WISHES, quiet).warnings == ("the wheel is old",)
+    machine.facts["metal"] = {}
+    assert examine(WISHES, quiet).warnings == ()
 
 
 def test_what_fails_its_canary_is_not_chosen_and_tried_no_further(machine: Machine) -> None:
