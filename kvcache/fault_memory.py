@@ -56,9 +56,9 @@ class FaultMemory:
         said = []
         for path in self._files():
             if path.name == self._fault:
-                said.append(f"{_words(path)} ({path})")
+                said.append(f"{_words(path)} ({_shown(path)})")
             elif _is_left_behind(path):
-                said.append(f"quire or the machine ended within {_words(path)} ({path})")
+                said.append(f"quire or the machine ended within {_words(path)} ({_shown(path)})")
         return tuple(said)
 
     @contextmanager
@@ -155,6 +155,11 @@ def _words(path: Path) -> str:
         return f"{said['what'][:MOST_WORDS]}, {said['at'][:MOST_WORDS]}"
     except (OSError, ValueError, TypeError, KeyError):
         return "something that its file does not tell"
+
+
+def _shown(path: Path) -> str:
+    """Without the user's name: reports are given to others."""
+    return str(path).replace(str(Path.home()), "~")
 
 
 def _sync(file: int) -> None:

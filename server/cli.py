@@ -177,6 +177,13 @@ def doctor(
             "system down, which no process of its own can contain: save your work first."
         ),
     ] = False,
+    stress: Annotated[
+        bool,
+        typer.Option(
+            help="Also change mappings while commands run, fifty rounds, as serving does. A Mac "
+            "that cannot may go down as a whole: save your work first."
+        ),
+    ] = False,
     forget_faults: Annotated[
         bool,
         typer.Option(help="Forget what substrates have done here before, whatever they do now."),
@@ -196,7 +203,7 @@ def doctor(
         text, serves = examine_machine(
             config,
             {"cache": {"substrate": kv_backend}},
-            DoctorWishes(as_json, release_test, forget_faults),
+            DoctorWishes(as_json, release_test, stress, forget_faults),
             told,
         )
     typer.echo(text)

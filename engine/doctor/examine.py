@@ -9,10 +9,20 @@ from dataclasses import dataclass, replace
 
 from engine.doctor.report import DoctorReport, Examination, Extension
 from engine.machine import gpu_memory, headroom_bytes, machine_memory
+from engine.pressure import PressureLevel, pressure_source
 from kvcache.canary import stamp
 from kvcache.canary.cache_size import USUAL
 from kvcache.canary.machine import installed_mlx, this_machine
-from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, run_child, run_trial
+from kvcache.canary.run import (
+    KERNELS,
+    PACE,
+    RELEASE,
+    STRESS,
+    STRESS_LIMIT_S,
+    SUBSTRATE,
+    run_child,
+    run_trial,
+)
 from kvcache.canary.wheel import wheel_tag, wheel_warning
 from kvcache.choice import NO_DEVICE, NO_METAL, ON_CPU, ON_METAL, SubstrateError, choose_substrate
 from kvcache.fault_memory import Act, FaultMemory
@@ -31,6 +41,7 @@ class Wishes:
     page_bytes: int | None
     headroom_bytes: int | None
     release_test: bool
+    stress: bool = False
     forget_faults: bool = False
     """Whether what substrates have done here before is forgotten, whatever they do now."""
 
@@ -64,9 +75,11 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
     memory = machine_memory()
     if chosen is not None and chosen.on_gpu and device is not None:
         memory = gpu_memory(memory, device.working_set_bytes, device.max_buffer_bytes)
-    machine = this_machine()
-    if device is not None and (wrong := wheel_warning(machine.processor)):
-        warnings = (*warnings, wrong)
+    machine, wrong, pace = this_machine(), "", None
+    if device is not None:
+        wrong = wheel_warning(machine.processor)
+        told("how fast the device is when")
+        pace = run_trial(PACE, Substrate.PAGED)
     return DoctorReport(
         machine=machine,
         python=platform.python_version(),
@@ -78,7 +91,10 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
         chosen=chosen,
         reasons=reasons,
         wheel=wheel_tag(),
-        warnings=warnings,
+        wheel_warning=wrong,
+        warnings=(*warnings, wrong) if wrong else warnings,
+        pace=pace,
+        pressure=PressureLevel(pressure_source()()).name.lower(),
     )
 
 
@@ -130,7 +146,14 @@ def _try_out(
     if examination.fault:
         return examination
     _forget(faults, substrate)
-    if wishes.release_test and substrate is not Substrate.METAL_DENSE:
+    if wishes.stress and not substrate.is_dense:
+        told(f"{substrate}: mappings under running commands")
+        with faults.intent(Act.STRESS):
+            stress = run_trial(STRESS, substrate, pages, limit_s=STRESS_LIMIT_S)
+        examination = replace(examination, stress=stress)
+        if stress.fault and substrate.on_gpu:
+            faults.record(f"{Act.STRESS} failed: {stress.fault}")
+    if wishes.release_test and substrate is not Substrate.METAL_DENSE and not examination.fault:
         told(f"{substrate}: release of heaps")
         with faults.intent(Act.RELEASE_TEST):
             examination = _test_release(examination, pages)

@@ -39,6 +39,7 @@ class Examination:
     canary: TrialReport | None = None
     kernels: TrialReport | None = None
     release: TrialReport | None = None
+    stress: TrialReport | None = None
     releases_heaps: bool = True
     """Whether heaps may be given back: on a GPU where the release test has passed once."""
     remembered: str = ""
@@ -57,7 +58,8 @@ class Examination:
     def fault(self) -> str:
         """What speaks against it, its arithmetic included; "" when nothing does."""
         wrong = self.kernels.fault if self.kernels is not None else ""
-        return self.refusal or wrong
+        stressed = self.stress.fault if self.stress is not None else ""
+        return self.refusal or wrong or stressed
 
     def as_json(self) -> dict[str, Any]:
         """The same, of JSON's own types."""
@@ -73,6 +75,7 @@ class Examination:
                     ("canary", self.canary),
                     ("kernels", self.kernels),
                     ("release_test", self.release),
+                    ("stress_test", self.stress),
                 )
             },
             "releases_heaps": self.releases_heaps,
@@ -99,6 +102,10 @@ class DoctorReport:
     reasons: tuple[str, ...]
     wheel: str = ""
     """The tag of MLX's Metal side; "" where it is not installed."""
+    wheel_warning: str = ""
+    pace: TrialReport | None = None
+    pressure: str = ""
+    """How short of memory the system was, in its own word."""
     warnings: tuple[str, ...] = ()
     """What somebody should do something about, although something can serve."""
 

@@ -19,12 +19,14 @@ import mlx.core as mx
 from kvcache.backend import PageBackend
 from kvcache.canary import kernels, trial
 from kvcache.canary.kernels import KernelTrial, kernel_shapes, name_of
+from kvcache.canary.pace import pace_actions
 from kvcache.canary.products import product_actions
 from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.real_size import RealSizeTrial
 from kvcache.canary.release import ReleaseTrial
 from kvcache.canary.report import Step, to_line
-from kvcache.canary.run import BEGINS, KERNELS, RELEASE, SUBSTRATE
+from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
+from kvcache.canary.stress import StressTrial
 from kvcache.canary.trial import Action, Finding, SubstrateTrial, attempt, small_layout
 from kvcache.layout import KVLayout, KVShape
 from kvcache.new_backend import new_backend
@@ -65,6 +67,10 @@ def run_task(
         return _try_all(substrate, page_bytes, size)
     if what == RELEASE:
         return _try_out(substrate, trial.SHAPE, ReleaseTrial, trial.MAX_TOKENS, page_bytes)
+    if what == STRESS:
+        return _try_out(substrate, trial.SHAPE, StressTrial, trial.MAX_TOKENS, page_bytes)
+    if what == PACE:
+        return attempt(pace_actions(), _begins)
     assert what == KERNELS, what
     steps: list[Step] = []
     for shape in kernel_shapes(substrate.on_gpu):

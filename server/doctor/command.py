@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.doctor.answers import answers
 from engine.doctor.examine import Wishes, examine
 from server.config import Tables
 from server.doctor.text import report_lines
@@ -20,6 +21,7 @@ class DoctorWishes:
 
     as_json: bool
     release_test: bool
+    stress: bool = False
     forget_faults: bool = False
 
 
@@ -35,10 +37,11 @@ def examine_machine(
             cache.page_size,
             cache.headroom,
             wishes.release_test,
+            wishes.stress,
             wishes.forget_faults,
         ),
         told,
     )
     if wishes.as_json:
-        return json.dumps(report.as_json(), indent=2), report.serves
+        return json.dumps(report.as_json() | {"mac": answers(report)}, indent=2), report.serves
     return "\n".join(report_lines(report)), report.serves

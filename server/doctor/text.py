@@ -76,6 +76,9 @@ def _examined(examination: Examination) -> list[str]:
     lines += _steps("canary", examination.canary)
     if examination.kernels is not None:
         lines += _summary("kernels", examination.kernels)
+    if examination.stress is not None:
+        lines += _summary("stress test", examination.stress)
+        lines += [f"    {step.said}" for step in examination.stress.steps[-1:]]
     if examination.release is not None:
         lines += _steps("release test", examination.release)
     if examination.remembered:

@@ -210,6 +210,15 @@ def test_a_mac_is_asked_to_write_through_its_drives_own_cache(
     assert asked == [51]
 
 
+def test_reports_do_not_name_the_user(
+    memory: FaultMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.record("it hung")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    (said,) = memory.found()
+    assert "(~/quire/fault-" in said
+
+
 def test_what_is_written_names_the_machine_for_people(memory: FaultMemory, folder: Path) -> None:
     memory.record("it hung")
     (path,) = folder.iterdir()

@@ -12,7 +12,7 @@ from engine.doctor.examine import Wishes, examine, read_extension
 from engine.doctor.facts import facts
 from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
-from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, Outcome
+from kvcache.canary.run import KERNELS, PACE, RELEASE, STRESS, SUBSTRATE, Outcome
 from kvcache.choice import NO_DEVICE, NO_METAL
 from kvcache.fault_memory import FaultMemory
 from kvcache.substrates import Substrate
@@ -38,8 +38,15 @@ class Machine:
         return self.outcome or Outcome("", json.dumps(self.facts), 0.1)
 
     def trial(
-        self, what: str, substrate: Substrate, page_bytes: int | None = None, size: str = ""
+        self,
+        what: str,
+        substrate: Substrate,
+        page_bytes: int | None = None,
+        size: str = "",
+        limit_s: float = 0.0,
     ) -> TrialReport:
+        if what == PACE:
+            return PASSED
         self.tried.append((what, substrate, page_bytes))
         return self.reports.get((what, substrate), PASSED)
 
@@ -234,3 +241,26 @@ def test_what_cannot_be_forgotten_still_stands(
     report = examine(WISHES, quiet)
     assert len(report.of(Substrate.SPARSE).standing_faults) == 1
     assert report.chosen is Substrate.PAGED
+
+
+def test_what_fails_under_running_commands_is_remembered_and_not_chosen(machine: Machine) -> None:
+    machine.reports[STRESS, Substrate.SPARSE] = FAILED
+    stressed = Wishes("auto", None, None, release_test=True, stress=True)
+    report = examine(stressed, quiet)
+    sparse = report.of(Substrate.SPARSE)
+    assert sparse.stress is FAILED
+    assert sparse.release is None
+    assert "the stress test failed: map: refused" in sparse.standing_faults[0]
+    assert report.chosen is Substrate.PAGED
+    assert report.of(Substrate.PAGED).stress is PASSED
+    assert report.of(Substrate.METAL_DENSE).stress is None
+    machine.reports.clear()
+    assert examine(stressed, quiet).chosen is Substrate.SPARSE
+
+
+def test_the_pages_of_a_cpu_are_stressed_too_and_not_remembered(machine: Machine) -> None:
+    machine.reports[STRESS, Substrate.POSIX] = FAILED
+    wishes = Wishes("posix", None, None, release_test=False, stress=True)
+    report = examine(wishes, quiet)
+    assert (report.chosen, report.serves) == (Substrate.POSIX, False)
+    assert report.of(Substrate.POSIX).standing_faults == ()

@@ -1,4 +1,5 @@
 import json
+import resource
 import runpy
 import sys
 
@@ -35,3 +36,20 @@ def test_it_is_a_program_that_writes_one_line(
     runpy.run_module("engine.doctor.facts", run_name="__main__")
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == facts()
+
+
+def test_a_limit_of_open_files_that_cannot_be_raised_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = facts()["open_files"]
+    assert said["fault"] == ""
+    assert said["raised"] >= said["soft"]
+
+    def refuse(*_: object) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    said = facts()["open_files"]
+    assert said["soft"] == 256
+    assert said["hard"] is None

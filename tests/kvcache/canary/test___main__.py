@@ -7,11 +7,11 @@ import sys
 import mlx.core as mx
 import pytest
 
-from kvcache.canary import trial
+from kvcache.canary import pace, stress, trial
 from kvcache.canary.__main__ import main, run_task
 from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.report import from_line
-from kvcache.canary.run import BEGINS, KERNELS, RELEASE, SUBSTRATE
+from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
 from kvcache.layout import KVShape
 from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import install
@@ -83,6 +83,18 @@ def test_a_substrate_that_cannot_be_opened_is_a_step_that_failed(
     assert "no residency sets" in step.said
     (step,) = run_task(KERNELS, Substrate.PAGED, None)
     assert (step.name, step.passed) == ("bfloat16 x 64: open", False)
+
+
+def test_commands_are_stressed_and_timed_where_that_is_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stress, "LONG_S", 0.001)
+    steps = run_task(STRESS, Substrate.POSIX, None)
+    assert all(step.passed for step in steps), steps[-1]
+    assert steps[-2].name == f"round {stress.ROUNDS}"
+    monkeypatch.setattr(pace, "SIZE", 64)
+    monkeypatch.setattr(pace, "PAUSE_S", 0.01)
+    assert [step.name for step in run_task(PACE, Substrate.POSIX, None)] == ["pause", "submit"]
 
 
 def test_all_kernels_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
