@@ -14,10 +14,12 @@ from engine.memory_demand import memory_demand
 from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
+from engine.substrate_faults import SubstrateFaults
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
 from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
 from kvcache.choice import SubstrateChoice
+from kvcache.fault_memory import FaultMemory
 from kvcache.layout import KVShape, LayoutError
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import (
@@ -52,8 +54,19 @@ class EnginePlan:
     memory: MemoryPlan
     threads: int
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether K and V are memory of a GPU."""
+        return self.substrate.substrate.on_gpu
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What somebody should do something about, a sentence each."""
+        tight = self.memory.warning
+        return (*self.substrate.warnings, *([] if tight is None else [tight]))
+
     def lines(self) -> list[str]:
-        """The plan as a person reads it."""
+        """The plan as a person reads it, but for its warnings."""
         choice = self.substrate
         blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
         if choice.substrate.on_gpu:
@@ -67,7 +80,7 @@ class EnginePlan:
             f"arithmetic: {self.arithmetic.arithmetic.value} ({self.arithmetic.reason}); matrix "
             f"products: {blas}",
             f"substrate: {choice.substrate}; kernels: {kernels}",
-            *(f"  {reason}" for reason in choice.reasons),
+            *(f"  {reason}" for reason in choice.reasons if reason not in choice.warnings),
         ]
 
 
@@ -235,6 +248,10 @@ def assemble(
         maximum=most,
         tokens=min(FIRST_BUDGET_TOKENS, most),
     )
+    # Beside a CPU's pages there is nothing better to serve from.
+    faults = SubstrateFaults()
+    if substrate.on_gpu:
+        faults = SubstrateFaults(backend.completed_ticket, FaultMemory(substrate).record)
     loop = EngineLoop(
         Scheduler(kv, limits, budget, most, config.max_step_mask_s),
         kv,
@@ -247,6 +264,7 @@ def assemble(
         ),
         emit=emit,
         mlx_memory=mlx_memory,
+        faults=faults,
     )
     try:
         loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))

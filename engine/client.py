@@ -27,6 +27,7 @@ from engine.types import (
     TokenConstraint,
     TokenEvent,
 )
+from kvcache.backend import BackendFailedError
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class EngineClient:
         self._built = threading.Event()
         self._loop: EngineLoop | None = None
         self._failure: BaseException | None = None
+        self._hung_behind: BackendFailedError | None = None
         self._events: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, TokenStream] = {}
         self._places = Places(max_share_ratio)
@@ -89,6 +91,8 @@ class EngineClient:
     def give_up(self) -> None:
         """Nobody expects anything of the engine any more: it is dead, and all streams end with an
         error. From any thread."""
+        assert self._loop is not None
+        self._hung_behind = self._loop.faults.find()
         self._failure = EngineStuckError()
         self._call_soon(self._fail_all, ENGINE_ENDED)
 
@@ -112,6 +116,11 @@ class EngineClient:
         return self._loop is not None and self._failure is None and self._thread.is_alive()
 
     @property
+    def substrate_failed(self) -> bool:
+        """Whether it was the memory of K and V that ended the engine, or kept it from starting."""
+        return isinstance(self._hung_behind or self._failure, BackendFailedError)
+
+    @property
     def limits(self) -> EngineLimits:
         """What requests are checked against."""
         assert self._loop is not None
@@ -125,8 +134,11 @@ class EngineClient:
     @property
     def busy_since(self) -> float | None:
         """Since when (``time.monotonic``) there has been something to do and no step was completed;
-        None when there is nothing. Never waits for the engine."""
-        return self._loop.busy_since if self._loop is not None else None
+        None when there is nothing, and when the engine has failed: then it only ends. Never waits
+        for the engine."""
+        if self._loop is None or self._failure is not None:
+            return None
+        return self._loop.busy_since
 
     @property
     def step_age_s(self) -> float:

@@ -15,6 +15,7 @@ from engine.model_trial import TRIAL_ID, ModelTrial
 from engine.pressure import PressureLevel
 from engine.scheduler import Scheduler
 from engine.step_plan import StepRunner
+from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
 
@@ -28,6 +29,7 @@ STALLED_POLL_S = 0.001
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
 Emit = Callable[[list[TokenEvent]], None]
+NO_FAULTS = SubstrateFaults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class EngineLoop:
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
+        faults: SubstrateFaults = NO_FAULTS,
     ) -> None:
         """emit: called on the engine thread, once per step with something to say. mlx_memory: what
         MLX holds, asked for on the same thread."""
@@ -69,6 +72,7 @@ class EngineLoop:
         self._emit = emit
         self._clock = clock
         self._mlx_memory = mlx_memory
+        self.faults = faults
         self._flights = Flights(scheduler, runner, lambda: self._clock())
         self._woken_by: Message | None = None
         self._stopping = False
@@ -114,10 +118,11 @@ class EngineLoop:
 
     def run(self) -> None:
         """Steps until told to stop; sleeps while there is nothing to do."""
-        while not self._stopping:
-            if not self.step() and not self._stopping:
-                self._wait()
-        self._say(self._land(0))
+        with self.faults.noticed():
+            while not self._stopping:
+                if not self.step() and not self._stopping:
+                    self._wait()
+            self._say(self._land(0))
 
     def close(self) -> None:
         """The ordered end of the device's memory, on the thread that ran the loop. Nothing may be
@@ -138,8 +143,9 @@ class EngineLoop:
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Until its memory is back as well: what comes back later would be kept as a prefix.
-        while self.step() or self._kv.recovering:
-            pass
+        with self.faults.noticed():
+            while self.step() or self._kv.recovering:
+                pass
         self._emit = emit
         self._kv.drop_prefixes()
         self._scheduler.counters = SchedulerCounters()
@@ -227,17 +233,15 @@ class EngineLoop:
 
     def _heed(self, level: int) -> None:
         """The system is short of memory, or no longer: what nobody uses goes back as long as it is,
-        and nobody comes in beside those that run. Where nothing goes back, a warning ends neither
-        prefixes nor company: that would help nobody, and a Mac that holds a model is rarely without
-        one."""
+        and nobody comes in beside those that run. Where nothing goes back, only the critical level
+        counts: a Mac that holds a model is rarely without a warning."""
         least = PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
         self._kv.heed(short=level > PressureLevel.NORMAL)
-        if not self._scheduler.holds_back:
-            return
-        if self._kv.gives_back:
+        if self._scheduler.holds_back and self._kv.gives_back:
             self._kv.drop_prefixes()
-        self._runner.free_cache()
+        if self._scheduler.holds_back:
+            self._runner.free_cache()
 
     def _give_back(self, idle_s: float) -> None:
         """What an engine without work does after a while."""

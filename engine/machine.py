@@ -1,7 +1,9 @@
-"""How much of this machine the process may use: memory and processors."""
+"""How much of this machine the process may use: memory, processors and open files."""
 
 import math
 import os
+import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,3 +107,27 @@ def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int
     if share is not None:
         count = min(count, max(1, math.ceil(share)))
     return min(MAX_THREADS, count)
+
+
+def raise_descriptor_limit() -> int:
+    """Raises this process's limit as far as the system lets it, and never fails. Returns what it is
+    now.
+
+    The hard limit need not be to be had. A Mac's is infinite, and setrlimit(2) refuses infinity and
+    all beyond kern.maxfilesperproc: then the most that is not refused is found by halves.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed, refused = _finite(soft), _finite(hard) + 1
+    asked = refused - 1
+    while allowed < asked:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (asked, hard))
+            allowed = asked
+        except (ValueError, OSError):
+            refused = asked
+        asked = (allowed + refused) // 2
+    return allowed
+
+
+def _finite(limit: int) -> int:
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit

@@ -19,7 +19,6 @@ LOOK_S = 1.0
 # What streams have to carry their error events, and the server to end, before the process ends
 # where it stands: a thread that hangs in the device cannot be joined.
 LAST_WORDS_S = 5.0
-EXIT_CODE = 1
 
 End = Callable[[int], object]
 
@@ -33,15 +32,18 @@ class Overseer:
         *,
         watchdog_s: float,
         pressure: PressureSource | None,
+        exit_code: Callable[[], int],
         end: End = os._exit,
         clock: Callable[[], float] = time.monotonic,
         stacks: TextIO | None = None,
     ) -> None:
-        """client: started. pressure: None where the system's is not heeded. end: ends the process.
+        """client: started. pressure: None where the system's is not heeded. exit_code: what the
+        process ends with, once the client has been given up. end: ends it.
         stacks: where those of all threads are written to; standard error."""
         self._client = client
         self._watchdog = Watchdog(watchdog_s)
         self._pressure = pressure
+        self._exit_code = exit_code
         self._end = end
         self._clock = clock
         self._stacks = stacks
@@ -86,4 +88,4 @@ class Overseer:
         faulthandler.dump_traceback(self._stacks or sys.__stderr__ or 2, all_threads=True)
         if not self._stopped.wait(LAST_WORDS_S):
             log.critical("the server did not end in time")
-            self._end(EXIT_CODE)
+            self._end(self._exit_code())

@@ -14,11 +14,15 @@ from engine.prompt_scores import joined, score, scored_rows
 from engine.sampler import PendingSamples, sample
 from engine.step_plan import PlanEntry, StepPlan
 from engine.types import Sampled
+from kvcache.backend import BackendFailedError
 from kvcache.views import KVViews
 from metal_ext import CpuWorkers
 
 # How MLX begins what it says of a command buffer that the GPU did not finish.
 GPU_FAULT = "[METAL] Command buffer execution failed"
+# What Metal says then where a command has touched memory that is not there
+# (MTLCommandBufferErrorPageFault).
+PAGE_FAULTS = ("PageFault", "Address Fault")
 
 
 class Model(Protocol):
@@ -102,7 +106,8 @@ class ModelRunner:
         """Builds the graph of the plan's rows. ahead: its beginning is submitted at once, and
         tokens that are not known yet are those of the step before.
 
-        Raises EngineFailedError where the device is lost.
+        Raises EngineFailedError where the device is lost, BackendFailedError where what is mapped
+        is not what it should be.
         """
         entries = plan.entries
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in entries])
@@ -128,11 +133,14 @@ class ModelRunner:
         try:
             yield
         except Exception as error:
+            said = str(error)
+            if GPU_FAULT in said and any(words in said for words in PAGE_FAULTS):
+                raise BackendFailedError(f"a step met memory that is not mapped: {said}") from error
             try:
                 mx.synchronize()
             except Exception as lost:
                 raise EngineFailedError("the device is lost") from lost
-            if GPU_FAULT in str(error):
+            if GPU_FAULT in said:
                 raise EngineFailedError("the device has failed") from error
             views.give_up()
             self.has_completed(views.epoch)

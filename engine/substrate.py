@@ -1,6 +1,7 @@
 """What stands under K and V on this machine: asked for, or found out by trying."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import metal_ext
 from engine.build import EnginePlan, kv_shape, plan_engine
@@ -8,7 +9,10 @@ from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory, machine_memory
 from kvcache.canary import stamp
+from kvcache.canary.cache_size import CacheSize
+from kvcache.canary.machine import this_machine
 from kvcache.canary.run import SUBSTRATE, run_trial
+from kvcache.canary.wheel import wheel_warning
 from kvcache.choice import (
     NO_DEVICE,
     NO_METAL,
@@ -16,6 +20,7 @@ from kvcache.choice import (
     SubstrateError,
     choose_substrate,
 )
+from kvcache.fault_memory import FaultMemory
 from kvcache.layout import METAL_PAGES, choose_page
 from kvcache.memory_budget import BudgetError, gib
 from kvcache.metal_device import MetalDevice
@@ -30,11 +35,13 @@ def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> Engin
     LayoutError with the figure that does not fit.
     """
 
-    def page_of(substrate: Substrate) -> int:
+    def size_of(substrate: Substrate) -> tuple[int, CacheSize]:
         shape = kv_shape(config, checkpoint, substrate)
-        return config.page_bytes or choose_page(shape, min(METAL_PAGES), METAL_PAGES)
+        page = config.page_bytes or choose_page(shape, min(METAL_PAGES), METAL_PAGES)
+        longest = config.max_model_len or checkpoint.max_position_embeddings
+        return page, CacheSize(shape, longest, config.heap_bytes, 2 * config.max_num_seqs)
 
-    choice = machine_substrate(config.substrate, page_of, release_heaps=config.release_heaps)
+    choice = machine_substrate(config.substrate, size_of, release_heaps=config.release_heaps)
     plan = plan_engine(config, checkpoint, memory_for(choice.substrate), choice)
     if choice.substrate is Substrate.POSIX:
         check_heap_file(plan.memory.layout.group.heap_bytes, system_file_limit())
@@ -51,28 +58,40 @@ def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
 
 
 def machine_substrate(
-    asked: str, page_of: Callable[[Substrate], int], *, release_heaps: bool
+    asked: str, size_of: Callable[[Substrate], tuple[int, CacheSize]], *, release_heaps: bool
 ) -> SubstrateChoice:
-    """Tries substrates of the GPU with the pages that the model's cache will have.
+    """Tries substrates of the GPU with the pages and addresses that the model's cache will have.
 
-    asked: "auto", or what a substrate is called. page_of: bytes of a page of that cache.
-    release_heaps: whether a GPU is to release heaps. Raises SubstrateError that names what the one
-    that was asked for lacks, or where the release test has not passed.
+    asked: "auto", or what a substrate is called. size_of: bytes of a page of that cache, and what
+    else it is made of. release_heaps: whether a GPU is to release heaps. Raises SubstrateError that
+    names what the one that was asked for lacks, or where the release test has not passed.
     """
     device = metal_device()
 
     def trial(substrate: Substrate) -> str:
         assert device is not None
         missing = device.missing[substrate.setting]
-        return "; ".join(missing) or run_trial(SUBSTRATE, substrate, page_of(substrate)).fault
+        if missing:
+            return "; ".join(missing)
+        page_bytes, size = size_of(substrate)
+        # All of a dense cache is memory from the start: it is not made twice.
+        said = "" if substrate.is_dense else size.to_argument()
+        return run_trial(SUBSTRATE, substrate, page_bytes, said).fault
 
-    choice = choose_substrate(asked, no_metal=why_no_metal(device), trial=trial)
+    choice = choose_substrate(
+        asked,
+        no_metal=why_no_metal(device),
+        trial=trial,
+        remembered=lambda substrate: FaultMemory(substrate).found(),
+    )
     if release_heaps and choice.substrate.on_gpu and not stamp.is_there(choice.substrate):
         raise SubstrateError(
             f"cache.release_heaps is set, but the release test of {choice.substrate} has not "
             "passed on this machine with this system: run `quire doctor --release-test`, or leave "
             "it false"
         )
+    if choice.substrate.on_gpu and (wrong := wheel_warning(this_machine().processor)):
+        return replace(choice, warnings=(*choice.warnings, wrong))
     return choice
 
 

@@ -14,8 +14,9 @@ import mlx.core as mx
 import metal_ext
 from kvcache.layout import Group
 
-# A mapping operation that takes longer will not come back.
-MAPPING_LIMIT_S = 30.0
+# A mapping operation that takes longer will not come back. Less than the engine's watchdog gives a
+# step (server/config.py), which knows of a step that hangs, and not why.
+MAPPING_LIMIT_S = 20.0
 
 
 @dataclass(slots=True)
@@ -129,7 +130,8 @@ class StepRows(Protocol):
 
 
 class PageBackend(Protocol):
-    """What a substrate does. All calls come from the engine thread, except ``committed_bytes``.
+    """What a substrate does. All calls come from the engine thread, except ``committed_bytes``, and
+    ``completed_ticket`` where that thread hangs.
 
     A block that stands in several buffers is writable in one of them at most.
 

@@ -9,12 +9,15 @@ AUTO = "auto"
 # Why nothing can be done on a GPU.
 NO_METAL = "this build of quire has no Metal"
 NO_DEVICE = "this machine has no Metal device"
+NOTHING_WORKS = "nothing works on this machine's GPU, and its CPU is many times slower"
 # The one that shares most comes first; each is tried before it is trusted.
 ON_METAL = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
 ON_CPU = (Substrate.POSIX, Substrate.DENSE)
 
 Trial = Callable[[Substrate], str]
 """What is wrong with a substrate of the GPU on this machine; "" where it works."""
+Remembered = Callable[[Substrate], tuple[str, ...]]
+"""The faults that a substrate of the GPU has had on this machine (``kvcache/fault_memory.py``)."""
 
 
 class SubstrateError(ValueError):
@@ -27,29 +30,47 @@ class SubstrateChoice:
 
     substrate: Substrate
     reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """Those of the reasons that somebody should do something about."""
 
 
-def choose_substrate(asked: str, *, no_metal: str, trial: Trial) -> SubstrateChoice:
+def choose_substrate(
+    asked: str, *, no_metal: str, trial: Trial, remembered: Remembered
+) -> SubstrateChoice:
     """asked: "auto", or what a substrate is called.
 
     no_metal: why nothing can be done on a GPU here, or "". trial: what is wrong with a substrate of
-    the GPU, found out by trying it. Raises SubstrateError.
+    the GPU, found out by trying it. remembered: what it has done before: then it is not even tried,
+    and refused where it is asked for, because a machine that comes up with a server of its own must
+    not go down with it again and again. Raises SubstrateError.
     """
     if asked != AUTO:
-        return _as_asked(asked, no_metal, trial)
+        return _as_asked(asked, no_metal, trial, remembered)
     if no_metal:
         return SubstrateChoice(Substrate.POSIX, (f"{Substrate.POSIX}: {no_metal}",))
     reasons: list[str] = []
+    warnings: list[str] = []
     for substrate in ON_METAL:
-        fault = trial(substrate)
-        if not fault:
-            return SubstrateChoice(substrate, (*reasons, f"{substrate}: it passed its canary"))
-        reasons.append(f"not {substrate}: {fault}")
-    reasons.append(f"{Substrate.POSIX}: nothing works on this machine's GPU")
-    return SubstrateChoice(Substrate.POSIX, tuple(reasons))
+        if faults := remembered(substrate):
+            warnings.append(f"not {substrate}: {_in_doubt(faults)}")
+            reasons.append(warnings[-1])
+        elif fault := trial(substrate):
+            reasons.append(f"not {substrate}: {fault}")
+        else:
+            reasons.append(f"{substrate}: it passed its canary")
+            return SubstrateChoice(substrate, tuple(reasons), tuple(warnings))
+    warnings.append(f"{Substrate.POSIX}: {NOTHING_WORKS}")
+    return SubstrateChoice(Substrate.POSIX, (*reasons, warnings[-1]), tuple(warnings))
 
 
-def _as_asked(asked: str, no_metal: str, trial: Trial) -> SubstrateChoice:
+def _in_doubt(faults: tuple[str, ...]) -> str:
+    return (
+        f"it has failed on this machine with this system and this MLX: {'; '.join(faults)}. "
+        "`quire doctor` tries it again, and forgets this where it passes"
+    )
+
+
+def _as_asked(asked: str, no_metal: str, trial: Trial, remembered: Remembered) -> SubstrateChoice:
     named = [s for s in Substrate if s.setting == asked]
     here = [s for s in named if not (s.on_gpu and no_metal)]
     if not named:
@@ -58,6 +79,10 @@ def _as_asked(asked: str, no_metal: str, trial: Trial) -> SubstrateChoice:
     if not here:
         raise SubstrateError(f"{asked} is memory of a GPU: {no_metal}")
     substrate = here[0]
+    if substrate.on_gpu and (faults := remembered(substrate)):
+        raise SubstrateError(
+            f"{substrate} is asked for, but {_in_doubt(faults)}; --kv-backend auto takes another"
+        )
     fault = trial(substrate) if substrate.on_gpu else ""
     if fault:
         raise SubstrateError(f"{substrate} does not work on this machine: {fault}")

@@ -6,7 +6,8 @@ it can release them (``kvcache/canary``).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 
@@ -22,8 +23,10 @@ from kvcache.backend import (
     Segment,
     native_geometry,
 )
+from kvcache.fault_memory import Act, FaultMemory
 from kvcache.layout import Group
 from kvcache.native_memory import NativeMemory
+from kvcache.substrates import Substrate
 
 log = logging.getLogger(__name__)
 
@@ -170,10 +173,11 @@ class MetalBackend(NativeMemory):
         *,
         arena_bytes: int | None,
         release_heaps: bool,
+        faults: FaultMemory,
     ) -> None:
         """kind: the substrate's. arena_bytes: of the one allocation that heaps are slices of; None
         where each is one of its own. release_heaps: whether this machine is known to release them
-        without harm."""
+        without harm. faults: where the first act of each kind is guarded."""
         super().__init__(substrate.new_heap, substrate.new_range)
         self.name = kind
         may_release = release_heaps and arena_bytes is None
@@ -184,6 +188,8 @@ class MetalBackend(NativeMemory):
         self._contiguous = kind != "paged"
         self._substrate = substrate
         self._newest_ticket = 0
+        self._faults = faults
+        self._survived: set[Act] = set()
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
@@ -196,11 +202,11 @@ class MetalBackend(NativeMemory):
         return self._map_queued(buffer, block, heap, heap_block, count, writable=True)
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
-        return self._queued(super().unmap(buffer, block, count))
+        return self._guarded(Act.UNMAP, partial(super().unmap, buffer, block, count))
 
     def release(self, heap: int, block: int, count: int) -> int:
         assert self.releases is not Releases.NOTHING, "heaps are kept on this machine"
-        return self._queued(super().release(heap, block, count))
+        return self._guarded(Act.RELEASE, partial(super().release, heap, block, count))
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
@@ -247,8 +253,19 @@ class MetalBackend(NativeMemory):
     def _map_queued(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, *, writable: bool
     ) -> int:
-        ticket = super()._map_queued(buffer, block, heap, heap_block, count, writable=writable)
-        return self._queued(ticket)
+        blocks = (buffer, block, heap, heap_block, count)
+        return self._guarded(Act.MAP, partial(super()._map_queued, *blocks, writable=writable))
+
+    def _guarded(self, act: Act, queue: Callable[[], int]) -> int:
+        """Queues an operation. The first one of its kind is waited for, so that a machine that it
+        takes down is remembered as such."""
+        if act in self._survived:
+            return self._queued(queue())
+        with self._faults.intent(act):
+            ticket = self._queued(queue())
+            self._finish(ticket, act)
+        self._survived.add(act)
+        return ticket
 
     def _queued(self, ticket: int) -> int:
         self._newest_ticket = ticket
@@ -266,4 +283,11 @@ def metal_backend(kind: str, group: Group, *, max_buffers: int, release_heaps: b
         kind, native_geometry(group), max_buffers, timeout_s=MAPPING_LIMIT_S
     )
     arena_bytes = max_buffers * group.heap_bytes if kind == "dense" else None
-    return MetalBackend(kind, substrate, arena_bytes=arena_bytes, release_heaps=release_heaps)
+    (named,) = [its for its in Substrate if its.on_gpu and its.setting == kind]
+    return MetalBackend(
+        kind,
+        substrate,
+        arena_bytes=arena_bytes,
+        release_heaps=release_heaps,
+        faults=FaultMemory(named),
+    )

@@ -19,7 +19,7 @@ from engine.build import EnginePlan, build_engine
 from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.config import EngineConfig
 from engine.client import EngineClient
-from engine.machine import machine_memory
+from engine.machine import machine_memory, raise_descriptor_limit
 from engine.overseer import Overseer
 from engine.pressure import pressure_source
 from engine.promised_checkpoint import promised_checkpoint
@@ -31,9 +31,8 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.config import Config, Tables
 from server.drained_server import listen
-from server.faults import EngineError, ModelError, SettingError
+from server.faults import ModelError, SettingError, engine_fault
 from server.guards.access import check_access
-from server.guards.descriptors import raise_descriptor_limit
 from server.hub import (
     ModelNotFoundError,
     SamplingDefaultsError,
@@ -82,6 +81,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
     overseer = Overseer(
         client,
         watchdog_s=settings.engine.watchdog_s,
+        exit_code=lambda: engine_fault(model.plan.on_gpu and client.substrate_failed).exit_code,
         pressure=pressure_source() if settings.cache.heed_pressure else None,
     )
     overseer.start()
@@ -95,7 +95,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
         keep_what_is_there()
         listen(settings, service, listener)
         if not client.alive:
-            raise EngineError("the engine has failed: see the log")
+            raise engine_fault(model.plan.on_gpu and client.substrate_failed)
     finally:
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
@@ -185,8 +185,8 @@ def read_model(name: str, settings: Config) -> ModelFiles:
             engine_plan = make_plan(settings, read_checkpoint(folder, embeds=embeds))
     for line in engine_plan.lines():
         log.info(line)
-    if tight := engine_plan.memory.warning:
-        log.warning(tight)
+    for line in engine_plan.warnings:
+        log.warning(line)
     return ModelFiles(engine_plan, tokenizer, served)
 
 
@@ -195,12 +195,7 @@ def faults_of_the_model() -> Iterator[None]:
     """Faults of the model's files, as ModelError."""
     try:
         yield
-    except (
-        ModelNotFoundError,
-        CheckpointError,
-        TokenizerError,
-        SamplingDefaultsError,
-    ) as error:
+    except (ModelNotFoundError, CheckpointError, TokenizerError, SamplingDefaultsError) as error:
         raise ModelError(str(error)) from error
 
 
@@ -259,7 +254,8 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
         client.start()
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
-        raise EngineError(f"the engine did not start: {error}") from error
+        lost = engine_plan.on_gpu and client.substrate_failed
+        raise engine_fault(lost, f"the engine did not start: {error}") from error
     finally:
         bar.close()
     return client

@@ -1,7 +1,8 @@
 """The command line.
 
-Exit codes: 0 after a clean end, 1 when the engine failed or nothing can serve, 2 for settings that
-cannot work, 3 for a model that cannot be served.
+Exit codes (``server/faults.py``): 0 after a clean end, 1 when the engine failed or nothing can
+serve, 2 for settings that cannot work, 3 for a model that cannot be served, 4 when the GPU's memory
+of K and V failed: started again, quire takes another substrate.
 """
 
 import os
@@ -15,10 +16,9 @@ from typing import Annotated
 import typer
 
 from server.config import Tables
-from server.faults import EngineError, ModelError, SettingError, StartError
+from server.faults import StartError
 from server.settings import with_further
 
-EXIT_CODES = {EngineError: 1, SettingError: 2, ModelError: 3}
 HEAD_OF_LINE = "quire"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -174,14 +174,25 @@ def doctor(
         bool,
         typer.Option(
             help="Also try to give memory of the GPU back. On some Macs this has brought the whole "
-            "system down: save your work first."
+            "system down, which no process of its own can contain: save your work first."
         ),
+    ] = False,
+    stress: Annotated[
+        bool,
+        typer.Option(
+            help="Also change mappings while commands run, fifty rounds, as serving does. A Mac "
+            "that cannot may go down as a whole: save your work first."
+        ),
+    ] = False,
+    forget_faults: Annotated[
+        bool,
+        typer.Option(help="Forget what substrates have done here before, whatever they do now."),
     ] = False,
 ) -> None:
     """Try everything that serving needs on this machine, and say what works and what would serve.
 
-    Ends with 0 if something can serve. Loads no model; writes nothing but that the release test has
-    passed.
+    Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
+    now; writes nothing but what fails, and that the release test has passed.
     """
     from server.doctor.command import DoctorWishes, examine_machine
 
@@ -192,7 +203,7 @@ def doctor(
         text, serves = examine_machine(
             config,
             {"cache": {"substrate": kv_backend}},
-            DoctorWishes(as_json, release_test),
+            DoctorWishes(as_json, release_test, stress, forget_faults),
             told,
         )
     typer.echo(text)
@@ -206,4 +217,4 @@ def _one_sentence() -> Iterator[None]:
         yield
     except StartError as error:
         print(f"{HEAD_OF_LINE}: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_CODES[type(error)]) from error
+        raise typer.Exit(error.exit_code) from error

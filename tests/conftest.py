@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -41,10 +42,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+NUMBERS = itertools.count()
+
+
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """MLX draws the same in every run."""
     mx.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a test does to a substrate is remembered of no machine. The folder is made when it is
+    needed."""
+    unused = tmp_path_factory.getbasetemp() / f"caches-{next(NUMBERS)}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(unused))
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,28 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from engine.doctor.report import DoctorReport, Examination, Extension
 from engine.machine import gpu_memory, machine_memory
+from engine.pressure import PressureLevel, pressure_source
 from kvcache.canary import stamp
+from kvcache.canary.cache_size import USUAL
 from kvcache.canary.machine import installed_mlx, this_machine
-from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, run_child, run_trial
+from kvcache.canary.run import (
+    KERNELS,
+    PACE,
+    RELEASE,
+    STRESS,
+    STRESS_LIMIT_S,
+    SUBSTRATE,
+    run_child,
+    run_trial,
+)
+from kvcache.canary.wheel import wheel_tag, wheel_warning
 from kvcache.choice import NO_DEVICE, NO_METAL, ON_CPU, ON_METAL, SubstrateError, choose_substrate
+from kvcache.fault_memory import Act, FaultMemory
 from kvcache.metal_device import MetalDevice
 from kvcache.substrates import Substrate
 
@@ -27,11 +41,15 @@ class Wishes:
     page_bytes: int | None
     headroom_bytes: int | None
     release_test: bool
+    stress: bool = False
+    forget_faults: bool = False
+    """Whether what substrates have done here before is forgotten, whatever they do now."""
 
 
 def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
     """told: what is being done now, because it takes a while. Loads no model, and writes nothing
-    but the stamp of a passed release test that was asked for."""
+    but the stamp of a passed release test that was asked for, and faults. Those of a substrate that
+    works now are forgotten."""
     told("the extension")
     extension = read_extension()
     device = MetalDevice.of(extension.said["metal"]) if extension.said.get("metal") else None
@@ -43,18 +61,27 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
             missing = no_metal if device is None else "; ".join(device.missing[substrate.setting])
         found[substrate] = _examine_one(substrate, missing, wishes, told)
     chosen: Substrate | None = None
+    warnings: tuple[str, ...] = ()
     try:
         choice = choose_substrate(
-            wishes.substrate, no_metal=no_metal, trial=lambda substrate: found[substrate].refusal
+            wishes.substrate,
+            no_metal=no_metal,
+            trial=lambda substrate: found[substrate].refusal,
+            remembered=lambda substrate: found[substrate].standing_faults,
         )
-        chosen, reasons = choice.substrate, choice.reasons
+        chosen, reasons, warnings = choice.substrate, choice.reasons, choice.warnings
     except SubstrateError as error:
         reasons = (str(error),)
     memory = machine_memory()
     if chosen is not None and chosen.on_gpu and device is not None:
         memory = gpu_memory(memory, device.working_set_bytes, device.max_buffer_bytes)
+    machine, wrong, pace = this_machine(), "", None
+    if device is not None:
+        wrong = wheel_warning(machine.processor)
+        told("how fast the device is when")
+        pace = run_trial(PACE, Substrate.PAGED)
     return DoctorReport(
-        machine=this_machine(),
+        machine=machine,
         python=platform.python_version(),
         extension=extension,
         device=device,
@@ -63,6 +90,11 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
         examinations=tuple(found.values()),
         chosen=chosen,
         reasons=reasons,
+        wheel=wheel_tag(),
+        wheel_warning=wrong,
+        warnings=(*warnings, wrong) if wrong else warnings,
+        pace=pace,
+        pressure=PressureLevel(pressure_source()()).name.lower(),
     )
 
 
@@ -87,21 +119,53 @@ def _no_metal(extension: Extension, device: MetalDevice | None) -> str:
 def _examine_one(
     substrate: Substrate, missing: str, wishes: Wishes, told: Callable[[str], None]
 ) -> Examination:
-    examination = Examination(substrate, missing, releases_heaps=_may_release(substrate))
-    if missing:
-        return examination
+    faults = FaultMemory(substrate)
+    examination = Examination(
+        substrate, missing, releases_heaps=_may_release(substrate), faults=faults.found()
+    )
+    if wishes.forget_faults:
+        _forget(faults, substrate)
+    if not missing:
+        examination = _try_out(examination, faults, wishes, told)
+    return replace(examination, standing_faults=faults.found())
+
+
+def _try_out(
+    examination: Examination, faults: FaultMemory, wishes: Wishes, told: Callable[[str], None]
+) -> Examination:
+    substrate = examination.substrate
     told(f"{substrate}: canary")
     pages = None if substrate.is_dense else wishes.page_bytes
-    examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages))
+    size = USUAL.to_argument() if substrate in (Substrate.SPARSE, Substrate.PAGED) else ""
+    examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages, size))
     if examination.fault:
         return examination
     if substrate is not Substrate.DENSE:  # its kernels are those of posix
         told(f"{substrate}: kernels")
         examination = replace(examination, kernels=run_trial(KERNELS, substrate))
+    if examination.fault:
+        return examination
+    _forget(faults, substrate)
+    if wishes.stress and not substrate.is_dense:
+        told(f"{substrate}: mappings under running commands")
+        with faults.intent(Act.STRESS):
+            stress = run_trial(STRESS, substrate, pages, limit_s=STRESS_LIMIT_S)
+        examination = replace(examination, stress=stress)
+        if stress.fault and substrate.on_gpu:
+            faults.record(f"{Act.STRESS} failed: {stress.fault}")
     if wishes.release_test and substrate is not Substrate.METAL_DENSE and not examination.fault:
         told(f"{substrate}: release of heaps")
-        examination = _test_release(examination, pages)
+        with faults.intent(Act.RELEASE_TEST):
+            examination = _test_release(examination, pages)
     return examination
+
+
+def _forget(faults: FaultMemory, substrate: Substrate) -> None:
+    """What was shown before a fault does not hold behind it. Where it cannot be forgotten it is
+    still found."""
+    with suppress(OSError):
+        if faults.forget():
+            stamp.withdraw(substrate)
 
 
 def _test_release(examination: Examination, page_bytes: int | None) -> Examination:

@@ -39,10 +39,15 @@ class Examination:
     canary: TrialReport | None = None
     kernels: TrialReport | None = None
     release: TrialReport | None = None
+    stress: TrialReport | None = None
     releases_heaps: bool = True
     """Whether heaps may be given back: on a GPU where the release test has passed once."""
     remembered: str = ""
     """Where a passed release test was written down, or why it could not be."""
+    faults: tuple[str, ...] = ()
+    """What it had done here before it was examined."""
+    standing_faults: tuple[str, ...] = ()
+    """What keeps it from being chosen: those that were not forgotten, and new ones."""
 
     @property
     def refusal(self) -> str:
@@ -53,7 +58,8 @@ class Examination:
     def fault(self) -> str:
         """What speaks against it, its arithmetic included; "" when nothing does."""
         wrong = self.kernels.fault if self.kernels is not None else ""
-        return self.refusal or wrong
+        stressed = self.stress.fault if self.stress is not None else ""
+        return self.refusal or wrong or stressed
 
     def as_json(self) -> dict[str, Any]:
         """The same, of JSON's own types."""
@@ -69,10 +75,13 @@ class Examination:
                     ("canary", self.canary),
                     ("kernels", self.kernels),
                     ("release_test", self.release),
+                    ("stress_test", self.stress),
                 )
             },
             "releases_heaps": self.releases_heaps,
             "remembered": self.remembered,
+            "faults": list(self.faults),
+            "standing_faults": list(self.standing_faults),
         }
 
 
@@ -91,6 +100,14 @@ class DoctorReport:
     chosen: Substrate | None
     """What would serve; None where nothing could, or not what was asked for."""
     reasons: tuple[str, ...]
+    wheel: str = ""
+    """The tag of MLX's Metal side; "" where it is not installed."""
+    wheel_warning: str = ""
+    pace: TrialReport | None = None
+    pressure: str = ""
+    """How short of memory the system was, in its own word."""
+    warnings: tuple[str, ...] = ()
+    """What somebody should do something about, although something can serve."""
 
     @property
     def serves(self) -> bool:
@@ -133,5 +150,6 @@ class DoctorReport:
                 "name": None if self.chosen is None else self.chosen.setting,
                 "on_gpu": None if self.chosen is None else self.chosen.on_gpu,
                 "reasons": list(self.reasons),
+                "warnings": list(self.warnings),
             },
         }

@@ -1,4 +1,6 @@
-"""The process that a trial is made in: ``python -m kvcache.canary TASK SUBSTRATE [PAGE_BYTES]``.
+"""The process that a trial is made in.
+
+    python -m kvcache.canary TASK SUBSTRATE [PAGE_BYTES [SIZE]]
 
 Ends with one line of JSON on standard output, and without cleaning up: what is left behind after an
 ordered end is the system's.
@@ -17,9 +19,14 @@ import mlx.core as mx
 from kvcache.backend import PageBackend
 from kvcache.canary import kernels, trial
 from kvcache.canary.kernels import KernelTrial, kernel_shapes, name_of
+from kvcache.canary.pace import pace_actions
+from kvcache.canary.products import product_actions
+from kvcache.canary.cache_size import CacheSize
+from kvcache.canary.real_size import RealSizeTrial
 from kvcache.canary.release import ReleaseTrial
 from kvcache.canary.report import Step, to_line
-from kvcache.canary.run import BEGINS, KERNELS, RELEASE, SUBSTRATE
+from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
+from kvcache.canary.stress import StressTrial
 from kvcache.canary.trial import Action, Finding, SubstrateTrial, attempt, small_layout
 from kvcache.layout import KVLayout, KVShape
 from kvcache.new_backend import new_backend
@@ -40,22 +47,30 @@ MakeTrial = Callable[[PageBackend, KVLayout], Trial]
 
 
 def main(arguments: list[str]) -> None:
-    """arguments: TASK SUBSTRATE [PAGE_BYTES]."""
+    """arguments: TASK SUBSTRATE [PAGE_BYTES [SIZE]]; an empty PAGE_BYTES is the usual one."""
     what, substrate = arguments[0], Substrate[arguments[1]]
-    page_bytes = int(arguments[2]) if len(arguments) > 2 else None
+    page_bytes = int(arguments[2]) if arguments[2:] and arguments[2] else None
+    size = CacheSize.from_argument(arguments[3]) if arguments[3:] else None
     mx.set_default_device(mx.Device(mx.gpu if substrate.on_gpu else mx.cpu))
-    sys.stdout.write(to_line(run_task(what, substrate, page_bytes)) + "\n")
+    sys.stdout.write(to_line(run_task(what, substrate, page_bytes, size)) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def run_task(what: str, substrate: Substrate, page_bytes: int | None) -> list[Step]:
-    """The steps of a task, up to the first one that failed."""
+def run_task(
+    what: str, substrate: Substrate, page_bytes: int | None, size: CacheSize | None = None
+) -> list[Step]:
+    """The steps of a task, up to the first one that failed. size: of a real cache, if one is tried
+    as well."""
     if what == SUBSTRATE:
-        return _try_out(substrate, trial.SHAPE, SubstrateTrial, trial.MAX_TOKENS, page_bytes)
+        return _try_all(substrate, page_bytes, size)
     if what == RELEASE:
         return _try_out(substrate, trial.SHAPE, ReleaseTrial, trial.MAX_TOKENS, page_bytes)
+    if what == STRESS:
+        return _try_out(substrate, trial.SHAPE, StressTrial, trial.MAX_TOKENS, page_bytes)
+    if what == PACE:
+        return attempt(pace_actions(), _begins)
     assert what == KERNELS, what
     steps: list[Step] = []
     for shape in kernel_shapes(substrate.on_gpu):
@@ -66,14 +81,33 @@ def run_task(what: str, substrate: Substrate, page_bytes: int | None) -> list[St
     return steps
 
 
+def _try_all(substrate: Substrate, page_bytes: int | None, size: CacheSize | None) -> list[Step]:
+    """What serving needs: pages, products, and as many addresses."""
+    steps = _try_out(substrate, trial.SHAPE, SubstrateTrial, trial.MAX_TOKENS, page_bytes)
+    if steps[-1].passed:
+        steps += attempt(product_actions(), _begins)
+    if size is None or not steps[-1].passed:
+        return steps
+    return steps + _try_out(
+        substrate,
+        size.shape,
+        lambda backend, layout: RealSizeTrial(backend, layout, size.buffers),
+        size.max_tokens,
+        page_bytes,
+        size,
+    )
+
+
 def _try_out(
     substrate: Substrate,
     shape: KVShape,
     make_trial: MakeTrial,
     max_tokens: int,
     page_bytes: int | None = None,
+    size: CacheSize | None = None,
 ) -> list[Step]:
-    """One backend, from its making to its end."""
+    """One backend, from its making to its end. size: None for one heap that has all tokens, and
+    few buffers."""
     made: list[Trial] = []
 
     def open_backend() -> Finding:
@@ -83,11 +117,12 @@ def _try_out(
             max_tokens=max_tokens,
             system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
             page_bytes=page_bytes,
+            heap_bytes=None if size is None else size.heap_bytes,
         )
         backend = new_backend(
             substrate,
             layout.group,
-            max_sequences=MAX_BUFFERS,
+            max_sequences=MAX_BUFFERS if size is None else size.buffers,
             release_heaps=make_trial is ReleaseTrial,
             workers=None if substrate.on_gpu else metal_ext.CpuWorkers(1),
         )

@@ -16,24 +16,32 @@ from tempfile import TemporaryFile
 from kvcache.canary.report import TrialReport, fault_of, from_line
 from kvcache.substrates import Substrate
 
-# What can be tried: a substrate's pages, the arithmetic of its kernels, the release of its heaps.
-SUBSTRATE, KERNELS, RELEASE = "substrate", "kernels", "release"
+# What can be tried: a substrate's pages, the arithmetic of its kernels, the release of its heaps,
+# mappings that change while commands run, and how fast the device is when.
+SUBSTRATE, KERNELS, RELEASE, STRESS, PACE = "substrate", "kernels", "release", "stress", "pace"
 # Of a whole trial; compiling the kernels for the first time included.
 LIMIT_S = 120.0
+STRESS_LIMIT_S = 600.0
 # A process that hangs in the driver does not even end when it is killed.
 LAST_WORDS_S = 5.0
 BEGINS = "canary begins: "
 
 
 def run_trial(
-    what: str, substrate: Substrate, page_bytes: int | None = None, *, limit_s: float = LIMIT_S
+    what: str,
+    substrate: Substrate,
+    page_bytes: int | None = None,
+    size: str = "",
+    *,
+    limit_s: float = LIMIT_S,
 ) -> TrialReport:
     """Tries a substrate of this machine in a process of its own.
 
-    what: SUBSTRATE, KERNELS or RELEASE. page_bytes: None for the usual one.
+    what: SUBSTRATE, KERNELS, RELEASE, STRESS or PACE. page_bytes: None for the usual one. size:
+    that of a real cache (``CacheSize.to_argument``), where one is tried as well.
     """
     command = [sys.executable, "-m", "kvcache.canary", what, substrate.name]
-    return run_program(command + ([] if page_bytes is None else [str(page_bytes)]), limit_s)
+    return run_program([*command, str(page_bytes or ""), *([size] if size else [])], limit_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,11 @@ def write(substrate: Substrate) -> Path:
     return path
 
 
+def withdraw(substrate: Substrate) -> None:
+    """Forgets it, if it was there. Raises OSError."""
+    path_of(substrate).unlink(missing_ok=True)
+
+
 def path_of(substrate: Substrate) -> Path:
     """Where it is remembered."""
     key = sha256(json.dumps(_contents(substrate), sort_keys=True).encode()).hexdigest()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvcache.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment
 from kvcache.canary.footprint import process_footprint
+from kvcache.canary.pattern import Pattern
 from kvcache.canary.reference import attention, some_of
 from kvcache.canary.report import Step
 from kvcache.layout import METAL_PAGES, KVLayout, KVShape, dense_layout, paged_layout
@@ -18,7 +19,6 @@ from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
 
 SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=64, itemsize=2)
-QUERY_HEADS = 6
 # Sharp: each query sees little more than the one row that it was made for.
 SCALE = 0.5
 MAX_TOKENS = 16384  # 16 MiB
@@ -69,9 +69,10 @@ def small_layout(
     max_tokens: int,
     system_page_bytes: int,
     page_bytes: int | None = None,
+    heap_bytes: int | None = None,
 ) -> KVLayout:
     """Heaps and buffers for so many tokens. page_bytes: None for the GPU's preferred page, or the
-    system's."""
+    system's. heap_bytes: None for heaps that hold all of them."""
     if substrate.is_dense:
         smallest = min(METAL_PAGES) if substrate.on_gpu else system_page_bytes
         return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
@@ -79,7 +80,7 @@ def small_layout(
     return paged_layout(
         shape,
         max_tokens=max_tokens,
-        heap_bytes=max_tokens * shape.bytes_per_token,
+        heap_bytes=heap_bytes or max_tokens * shape.bytes_per_token,
         system_page_bytes=system_page_bytes,
         page_bytes=page_bytes or usual,
         device_pages=METAL_PAGES if substrate.on_gpu else None,
@@ -89,15 +90,18 @@ def small_layout(
 class SubstrateTrial:
     """Two buffers over one heap."""
 
-    def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
+    def __init__(
+        self, backend: PageBackend, layout: KVLayout, pattern_tokens: int | None = None
+    ) -> None:
+        """pattern_tokens: how many there may be in a buffer; None for those of its own actions."""
         self._backend = backend
         self._group = layout.group
-        self._layers = layer_regions(layout)
-        self._tokens = [mx.zeros((1,)) for _ in self._layers]
+        self.layers = layer_regions(layout)
+        self.tokens = [mx.zeros((1,)) for _ in self.layers]
         # Tokens of the first block; where a block is a whole context, as if it were small.
         self._edge = self._group.tokens_per_block if backend.shares_blocks else 64
         self._before = 0
-        self._written = _Pattern(self._edge + PATTERN_TAIL)
+        self._written = Pattern(pattern_tokens or self._edge + PATTERN_TAIL, layout.shape)
 
     def actions(self) -> list[tuple[str, Action]]:
         """All that is tried, in order."""
@@ -201,10 +205,10 @@ class SubstrateTrial:
         rows = self._backend.rows([Segment(buffer, start, count)])
         its = slice(start, start + count)
         attended, wanted, seen = [], [], some_of(count)
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             keys, values = self._written.regions[2 * number : 2 * number + 2]
             token = rows.append(
-                self._tokens[number], layer, mx.array(keys[its]), mx.array(values[its])
+                self.tokens[number], layer, mx.array(keys[its]), mx.array(values[its])
             )
             queries = self._written.queries(number, start, count)
             asked = mx.array(queries).astype(layer.dtype)
@@ -214,14 +218,23 @@ class SubstrateTrial:
                 attended.append(rows.chunk_attention(token, layer, asked, 0, SCALE))
             past = slice(0, start + count)
             wanted.append(attention(queries[seen], keys[past], values[past], start + seen, SCALE))
-            self._tokens[number] = token
-        mx.eval(rows.end(attended + self._tokens))
+            self.tokens[number] = token
+        mx.eval(rows.end(attended + self.tokens))
         worst = max(
             float(np.abs(np.array(got.astype(mx.float32))[seen] - want).max())
             for got, want in zip(attended, wanted, strict=True)
         )
         require(worst <= TOLERANCE, f"attention differs by {worst:.1e}")
         return worst
+
+    def rows_of(self, layer: int, start: int, count: int) -> list[NDArray[np.float32]]:
+        """The keys and the values of those positions."""
+        its = slice(start, start + count)
+        return [array[its] for array in self._written.regions[2 * layer : 2 * layer + 2]]
+
+    def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
+        """What those positions look for."""
+        return self._written.queries(layer, start, count)
 
     def read(self, buffer: int, tokens: int, last: int | None = None) -> Finding:
         """Compares all regions of a buffer with what was written. last: how many tokens the buffer
@@ -245,30 +258,11 @@ class SubstrateTrial:
         regions = [
             # A copy of MLX's own: memory of the GPU alone cannot be read from here.
             rows.region(token, layer, kind, 0).astype(mx.float32)
-            for layer, token in zip(self._layers, self._tokens, strict=True)
+            for layer, token in zip(self.layers, self.tokens, strict=True)
             for kind in ("keys", "values")
         ]
-        mx.eval(rows.end([*regions, *self._tokens]))
+        mx.eval(rows.end([*regions, *self.tokens]))
         return [np.array(region) for region in regions]
-
-
-class _Pattern:
-    """Rows of numbers that bfloat16 keeps exactly, and queries that look for single ones."""
-
-    def __init__(self, tokens: int) -> None:
-        random = np.random.default_rng(7)
-        size = (2 * SHAPE.num_layers, tokens, SHAPE.kv_heads, SHAPE.head_dim)
-        self.regions = (random.integers(-63, 64, size) / 64).astype(np.float32)
-
-    def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
-        """``[count, query_heads, head_dim]``: each is the key of a position up to its own."""
-        positions = start + np.arange(count)[:, None]
-        heads = np.arange(QUERY_HEADS)[None]
-        sought = (positions * 7919 + heads * 104729) % (positions + 1)
-        found: NDArray[np.float32] = self.regions[2 * layer][
-            sought, heads // (QUERY_HEADS // SHAPE.kv_heads)
-        ]
-        return found
 
 
 def release_once(backend: PageBackend, blocks: int, heap_bytes: int) -> Finding:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.doctor.answers import answers
 from engine.doctor.examine import Wishes, examine
 from server.config import Tables
 from server.doctor.text import report_lines
@@ -20,6 +21,8 @@ class DoctorWishes:
 
     as_json: bool
     release_test: bool
+    stress: bool = False
+    forget_faults: bool = False
 
 
 def examine_machine(
@@ -29,8 +32,16 @@ def examine_machine(
     Raises SettingError."""
     cache = read_settings(file, flags).cache
     report = examine(
-        Wishes(cache.substrate, cache.page_size, cache.headroom, wishes.release_test), told
+        Wishes(
+            cache.substrate,
+            cache.page_size,
+            cache.headroom,
+            wishes.release_test,
+            wishes.stress,
+            wishes.forget_faults,
+        ),
+        told,
     )
     if wishes.as_json:
-        return json.dumps(report.as_json(), indent=2), report.serves
+        return json.dumps(report.as_json() | {"mac": answers(report)}, indent=2), report.serves
     return "\n".join(report_lines(report)), report.serves

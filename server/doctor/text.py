@@ -11,7 +11,7 @@ def report_lines(report: DoctorReport) -> list[str]:
     lines = [
         f"machine    {machine.model}, {machine.processor}",
         f"system     {machine.system}, Python {report.python}",
-        f"MLX        {extension.mlx_installed}",
+        f"MLX        {extension.mlx_installed}{f', {report.wheel}' if report.wheel else ''}",
         f"extension  {_extension(report)}",
         f"Metal      {_device(report)}",
         f"memory     {_memory(report)}",
@@ -20,7 +20,8 @@ def report_lines(report: DoctorReport) -> list[str]:
     for examination in report.examinations:
         lines += _examined(examination)
     choice = [f"{'' if number else 'choice':<11}{why}" for number, why in enumerate(report.reasons)]
-    return [*lines, "", *choice, _verdict(report)]
+    told = [f"warning    {why}" for why in report.warnings if why not in report.reasons]
+    return [*lines, "", *choice, *told, _verdict(report)]
 
 
 def _extension(report: DoctorReport) -> str:
@@ -69,12 +70,15 @@ def _memory(report: DoctorReport) -> str:
 def _examined(examination: Examination) -> list[str]:
     head = f"{examination.substrate!s:<16}"
     if examination.missing:
-        return [f"{head}not here: {examination.missing}"]
+        return [f"{head}not here: {examination.missing}", *_faults(examination)]
     assert examination.canary is not None, "what is here is tried"
-    lines = [f"{head}{'does not work' if examination.fault else 'works'}"]
+    lines = [f"{head}{'does not work' if examination.fault else 'works'}", *_faults(examination)]
     lines += _steps("canary", examination.canary)
     if examination.kernels is not None:
         lines += _summary("kernels", examination.kernels)
+    if examination.stress is not None:
+        lines += _summary("stress test", examination.stress)
+        lines += [f"    {step.said}" for step in examination.stress.steps[-1:]]
     if examination.release is not None:
         lines += _steps("release test", examination.release)
     if examination.remembered:
@@ -85,6 +89,14 @@ def _examined(examination: Examination) -> list[str]:
             heaps = "are kept until the process ends: no release test has passed here"
         lines.append(f"  heaps {heaps}")
     return lines
+
+
+def _faults(examination: Examination) -> list[str]:
+    standing = examination.standing_faults
+    forgotten = [fault for fault in examination.faults if fault not in standing]
+    return [f"  has failed here: {fault}" for fault in standing] + [
+        f"  had failed here, which is forgotten now: {fault}" for fault in forgotten
+    ]
 
 
 def _steps(name: str, trial: TrialReport) -> list[str]:

@@ -105,8 +105,7 @@ def _on_this_machine(settings: Config, folder: Path) -> str:
         plan = make_plan(settings, checkpoint)
     except SettingError as error:
         return f"This machine cannot serve it: {error}"
-    tight = plan.memory.warning
-    return "\n".join([*plan.lines(), *([] if tight is None else [tight])])
+    return "\n".join([*plan.lines(), *plan.warnings])
 
 
 def _draw(report: CapacityReport, wishes: PlanWishes) -> list[str]:

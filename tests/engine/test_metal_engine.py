@@ -15,10 +15,12 @@ from engine.client import EngineClient
 from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
-from engine.messages import Pressure
+from engine.messages import Pressure, Stop
 from engine.types import FinishReason
 from engine.weights import Arithmetic, load_reference
+from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
+from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG, Answers, greedy
@@ -187,6 +189,69 @@ def test_fault_09_a_step_whose_device_is_lost_ends_the_engine_and_is_never_compl
     issued, completed = loop._kv.epochs
     assert completed < issued
     assert loop._kv.stats().live_bytes > 0, "nobody gets what it may still write"
+
+
+def test_a_mapping_that_fails_while_serving_ends_the_engine_and_is_remembered(
+    device: Device, folder: Path
+) -> None:
+    answers = Answers.empty()
+    client = EngineClient(
+        lambda emit: metal_loop(folder, Substrate.SPARSE, emit),  # type: ignore[arg-type]
+        max_queue=4,
+        max_backlog=64,
+    )
+    client.start()
+    assert not client.substrate_failed
+    device.mapper_failure = "2 mapping operations of a sparse buffer, batch 7"
+    loop = client._loop
+    assert loop is not None
+    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+    client._thread.join(20.0)
+    assert client.substrate_failed
+    assert client.busy_since is None, "who ends is not hanging"
+    assert not client.alive
+    (said,) = FaultMemory(Substrate.SPARSE).found()
+    assert "serving failed: the Metal substrate failed: 2 mapping operations" in said
+    assert answers.finished == {}
+
+
+def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_substrate(
+    device: Device, folder: Path
+) -> None:
+    client = EngineClient(
+        lambda emit: metal_loop(folder, Substrate.SPARSE, emit),  # type: ignore[arg-type]
+        max_queue=4,
+        max_backlog=64,
+    )
+    client.start()
+    loop, thread = client._loop, client._thread
+    assert loop is not None
+    assert loop.faults.find() is None
+    device.mapper_failure = "1 mapping operations of a sparse buffer, batch 3"
+    client.give_up()
+    assert client.substrate_failed
+    assert not client.alive
+    assert "batch 3" in FaultMemory(Substrate.SPARSE).found()[0]
+    loop.mailbox.put(Stop())
+    thread.join(20.0)
+
+
+def test_a_command_that_meets_memory_that_is_not_there_is_a_fault_of_the_substrate(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError(
+            "[METAL] Command buffer execution failed: Caused GPU Address Fault Error "
+            "(0000000b:kIOGPUCommandBufferCallbackErrorPageFault)."
+        )
+
+    loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
+    monkeypatch.setattr("engine.runner.sample", broken)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+    with pytest.raises(BackendFailedError, match="a step met memory that is not mapped"):
+        loop.run()
+    (said,) = FaultMemory(Substrate.SPARSE).found()
+    assert "PageFault" in said
 
 
 def test_the_engine_ends_its_memory_on_its_own_thread(device: Device, folder: Path) -> None:

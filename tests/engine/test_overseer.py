@@ -22,6 +22,10 @@ WAIT_S = 10.0
 PARAMS = SamplingParams(300, temperature=0.0)
 
 
+def exit_code() -> int:
+    return 7
+
+
 class Clock:
     """Moves when it is told to."""
 
@@ -58,12 +62,14 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
     waiting = client.submit(tuple(range(60)), PARAMS)
     await eventually(lambda: gate.entered > entered)
     with (tmp_path / "stacks").open("w+") as stacks, caplog.at_level(logging.CRITICAL):
-        overseer = Overseer(client, watchdog_s=0.02, pressure=None, end=end, stacks=stacks)
+        overseer = Overseer(
+            client, watchdog_s=0.02, pressure=None, exit_code=exit_code, end=end, stacks=stacks
+        )
         overseer.start()
         assert await asyncio.to_thread(ended.wait, WAIT_S)
         stacks.seek(0)
         told = stacks.read()
-    assert codes == [1]
+    assert codes == [7]
     assert not client.alive, "/health says so"
     with pytest.raises(EngineDeadError):
         client.submit((1,), PARAMS)
@@ -91,6 +97,7 @@ async def test_a_server_that_ends_in_time_ends_by_itself(fast: None, tmp_path: P
             client,  # type: ignore[arg-type]
             watchdog_s=0.001,
             pressure=None,
+            exit_code=exit_code,
             end=_never,
             stacks=stacks,
         )
@@ -133,7 +140,9 @@ async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> Non
     client.start()
     client.attach()
     clock = Clock()
-    overseer = Overseer(client, watchdog_s=5.0, pressure=None, end=_never, clock=clock)
+    overseer = Overseer(
+        client, watchdog_s=5.0, pressure=None, exit_code=exit_code, end=_never, clock=clock
+    )
     stream = client.submit((1, 2, 3), SamplingParams(20, temperature=0.0))
     while not stream.exhausted:
         clock.now += 1.0
@@ -168,7 +177,9 @@ async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
     client.start()
     client.attach()
     level = [0]
-    overseer = Overseer(client, watchdog_s=30.0, pressure=lambda: level[0], end=_never)
+    overseer = Overseer(
+        client, watchdog_s=30.0, pressure=lambda: level[0], exit_code=exit_code, end=_never
+    )
     stream = client.submit(tuple(range(100)), SamplingParams(1))
     while not stream.exhausted:
         await stream.next_batch(WAIT_S)

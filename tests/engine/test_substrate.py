@@ -17,8 +17,10 @@ from engine.substrate import (
     why_no_metal,
 )
 from kvcache.canary import stamp
+from kvcache.canary.cache_size import USUAL, CacheSize
 from kvcache.canary.report import TrialReport
 from kvcache.choice import NO_DEVICE, NO_METAL, SubstrateError
+from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG
@@ -41,7 +43,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
     """What a canary was sent into; SPARSE does not come back."""
     seen: Tried = []
 
-    def trial(what: str, substrate: Substrate, page_bytes: int | None) -> TrialReport:
+    def trial(what: str, substrate: Substrate, page_bytes: int | None, size: str) -> TrialReport:
         seen.append((what, substrate, page_bytes))
         return TrialReport((), "it hung" if substrate is Substrate.SPARSE else "", 1.0)
 
@@ -49,8 +51,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
     return seen
 
 
-def page(_: Substrate) -> int:
-    return 16384
+def page(_: Substrate) -> tuple[int, CacheSize]:
+    return 16384, USUAL
 
 
 def choose(asked: str, *, release_heaps: bool = False) -> Substrate:
@@ -93,12 +95,40 @@ def test_the_canary_decides_with_the_pages_that_the_cache_will_have(
     assert {page_bytes for _, _, page_bytes in tried} == {16384}
 
 
+def test_a_wheel_that_does_not_suit_the_chip_is_warned_of(
+    device: Device, tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_substrate, "wheel_warning", lambda _: "the wheel is old")
+    assert machine_substrate("auto", page, release_heaps=False).warnings == ("the wheel is old",)
+    assert machine_substrate("posix", page, release_heaps=False).warnings == ()
+
+
 def test_what_the_device_lacks_is_not_tried(device: Device, tried: Tried) -> None:
     device.said["missing_for_sparse"] = ["no queue", "no heaps"]
     with pytest.raises(SubstrateError, match="does not work on this machine: no queue; no heaps"):
         choose("sparse")
     assert tried == []
     assert choose("paged") is Substrate.PAGED
+
+
+def test_what_has_failed_here_before_is_passed_by_until_it_is_forgotten(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Substrate] = []
+
+    def trial(what: str, substrate: Substrate, page_bytes: int | None, size: str) -> TrialReport:
+        tried.append(substrate)
+        return TrialReport((), "", 1.0)
+
+    monkeypatch.setattr(engine_substrate, "run_trial", trial)
+    FaultMemory(Substrate.SPARSE).record("a mapping never came back")
+    choice = machine_substrate("auto", page, release_heaps=False)
+    assert (choice.substrate, tried) == (Substrate.PAGED, [Substrate.PAGED])
+    assert "a mapping never came back" in choice.warnings[0]
+    with pytest.raises(SubstrateError, match="a mapping never came back"):
+        choose("sparse")
+    assert FaultMemory(Substrate.SPARSE).forget()
+    assert choose("auto") is Substrate.SPARSE
 
 
 def test_heaps_are_released_only_where_the_release_test_has_passed(

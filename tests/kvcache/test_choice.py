@@ -15,6 +15,16 @@ def broken(*substrates: Substrate) -> Callable[[Substrate], str]:
     return lambda substrate: f"{substrate.name} is broken" if substrate in substrates else ""
 
 
+def nothing(_: Substrate) -> tuple[str, ...]:
+    """No substrate has failed here."""
+    return ()
+
+
+def once(substrate: Substrate) -> tuple[str, ...]:
+    """The sparse one has."""
+    return ("it hung",) if substrate is Substrate.SPARSE else ()
+
+
 def never(substrate: Substrate) -> str:
     raise AssertionError(f"{substrate} is tried")
 
@@ -31,7 +41,7 @@ def never(substrate: Substrate) -> str:
 def test_the_first_one_that_passes_serves_and_the_others_are_explained(
     faults: tuple[Substrate, ...], chosen: Substrate
 ) -> None:
-    choice = choose_substrate("auto", no_metal="", trial=broken(*faults))
+    choice = choose_substrate("auto", no_metal="", trial=broken(*faults), remembered=nothing)
     assert choice.substrate is chosen
     assert len(choice.reasons) == len(faults) + 1
     for fault, reason in zip(faults, choice.reasons, strict=False):
@@ -39,8 +49,39 @@ def test_the_first_one_that_passes_serves_and_the_others_are_explained(
     assert choice.reasons[-1].startswith(f"{chosen}: ")
 
 
+def test_only_the_cpu_beside_a_gpu_is_worth_a_warning() -> None:
+    every = broken(Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
+    choice = choose_substrate("auto", no_metal="", trial=every, remembered=nothing)
+    assert choice.warnings == choice.reasons[-1:]
+    assert "its CPU is many times slower" in choice.warnings[0]
+    one = choose_substrate("auto", no_metal="", trial=broken(Substrate.SPARSE), remembered=nothing)
+    assert one.warnings == ()
+    assert choose_substrate("auto", no_metal=NOWHERE, trial=never, remembered=once).warnings == ()
+
+
+def test_what_has_failed_here_before_is_neither_tried_nor_taken() -> None:
+    def trial(substrate: Substrate) -> str:
+        assert substrate is Substrate.PAGED
+        return ""
+
+    choice = choose_substrate("auto", no_metal="", trial=trial, remembered=once)
+    assert choice.substrate is Substrate.PAGED
+    assert choice.warnings == choice.reasons[:1]
+    assert "not sparse on Metal: it has failed on this machine" in choice.warnings[0]
+    assert "it hung. `quire doctor` tries it again" in choice.warnings[0]
+
+
+def test_what_has_failed_here_before_is_refused_to_who_asks_for_it() -> None:
+    with pytest.raises(SubstrateError) as caught:
+        choose_substrate("sparse", no_metal="", trial=never, remembered=once)
+    for words in ("it hung", "`quire doctor`", "--kv-backend auto"):
+        assert words in str(caught.value)
+    taken = choose_substrate("paged", no_metal="", trial=broken(), remembered=once)
+    assert taken.substrate is Substrate.PAGED
+
+
 def test_without_metal_nothing_is_tried() -> None:
-    choice = choose_substrate("auto", no_metal=NOWHERE, trial=never)
+    choice = choose_substrate("auto", no_metal=NOWHERE, trial=never, remembered=nothing)
     assert choice.substrate is Substrate.POSIX
     assert choice.reasons == (f"posix: {NOWHERE}",)
 
@@ -59,13 +100,16 @@ def test_without_metal_nothing_is_tried() -> None:
 def test_what_is_asked_for_serves_on_the_gpu_where_there_is_one(
     asked: str, no_metal: str, chosen: Substrate
 ) -> None:
-    choice = choose_substrate(asked, no_metal=no_metal, trial=broken())
+    choice = choose_substrate(asked, no_metal=no_metal, trial=broken(), remembered=nothing)
     assert choice.substrate is chosen
     assert choice.reasons == (f"{chosen}: as configured",)
 
 
 def test_substrates_of_a_cpu_are_not_tried() -> None:
-    assert choose_substrate("posix", no_metal="", trial=never).substrate is Substrate.POSIX
+    assert (
+        choose_substrate("posix", no_metal="", trial=never, remembered=nothing).substrate
+        is Substrate.POSIX
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,6 +126,6 @@ def test_what_this_machine_lacks_is_refused_by_name(
 ) -> None:
     trial = broken(Substrate.SPARSE, Substrate.METAL_DENSE)
     with pytest.raises(SubstrateError) as caught:
-        choose_substrate(asked, no_metal=no_metal, trial=trial)
+        choose_substrate(asked, no_metal=no_metal, trial=trial, remembered=nothing)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

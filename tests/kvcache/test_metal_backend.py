@@ -1,6 +1,7 @@
 """The Metal backend and the views over it, on a device of plain Python."""
 
 import itertools
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from kvcache.backend import BackendFailedError, Charge, NormAndRope, PageBackend, Releases, Segment
+from kvcache.fault_memory import Act, FaultMemory
 from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.metal_backend import metal_backend
+from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
 from tests.kvcache.managers import join, manager
 from tests.kvcache.metal_double import Device, install
@@ -119,6 +122,36 @@ def test_a_block_that_is_mapped_again_holds_zeros(device: Device) -> None:
     assert (first_rows(backend, 0, 3, 0, "keys") == 0.0).all()
 
 
+def test_the_first_act_of_each_kind_is_guarded_and_no_other(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded: list[Act] = []
+    intent = FaultMemory.intent
+
+    def seen(self: FaultMemory, act: Act) -> AbstractContextManager[None]:
+        guarded.append(act)
+        return intent(self, act)
+
+    monkeypatch.setattr(FaultMemory, "intent", seen)
+    backend = ready(release_heaps=True)
+    for _ in range(3):
+        assert backend.map(0, 0, 0, 0, 1, writable=True)
+        assert backend.wait(backend.map_ahead(0, 1, 0, 1, 1), WAIT_S)
+        assert backend.wait(backend.unmap(0, 0, 2), WAIT_S)
+        assert backend.wait(backend.release(0, 0, 4), WAIT_S)
+    assert guarded == [Act.MAP, Act.UNMAP, Act.RELEASE]
+    assert FaultMemory(Substrate.SPARSE).found() == ()
+
+
+def test_a_first_act_that_fails_is_remembered_of_its_substrate(device: Device) -> None:
+    device.silent = True
+    with pytest.raises(BackendFailedError, match="the first mapping took over"):
+        ready("paged").map_ahead(0, 0, 0, 0, 1)
+    (said,) = FaultMemory(Substrate.PAGED).found()
+    assert "the first mapping failed: the first mapping took over 20 s" in said
+    assert FaultMemory(Substrate.SPARSE).found() == ()
+
+
 def test_a_heap_is_charged_in_full_from_when_it_is_made_and_kept(device: Device) -> None:
     backend = ready()
     assert backend.map(0, 0, 0, 0, 1, writable=True)
@@ -182,7 +215,7 @@ def test_a_device_or_a_mapper_that_failed_ends_the_engine(device: Device, fault:
 def test_a_mapping_that_never_completes_is_a_failure_and_not_a_mapping(device: Device) -> None:
     backend = ready()
     device.silent = True
-    with pytest.raises(BackendFailedError, match="mapping took over 30 s"):
+    with pytest.raises(BackendFailedError, match="mapping took over 20 s"):
         backend.map(0, 0, 0, 0, 1, writable=True)
 
 

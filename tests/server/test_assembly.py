@@ -3,12 +3,12 @@ import json
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx2
 import pytest
@@ -17,6 +17,9 @@ from engine.build import EnginePlan
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.pressure import PressureSource, pressure_source
 from engine.weights import Arithmetic
+from kvcache.backend import BackendFailedError
+from kvcache.choice import SubstrateChoice
+from kvcache.substrates import Substrate
 from server import assembly, drained_server
 from server.assembly import (
     check_vocabulary,
@@ -28,7 +31,7 @@ from server.assembly import (
 )
 from server.config import MIB, Config, ServerSection, Tables
 from server.drained_server import listen
-from server.faults import EngineError, ModelError, SettingError
+from server.faults import EngineError, ModelError, SettingError, SubstrateFailedError
 from server.listener import reserve
 from server.log import configure_log
 from server.plan.command import PlanWishes, plan_model
@@ -342,8 +345,8 @@ def test_the_engine_is_looked_at_while_it_serves(
     told: list[object] = []
 
     class Overseer:
-        def __init__(self, client: object, **how: object) -> None:
-            told.append(how)
+        def __init__(self, client: object, *, exit_code: Callable[[], int], **how: object) -> None:
+            told.append(how | {"exit_code": exit_code()})
 
         def start(self) -> None:
             told.append("start")
@@ -357,27 +360,43 @@ def test_the_engine_is_looked_at_while_it_serves(
         told.append("engine")
         return True
 
-    idle = SimpleNamespace(alive=True, stop=stop)
+    idle = SimpleNamespace(alive=True, substrate_failed=False, stop=stop)
     monkeypatch.setattr(assembly, "start_engine", lambda *_: idle)
     monkeypatch.setattr(assembly, "listen", lambda *_: told.append("listen"))
     flags = SMALL | {"engine": SMALL["engine"] | {"watchdog_s": 7.0}}
     flags["cache"] = SMALL["cache"] | {"heed_pressure": heeds}
     serve_model(str(tiny_model), None, flags)
     # To the very end: what would hang there must end, too.
-    expected = {"watchdog_s": 7.0, "pressure": source}
-    assert told == [expected, "start", "listen", "engine", "stop"]
+    assert told.pop(0) == {"watchdog_s": 7.0, "pressure": source, "exit_code": 1}
+    assert told == ["start", "listen", "engine", "stop"]
 
 
 def test_an_engine_that_fails_while_it_serves_is_told(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
 ) -> None:
     stopped: list[float] = []
-    dead = SimpleNamespace(alive=False, stop=stopped.append)
+    dead = SimpleNamespace(alive=False, substrate_failed=False, stop=stopped.append)
     monkeypatch.setattr(assembly, "start_engine", lambda *_: dead)
     monkeypatch.setattr(assembly, "listen", lambda *_: None)
     with pytest.raises(EngineError, match="the engine has failed"):
         serve_model(str(tiny_model), None, SMALL)
     assert stopped == [assembly.STOP_TIMEOUT_S]
+
+
+def test_a_gpu_whose_memory_of_k_and_v_fails_is_told_with_what_comes_next(
+    plan: EnginePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise BackendFailedError("the first mapping took over 20 s")
+
+    monkeypatch.setattr(assembly, "build_engine", fail)
+    settings = read_settings(None, SMALL)
+    sparse = replace(plan, substrate=SubstrateChoice(Substrate.SPARSE, ()))
+    with pytest.raises(SubstrateFailedError, match=r"took over 20 s; .* something else serves"):
+        start_engine(settings, sparse)
+    with pytest.raises(EngineError, match=r"took over 20 s$") as of_a_cpu:
+        start_engine(settings, plan)
+    assert not isinstance(of_a_cpu.value, SubstrateFailedError)
 
 
 def test_fault_16_no_port_is_left_open_by_a_model_that_is_refused(

@@ -13,8 +13,9 @@ from engine.doctor.facts import facts
 from engine.machine import GPU_HEADROOM_BYTES
 from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
-from kvcache.canary.run import KERNELS, RELEASE, SUBSTRATE, Outcome
+from kvcache.canary.run import KERNELS, PACE, RELEASE, STRESS, SUBSTRATE, Outcome
 from kvcache.choice import NO_DEVICE, NO_METAL
+from kvcache.fault_memory import FaultMemory
 from kvcache.substrates import Substrate
 from tests.engine.doctor.reports import FAILED, PASSED
 from tests.kvcache.metal_double import Device
@@ -37,7 +38,16 @@ class Machine:
         assert command[0] == sys.executable
         return self.outcome or Outcome("", json.dumps(self.facts), 0.1)
 
-    def trial(self, what: str, substrate: Substrate, page_bytes: int | None = None) -> TrialReport:
+    def trial(
+        self,
+        what: str,
+        substrate: Substrate,
+        page_bytes: int | None = None,
+        size: str = "",
+        limit_s: float = 0.0,
+    ) -> TrialReport:
+        if what == PACE:
+            return PASSED
         self.tried.append((what, substrate, page_bytes))
         return self.reports.get((what, substrate), PASSED)
 
@@ -93,6 +103,15 @@ def test_a_machine_with_a_gpu_serves_from_it(machine: Machine) -> None:
         (KERNELS, Substrate.POSIX),
         (SUBSTRATE, Substrate.DENSE),
     ]
+
+
+def test_a_wheel_that_does_not_suit_the_chip_is_warned_of(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "wheel_warning", lambda _: "the wheel is old")
+    assert examine(WISHES, quiet).warnings == ("the wheel is old",)
+    machine.facts["metal"] = {}
+    assert examine(WISHES, quiet).warnings == ()
 
 
 def test_what_fails_its_canary_is_not_chosen_and_tried_no_further(machine: Machine) -> None:
@@ -184,3 +203,66 @@ def test_what_computes_wrong_is_not_asked_to_release(machine: Machine) -> None:
     assert report.of(Substrate.SPARSE).release is None
     assert report.chosen is Substrate.SPARSE, "serving does not ask for more than the canary"
     assert not report.serves
+
+
+def test_what_has_failed_here_is_forgotten_where_it_works_now(machine: Machine) -> None:
+    FaultMemory(Substrate.SPARSE).record("it hung")
+    stamp.write(Substrate.SPARSE)
+    report = examine(WISHES, quiet)
+    sparse = report.of(Substrate.SPARSE)
+    assert "it hung" in sparse.faults[0]
+    assert sparse.standing_faults == ()
+    assert report.chosen is Substrate.SPARSE
+    assert not stamp.is_there(Substrate.SPARSE), "its release test was passed before the fault"
+    assert examine(WISHES, quiet).of(Substrate.SPARSE).faults == ()
+
+
+@pytest.mark.parametrize("what", [SUBSTRATE, KERNELS])
+def test_what_has_failed_here_and_still_fails_is_not(machine: Machine, what: str) -> None:
+    FaultMemory(Substrate.SPARSE).record("it hung")
+    machine.reports[what, Substrate.SPARSE] = FAILED
+    report = examine(WISHES, quiet)
+    assert report.of(Substrate.SPARSE).standing_faults == report.of(Substrate.SPARSE).faults
+    assert report.chosen is Substrate.PAGED
+    assert "it hung" in report.reasons[0]
+    report = examine(Wishes("sparse", None, None, release_test=False), quiet)
+    assert (report.chosen, report.serves) == (None, False)
+    by_hand = Wishes("auto", None, None, release_test=False, forget_faults=True)
+    assert examine(by_hand, quiet).of(Substrate.SPARSE).standing_faults == ()
+
+
+def test_what_cannot_be_forgotten_still_stands(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FaultMemory(Substrate.SPARSE).record("it hung")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    report = examine(WISHES, quiet)
+    assert len(report.of(Substrate.SPARSE).standing_faults) == 1
+    assert report.chosen is Substrate.PAGED
+
+
+def test_what_fails_under_running_commands_is_remembered_and_not_chosen(machine: Machine) -> None:
+    machine.reports[STRESS, Substrate.SPARSE] = FAILED
+    stressed = Wishes("auto", None, None, release_test=True, stress=True)
+    report = examine(stressed, quiet)
+    sparse = report.of(Substrate.SPARSE)
+    assert sparse.stress is FAILED
+    assert sparse.release is None
+    assert "the stress test failed: map: refused" in sparse.standing_faults[0]
+    assert report.chosen is Substrate.PAGED
+    assert report.of(Substrate.PAGED).stress is PASSED
+    assert report.of(Substrate.METAL_DENSE).stress is None
+    machine.reports.clear()
+    assert examine(stressed, quiet).chosen is Substrate.SPARSE
+
+
+def test_the_pages_of_a_cpu_are_stressed_too_and_not_remembered(machine: Machine) -> None:
+    machine.reports[STRESS, Substrate.POSIX] = FAILED
+    wishes = Wishes("posix", None, None, release_test=False, stress=True)
+    report = examine(wishes, quiet)
+    assert (report.chosen, report.serves) == (Substrate.POSIX, False)
+    assert report.of(Substrate.POSIX).standing_faults == ()

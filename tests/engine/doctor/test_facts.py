@@ -1,4 +1,5 @@
 import json
+import resource
 import runpy
 import sys
 
@@ -35,3 +36,14 @@ def test_it_is_a_program_that_writes_one_line(
     runpy.run_module("engine.doctor.facts", run_name="__main__")
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == facts()
+
+
+def test_the_limits_of_open_files_are_told_and_what_becomes_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    assert facts()["open_files"] == {"soft": 256, "hard": None, "raised": 256}

@@ -63,6 +63,7 @@ def test_a_report_is_one_json_object_with_a_version() -> None:
         "name": "sparse",
         "on_gpu": True,
         "reasons": ["sparse on Metal: it passed its canary"],
+        "warnings": [],
     }
     assert said["memory"]["usable_bytes"] == 9 * GIB
 

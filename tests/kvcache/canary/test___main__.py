@@ -7,10 +7,12 @@ import sys
 import mlx.core as mx
 import pytest
 
-from kvcache.canary import trial
+from kvcache.canary import pace, stress, trial
 from kvcache.canary.__main__ import main, run_task
+from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.report import from_line
-from kvcache.canary.run import BEGINS, KERNELS, RELEASE, SUBSTRATE
+from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
+from kvcache.layout import KVShape
 from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import install
 
@@ -43,7 +45,7 @@ def test_it_is_a_program(
     monkeypatch.setattr(sys, "argv", ["canary", SUBSTRATE, "DENSE"])
     monkeypatch.delitem(sys.modules, "kvcache.canary.__main__")
     runpy.run_module("kvcache.canary", run_name="__main__")
-    assert from_line(capsys.readouterr().out.splitlines()[-1])[-1].name == "end"
+    assert from_line(capsys.readouterr().out.splitlines()[-1])[-1].name == "multiply 64"
     assert ended == [0]
 
 
@@ -56,10 +58,19 @@ def test_heaps_are_released_only_where_that_is_the_task(monkeypatch: pytest.Monk
     )
     names = [step.name for step in run_task(SUBSTRATE, Substrate.SPARSE, None)]
     assert "release" not in names
-    assert names[-1] == "end"
+    assert names[-4:] == ["end", "multiply 1", "multiply 8", "multiply 64"]
     steps = run_task(RELEASE, Substrate.SPARSE, None)
     assert all(step.passed for step in steps), steps[-1]
     assert steps[2].name == "round 1"
+
+
+def test_a_real_cache_is_tried_behind_the_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    size = CacheSize(KVShape(2, 2, 64, 2), max_tokens=4096, heap_bytes=1 << 20, buffers=5)
+    steps = run_task(SUBSTRATE, Substrate.SPARSE, 16384, size)
+    assert all(step.passed for step in steps), steps[-1]
+    assert [step.name for step in steps][-4:] == ["open", "real buffers", "last block", "real end"]
+    assert steps[-3].figures["buffers"] == 5
 
 
 def test_a_substrate_that_cannot_be_opened_is_a_step_that_failed(
@@ -72,6 +83,18 @@ def test_a_substrate_that_cannot_be_opened_is_a_step_that_failed(
     assert "no residency sets" in step.said
     (step,) = run_task(KERNELS, Substrate.PAGED, None)
     assert (step.name, step.passed) == ("bfloat16 x 64: open", False)
+
+
+def test_commands_are_stressed_and_timed_where_that_is_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stress, "LONG_S", 0.001)
+    steps = run_task(STRESS, Substrate.POSIX, None)
+    assert all(step.passed for step in steps), steps[-1]
+    assert steps[-2].name == f"round {stress.ROUNDS}"
+    monkeypatch.setattr(pace, "SIZE", 64)
+    monkeypatch.setattr(pace, "PAUSE_S", 0.01)
+    assert [step.name for step in run_task(PACE, Substrate.POSIX, None)] == ["pause", "submit"]
 
 
 def test_all_kernels_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

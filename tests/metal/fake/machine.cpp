@@ -166,6 +166,11 @@ void Machine::freeze(bool frozen) {
   frozen_ = frozen;
 }
 
+void Machine::stall_mappings() {
+  const std::lock_guard lock(mutex);
+  mappings_stalled_ = true;
+}
+
 void Machine::while_waiting(std::function<void()> hook) {
   const std::lock_guard lock(mutex);
   hook_ = std::move(hook);

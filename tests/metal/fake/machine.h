@@ -80,6 +80,9 @@ class Machine {
   void run();
   // The device does nothing from now on.
   void freeze(bool frozen);
+  // No mapping is made from now on; commands run.
+  void stall_mappings();
+  bool mappings_stalled() const { return mappings_stalled_; }
   // What else happens while the host waits for the device, in the same thread. Not in background.
   void while_waiting(std::function<void()> hook);
   // The next command buffer that is committed fails with these words.
@@ -127,6 +130,7 @@ class Machine {
   std::string failure_;
   uint64_t charged_ = 0;
   bool frozen_ = false;
+  bool mappings_stalled_ = false;
   bool in_hook_ = false;
   bool stopping_ = false;
   std::thread thread_;

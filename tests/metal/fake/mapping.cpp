@@ -98,9 +98,9 @@ void MappingQueue::update(
     if (heap != nullptr) {
       ++heap->queued;
     }
-    enqueue("a mapping", nullptr, [this, buffer, heap, operation] {
-      apply(*buffer, heap, operation);
-    });
+    enqueue(
+        "a mapping", [&machine] { return !machine.mappings_stalled(); },
+        [this, buffer, heap, operation] { apply(*buffer, heap, operation); });
   }
 }
 

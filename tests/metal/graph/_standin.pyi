@@ -33,6 +33,12 @@ def counts() -> dict[str, int]:
 def calls(operation: str) -> list[str]:
     """The calls that the newest evaluation of an operation has made to MLX's encoder."""
 
+def stall_mappings() -> None:
+    """The device maps nothing from now on, and says nothing of it; commands run."""
+
+def fail_next_commands(words: str) -> None:
+    """The next command buffer of quire's own that is committed fails with these words."""
+
 def plant(operation: str, call: str = "", which: set[int] = ..., how: str = "") -> None:
     """From now on, these calls of every evaluation of the operation are not made as they should be.
 

@@ -83,6 +83,10 @@ NB_MODULE(_standin, m) {
   m.def("counts", &quire::graph::counts);
   m.def("calls", [](const std::string& operation) {
     return Recorder::instance().calls(operation); }, "operation"_a);
+  m.def("stall_mappings", [] { quire::fake::Machine::current().stall_mappings(); });
+  m.def("fail_next_commands", [](const std::string& words) {
+    quire::fake::Machine::current().fail_next_commands(words);
+  }, "words"_a);
   m.def("plant", [](const std::string& operation, const std::string& call,
                     const std::set<size_t>& which, const std::string& how) {
     Recorder::instance().plant({operation, call, which, how});

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.doctor.answers import answers
 from engine.doctor.examine import Wishes
 from engine.doctor.report import DoctorReport
 from server.doctor import command
@@ -34,7 +35,7 @@ def test_the_settings_say_what_is_examined(asked: list[Wishes], tmp_path: Path) 
     text, serves = examine_machine(
         file, {"cache": {"substrate": "paged"}}, DoctorWishes(False, True), told.append
     )
-    assert asked == [Wishes("paged", 16384, 1 << 20, True)]
+    assert asked == [Wishes("paged", 16384, 1 << 20, True, False, False)]
     assert told == ["everything"]
     assert text.endswith("sparse on Metal can serve.")
     assert serves
@@ -42,7 +43,7 @@ def test_the_settings_say_what_is_examined(asked: list[Wishes], tmp_path: Path) 
 
 def test_json_is_one_object(asked: list[Wishes]) -> None:
     text, serves = examine_machine(None, {}, DoctorWishes(True, False), lambda _: None)
-    assert json.loads(text) == json.loads(json.dumps(MAC.as_json()))
+    assert json.loads(text) == json.loads(json.dumps(MAC.as_json() | {"mac": answers(MAC)}))
     assert serves
     assert asked == [Wishes("auto", None, None, False)]
 

@@ -72,3 +72,26 @@ def test_a_release_test_is_told_of_with_what_follows_from_it() -> None:
     assert "release test: 2 steps in 1.5 s, passed" in said
     assert "written down: /somewhere" in said
     assert "heaps are given back if cache.release_heaps asks for it" in said
+
+
+def test_a_stress_test_is_told_of_with_its_last_word() -> None:
+    said = text(with_sparse(stress=PASSED))
+    assert "stress test: 2 steps in 1.5 s, passed\n    in order\n" in said
+    failed = text(with_sparse(stress=replace(FAILED, steps=())))
+    assert "stress test: 0 steps in 0.5 s, failed: map: refused\n  heaps" in failed
+    assert "sparse on Metal would serve, and it does not work here: map: refused." in failed
+
+
+def test_what_should_be_done_is_told_before_the_verdict() -> None:
+    said = text(replace(MAC, wheel="macosx_15_0", warnings=("the wheel is old", *MAC.reasons)))
+    assert "MLX        0.32.4, macosx_15_0\n" in said
+    assert "passed its canary\nwarning    the wheel is old\nsparse on Metal can serve." in said
+
+
+def test_what_a_substrate_has_done_here_is_told_with_what_became_of_it() -> None:
+    said = text(with_sparse(faults=("it hung", "it crashed"), standing_faults=("it hung",)))
+    assert "works\n  has failed here: it hung\n" in said
+    assert "  had failed here, which is forgotten now: it crashed\n" in said
+    assert "not here: no\n  has failed here: it hung" in text(
+        with_sparse(missing="no", standing_faults=("it hung",))
+    )

@@ -4,11 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.guards.descriptors import (
-    OTHER_DESCRIPTORS,
-    connections_that_fit,
-    raise_descriptor_limit,
-)
+from engine.machine import raise_descriptor_limit
+from server.guards.descriptors import OTHER_DESCRIPTORS, connections_that_fit
 
 
 class System:

@@ -1,0 +1,5 @@
+from kvcache.canary.cache_size import USUAL, CacheSize
+
+
+def test_a_size_crosses_a_command_line() -> None:
+    assert CacheSize.from_argument(USUAL.to_argument()) == USUAL
