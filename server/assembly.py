@@ -34,7 +34,6 @@ from server.config import Config, Tables
 from server.drained_server import DrainedServer
 from server.faults import EngineError, ModelError, SettingError
 from server.guards.access import check_access
-from server.guards.descriptors import raise_descriptor_limit
 from server.hub import (
     ModelNotFoundError,
     SamplingDefaultsError,
@@ -74,7 +73,6 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
 
 def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> None:
     """Loads the weights, and lets clients in. Raises StartError."""
-    raise_descriptor_limit()  # the engine's heaps are the first that need it
     client = start_engine(settings, model.plan)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)

@@ -16,6 +16,7 @@ import typer
 
 from server.config import Tables
 from server.faults import EngineError, ModelError, SettingError, StartError
+from server.guards.descriptors import raise_descriptor_limit
 from server.settings import with_further
 
 EXIT_CODES = {EngineError: 1, SettingError: 2, ModelError: 3}
@@ -143,6 +144,7 @@ def serve(
     # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
     from server.assembly import serve_model
 
+    raise_descriptor_limit()  # the engine's heaps are the first that need it
     with _one_sentence():
         serve_model(model, config, with_further(flags, further or ()))
 
