@@ -28,6 +28,7 @@ from kvcache.memory_budget import (
     MemoryPlan,
     fit,
     gib,
+    smallest_context,
 )
 from kvcache.new_backend import new_backend
 from kvcache.substrates import Substrate
@@ -100,7 +101,9 @@ def plan_engine(
     # Who names a budget of K and V may take what would be left to others.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:
-        raise BudgetError(_too_large(checkpoint, demand, room))
+        longest = smallest_context(config.max_model_len, checkpoint.max_position_embeddings)
+        least = demand.fixed_bytes + longest * shape.bytes_per_token
+        raise BudgetError(_too_large(checkpoint, demand, room, least))
     request = CacheRequest(
         substrate=substrate,
         heap_bytes=config.heap_bytes,
@@ -121,8 +124,9 @@ def plan_engine(
     return EnginePlan(checkpoint, arithmetic, choice, memory, threads)
 
 
-def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int) -> str:
-    """What weights need that are too much by themselves, and what would fit."""
+def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:
+    """What weights need that are too much by themselves, and what would fit. least: bytes that the
+    model would start with."""
     packed, others = Q4.bytes_of(checkpoint.num_weights), demand.fixed_bytes - demand.weights_bytes
     hint = "serve a smaller model"
     if packed < SMALLER * demand.weights_bytes:
@@ -130,7 +134,7 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int) -> str:
             hint = f"in MLX's 4 bits its weights would take {gib(packed)}, and fit"
         else:
             hint = f"in MLX's 4 bits its weights would still take {gib(packed)}: {hint}"
-    if demand.fixed_bytes < replace(demand, headroom_bytes=0).usable_bytes:
+    if least <= replace(demand, headroom_bytes=0).usable_bytes:
         hint += f"; or lower --headroom, which is {gib(demand.headroom_bytes)}"
     return (
         f"the weights alone take {gib(demand.weights_bytes)}, of {gib(room)} that are usable here, "

@@ -171,7 +171,7 @@ def fit(
         raise BudgetError(
             f"max_model_len is {asked} tokens, but the model knows only {model_max_len} positions"
         )
-    smallest = asked or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
+    smallest = smallest_context(asked, model_max_len)
     if asked is None and request.kv_budget_bytes is not None:
         smallest = 1  # whoever names a budget may have as little as he likes
     budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len, smallest)
@@ -208,6 +208,11 @@ def fit(
             f"{gib(budget)}: that shortens the context or leaves fewer sequences"
         )
     return MemoryPlan(demand, layout, heaps * group.heap_bytes, max_len, sequences, note)
+
+
+def smallest_context(asked: int | None, model_max_len: int) -> int:
+    """Tokens of the sequence that must fit. asked: the longest one, where the user says so."""
+    return asked or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
 
 
 def usable_bytes(

@@ -4,7 +4,6 @@ Everything that can be wrong with settings and model is said before a weight is 
 and before anybody can connect, as one sentence.
 """
 
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from kvcache.choice import SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.config import Config, Tables
-from server.drained_server import DrainedServer
+from server.drained_server import listen
 from server.faults import EngineError, ModelError, SettingError
 from server.guards.access import check_access
 from server.hub import (
@@ -41,9 +40,8 @@ from server.hub import (
     model_names,
     sampling_defaults,
 )
-from server.http import LISTEN_BACKLOG, http_config
-from server.idle_memory import keep_what_is_there
-from server.listener import listen_on, reserve
+from server.idle_memory import keep_what_is_there, use_one_arena
+from server.listener import reserve
 from server.log import configure_log
 from server.metrics import Metrics
 from server.metrics.registry import About
@@ -64,6 +62,7 @@ log = structlog.get_logger("quire")
 
 def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     """Serves until told to end. Raises StartError."""
+    use_one_arena()
     settings = read_settings(file, flags)
     configure_log(settings.log)
     check_access(settings)
@@ -281,20 +280,3 @@ def make_metrics(
 
     names = settings.metrics.vllm_names
     return Metrics(client, about, vllm_names=names, footprint=footprint_with, memory=memory)
-
-
-def listen(settings: Config, service: Service, listener: socket.socket) -> None:
-    """Serves until told to end, or until the engine has failed. Raises SettingError."""
-    config = http_config(settings, service)
-    drain_s = settings.server.drain_s
-    server = DrainedServer(config, service.client, service.drain, drain_s)
-    # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
-    # work, and the process ends with 0.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
-    listen_on(listener, LISTEN_BACKLOG)
-    host, port = listener.getsockname()[:2]
-    log.info(
-        f"serving {service.model.id} on http://{host}:{port}", max_model_len=service.max_model_len
-    )
-    server.run(sockets=[listener])

@@ -144,7 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def interruptible_main() -> int:
     """The same; whatever ends it, nothing that it has started is left."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # A shell has its background jobs ignore the first one.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         return main()
     finally:

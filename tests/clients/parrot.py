@@ -21,8 +21,8 @@ import numpy as np
 
 from engine.client import EngineClient
 from kvcache.views import KVViews
-from server.assembly import listen
 from server.config import Config, ServerSection
+from server.drained_server import listen
 from server.listener import reserve
 from server.log import configure_log
 from server.service import Service

@@ -116,6 +116,7 @@ def test_a_model_that_can_never_fit_is_refused_with_what_would(qwen3_4b: Checkpo
 
 def test_a_model_that_takes_what_is_left_to_others_is_told_so(qwen3_4b: Checkpoint) -> None:
     assert refusal(qwen3_4b, 9).endswith("; or lower --headroom, which is 1.80 GiB")
+    assert "--headroom" not in refusal(qwen3_4b, 9, max_model_len=30000), "it would not be enough"
     config = replace(CONFIG, headroom_bytes=None, kv_budget_bytes=64 * MIB, page_bytes=None)
     memory = MachineMemory(9 * GIB, 9 * GIB)
     plan = plan_engine(config, qwen3_4b, memory, POSIX)

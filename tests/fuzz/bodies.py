@@ -215,6 +215,8 @@ def _of_bodies(fields: list[Field]) -> Iterator[Family]:
         names = [field.name[1:] for field in fields if field.route == route]
         texts += [f'{{«"{name}":null,»{rest[1:]}' for name in names if name.isidentifier()]
         texts += [f'{{«"k§":{one},»{rest[1:]}' for one in ("0", "[]", '"a"')]
+        # What is no text stands beside much that must be looked through for its place.
+        texts += [f'{{"k":"\\ud800","v":[«{one},»{one}],{rest[1:]}' for one in ("0", "[]", '"a"')]
         texts += [f"«{space}»{rest}" for space in (" ", "\n", "\ufeff", "\0")]
         texts += [f"{rest}«{space}»" for space in (" ", "}", "[", "�")]
         yield from (Family(f"{route} {text}", "bodies", route, text) for text in texts)

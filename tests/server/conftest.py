@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from engine import substrate
 from engine.machine import MachineMemory
 from kvcache.canary.report import TrialReport
-from server import assembly
+from server import assembly, drained_server
 from server.cli import app as command
 from server.listener import reserve
 from server.service import Service
@@ -111,7 +111,7 @@ def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Run:
         raise AssertionError("too early")
 
     monkeypatch.setattr(assembly, "start_engine", never)
-    monkeypatch.setattr(assembly, "listen_on", never)
+    monkeypatch.setattr(drained_server, "listen_on", never)
     monkeypatch.setattr(assembly, "reserve", lambda host, _: reserve(host, 0))
 
     def run(*arguments: str | Path) -> Result:

@@ -17,17 +17,17 @@ from engine.build import EnginePlan
 from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.pressure import PressureSource, pressure_source
 from engine.weights import Arithmetic
-from server import assembly
+from server import assembly, drained_server
 from server.assembly import (
     check_vocabulary,
     engine_config,
-    listen,
     make_plan,
     read_model,
     serve_model,
     start_engine,
 )
 from server.config import MIB, Config, ServerSection, Tables
+from server.drained_server import listen
 from server.faults import EngineError, ModelError, SettingError
 from server.listener import reserve
 from server.log import configure_log
@@ -390,7 +390,7 @@ def test_fault_16_no_port_is_left_open_by_a_model_that_is_refused(
     (folder / "tokenizer.json").write_text("{")
     reserved = reserve("127.0.0.1", 0)
     monkeypatch.setattr(assembly, "reserve", lambda *_: reserved)
-    monkeypatch.setattr(assembly, "listen_on", never)
+    monkeypatch.setattr(drained_server, "listen_on", never)
     monkeypatch.setattr(assembly, "build_engine", never)
     with pytest.raises(ModelError, match=str(folder)):
         serve_model(str(folder), None, SMALL)

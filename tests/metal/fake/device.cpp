@@ -140,8 +140,11 @@ MTL::Device* MTLCreateSystemDefaultDevice() {
   return reinterpret_cast<MTL::Device*>(new quire::fake::Device());
 }
 
+NS::Array* MTLCopyAllDevices() {
+  return reinterpret_cast<NS::Array*>(new quire::fake::Array({new quire::fake::Device()}));
+}
+
 // metal-cpp refers to these; nothing of ours calls them.
-void* MTLCopyAllDevices() { return nullptr; }
 void* MTLCopyAllDevicesWithObserver() { return nullptr; }
 void MTLRemoveDeviceObserver() {}
 

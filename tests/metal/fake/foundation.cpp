@@ -41,6 +41,7 @@ Object* string_with(const Class*, SEL, const char* text, uint64_t) {
 
 const auto defined = [] {
   define("NSAutoreleasePool").makes<Pool>().method<&Pool::release>("drain");
+  define("NSArray").method<&Array::count>("count").method<&Array::object>("objectAtIndex:");
   define("NSString")
       .class_method<&string_with>("stringWithCString:encoding:")
       .method<&String::utf8>("UTF8String");
@@ -51,6 +52,12 @@ const auto defined = [] {
 }();
 
 }  // namespace
+
+void Array::dealloc() {
+  for (Object* object : objects_) {
+    object->release();
+  }
+}
 
 Object* Object::autorelease() {
   if (Pool::stack().empty()) {

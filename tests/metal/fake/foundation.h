@@ -1,6 +1,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "object.h"
 
@@ -14,6 +16,20 @@ class String final : public Object {
 
  private:
   const std::string text_;
+};
+
+class Array final : public Object {
+ public:
+  // The objects are its own from now on.
+  explicit Array(std::vector<Object*> objects) : Object("NSArray"), objects_(std::move(objects)) {}
+  uint64_t count() const { return objects_.size(); }
+  Object* object(uint64_t index) const { return objects_.at(index); }
+
+ protected:
+  void dealloc() override;
+
+ private:
+  std::vector<Object*> objects_;
 };
 
 class Error final : public Object {

@@ -1,8 +1,12 @@
 """What a runner's GPU is asked (tests/metal/hosted/check_kernels.py), asked of the stand-ins: the
 questions themselves are right, and a wrong answer would be seen."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from tests.metal.graph import _standin
 from tests.metal.graph import stage as stage  # starts the stand-ins
 from tests.metal.hosted import check_kernels
 from tests.metal.hosted.check_kernels import DTYPES, HEAD_DIMS, Case, Floats
@@ -17,6 +21,13 @@ def test_kernels_that_are_right_stay_far_within_the_tolerance(
 ) -> None:
     for kept in DTYPES:
         assert check_kernels.check(Case(activations, kept, head_dim), head_dim) < 0.3
+
+
+def test_every_kernel_becomes_a_pipeline_for_as_many_threads_as_the_host_dispatches() -> None:
+    pipelines = Path(_standin.__file__).parents[1] / "cmake/pipelines"
+    ended = subprocess.run([pipelines], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert "\n210 pipelines are as they should be" in ended.stdout
 
 
 def test_a_position_that_is_one_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

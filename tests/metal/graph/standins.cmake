@@ -33,6 +33,11 @@ set(CMAKE_BUILD_WITH_INSTALL_RPATH OFF)
 target_link_libraries(quire_core PRIVATE standin)
 target_link_libraries(_ext PRIVATE standin)
 
+# What a runner's GPU is asked of every kernel, asked of the fake one.
+add_executable(pipelines ${metal_tests}/hosted/pipelines.cpp)
+target_link_libraries(pipelines PRIVATE quire_core standin)
+target_compile_definitions(pipelines PRIVATE __MAC_OS_X_VERSION_MIN_REQUIRED=140000)
+
 nanobind_add_module(_standin NB_STATIC NB_DOMAIN mlx ${graph}/module.cpp)
 target_link_libraries(_standin PRIVATE standin)
 

@@ -41,8 +41,8 @@ def _build_printer(folder: Path) -> str:
     sources = [ROOT / "tests/metal/msl/print_kernels.cpp", texts]
     sources.append(NATIVE / "csrc/core/metal/kernel_text.cpp")
     compiler = os.environ.get("CXX", "c++")
-    _output([compiler, "-std=c++20", f"-I{NATIVE / 'csrc'}", "-o", str(printer),
-             *map(str, sources)])  # fmt: skip
+    _output([compiler, "-std=c++20", f"-I{NATIVE / 'csrc'}", f"-I{NATIVE / 'kernels'}",
+             "-o", str(printer), *map(str, sources)])  # fmt: skip
     return str(printer)
 
 

@@ -20,8 +20,6 @@ namespace {
 using quire::metal::Kernel;
 
 constexpr size_t kSimdWidth = 32;
-constexpr size_t kThreads = 256;         // of a threadgroup, as the host dispatches
-constexpr size_t kCombineThreads = 32;   // of one of decode_combine
 
 struct Tally {
   int good = 0;
@@ -50,8 +48,9 @@ void refuse(bool excused, const std::string& name, const std::string& why, Tally
   ++(excused ? tally.refused : tally.wrong);
 }
 
-void check(MTL::Device* device, MTL::Library* library, const std::string& name, bool excused,
+void check(MTL::Device* device, MTL::Library* library, const Kernel& kernel, bool excused,
            Tally& tally) {
+  const std::string& name = kernel.name;
   const auto function = NS::TransferPtr(library->newFunction(string(name)));
   if (!function) {
     refuse(false, name, "its library does not have it", tally);
@@ -63,12 +62,12 @@ void check(MTL::Device* device, MTL::Library* library, const std::string& name, 
     refuse(excused, name, words(error), tally);
     return;
   }
-  const size_t needed = name.starts_with("decode_combine") ? kCombineThreads : kThreads;
   const size_t most = pipeline->maxTotalThreadsPerThreadgroup();
   const size_t width = pipeline->threadExecutionWidth();
-  if (most < needed || width != kSimdWidth) {
-    refuse(false, name, std::to_string(most) + " threads at most, " + std::to_string(needed) +
-           " are needed; simdgroups of " + std::to_string(width), tally);
+  if (most < kernel.threads || width != kSimdWidth) {
+    refuse(false, name, std::to_string(most) + " threads at most, " +
+           std::to_string(kernel.threads) + " are needed; simdgroups of " + std::to_string(width),
+           tally);
     return;
   }
   ++tally.good;
@@ -101,7 +100,7 @@ int main() {
       continue;
     }
     for (const Kernel& kernel : kernels) {
-      check(device.get(), library.get(), kernel.name, excused, tally);
+      check(device.get(), library.get(), kernel, excused, tally);
     }
   }
   std::printf("%d pipelines are as they should be, %d were refused by a device that may, %d are "

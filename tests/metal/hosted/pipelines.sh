@@ -7,7 +7,7 @@ here=$(dirname "$0")
 sources=$here/../../../metal_ext/csrc
 metal_cpp=$("$1" -c 'from importlib.util import find_spec
 print(list(find_spec("mlx").submodule_search_locations)[0])')/include/metal_cpp
-clang++ -std=c++20 -O1 -Wall -Wextra -Werror -I"$sources" -isystem "$metal_cpp" -o "$2/pipelines" \
+clang++ -std=c++20 -O1 -Wall -Wextra -Werror -I"$sources" -I"$sources/../kernels" -isystem "$metal_cpp" -o "$2/pipelines" \
   "$here/pipelines.cpp" "$sources/core/metal/kernel_text.cpp" "$2/kernel_texts.cpp" \
   -framework Metal -framework Foundation
 "$2/pipelines"

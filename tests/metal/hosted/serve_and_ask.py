@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import closing
 
 from tests.metal.hosted.device import lacks, may_refuse_kernels
@@ -23,6 +24,9 @@ ANSWER_S = 120.0
 END_S = 60.0
 # Of the server, for settings that cannot work; a substrate that fails its trial is one.
 BAD_SETTINGS = 2
+Judge = Callable[[str], None]
+"""Asks the server at an address. Raises RuntimeError where it is not as it should be."""
+
 QUESTION = {
     "messages": [{"role": "user", "content": "What is quire?"}],
     "temperature": 0,
@@ -72,21 +76,27 @@ def excuse(kind: str) -> str:
     return "a GPU that may refuse kernels" if may_refuse_kernels() else ""
 
 
-def serve_and_ask(command: list[str], excused: str = "") -> int:
+def ask_twice(url: str) -> None:
+    """Raises RuntimeError where it is no answer, or not the same one."""
+    first, second = ask(url), ask(url)
+    print(f"it answers: {first!r}")
+    if first != second:
+        raise RuntimeError(f"the second answer is another one: {second!r}")
+
+
+def serve_and_ask(command: list[str], excused: str = "", judge: Judge = ask_twice) -> int:
     """The exit code. excused: why the server may say that its settings cannot work here."""
     with closing(HeldPort()) as held:
-        return _serve_and_ask([*command, "--port", str(held.number)], held.number, excused)
+        command = [*command, "--port", str(held.number)]
+        return _serve_and_ask(command, held.number, excused, judge)
 
 
-def _serve_and_ask(command: list[str], port: int, excused: str) -> int:
+def _serve_and_ask(command: list[str], port: int, excused: str, judge: Judge) -> int:
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(command)
     try:
         wait_until_ready(server, url)
-        first, second = ask(url), ask(url)
-        print(f"it answers: {first!r}")
-        if first != second:
-            raise RuntimeError(f"the second answer is another one: {second!r}")
+        judge(url)
         server.send_signal(signal.SIGTERM)
         code = server.wait(END_S)
         if code != 0:
@@ -100,7 +110,7 @@ def _serve_and_ask(command: list[str], port: int, excused: str) -> int:
     finally:
         server.kill()
         server.wait()
-    print("the server was ready, answered twice the same, and ended cleanly")
+    print("the server was ready, answered as it should, and ended cleanly")
     return 0
 
 

@@ -35,7 +35,8 @@ $(MSL_OUT)/kernel_texts.cpp: $(MSL_TEXTS) | $(MSL_OUT)
 $(MSL_OUT)/print_kernels: $(MSL)/print_kernels.cpp $(MSL_OUT)/kernel_texts.cpp \
     $(ROOT)/metal_ext/csrc/core/metal/kernel_text.cpp \
     $(ROOT)/metal_ext/csrc/core/metal/kernel_text.h
-	$(MSL_CXX) -std=c++20 -O1 -Wall -Wextra -I$(ROOT)/metal_ext/csrc -o $@ $(filter %.cpp,$^)
+	$(MSL_CXX) -std=c++20 -O1 -Wall -Wextra -I$(ROOT)/metal_ext/csrc -I$(ROOT)/metal_ext/kernels \
+	  -o $@ $(filter %.cpp,$^)
 
 $(MSL_OUT)/kernels_%.cpp: $(MSL_OUT)/print_kernels $(MSL)/translate.py
 	$< $(MSL_OF_$*) > $(@:.cpp=.metal)

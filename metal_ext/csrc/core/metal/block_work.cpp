@@ -13,7 +13,6 @@
 namespace quire::metal {
 namespace {
 
-constexpr size_t kThreads = 256;
 constexpr size_t kBytesPerThread = 16;
 // A command that failed signals nothing: waits look at its status this often.
 constexpr std::chrono::milliseconds kLookAgain{50};
@@ -71,8 +70,8 @@ void BlockWork::run(
     const size_t threads = (arguments.bytes + kBytesPerThread - 1) / kBytesPerThread;
     encoder->setBytes(&arguments, sizeof arguments, 0);
     encoder->dispatchThreadgroups(
-        MTL::Size((threads + kThreads - 1) / kThreads, arguments.regions, 1),
-        MTL::Size(kThreads, 1, 1));
+        MTL::Size((threads + kCopyThreads - 1) / kCopyThreads, arguments.regions, 1),
+        MTL::Size(kCopyThreads, 1, 1));
   }
   encoder->endEncoding();
   commands->encodeSignalEvent(event_.get(), ++signalled_);

@@ -2,9 +2,12 @@
 
 #include <stdexcept>
 
+#include "metal/arguments.h"
+
 namespace quire::metal {
 namespace {
 
+constexpr size_t kSimdgroup = 32;
 constexpr Number kNumbers[] = {Number::float32, Number::float16, Number::bfloat16};
 constexpr int kHeadDims[] = {64, 128, 256};
 constexpr Kind kKinds[] = {Kind::sparse, Kind::dense, Kind::paged};
@@ -45,8 +48,9 @@ std::string text_of(int head_dim) {
 
 // function<arguments...>, and its name function_arguments_... .
 template <class... Arguments>
-Kernel instance(const char* file, const std::string& function, Arguments... arguments) {
-  Kernel kernel{function, file, ""};
+Kernel instance(
+    const char* file, const std::string& function, size_t threads, Arguments... arguments) {
+  Kernel kernel{function, file, threads, ""};
   const auto add = [&](const auto& argument) {
     const std::string text = text_of(argument);
     const bool is_kind = std::is_same_v<std::decay_t<decltype(argument)>, Kind>;
@@ -91,30 +95,31 @@ void append_file(const std::string& file, std::vector<std::string>& seen, std::s
 }  // namespace
 
 Kernel append_kernel(Number activations, Number kv, Kind kind) {
-  return instance("append.metal", "append", activations, kv, kind);
+  return instance("append.metal", "append", kCopyThreads, activations, kv, kind);
 }
 
 Kernel decode_split_kernel(Number activations, Number kv, int head_dim, Kind kind) {
-  return instance("decode.metal", "decode_split", activations, kv, head_dim, kind);
+  return instance(
+      "decode.metal", "decode_split", kDecodeThreads, activations, kv, head_dim, kind);
 }
 
 Kernel decode_combine_kernel(Number activations, int head_dim) {
-  return instance("combine.metal", "decode_combine", activations, head_dim);
+  return instance("combine.metal", "decode_combine", kSimdgroup, activations, head_dim);
 }
 
 Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind) {
-  return instance("project.metal", "project_append", activations, kv, head_dim, kind);
+  return instance("project.metal", "project_append", kSimdgroup, activations, kv, head_dim, kind);
 }
 
 Kernel gather_kernel(Number kv, Kind kind) {
-  return instance("gather.metal", "gather", kv, kind);
+  return instance("gather.metal", "gather", kCopyThreads, kv, kind);
 }
 
-Kernel zero_blocks_kernel() { return instance("blocks.metal", "zero_blocks"); }
+Kernel zero_blocks_kernel() { return instance("blocks.metal", "zero_blocks", kCopyThreads); }
 
-Kernel copy_blocks_kernel() { return instance("blocks.metal", "copy_blocks"); }
+Kernel copy_blocks_kernel() { return instance("blocks.metal", "copy_blocks", kCopyThreads); }
 
-Kernel mark_step_kernel() { return instance("step.metal", "mark_step"); }
+Kernel mark_step_kernel() { return instance("step.metal", "mark_step", 1); }
 
 std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all{zero_blocks_kernel(), copy_blocks_kernel(), mark_step_kernel()};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,9 +12,13 @@ namespace quire::metal {
 
 enum class Number { float32, float16, bfloat16 };
 
+// Of a threadgroup of kernels that move bytes, each thread some.
+inline constexpr size_t kCopyThreads = 256;
+
 struct Kernel {
   std::string name;        // what the compiled library calls it, e.g. "append_half_bfloat_paged"
   std::string file;        // of kernels/metal
+  size_t threads;          // of a threadgroup: as many as the host dispatches at most
   std::string expression;  // the template's instance; empty where the kernel is no template
 };
 

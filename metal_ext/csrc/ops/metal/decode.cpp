@@ -48,7 +48,7 @@ class DeviceDecode final : public RowsPrimitive {
     encoder.output(sums, 5);
     encoder.output(softened, 6);
     encoder.bytes(arguments, 7);
-    encoder.run_groups(MTL::Size(kv_heads * tiles, tasks_, 1), metal::kDecodeThreads);
+    encoder.run_groups(MTL::Size(kv_heads * tiles, tasks_, 1));
 
     out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
     encoder.kernel(call_.combine);
@@ -57,15 +57,12 @@ class DeviceDecode final : public RowsPrimitive {
     encoder.input(first_task, 2);
     encoder.output(out[0], 3);
     encoder.bytes(arguments, 4);
-    encoder.run_groups(
-        MTL::Size(query_heads, static_cast<size_t>(out[0].shape(0)), 1), kCombineThreads);
+    encoder.run_groups(MTL::Size(query_heads, static_cast<size_t>(out[0].shape(0)), 1));
     encoder.keep(std::move(sums));
     encoder.keep(std::move(softened));
   }
 
  private:
-  static constexpr size_t kCombineThreads = 32;
-
   static mx::array floats(size_t rows, size_t numbers) {
     return mx::array(
         mx::allocator::malloc(rows * numbers * sizeof(float)),

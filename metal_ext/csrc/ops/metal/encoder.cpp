@@ -1,5 +1,6 @@
 #include "ops/metal/encoder.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -59,8 +60,15 @@ void Encoder::kernel(const metal::Kernel& kernel) {
   auto& device = mx::metal::device(mx::Device::gpu);
   auto* const library = device.get_library(
       "quire_" + kernel.name, [&] { return metal::library_text({kernel}); });
-  pipeline_ = device.get_kernel(kernel.name, library);
-  encoder_.set_compute_pipeline_state(pipeline_);
+  auto* const pipeline = device.get_kernel(kernel.name, library);
+  const size_t most = pipeline->maxTotalThreadsPerThreadgroup();
+  if (kernel.threads > most) {
+    throw std::runtime_error(
+        "this GPU runs " + kernel.name + " with " + std::to_string(most) +
+        " threads per group at most; " + std::to_string(kernel.threads) + " are needed");
+  }
+  encoder_.set_compute_pipeline_state(pipeline);
+  threads_ = kernel.threads;
 }
 
 void Encoder::input(const mx::array& array, int index, int64_t offset_bytes) {
@@ -75,23 +83,13 @@ void Encoder::set_bytes(const void* value, size_t count, int index) {
   encoder_.set_bytes(static_cast<const std::byte*>(value), narrowed<int>("bytes", count), index);
 }
 
-void Encoder::run_threads(MTL::Size threads, MTL::Size group) {
-  require_group(group.width * group.height * group.depth);
-  encoder_.dispatch_threads(threads, group);
+void Encoder::run_threads(MTL::Size threads) {
+  const size_t group = std::min<size_t>(threads.width, threads_);
+  encoder_.dispatch_threads(threads, MTL::Size(group, 1, 1));
 }
 
-void Encoder::run_groups(MTL::Size groups, size_t threads) {
-  require_group(threads);
-  encoder_.dispatch_threadgroups(groups, MTL::Size(threads, 1, 1));
-}
-
-void Encoder::require_group(size_t threads) const {
-  const size_t most = pipeline_->maxTotalThreadsPerThreadgroup();
-  if (threads > most) {
-    throw std::runtime_error(
-        "this GPU runs a kernel of quire with " + std::to_string(most) +
-        " threads per group at most; " + std::to_string(threads) + " are needed");
-  }
+void Encoder::run_groups(MTL::Size groups) {
+  encoder_.dispatch_threadgroups(groups, MTL::Size(threads_, 1, 1));
 }
 
 void Encoder::keep(mx::array temporary) {

@@ -64,10 +64,10 @@ class Encoder {
     set_bytes(&value, sizeof(T), index);
   }
 
-  // The kernel runs with that many threads, in groups of `group`.
-  void run_threads(MTL::Size threads, MTL::Size group);
-  // The kernel runs in that many groups of `threads`.
-  void run_groups(MTL::Size groups, size_t threads);
+  // The kernel runs with that many threads, in groups of as many along the first axis as it has.
+  void run_threads(MTL::Size threads);
+  // The kernel runs in that many groups.
+  void run_groups(MTL::Size groups);
 
   // Keeps an array that the commands use until they have run.
   void keep(mx::array temporary);
@@ -77,10 +77,9 @@ class Encoder {
  private:
   void tell_resources(MetalSubstrate& substrate);
   void set_bytes(const void* value, size_t count, int index);
-  void require_group(size_t threads) const;
 
   mx::metal::CommandEncoder& encoder_;
-  MTL::ComputePipelineState* pipeline_ = nullptr;
+  size_t threads_ = 0;  // of a group of the kernel
 };
 
 }  // namespace quire::ops

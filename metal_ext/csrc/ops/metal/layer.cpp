@@ -1,6 +1,5 @@
 #include "ops/metal/layer.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -64,10 +63,7 @@ void bind_rows(
 
 void run_over_rows(Encoder& encoder, size_t row_elements, size_t rows) {
   constexpr size_t kNumbersPerThread = 4;
-  constexpr size_t kThreadsPerGroup = 256;
-  const size_t threads = row_elements / kNumbersPerThread;
-  encoder.run_threads(
-      MTL::Size(threads, rows, 1), MTL::Size(std::min(threads, kThreadsPerGroup), 1, 1));
+  encoder.run_threads(MTL::Size(row_elements / kNumbersPerThread, rows, 1));
 }
 
 void check_device_rows(const char* name, const mx::array& x) {

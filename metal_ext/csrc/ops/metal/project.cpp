@@ -11,8 +11,6 @@
 namespace quire::ops {
 namespace {
 
-constexpr size_t kThreadsPerHead = 32;
-
 class DeviceProjectAppend final : public RowsPrimitive {
  public:
   DeviceProjectAppend(
@@ -37,8 +35,7 @@ class DeviceProjectAppend final : public RowsPrimitive {
     encoder.output(out[1], 8);
     encoder.bytes(arguments_, 9);
     encoder.run_groups(
-        MTL::Size(arguments_.query_heads + arguments_.kv_heads, arguments_.rows, 1),
-        kThreadsPerHead);
+        MTL::Size(arguments_.query_heads + arguments_.kv_heads, arguments_.rows, 1));
   }
 
  private:

@@ -26,7 +26,7 @@ class StepEnd final : public RowsPrimitive {
     }
     encoder.output(out[0], 0);
     encoder.bytes(epoch, 1);
-    encoder.run_groups(MTL::Size(1, 1, 1), 1);
+    encoder.run_groups(MTL::Size(1, 1, 1));
     encoder.signal(memory().epochs().event(), epoch);
     rows().end();
   }
