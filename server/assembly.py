@@ -63,6 +63,7 @@ log = structlog.get_logger("quire")
 def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     """Serves until told to end. Raises StartError."""
     use_one_arena()
+    raise_descriptor_limit()  # the engine's heaps are the first that need it
     settings = read_settings(file, flags)
     configure_log(settings.log)
     check_access(settings)
@@ -72,7 +73,6 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
 
 def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> None:
     """Loads the weights, and lets clients in. Raises StartError."""
-    raise_descriptor_limit()  # the engine's heaps are the first that need it
     client = start_engine(settings, model.plan)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
