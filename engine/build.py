@@ -1,5 +1,6 @@
 """Puts an engine together: first the plan, on paper; then the parts, on the engine's thread."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, machine_threads
 from engine.memory_demand import memory_demand
+from engine.models.qwen3 import Qwen3
 from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
@@ -192,6 +194,7 @@ def build_engine(
         identity,
         emit,
         embedding_size=plan.checkpoint.hidden_size if plan.checkpoint.embeds else None,
+        weights=model.weights if isinstance(model, Qwen3) else [],
     )
 
 
@@ -211,11 +214,13 @@ def assemble(
     emit: Emit,
     *,
     embedding_size: int | None = None,
+    weights: Sequence[mx.array] = (),
 ) -> EngineLoop:
     """The engine around any model; runs a first request through it.
 
     workers: a CPU's. identity: of the model, whose K and V no other model shares. embedding_size:
-    of the vectors that it makes, if it generates nothing. Raises RuntimeError where the substrate
+    of the vectors that it makes, if it generates nothing. weights: evaluated, which a GPU keeps
+    resident. Raises RuntimeError where the substrate
     cannot be made or the model cannot decode; then nothing is left behind.
     """
     backend = new_backend(
@@ -224,6 +229,8 @@ def assemble(
         max_sequences=memory.max_num_seqs,
         release_heaps=config.release_heaps,
         workers=workers,
+        residency_keep_s=config.residency_keep_s,
+        weights=weights,
     )
     cache_limits = CacheLimits(
         budget_bytes=memory.kv_budget_bytes,

@@ -13,6 +13,8 @@ class EngineConfig:
     """"auto", or what a Substrate is called."""
     release_heaps: bool
     """Whether a GPU may release heaps before the process ends."""
+    residency_keep_s: float
+    """How long after the last step a GPU's memory is kept ready for the next one."""
     arithmetic: Arithmetic | None
     kv_dtype: str | None
     """"bfloat16", "float32", or on a GPU "float16"."""

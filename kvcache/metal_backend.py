@@ -276,12 +276,29 @@ class MetalBackend(NativeMemory):
             raise BackendFailedError(f"{what} took over {MAPPING_LIMIT_S:.0f} s")
 
 
-def metal_backend(kind: str, group: Group, *, max_buffers: int, release_heaps: bool) -> PageBackend:
+def metal_backend(
+    kind: str,
+    group: Group,
+    *,
+    max_buffers: int,
+    release_heaps: bool,
+    residency_keep_s: float = 0.0,
+    weights: Sequence[mx.array] = (),
+) -> PageBackend:
     """kind: "sparse", "paged" or "dense". max_buffers: how many there may be at once; those of
-    "dense" are slices of one allocation. Raises RuntimeError that names what the device lacks."""
+    "dense" are slices of one allocation. residency_keep_s: how long after the last step the system
+    is kept from taking heaps and weights for unused. weights: evaluated arrays that steps read.
+
+    Raises RuntimeError that names what the device lacks, OSError where it refuses memory.
+    """
     substrate = metal_ext.MetalSubstrate(
-        kind, native_geometry(group), max_buffers, timeout_s=MAPPING_LIMIT_S
+        kind,
+        native_geometry(group),
+        max_buffers,
+        timeout_s=MAPPING_LIMIT_S,
+        residency_keep_s=residency_keep_s,
     )
+    substrate.hold(list(weights))
     arena_bytes = max_buffers * group.heap_bytes if kind == "dense" else None
     (named,) = [its for its in Substrate if its.on_gpu and its.setting == kind]
     return MetalBackend(

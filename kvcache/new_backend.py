@@ -1,5 +1,9 @@
 """From the name of a substrate to what does its work."""
 
+from collections.abc import Sequence
+
+import mlx.core as mx
+
 import metal_ext
 from kvcache.backend import PageBackend
 from kvcache.layout import Group
@@ -15,17 +19,26 @@ def new_backend(
     max_sequences: int,
     release_heaps: bool,
     workers: metal_ext.CpuWorkers | None,
+    residency_keep_s: float = 0.0,
+    weights: Sequence[mx.array] = (),
 ) -> PageBackend:
-    """max_sequences: that may be open at once. release_heaps: whether a Metal device may release
-    heaps before the process ends. workers: of a CPU's substrates.
+    """max_sequences: that may be open at once. workers: of a CPU's substrates. A Metal device's:
+    release_heaps, whether it may release heaps before the process ends; residency_keep_s, how long
+    after the last step the system is kept from taking heaps and weights for unused; weights, the
+    evaluated arrays that steps read.
 
-    Raises RuntimeError that names what a Metal device lacks.
+    Raises RuntimeError that names what a Metal device lacks, OSError where it refuses memory.
     """
     if substrate.on_gpu:
         # A buffer need not be unmapped before the next sequence takes one; but slices cost memory.
         max_buffers = max_sequences if substrate.is_dense else 2 * max_sequences
         return metal_backend(
-            substrate.setting, group, max_buffers=max_buffers, release_heaps=release_heaps
+            substrate.setting,
+            group,
+            max_buffers=max_buffers,
+            release_heaps=release_heaps,
+            residency_keep_s=residency_keep_s,
+            weights=weights,
         )
     assert workers is not None, "the kernels of a CPU run on workers"
     make = dense_backend if substrate is Substrate.DENSE else posix_backend

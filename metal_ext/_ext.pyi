@@ -324,15 +324,24 @@ class MetalSubstrate:
         max_ranges: int,
         timeout_s: float = 30.0,
         max_buffer_bytes: int = 0,
+        residency_keep_s: float = 0.0,
     ) -> None:
         """kind: "sparse", "paged" or "dense". max_ranges: how many ranges there may be at once.
         timeout_s: how long the device may take for anything (0 to 3600); after that the substrate
         has failed for good. max_buffer_bytes: 0 for the device's own limit; less of it makes a
-        sparse range of more buffers. RuntimeError that names everything that the device lacks for
-        that kind.
+        sparse range of more buffers. residency_keep_s: how long after the last use the device's
+        memory is kept ready for the next one, by a thread of its own (0 to 86400). RuntimeError
+        that names everything that the device lacks for that kind.
+        """
+    def hold(self, arrays: list[mx.array]) -> None:
+        """Keeps evaluated arrays ready as well, the weights, for as long as the substrate lives.
+
+        Once, before the first step. ValueError for an array that is not evaluated; OSError(ENOMEM)
+        where the device refuses.
         """
     def new_heap(self) -> Heap:
-        """Memory for ``blocks_per_heap`` blocks; OSError(ENOMEM) where the device refuses."""
+        """Memory for ``blocks_per_heap`` blocks; OSError(ENOMEM) where the device refuses. Releases
+        the interpreter lock, as does ``new_range``."""
     def new_range(self) -> AddressRange:
         """Addresses for one sequence; OSError(ENOMEM) where the device refuses."""
     def rows(self, segments: list[tuple[AddressRange, int, int]]) -> MetalRows:

@@ -112,6 +112,7 @@ def engine_config(settings: Config) -> EngineConfig:
     return EngineConfig(
         substrate=cache.substrate,
         release_heaps=cache.release_heaps,
+        residency_keep_s=engine.residency_keep_s,
         arithmetic=None if engine.arithmetic == "auto" else Arithmetic(engine.arithmetic),
         kv_dtype=None if cache.dtype == "auto" else cache.dtype,
         page_bytes=cache.page_size,

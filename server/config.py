@@ -148,6 +148,7 @@ class EngineSection(Section):
     threads: int | None = Field(default=None, ge=1, le=256)
     mlx_cache_bytes: Size = 256 * MIB
     watchdog_s: float = Field(default=30.0, gt=0)
+    residency_keep_s: float = Field(default=180.0, ge=0, le=86_400)
     check_every_step: bool = False
     overlap: bool = True
 

@@ -27,6 +27,7 @@ BLOCK_BYTES = 2 * SHAPE.num_layers * PAGE_BYTES
 CONFIG = EngineConfig(
     substrate="posix",
     release_heaps=False,
+    residency_keep_s=0.0,
     arithmetic=None,
     kv_dtype=None,
     page_bytes=PAGE_BYTES,

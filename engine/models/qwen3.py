@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten
 
 from kvcache.backend import NormAndRope
 
@@ -45,6 +46,7 @@ class Qwen3:
         self._query_heads: int = args.num_attention_heads
         self._kv_heads: int = args.num_key_value_heads
         self._head_dim: int = args.head_dim
+        self.weights: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]
         self._norms = [norm_and_rope(layer.self_attn) for layer in model.model.layers]
 
     def hidden(

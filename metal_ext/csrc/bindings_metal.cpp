@@ -1,5 +1,7 @@
 #include <chrono>
+#include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "bindings.h"
 #include "core/checked.h"
@@ -16,7 +18,13 @@ using SubstrateHandle = Handle<ops::MetalSubstrate>;
 using DeviceRowsHandle = Handle<ops::MetalRows>;
 
 constexpr double kMaxTimeoutSeconds = 3600.0;
+constexpr double kMaxKeepSeconds = 86400.0;
 constexpr int64_t kMaxRanges = int64_t{1} << 20;
+
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(seconds));
+}
 
 nb::dict capabilities() {
   nb::dict found;
@@ -43,9 +51,12 @@ nb::dict capabilities() {
 
 std::shared_ptr<ops::MetalSubstrate> make_substrate(
     const std::string& kind, const Geometry& geometry, int64_t max_ranges, double timeout_s,
-    int64_t max_buffer_bytes) {
+    int64_t max_buffer_bytes, double residency_keep_s) {
   if (!(timeout_s > 0.0 && timeout_s <= kMaxTimeoutSeconds)) {
     throw std::out_of_range("timeout_s must be greater than 0, and 3600 at most");
+  }
+  if (!(residency_keep_s >= 0.0 && residency_keep_s <= kMaxKeepSeconds)) {
+    throw std::out_of_range("residency_keep_s must be 0 or more, and 86400 at most");
   }
   const metal::Substrate::Options options{
       .kind = metal::kind_named(kind),
@@ -53,8 +64,8 @@ std::shared_ptr<ops::MetalSubstrate> make_substrate(
       .max_ranges = checked_between("max_ranges", max_ranges, 1, kMaxRanges),
       .max_buffer_bytes =
           checked_between("max_buffer_bytes", max_buffer_bytes, 0, INT64_MAX),
-      .timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::duration<double>(timeout_s))};
+      .timeout = nanoseconds(timeout_s),
+      .residency = {.keep = nanoseconds(residency_keep_s)}};
   MTL::Device* const device = ops::mlx_device();
   if (device == nullptr) {
     throw std::runtime_error("there is no Metal device: run on the CPU");
@@ -62,6 +73,35 @@ std::shared_ptr<ops::MetalSubstrate> make_substrate(
   auto made = std::make_shared<ops::MetalSubstrate>();
   made->memory = metal::Substrate::make(NS::RetainPtr(device), options);
   return made;
+}
+
+// The buffers of arrays, each once. Arrays of a few bytes lie in a heap of MLX's and stay aside.
+void hold(const SubstrateHandle& substrate, const std::vector<mx::array>& arrays) {
+  std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
+  std::set<MTL::Buffer*> seen;
+  for (const mx::array& array : arrays) {
+    if (array.size() == 0) {
+      continue;
+    }
+    if (!array.is_available()) {
+      throw std::invalid_argument("an array can be held when it has been evaluated");
+    }
+    MTL::Buffer* const buffer = ops::metal_buffer(array);
+    if (buffer->heap() == nullptr && seen.insert(buffer).second) {
+      buffers.push_back(NS::RetainPtr(buffer));
+    }
+  }
+  const nb::gil_scoped_release unlocked;
+  substrate.object->memory->hold(std::move(buffers));
+}
+
+DeviceRowsHandle make_rows(
+    const SubstrateHandle& substrate, const std::vector<SegmentTuple>& segments) {
+  if (substrate.object->memory->lapsed()) {
+    const nb::gil_scoped_release unlocked;  // the system may have to read weights back
+    substrate.object->memory->refresh();
+  }
+  return {std::make_shared<ops::MetalRows>(substrate.object, native_segments(segments))};
 }
 
 void bind_substrate(nb::module_& m) {
@@ -72,18 +112,20 @@ void bind_substrate(nb::module_& m) {
   nb::class_<SubstrateHandle>(m, "MetalSubstrate")
       .def("__init__", [](SubstrateHandle* self, const std::string& kind,
                           const Geometry& geometry, PythonInt max_ranges, double timeout_s,
-                          PythonInt max_buffer_bytes) {
-        new (self) SubstrateHandle{
-            make_substrate(kind, geometry, max_ranges, timeout_s, max_buffer_bytes)};
-      }, "kind"_a, "geometry"_a, "max_ranges"_a, "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0)
+                          PythonInt max_buffer_bytes, double residency_keep_s) {
+        new (self) SubstrateHandle{make_substrate(
+            kind, geometry, max_ranges, timeout_s, max_buffer_bytes, residency_keep_s)};
+      }, "kind"_a, "geometry"_a, "max_ranges"_a, "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0,
+         "residency_keep_s"_a = 0.0)
+      .def("hold", &hold, "arrays"_a)
+      // The system fills heaps with zeros: that takes its time.
       .def("new_heap", [](const SubstrateHandle& s) {
-        return HeapHandle{s.object->memory->new_heap()}; })
+        return HeapHandle{s.object->memory->new_heap()};
+      }, nb::call_guard<nb::gil_scoped_release>())
       .def("new_range", [](const SubstrateHandle& s) {
-        return RangeHandle{s.object->memory->new_range()}; })
-      .def("rows", [](const SubstrateHandle& s, const std::vector<SegmentTuple>& segments) {
-        return DeviceRowsHandle{
-            std::make_shared<ops::MetalRows>(s.object, native_segments(segments))};
-      }, "segments"_a)
+        return RangeHandle{s.object->memory->new_range()};
+      }, nb::call_guard<nb::gil_scoped_release>())
+      .def("rows", &make_rows, "segments"_a)
       .def("copy_block", [](const SubstrateHandle& s, const MapperHandle& mapper,
                             const RangeHandle& source, PythonInt source_block,
                             const RangeHandle& target, PythonInt target_block, PythonInt tokens,

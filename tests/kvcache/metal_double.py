@@ -207,9 +207,11 @@ class Substrate:
         geometry: Geometry,
         max_ranges: int,
         timeout_s: float,
+        residency_keep_s: float,
     ) -> None:
         self.kind, self.geometry, self.max_ranges = kind, geometry, max_ranges
-        self.timeout_s = timeout_s
+        self.timeout_s, self.residency_keep_s = timeout_s, residency_keep_s
+        self.held: list[mx.array] = []
         self.ranges: list[Range] = []
         self.heaps: list[Heap] = []
         self.open_epochs: set[int] = set()
@@ -221,6 +223,9 @@ class Substrate:
     @property
     def failure(self) -> str:
         return self._device.failure
+
+    def hold(self, arrays: list[mx.array]) -> None:
+        self.held += arrays
 
     def new_heap(self) -> Heap:
         if self._device.refuses:
@@ -302,12 +307,17 @@ class Operations:
         return Mapper(self.device)
 
     def make_substrate(
-        self, kind: str, geometry: Geometry, max_ranges: int, timeout_s: float = 30.0
+        self,
+        kind: str,
+        geometry: Geometry,
+        max_ranges: int,
+        timeout_s: float = 30.0,
+        residency_keep_s: float = 0.0,
     ) -> Substrate:
         missing = self.device.said[f"missing_for_{kind}"]
         if missing:
             raise RuntimeError("; ".join(missing))
-        return Substrate(self.device, kind, geometry, max_ranges, timeout_s)
+        return Substrate(self.device, kind, geometry, max_ranges, timeout_s, residency_keep_s)
 
     def capabilities(self) -> dict[str, Any]:
         return self.device.said

@@ -1,3 +1,4 @@
+import mlx.core as mx
 import pytest
 
 import metal_ext
@@ -18,7 +19,7 @@ DENSE = dense_layout(SHAPE, max_tokens=128, system_page_bytes=16384).group
 def test_every_substrate_gets_what_does_its_work(
     monkeypatch: pytest.MonkeyPatch, substrate: Substrate
 ) -> None:
-    workers = metal_ext.CpuWorkers(1)
+    workers, weight = metal_ext.CpuWorkers(1), mx.zeros((1,))
     if substrate.on_gpu:
         device = install(monkeypatch)
     backend = new_backend(
@@ -27,6 +28,8 @@ def test_every_substrate_gets_what_does_its_work(
         max_sequences=4,
         release_heaps=True,
         workers=None if substrate.on_gpu else workers,
+        residency_keep_s=7.0,
+        weights=[weight],
     )
     assert backend.name == substrate.setting
     assert backend.shares_blocks != substrate.is_dense
@@ -36,6 +39,7 @@ def test_every_substrate_gets_what_does_its_work(
         # A buffer that is given back need not be unmapped before the next sequence joins.
         (made,) = device.substrates
         assert made.max_ranges == (4 if substrate.is_dense else 8)
+        assert (made.residency_keep_s, made.held) == (7.0, [weight])
 
 
 def test_a_cpu_without_workers_is_a_bug() -> None:

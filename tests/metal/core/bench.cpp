@@ -51,6 +51,7 @@ Bench::Bench(Kind kind, fake::Options options, Substrate::Options shape)
     shape.geometry = small_geometry(kind);
     shape.max_ranges = 8;
   }
+  shape.residency.now = [this] { return machine.time(); };
   machine.describe_kernel("zero_blocks", &zeroed);
   machine.describe_kernel("copy_blocks", &copied);
   substrate = Substrate::make(device, shape);

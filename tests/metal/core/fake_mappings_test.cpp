@@ -112,6 +112,52 @@ TEST("the fake finds heaps and buffers that are not resident where they are used
          s.command({s.access(0, false)});
          without(s.buffer.get(), s);
        }},
+      {"a residency set changed while a command in flight has it",
+       [=](Stage& s) {
+         const auto other = s.make_heap();
+         s.command({});
+         s.set->addAllocation(other.get());
+         s.set->commit();
+         s.machine.run();
+         s.set->removeAllocation(other.get());
+         s.set->commit();
+       }},
+      {"a residency set ended while a command in flight has it",
+       [](Stage& s) {
+         s.command({});
+         s.set->endResidency();
+       }},
+      {"a residency set was taken off a queue while a command in flight has it",
+       [](Stage& s) {
+         s.command({});
+         s.mapping->removeResidencySet(s.set.get());
+       }},
+      {"nobody had used or asked for what it reaches since a second",
+       [](Stage& s) {
+         s.map(0, 1, 0);
+         s.machine.pass(std::chrono::milliseconds(900));
+         s.set->requestResidency();
+         s.machine.pass(std::chrono::milliseconds(900));
+         s.command({s.access(0, false)});
+         s.machine.run();
+         s.machine.pass(std::chrono::milliseconds(900));
+         s.command({s.access(0, false)});
+         s.machine.run();
+         if (!s.machine.errors().empty()) {
+           s.machine.report("it should not have been reported yet");
+           return;
+         }
+         s.machine.pass(std::chrono::milliseconds(1100));
+         s.command({s.access(0, false)});
+       }},
+      {"a queue has 33 residency sets",
+       [](Stage& s) {
+         const auto descriptor = NS::TransferPtr(MTL::ResidencySetDescriptor::alloc()->init());
+         NS::Error* error = nullptr;
+         for (int i = 0; i < 32; ++i) {
+           s.queue->addResidencySet(s.device->newResidencySet(descriptor.get(), &error));
+         }
+       }},
       {"added to a queue that has it", [](Stage& s) { s.queue->addResidencySet(s.set.get()); }},
       {"removed from a queue that does not have it",
        [](Stage& s) {

@@ -15,6 +15,9 @@ fake::Options machine_of(const Life::Options& options) {
   machine.background = options.threads;
   machine.slowness = static_cast<unsigned>(options.seed % 7);
   machine.lacks = options.lacks;
+  if (options.few_sets) {
+    machine.working_set_bytes = uint64_t{10} << 20;  // a set holds two heaps
+  }
   return machine;
 }
 
@@ -23,7 +26,10 @@ Substrate::Options shape_of(const Life::Options& options, size_t ranges) {
           .geometry = small_geometry(options.kind, options.row_bytes),
           .max_ranges = ranges,
           .max_buffer_bytes = options.max_buffer_bytes,
-          .timeout = options.timeout};
+          .timeout = options.timeout,
+          .residency = {.most_sets = options.few_sets ? 3 : Residency::kMostSets,
+                        .keep = std::chrono::seconds(options.threads ? 10 : 0),
+                        .interval = std::chrono::milliseconds(options.threads ? 1 : 500)}};
 }
 
 }  // namespace
@@ -143,6 +149,9 @@ void Life::act() {
       break;
     case 9:
       bench_.machine.tick(static_cast<unsigned>(random(6)));
+      if (!hands_->working() && !options_.threads) {  // else it comes between a request and its use
+        bench_.machine.pass(std::chrono::milliseconds(random(2500)));
+      }
       break;
     case 10:
       bench_.machine.refuse("newHeapWithDescriptor:", static_cast<int>(random(2)));

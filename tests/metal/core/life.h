@@ -26,6 +26,7 @@ class Life {
     std::vector<int64_t> row_bytes = {1024, 1024, 1024, 1024};
     size_t max_buffer_bytes = 0;
     std::set<std::string> lacks = {};
+    bool few_sets = false;  // residency sets, and small ones
     std::chrono::milliseconds timeout = std::chrono::seconds(20);
   };
   // How often a life came to what it is lived for.

@@ -52,6 +52,11 @@ TEST("engines live over several buffers per sequence, and rows of different leng
                  .max_buffer_bytes = size_t{640} << 10});
 }
 
+TEST("engines live over few and small residency sets") {
+  live_all(400, {.kind = Kind::sparse, .seed = 0, .few_sets = true});
+  live_all(200, {.kind = Kind::paged, .seed = 0, .few_sets = true});
+}
+
 TEST("engines live until the device falls silent") {
   for (const Kind kind : {Kind::sparse, Kind::paged, Kind::dense}) {
     for (unsigned seed = 1; seed <= lives(100); ++seed) {
@@ -73,6 +78,7 @@ TEST("engines live where there are no residency sets") {
 
 TEST("engines live with threads of the mapper's and the device's own, over sparse buffers") {
   live_all(150, {.kind = Kind::sparse, .seed = 0, .threads = true});
+  live_all(50, {.kind = Kind::sparse, .seed = 0, .threads = true, .few_sets = true});
 }
 
 TEST("engines live with threads, over a page table") {

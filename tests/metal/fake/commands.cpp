@@ -124,6 +124,24 @@ bool CommandBuffer::writes(const Allocation* memory, uint64_t page) const {
   });
 }
 
+bool CommandBuffer::has(const ResidencySet* set) const {
+  return sets_.contains(const_cast<ResidencySet*>(set));
+}
+
+// What is in no set is found when the command runs.
+void CommandBuffer::check_residency(const Command& command, const Touched& page) const {
+  const QueueResidency& residency = queue_->residency();
+  for (const Allocation* memory : {static_cast<const Allocation*>(page.buffer),
+                                   static_cast<const Allocation*>(page.memory)}) {
+    if (!command.bound.contains(memory) && residency.holds(memory) &&
+        !residency.has_resident(memory)) {
+      report(
+          command.what + " was committed when nobody had used or asked for what it reaches "
+          "since a second");
+    }
+  }
+}
+
 // What may be touched at once: a page that stands at several addresses is written by nobody, and
 // what a command writes no other queue touches, and nobody through another address.
 void CommandBuffer::check_page(const std::string& what, const Touched& page) const {
@@ -153,6 +171,7 @@ void CommandBuffer::check() {
     for (const Access& access : command.accesses) {
       for (const Touched& page : touched_by(access, command.what)) {
         check_page(command.what, page);
+        check_residency(command, page);
         touched_.push_back(page);
       }
     }
@@ -166,6 +185,10 @@ void CommandBuffer::commit() {
     return;
   }
   check();
+  sets_ = queue_->residency().sets();
+  for (ResidencySet* set : sets_) {
+    set->use();
+  }
   status_ = committed;
   failure_ = machine.take_failure();
   machine.in_flight.insert(this);
@@ -185,7 +208,7 @@ void CommandBuffer::run(const Command& command) {
     if (!command.waits && failure_.empty()) {
       command.event->signal(command.value);
       if (&command == &commands_.back()) {
-        Machine::current().in_flight.erase(this);  // nothing comes behind the last signal
+        leave();  // nothing comes behind the last signal
       }
     }
     return;
@@ -206,9 +229,17 @@ void CommandBuffer::run(const Command& command) {
   }
 }
 
+void CommandBuffer::leave() {
+  for (ResidencySet* set : sets_) {
+    set->use();
+  }
+  sets_.clear();
+  Machine::current().in_flight.erase(this);
+}
+
 void CommandBuffer::complete() {
   status_ = failure_.empty() ? completed : failed;
-  Machine::current().in_flight.erase(this);
+  leave();
   if (retains_) {
     for (Object* object : used_) {
       object->release();

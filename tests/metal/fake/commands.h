@@ -61,6 +61,7 @@ class CommandBuffer final : public Object {
   bool uses(const Object* object) const;
   bool reaches(const Buffer* buffer, uint64_t page) const;
   bool writes(const Allocation* memory, uint64_t page) const;
+  bool has(const ResidencySet* set) const;  // its queue had it when it was committed
 
  protected:
   void dealloc() override;
@@ -78,8 +79,10 @@ class CommandBuffer final : public Object {
 
   void check();  // what the commands touch, when they are committed
   void check_page(const std::string& what, const Touched& page) const;
+  void check_residency(const Command& command, const Touched& page) const;
   void enqueue(const Command& command, bool last);
   void run(const Command& command);
+  void leave();  // it is no longer in flight
   void complete();
   bool editable(const char* what) const;
 
@@ -88,6 +91,7 @@ class CommandBuffer final : public Object {
   uint64_t status_ = 0;
   std::vector<Command> commands_;
   std::vector<Touched> touched_;
+  std::set<ResidencySet*> sets_;
   std::vector<Object*> used_;
   std::string failure_;
 };

@@ -204,6 +204,16 @@ bool Machine::wait_until(
   return true;
 }
 
+void Machine::pass(std::chrono::nanoseconds time) {
+  const std::lock_guard lock(mutex);
+  now += time;
+}
+
+std::chrono::steady_clock::time_point Machine::time() const {
+  const std::lock_guard lock(const_cast<std::recursive_mutex&>(mutex));
+  return std::chrono::steady_clock::time_point(now);
+}
+
 void Machine::describe_kernel(const std::string& host_name, Describe describe) {
   const std::lock_guard lock(mutex);
   descriptions_[host_name] = std::move(describe);

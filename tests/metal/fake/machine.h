@@ -89,6 +89,11 @@ class Machine {
   void fail_next_commands(const std::string& words);
   bool wait_until(const std::function<bool()>& done, std::chrono::milliseconds limit);
 
+  // Time goes by, of which the device takes notice: it stands still otherwise.
+  void pass(std::chrono::nanoseconds time);
+  // The same clock, for the host.
+  std::chrono::steady_clock::time_point time() const;
+
   // What a kernel touches, from its bound arguments, so that it can be checked before it runs.
   using Describe = std::function<std::vector<Access>(void* const* buffers)>;
   void describe_kernel(const std::string& host_name, Describe describe);
@@ -106,6 +111,8 @@ class Machine {
   std::string take_failure();
   const Describe* description(const std::string& host_name) const;
 
+  std::chrono::nanoseconds now = std::chrono::hours(1);
+  uint64_t residency_requests = 0;
   std::map<uint64_t, Buffer*> addresses;  // by GPU address
   std::set<CommandBuffer*> in_flight;                  // committed, and not completed
 

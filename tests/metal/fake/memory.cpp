@@ -26,6 +26,7 @@ const auto defined = [] {
       .method<&Buffer::length>("length")
       .method<&Buffer::length>("allocatedSize")
       .method<&Buffer::contents>("contents")
+      .method<&Buffer::heap>("heap")
       .method<&Buffer::gpu_address>("gpuAddress");
   return true;
 }();

@@ -89,6 +89,7 @@ class Buffer final : public Allocation {
   uint64_t gpu_address() const { return addresses_->first(); }
   std::byte* contents();
   bool sparse() const { return page_bytes_ != 0; }
+  Object* heap() const { return nullptr; }  // that it lies in: placement heaps have none
   uint64_t page_bytes() const { return page_bytes_; }
 
   // Under the machine's mutex. They report what cannot be, and then do not do it.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <set>
 
 #include "memory.h"
@@ -7,7 +8,8 @@
 namespace quire::fake {
 
 // What was added counts for nothing before it was committed, and is resident only when residency
-// has been requested since.
+// has been requested since. As on macOS 26, it is so for a second after the last request, or the
+// last command of a queue that has the set.
 class ResidencySet final : public Object {
  public:
   ResidencySet() : Object("MTLResidencySet") {}
@@ -20,9 +22,13 @@ class ResidencySet final : public Object {
   void end();
   bool contains(Allocation* allocation) const { return added_.contains(allocation); }
 
+  // Whether residency has ever been requested for it here.
   bool holds(const Allocation* allocation) const {
     return resident_.contains(const_cast<Allocation*>(allocation));
   }
+  // Whether it was used or requested less than a second ago.
+  bool fresh() const;
+  void use();
 
   int queues = 0;  // that hold it
 
@@ -33,6 +39,7 @@ class ResidencySet final : public Object {
   std::set<Allocation*> added_;
   std::set<Allocation*> committed_;
   std::set<Allocation*> resident_;
+  std::chrono::nanoseconds last_use_{};
 };
 
 // The sets of a queue.
@@ -41,6 +48,9 @@ class QueueResidency {
   void add(ResidencySet* set);
   void remove(ResidencySet* set);
   bool holds(const Allocation* allocation) const;
+  // The same, and it is resident now.
+  bool has_resident(const Allocation* allocation) const;
+  const std::set<ResidencySet*>& sets() const { return sets_; }
   void release_all();
 
  private:

@@ -30,6 +30,10 @@ def take_mistakes() -> list[str]:
 def counts() -> dict[str, int]:
     """operations, commands, encoders, command_buffers, barriers, waits (for fences)."""
 
+def residency() -> dict[str, int]:
+    """sets: how many residency sets there are. buffers: how many buffers are in one. requests: how
+    often residency was asked for."""
+
 def calls(operation: str) -> list[str]:
     """The calls that the newest evaluation of an operation has made to MLX's encoder."""
 

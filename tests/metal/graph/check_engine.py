@@ -9,7 +9,10 @@ import pytest
 
 from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
+from engine.loop import EngineLoop
 from engine.machine import MachineMemory
+from engine.models.qwen3 import Qwen3
+from engine.runner import ModelRunner
 from engine.types import Request, SamplingParams
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
@@ -37,6 +40,7 @@ CONFIGURED = replace(
     max_num_batched_tokens=128,
     step_time_target_ms=1e6,
     prefix_keep_s=1000.0,
+    residency_keep_s=60.0,
 )
 COMMON, NEW_TOKENS, FORKED = 200, 40, 3
 LENGTHS = (1, 31, 32, 33, 100, 250)
@@ -66,7 +70,11 @@ def said(
     choice = SubstrateChoice(substrate, ("as the check wants it",))
     plan = plan_engine(config, read_checkpoint(folder), machine, choice)
     answers = Answers.empty()
+    resident = _standin.residency()["buffers"]
     loop = build_engine(plan, config, lambda *_: None, answers)
+    if substrate.on_gpu:
+        read = read_by(loop)
+        assert _standin.residency()["buffers"] - resident >= len(read) > 10 * SPEC.num_hidden_layers
     for number, length in enumerate(LENGTHS):
         own = rng.integers(0, SPEC.vocab_size, length).tolist()
         prompt = tuple([*common, *own] if number % 2 else own)
@@ -80,6 +88,14 @@ def said(
     found, preempted = counters.cached_prompt_tokens, counters.preemptions
     loop.close()
     return answers.tokens, found, preempted
+
+
+def read_by(loop: EngineLoop) -> list[mx.array]:
+    """The weights."""
+    runner = loop._runner
+    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner._model, Qwen3)
+    return runner._model.weights
 
 
 @pytest.mark.parametrize("budget", [ROOMY, TIGHT])

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fake/machine.h"
+#include "fake/memory.h"
 #include "mlx/array.h"
 #include "mlx/device.h"
 #include "mlx/primitives.h"
@@ -68,6 +69,18 @@ std::map<std::string, uint64_t> counts() {
           {"barriers", c.barriers},     {"waits", c.waits}};
 }
 
+std::map<std::string, uint64_t> residency() {
+  fake::Machine& machine = fake::Machine::current();
+  const std::lock_guard lock(machine.mutex);
+  uint64_t buffers = 0;
+  for (const auto& [address, buffer] : machine.addresses) {
+    buffers += buffer->in_residency_sets > 0 ? 1 : 0;
+  }
+  return {{"sets", machine.alive()["MTLResidencySet"]},
+          {"buffers", buffers},
+          {"requests", machine.residency_requests}};
+}
+
 }  // namespace
 }  // namespace quire::graph
 
@@ -81,6 +94,7 @@ NB_MODULE(_standin, m) {
   m.def("settle", [] { Recorder::instance().settle(); });
   m.def("take_mistakes", &quire::graph::take_mistakes);
   m.def("counts", &quire::graph::counts);
+  m.def("residency", &quire::graph::residency);
   m.def("calls", [](const std::string& operation) {
     return Recorder::instance().calls(operation); }, "operation"_a);
   m.def("stall_mappings", [] { quire::fake::Machine::current().stall_mappings(); });

@@ -2,6 +2,8 @@
 // MLX's CPU allocator has them.
 #include "ops/metal/on_device.h"
 
+#include <map>
+
 #include "mlx/backend/metal/device.h"
 #include "recorder.h"
 
@@ -17,6 +19,16 @@ void require_device_stream(const mx::Stream&, const char* operation) {
 // An array's memory begins behind eight bytes for its size. Nobody asks for the size of a view.
 mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer) {
   return mx::allocator::Buffer(reinterpret_cast<void*>(buffer->gpuAddress() - sizeof(size_t)));
+}
+
+// One of the fake device's that stands for the array's memory, as long as the process lives.
+MTL::Buffer* metal_buffer(const mx::array& array) {
+  static std::map<const void*, MTL::Buffer*> made;
+  MTL::Buffer*& buffer = made[array.buffer().ptr()];
+  if (buffer == nullptr) {
+    buffer = mlx_device()->newBuffer(array.nbytes(), MTL::ResourceStorageModeShared);
+  }
+  return buffer;
 }
 
 }  // namespace quire::ops

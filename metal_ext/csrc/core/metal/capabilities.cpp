@@ -46,8 +46,7 @@ constexpr const char* kMappingQueue[] = {
     "removeResidencySet:"};
 constexpr const char* kEvent[] = {"signaledValue", "waitUntilSignaledValue:timeoutMS:"};
 constexpr const char* kResidencySet[] = {
-    "addAllocation:", "removeAllocation:", "removeAllAllocations", "commit", "requestResidency",
-    "endResidency"};
+    "addAllocation:", "removeAllAllocations", "commit", "requestResidency", "endResidency"};
 constexpr const char* kQueue[] = {"commandBuffer"};
 constexpr const char* kQueueResidency[] = {"addResidencySet:", "removeResidencySet:"};
 constexpr const char* kBufferAll[] = {"contents", "length"};

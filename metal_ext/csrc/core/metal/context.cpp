@@ -1,7 +1,9 @@
 #include "core/metal/context.h"
 
+#include <cerrno>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace quire::metal {
@@ -20,24 +22,38 @@ Capabilities require_all(MTL::Device* device, Kind kind) {
   return found;
 }
 
+Residency::Options of_device(Residency::Options options, const Capabilities& capabilities) {
+  options.supported = capabilities.residency_sets;
+  options.working_set_bytes = capabilities.recommended_working_set_bytes;
+  return options;
+}
+
 }  // namespace
 
 Context::Context(
     NS::SharedPtr<MTL::Device> device_, Kind kind_, const Geometry& geometry_,
-    std::chrono::nanoseconds timeout)
+    std::chrono::nanoseconds timeout, Residency::Options residency_options)
     : device(std::move(device_)),
       capabilities(require_all(device.get(), kind_)),
       kind(kind_),
       geometry(geometry_),
       health(timeout),
       epochs(device.get()),
-      residency(device.get(), capabilities.residency_sets) {
+      residency(device.get(), health, of_device(std::move(residency_options), capabilities)) {
   if (kind == Kind::sparse) {
     mapping = std::make_unique<MappingQueue>(device.get(), health);
     work = std::make_unique<BlockWork>(device.get(), health);
-    residency.attach(mapping->queue());
-    residency.attach(work->queue());
+    residency.attach_own(mapping->queue(), work->queue());
   }
+}
+
+void Context::settle() {
+  const auto gather = [this] { residency.gather(); };
+  if (residency.crowded() && !epochs.while_idle(health.timeout(), gather)) {
+    throw std::system_error(
+        ENOMEM, std::generic_category(), "a residency set: there was always a step in flight");
+  }
+  residency.settle();
 }
 
 void Context::require_running() const {

@@ -21,7 +21,7 @@ struct Context {
   // Throws std::runtime_error that names everything that the device lacks for that kind.
   Context(
       NS::SharedPtr<MTL::Device> device, Kind kind, const Geometry& geometry,
-      std::chrono::nanoseconds timeout);
+      std::chrono::nanoseconds timeout, Residency::Options residency_options);
 
   const NS::SharedPtr<MTL::Device> device;
   const Capabilities capabilities;
@@ -37,6 +37,9 @@ struct Context {
   std::unique_ptr<MappingQueue> mapping;
   std::unique_ptr<BlockWork> work;
 
+  // Before anything touches new memory: puts it into residency sets, and asks for these. Mapper's
+  // thread. Throws std::system_error(ENOMEM) where there is no set for it now.
+  void settle();
   // Throws std::logic_error where the substrate has ended. Under books.
   void require_running() const;
 };

@@ -30,7 +30,7 @@ Arena::Arena(Context& context, size_t slices, size_t max_buffer_bytes) : slices_
         ENOMEM, std::generic_category(),
         "a GPU buffer of " + std::to_string(slices * slice) + " bytes");
   }
-  context.residency.add(buffer_.get());
+  context.residency.add(buffer_.get(), slices * slice);
 }
 
 std::shared_ptr<DeviceHeap> ArenaRange::slice() const {

@@ -37,7 +37,8 @@ class DeviceHeap : public Heap {
   // is kept, and committed_bytes() says so.
   void release_memory(size_t first, size_t count) override;
 
-  // Make resident or throw std::system_error(ENOMEM); take out of the residency set and let go.
+  // Make, for the next residency set, or throw std::system_error(ENOMEM); take out of its set and
+  // let go.
   virtual void make() = 0;
   virtual void unmake() = 0;
   // Whether the device gets the memory back before the substrate ends.

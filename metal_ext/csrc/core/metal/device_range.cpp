@@ -54,6 +54,7 @@ void DeviceRange::map_memory(
   enter(device_heap, heap_block, block, count, writable);
   try {
     device_heap->commit();
+    context_->settle();
   } catch (const std::system_error&) {
     withdraw(block, count);
     throw;
@@ -82,6 +83,11 @@ void DeviceRange::unmap_memory(size_t block, size_t count) {
 }
 
 void DeviceRange::use(uint64_t epoch, size_t start, size_t count) {
+  note_use(epoch, start, count);
+  context_->residency.begin_step();
+}
+
+void DeviceRange::note_use(uint64_t epoch, size_t start, size_t count) {
   const size_t tokens = geometry().tokens_per_block();
   const size_t first = start / tokens;
   const size_t end = count == 0 ? first : (start + count - 1) / tokens + 1;
@@ -125,6 +131,7 @@ void DeviceRange::copy_from(
     last_used = std::max(from.heap->ledger().written_epoch(from.block), last_used_);
   }
   wait_for(last_used, "a block is copied");
+  context_->residency.refresh();
   copy(source, source_block, block, tokens);
 }
 

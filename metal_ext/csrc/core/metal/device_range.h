@@ -71,6 +71,7 @@ class DeviceRange : public AddressRange {
 
  private:
   void wait_for(uint64_t epoch, const char* what) const;
+  void note_use(uint64_t epoch, size_t start, size_t count);
   void enter(const std::shared_ptr<DeviceHeap>& heap, size_t heap_block, size_t block,
              size_t count, bool writable);
   void leave(size_t block, size_t count);

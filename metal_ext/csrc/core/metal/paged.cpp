@@ -28,7 +28,7 @@ void ExtentHeap::make() {
     throw std::system_error(
         ENOMEM, std::generic_category(), "a GPU buffer of " + std::to_string(bytes) + " bytes");
   }
-  context()->residency.add(buffer_.get());
+  context()->residency.add(buffer_.get(), bytes);
 }
 
 void ExtentHeap::unmake() {

@@ -1,110 +1,296 @@
 #include "core/metal/residency.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <system_error>
+#include <stdexcept>
+#include <utility>
 
 namespace quire::metal {
+namespace {
 
-Residency::Residency(MTL::Device* device, bool supported) {
-  if (!supported) {
-    return;
+NS::SharedPtr<NS::AutoreleasePool> new_pool() {
+  return NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+}
+
+}  // namespace
+
+Residency::Residency(MTL::Device* device, const Health& health, const Options& options)
+    : device_(device),
+      health_(health),
+      options_(options),
+      set_bytes_(options.working_set_bytes * kSetPercent / 100),
+      fresh_(options.now()) {
+  if (options_.supported && options_.keep > options_.keep.zero()) {
+    const auto beat = [this] {
+      const std::lock_guard changes(changes_);
+      if (health_.failure().empty()) {
+        ask_for_all();
+      }
+    };
+    heartbeat_ =
+        std::make_unique<Heartbeat>(options_.interval, options_.keep, options_.now, beat);
   }
-  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
-  const auto descriptor = NS::TransferPtr(MTL::ResidencySetDescriptor::alloc()->init());
-  NS::Error* error = nullptr;
-  set_ = NS::TransferPtr(device->newResidencySet(descriptor.get(), &error));
-  if (!set_) {
-    throw std::system_error(ENOMEM, std::generic_category(), "the GPU gives no residency set");
-  }
 }
 
-// Only what was committed counts, and only what was requested is resident before its first use.
-void Residency::insert(const MTL::Allocation* allocation) {
-  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
-  set_->addAllocation(allocation);
-  set_->commit();
-  set_->requestResidency();
-}
+// --- what is added -----------------------------------------------------------------------------
 
-void Residency::erase(const MTL::Allocation* allocation) {
-  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
-  set_->removeAllocation(allocation);
-  set_->commit();
-}
-
-void Residency::add(MTL::Buffer* buffer) {
-  const std::lock_guard lock(mutex_);
-  if (set_) {
-    insert(buffer);
+void Residency::add(MTL::Buffer* buffer, uint64_t bytes) {
+  const std::lock_guard books(books_);
+  if (options_.supported) {
+    waiting_.push_back({buffer, bytes});
   } else {
     unattached_.push_back(buffer);
   }
 }
 
-void Residency::add(MTL::Heap* heap) {
-  const std::lock_guard lock(mutex_);
-  insert(heap);  // heaps are for the sparse kind, which needs residency sets
+void Residency::add(MTL::Heap* heap, uint64_t bytes) {
+  const std::lock_guard books(books_);
+  waiting_.push_back({heap, bytes});  // heaps are for the sparse kind, which needs residency sets
+}
+
+void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
+  if (!options_.supported) {
+    return;
+  }
+  settle();  // what is there already is not in a set with them
+  const std::lock_guard changes(changes_);
+  const size_t most = std::max(options_.most_sets, kLeftByWeights + 1) - kLeftByWeights;
+  // The largest first, so that those that fill a set up are small.
+  std::sort(buffers.begin(), buffers.end(), [](const auto& one, const auto& other) {
+    return one->length() > other->length();
+  });
+  {
+    const std::lock_guard books(books_);
+    if (!held_.empty()) {
+      throw std::logic_error("the weights are resident already");
+    }
+    close();
+    for (const auto& buffer : buffers) {
+      waiting_.push_back({buffer.get(), buffer->length()});
+    }
+    held_ = std::move(buffers);
+  }
+  make_sets(most);
+  const std::lock_guard books(books_);
+  if (open_) {
+    sets_.back().full = true;
+  }
+  close();
+}
+
+// --- sets --------------------------------------------------------------------------------------
+
+void Residency::close() {
+  changed_ += open_ ? 1 : 0;
+  open_ = false;
+}
+
+void Residency::put_on_own(ResidentSet& set) {
+  if (mapping_) {
+    set.put_on(mapping_.get());
+    set.put_on(work_.get());
+  }
+}
+
+// Moves what waits into the set that is open, or a new one; returns that, if it has changed.
+NS::SharedPtr<MTL::ResidencySet> Residency::fill(size_t most) {
+  if (!open_) {
+    if (empty_.empty()) {
+      empty_.emplace_back(device_);
+    }
+    sets_.push_back(std::move(empty_.back()));
+    empty_.pop_back();
+    open_ = true;
+    put_on_own(sets_.back());
+  }
+  ResidentSet& set = sets_.back();
+  // The size gives way to the number of sets.
+  const bool changed =
+      set.fill(waiting_, sets_.size() < most ? set_bytes_ : ResidentSet::kAnySize);
+  auto result = changed ? set.set() : NS::SharedPtr<MTL::ResidencySet>();
+  if (!waiting_.empty()) {
+    set.full = true;
+    close();
+  }
+  return result;
+}
+
+void Residency::make_sets(size_t most) {
+  const auto pool = new_pool();
+  while (true) {
+    NS::SharedPtr<MTL::ResidencySet> changed;
+    {
+      const std::lock_guard books(books_);
+      if (waiting_.empty()) {
+        return;
+      }
+      changed = fill(most);
+    }
+    if (changed) {
+      changed->requestResidency();  // this may take long
+    }
+  }
+}
+
+bool Residency::crowded() const {
+  const std::lock_guard books(books_);
+  return !waiting_.empty() && !open_ && sets_.size() >= options_.most_sets;
+}
+
+void Residency::settle() {
+  refresh();
+  const std::lock_guard changes(changes_);
+  make_sets(options_.most_sets);
+}
+
+void Residency::gather() {
+  const std::lock_guard changes(changes_);
+  {
+    const auto pool = new_pool();
+    const std::lock_guard books(books_);
+    const auto kept = std::stable_partition(
+        sets_.begin(), sets_.end(), [](const ResidentSet& set) { return set.full; });
+    for (auto set = kept; set != sets_.end(); ++set) {
+      const auto members = set->empty();
+      waiting_.insert(waiting_.begin(), members.begin(), members.end());
+      empty_.push_back(std::move(*set));
+    }
+    sets_.erase(kept, sets_.end());
+    open_ = false;
+  }
+  make_sets(options_.most_sets);
+  empty_.clear();
 }
 
 void Residency::remove(MTL::Buffer* buffer) {
-  const std::lock_guard lock(mutex_);
-  if (set_) {
-    erase(buffer);
+  if (options_.supported) {
+    remove_allocation(buffer);
   } else {
+    const std::lock_guard books(books_);
     std::erase(unattached_, buffer);
   }
 }
 
 void Residency::remove(MTL::Heap* heap) {
-  const std::lock_guard lock(mutex_);
-  if (set_) {
-    erase(heap);
-  }
+  remove_allocation(heap);
 }
 
-template <class Queue>
-void Residency::attach_to(
-    Queue* queue, std::unordered_map<Queue*, NS::SharedPtr<Queue>>& attached) {
-  const std::lock_guard lock(mutex_);
-  if (set_ && !attached.contains(queue)) {
-    queue->addResidencySet(set_.get());
-    attached.emplace(queue, NS::RetainPtr(queue));
+// The whole set goes, and comes back without it: there is no other one to be had.
+void Residency::remove_allocation(const MTL::Allocation* allocation) {
+  const std::lock_guard changes(changes_);
+  const std::lock_guard books(books_);
+  const auto is_it = [allocation](const ResidentSet::Member& member) {
+    return member.allocation == allocation;
+  };
+  std::erase_if(waiting_, is_it);
+  const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const ResidentSet& set) {
+    return set.holds(allocation);
+  });
+  if (found == sets_.end()) {
+    return;
   }
+  const auto pool = new_pool();
+  const auto members = found->empty();
+  std::deque<ResidentSet::Member> left(members.begin(), members.end());
+  std::erase_if(left, is_it);
+  if (left.empty()) {
+    open_ = open_ && found + 1 != sets_.end();
+    sets_.erase(found);
+    return;
+  }
+  found->fill(left, ResidentSet::kAnySize);
+  put_on_own(*found);
+  found->set()->requestResidency();
+  ++changed_;
 }
+
+// --- what is asked for -------------------------------------------------------------------------
+
+void Residency::ask_for_all() {
+  const auto pool = new_pool();
+  std::vector<NS::SharedPtr<MTL::ResidencySet>> sets;
+  {
+    const std::lock_guard books(books_);
+    for (const ResidentSet& set : sets_) {
+      sets.push_back(set.set());
+    }
+  }
+  for (const auto& set : sets) {
+    set->requestResidency();
+  }
+  fresh_ = options_.now();
+}
+
+bool Residency::lapsed() const {
+  return options_.supported && options_.now() - fresh_.load() > options_.interval;
+}
+
+void Residency::refresh() {
+  if (heartbeat_) {
+    heartbeat_->use();
+  }
+  if (lapsed()) {
+    const std::lock_guard changes(changes_);
+    if (lapsed()) {
+      ask_for_all();
+    }
+  }
+  fresh_ = options_.now();
+}
+
+void Residency::begin_step() {
+  {
+    const std::lock_guard books(books_);
+    close();
+  }
+  refresh();
+}
+
+// --- queues ------------------------------------------------------------------------------------
 
 void Residency::attach(MTL::CommandQueue* queue) {
-  attach_to(queue, queues_);
+  const std::lock_guard books(books_);
+  if (!options_.supported) {
+    return;
+  }
+  auto& [kept, seen] = queues_[queue];
+  if (kept && seen == changed_) {
+    return;
+  }
+  kept = NS::RetainPtr(queue);
+  seen = changed_;
+  for (size_t i = 0; i < sets_.size() - (open_ ? 1 : 0); ++i) {
+    sets_[i].put_on(queue);
+  }
 }
 
-void Residency::attach(MTL4::CommandQueue* queue) {
-  attach_to(queue, mapping_queues_);
+void Residency::attach_own(MTL4::CommandQueue* mapping, MTL::CommandQueue* work) {
+  mapping_ = NS::RetainPtr(mapping);
+  work_ = NS::RetainPtr(work);
 }
 
 std::vector<MTL::Resource*> Residency::unattached() const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard books(books_);
   return unattached_;
 }
 
 void Residency::end() {
-  const std::lock_guard lock(mutex_);
+  heartbeat_.reset();
+  const std::lock_guard changes(changes_);
+  const std::lock_guard books(books_);
+  if (!sets_.empty()) {
+    const auto pool = new_pool();
+    for (ResidentSet& set : sets_) {
+      set.empty();
+    }
+    sets_.clear();
+  }
+  waiting_.clear();
+  held_.clear();
+  open_ = false;
   unattached_.clear();
-  if (!set_) {
-    return;
-  }
-  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
-  for (const auto& [queue, kept] : queues_) {
-    queue->removeResidencySet(set_.get());
-  }
-  for (const auto& [queue, kept] : mapping_queues_) {
-    queue->removeResidencySet(set_.get());
-  }
   queues_.clear();
-  mapping_queues_.clear();
-  set_->removeAllAllocations();
-  set_->commit();
-  set_->endResidency();
-  set_.reset();
+  mapping_.reset();
+  work_.reset();
 }
 
 }  // namespace quire::metal

@@ -2,48 +2,130 @@
 
 #include <Metal/Metal.hpp>
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "core/metal/health.h"
+#include "core/metal/heartbeat.h"
+#include "core/metal/resident_set.h"
+
 namespace quire::metal {
 
-// One residency set for all memory that kernels reach by address, on every queue on which something
-// runs that may touch it: the system cannot see such uses. Where there are no residency sets (macOS
-// 14), a list of what encoders must name. Any thread: the set itself may be used by one at a time.
+// Keeps memory resident that kernels reach by address, because the system cannot see such uses, and
+// the weights, because the system forgets what nobody asks for. It is in residency sets, on every
+// queue on which something runs that may touch it:
+//
+//   weights | weights | heaps | heaps | heaps and buffers
+//   --- closed: nothing comes or goes ---|--- open, until a step begins
+//
+// Rule: what is in a set changes only while no command in flight has the set; a Mac has been seen
+// to go down where members came and went under commands. So memory that is made while steps run
+// gets a set of its own, which stays open for what else is made before the next step begins. A set
+// from which something goes is dropped whole, when nothing runs, and what is left gets a new one.
+//
+// Where there are no residency sets (macOS 14), a list of what encoders must name.
 class Residency {
  public:
-  // supported: Capabilities::residency_sets. Throws std::system_error(ENOMEM) where the device
-  // refuses.
-  Residency(MTL::Device* device, bool supported);
+  // A set has no more than this share of the working set: macOS makes whole sets resident, and one
+  // large set has been seen to cost a step (MLX's pull request 4211, whose share this is).
+  static constexpr uint64_t kSetPercent = 5;
+  // A queue takes 32 sets (Metal's feature set tables). One is MLX's own, the others are spare.
+  static constexpr size_t kMostSets = 24;
+  // Of these, those that weights leave to heaps and buffers.
+  static constexpr size_t kLeftByWeights = 4;
+
+  // macOS 26 takes what was wired back one second after its last use (llama.cpp's pull request
+  // 17766, whose first interval this is).
+  static constexpr std::chrono::milliseconds kInterval{500};
+
+  struct Options {
+    bool supported = false;  // Capabilities::residency_sets
+    uint64_t working_set_bytes = 0;
+    size_t most_sets = kMostSets;
+    // How long after the last use the sets are asked for; 0: no longer than they are in use.
+    std::chrono::nanoseconds keep = std::chrono::nanoseconds::zero();
+    std::chrono::nanoseconds interval = kInterval;  // the longest without a use or a request
+    Clock now = &std::chrono::steady_clock::now;
+  };
+  // health: a device that has failed is asked for nothing.
+  Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 
-  // Resident when it returns, on all queues.
-  void add(MTL::Buffer* buffer);
-  void add(MTL::Heap* heap);
-  // Before the last reference to it goes. Nothing that runs may need it any more.
-  void remove(MTL::Buffer* buffer);
-  void remove(MTL::Heap* heap);
-  // Once per queue, then free.
-  void attach(MTL::CommandQueue* queue);
-  void attach(MTL4::CommandQueue* queue);
-  // Off all queues, and empty.
-  void end();
+  // New memory, for the next settle(). bytes: what it takes of the working set. Any thread.
+  void add(MTL::Buffer* buffer, uint64_t bytes);
+  void add(MTL::Heap* heap, uint64_t bytes);
 
+  // --- engine's thread ---------------------------------------------------------------------------
+  // Buffers that stay until the end, in sets of their own. Once, before the first step. Throws
+  // std::system_error(ENOMEM) where the device refuses.
+  void hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers);
+  // A step begins, over memory that was settled: closes the set that is open, and refreshes.
+  void begin_step();
+  // A queue on which steps run, before their commands are committed: gets the closed sets that it
+  // has not got.
+  void attach(MTL::CommandQueue* queue);
   // Without residency sets, the buffers that a compute encoder must be told to use; else empty.
   std::vector<MTL::Resource*> unattached() const;
 
- private:
-  void insert(const MTL::Allocation* allocation);
-  void erase(const MTL::Allocation* allocation);
-  template <class Queue>
-  void attach_to(Queue* queue, std::unordered_map<Queue*, NS::SharedPtr<Queue>>& attached);
+  // --- mapper's thread ---------------------------------------------------------------------------
+  // The queues of its own commands, which it waits for. Before there are sets.
+  void attach_own(MTL4::CommandQueue* mapping, MTL::CommandQueue* work);
+  // Whether settle() would need one set more than there may be.
+  bool crowded() const;
+  // Makes room for sets: those that are not full are dropped, and made again as few. Nothing runs.
+  void gather();
+  // Puts what was added into the set that is open, or the next ones, and asks for these. Throws
+  // std::system_error(ENOMEM) where the device refuses: what has no set yet stays added.
+  void settle();
+  // Before commands over memory that was settled are committed. What nobody has used or asked for
+  // since a while may not be resident any more: it is asked for first.
+  void refresh();
+  bool lapsed() const;  // whether it will ask
+  // Before the last reference goes. Nothing runs.
+  void remove(MTL::Buffer* buffer);
+  void remove(MTL::Heap* heap);
 
-  mutable std::mutex mutex_;
-  NS::SharedPtr<MTL::ResidencySet> set_;  // null where there are none
-  std::unordered_map<MTL::CommandQueue*, NS::SharedPtr<MTL::CommandQueue>> queues_;
-  std::unordered_map<MTL4::CommandQueue*, NS::SharedPtr<MTL4::CommandQueue>> mapping_queues_;
+  // Off all queues, and empty. Nothing runs.
+  void end();
+
+ private:
+  void remove_allocation(const MTL::Allocation* allocation);
+  // Under changes_.
+  void make_sets(size_t most);
+  void ask_for_all();
+  // Under books_, too.
+  NS::SharedPtr<MTL::ResidencySet> fill(size_t most);
+  void put_on_own(ResidentSet& set);
+  void close();  // under books_ alone
+
+  MTL::Device* const device_;
+  const Health& health_;
+  const Options options_;
+  const uint64_t set_bytes_;
+  // Held by whoever makes, drops or asks for sets, as long as that takes.
+  std::mutex changes_;
+  std::vector<ResidentSet> empty_;  // what gather() makes sets of
+  mutable std::mutex books_;  // guards all that follows, and is never held for long
+  std::vector<ResidentSet> sets_;
+  bool open_ = false;           // the last set
+  std::deque<ResidentSet::Member> waiting_;  // for a set
+  std::vector<NS::SharedPtr<MTL::Buffer>> held_;
+  uint64_t changed_ = 0;  // how often there was a closed set more
+  std::unordered_map<MTL::CommandQueue*, std::pair<NS::SharedPtr<MTL::CommandQueue>, uint64_t>>
+      queues_;  // and the value of changed_ that they have seen
+  NS::SharedPtr<MTL4::CommandQueue> mapping_;
+  NS::SharedPtr<MTL::CommandQueue> work_;
   std::vector<MTL::Resource*> unattached_;
+
+  // When all sets were last in use or asked for.
+  std::atomic<std::chrono::steady_clock::time_point> fresh_;
+  std::unique_ptr<Heartbeat> heartbeat_;  // null where nothing is kept
 };
 
 }  // namespace quire::metal

@@ -24,7 +24,7 @@ void PlacementHeap::make() {
         ENOMEM, std::generic_category(),
         "a GPU heap of " + std::to_string(geometry().heap_bytes()) + " bytes");
   }
-  context()->residency.add(heap_.get());
+  context()->residency.add(heap_.get(), geometry().heap_bytes());
 }
 
 void PlacementHeap::unmake() {
@@ -50,7 +50,8 @@ SparseBufferRange::SparseBufferRange(
     buffers_.push_back(std::move(buffer));
   }
   for (const auto& buffer : buffers_) {
-    this->context()->residency.add(buffer.get());
+    // Its memory is that of heaps.
+    this->context()->residency.add(buffer.get(), 0);
   }
 }
 

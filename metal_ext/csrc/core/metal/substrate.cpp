@@ -54,7 +54,7 @@ Substrate::Substrate(NS::SharedPtr<MTL::Device> device, const Options& options) 
       break;
   }
   context_ = std::make_shared<Context>(
-      std::move(device), options.kind, options.geometry, options.timeout);
+      std::move(device), options.kind, options.geometry, options.timeout, options.residency);
   size_t most = context_->capabilities.max_buffer_bytes;
   if (options.max_buffer_bytes > 0) {
     most = std::min(most, options.max_buffer_bytes);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/address_range.h"
@@ -34,6 +35,7 @@ class Substrate {
     size_t max_ranges;            // dense: slices of the arena
     size_t max_buffer_bytes = 0;  // 0: the device's; smaller values force more buffers per range
     std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // of anything the device is asked
+    Residency::Options residency = {};  // what the device itself says of it aside
   };
   // Throws std::runtime_error that names everything that the device lacks for that kind, or the
   // figure that does not fit; std::invalid_argument for a geometry that the kind cannot have;
@@ -72,7 +74,17 @@ class Substrate {
   // `count`. Throws std::logic_error where that would write a sealed block, or use tokens whose
   // mapping was not observed, std::runtime_error after a failure().
   void use(AddressRange& range, uint64_t epoch, size_t start, size_t count);
-  // Makes everything resident for a queue on which kernels run; once per queue, then free.
+  // Buffers that steps read beside rows, the weights: kept resident until the end. Once, before the
+  // first step. Throws std::system_error(ENOMEM) where the device refuses.
+  void hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
+    context_->residency.hold(std::move(buffers));
+  }
+  // Whether what steps need may be resident no more, because nothing ran for a while. Then it is
+  // asked for by the next use(), or before that by refresh(), which may take long.
+  bool lapsed() const { return context_->residency.lapsed(); }
+  void refresh() { context_->residency.refresh(); }
+  // Makes everything resident for a queue on which kernels run over rows in use(), before they are
+  // committed. Free where there is nothing new.
   void attach(MTL::CommandQueue* queue) { context_->residency.attach(queue); }
   // Without residency sets (macOS 14): what a compute encoder must be told to use.
   std::vector<MTL::Resource*> unattached() const { return context_->residency.unattached(); }
@@ -85,10 +97,10 @@ class Substrate {
       AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
       size_t tokens);
 
-  // Ordered end: waits for the last epoch, unmaps everything (paced), takes the residency set off
-  // its queues, releases buffers, then heaps. The mapper must have nothing left to do. False where
-  // the device did not answer in time: then nothing is released, and the process must end without
-  // releasing.
+  // Ordered end: waits for the last epoch, unmaps everything (paced), takes the residency sets off
+  // their queues, releases buffers, then heaps. The mapper must have nothing left to do. False
+  // where the device did not answer in time: then nothing is released, and the process must end
+  // without releasing.
   bool shutdown();
   // Empty while the device has answered everything in time.
   std::string failure() const { return context_->health.failure(); }

@@ -26,4 +26,8 @@ mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer) {
   return mx::allocator::Buffer(buffer);
 }
 
+MTL::Buffer* metal_buffer(const mx::array& array) {
+  return static_cast<MTL::Buffer*>(const_cast<void*>(array.buffer().ptr()));
+}
+
 }  // namespace quire::ops

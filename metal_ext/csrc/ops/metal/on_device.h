@@ -3,9 +3,10 @@
 #include <Metal/Metal.hpp>
 
 #include "mlx/allocator.h"
+#include "mlx/array.h"
 #include "mlx/stream.h"
 
-// The three places where it matters that MLX runs on this device: tests that run the operations in
+// The four places where it matters that MLX runs on this device: tests that run the operations in
 // another MLX put their own in place of on_device.cpp.
 namespace quire::ops {
 
@@ -19,5 +20,8 @@ void require_device_stream(const mx::Stream& stream, const char* operation);
 
 // The buffer as an array of MLX has it.
 mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer);
+
+// The buffer that an evaluated array of MLX lies in.
+MTL::Buffer* metal_buffer(const mx::array& array);
 
 }  // namespace quire::ops
