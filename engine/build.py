@@ -20,6 +20,7 @@ from engine.substrate_faults import SubstrateFaults
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
 from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
+from kvcache.backend import PageBackend
 from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import KVShape, LayoutError
@@ -220,8 +221,8 @@ def assemble(
 
     workers: a CPU's. identity: of the model, whose K and V no other model shares. embedding_size:
     of the vectors that it makes, if it generates nothing. weights: evaluated, which a GPU keeps
-    resident. Raises RuntimeError where the substrate
-    cannot be made or the model cannot decode; then nothing is left behind.
+    resident. Raises RuntimeError where the substrate cannot be made or the model cannot decode;
+    then nothing is left behind.
     """
     backend = new_backend(
         substrate,
@@ -255,10 +256,6 @@ def assemble(
         maximum=most,
         tokens=min(FIRST_BUDGET_TOKENS, most),
     )
-    # Beside a CPU's pages there is nothing better to serve from.
-    faults = SubstrateFaults()
-    if substrate.on_gpu:
-        faults = SubstrateFaults(backend.completed_ticket, FaultMemory(substrate).record)
     loop = EngineLoop(
         Scheduler(kv, limits, budget, most, config.max_step_mask_s),
         kv,
@@ -271,7 +268,7 @@ def assemble(
         ),
         emit=emit,
         mlx_memory=mlx_memory,
-        faults=faults,
+        faults=substrate_faults(substrate, backend),
     )
     try:
         loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))
@@ -279,6 +276,13 @@ def assemble(
         loop.close()
         raise
     return loop
+
+
+def substrate_faults(substrate: Substrate, backend: PageBackend) -> SubstrateFaults:
+    """Of a GPU's memory; beside a CPU's pages there is nothing better to serve from."""
+    if not substrate.on_gpu:
+        return SubstrateFaults()
+    return SubstrateFaults(backend.completed_ticket, FaultMemory(substrate).record)
 
 
 def mlx_memory() -> MlxMemory:

@@ -16,8 +16,6 @@ from kvcache.backend import (
     MAPPING_LIMIT_S,
     BackendFailedError,
     Charge,
-    LayerRegions,
-    NormAndRope,
     PageBackend,
     Releases,
     Segment,
@@ -25,138 +23,11 @@ from kvcache.backend import (
 )
 from kvcache.fault_memory import Act, FaultMemory
 from kvcache.layout import Group
+from kvcache.metal_step_rows import MetalStepRows
 from kvcache.native_memory import NativeMemory
 from kvcache.substrates import Substrate
 
 log = logging.getLogger(__name__)
-
-# What MLX would choose for long chunks of wide heads keeps all scores in memory; on a GPU it has a
-# fused kernel for them.
-SHORT_CHUNK = 8
-WIDE_HEAD = 256
-
-
-class MetalStepRows:
-    """The GPU's kernels over a step's rows. Making it opens the step's epoch."""
-
-    fuses_projection = True
-
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        ranges: list[metal_ext.AddressRange],
-        substrate: "metal_ext.MetalSubstrate",
-        *,
-        contiguous: bool,
-    ) -> None:
-        """ranges: of all buffers, by number. contiguous: whether a region is one array there."""
-        self._segments = segments
-        self._ranges = ranges
-        self._substrate = substrate
-        self._contiguous = contiguous
-        self._rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
-
-    def append(
-        self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
-    ) -> mx.array:
-        return metal_ext.append(token, keys, values, self._rows, layer.native, self._substrate)
-
-    def project(
-        self,
-        token: mx.array,
-        layer: LayerRegions,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        how: NormAndRope,
-    ) -> tuple[mx.array, mx.array]:
-        return metal_ext.project_append(
-            token,
-            queries,
-            keys,
-            values,
-            how.query_weight,
-            how.key_weight,
-            how.eps,
-            how.rope_base,
-            how.rope_scale,
-            self._rows,
-            layer.native,
-            self._substrate,
-        )
-
-    def project_joined(
-        self, token: mx.array, layer: LayerRegions, joined: mx.array, how: NormAndRope
-    ) -> tuple[mx.array, mx.array]:
-        raise AssertionError("a GPU takes queries, keys and values of three matrices")
-
-    def decode_attention(
-        self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
-    ) -> mx.array:
-        return metal_ext.decode_attention(
-            token, queries, self._rows, 0, layer.native, layer.kv_heads, scale, self._substrate
-        )
-
-    def chunk_attention(
-        self, token: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
-    ) -> mx.array:
-        keys, values = (
-            array.transpose(1, 0, 2)[None] for array in self._past(token, layer, segment)
-        )
-        count, _, head_dim = queries.shape
-        on_gpu = mx.default_device() == mx.Device(mx.gpu)
-        attended = mx.fast.scaled_dot_product_attention(
-            queries.transpose(1, 0, 2)[None],
-            keys,
-            values,
-            scale=scale,
-            mask="causal",
-            force_fused=head_dim == WIDE_HEAD and count > SHORT_CHUNK and on_gpu,
-        )
-        return attended[0].transpose(1, 0, 2).astype(queries.dtype)
-
-    def region(self, token: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        keys, values = self._past(token, layer, segment)
-        return keys if kind == "keys" else values
-
-    def _past(
-        self, token: mx.array, layer: LayerRegions, segment: int
-    ) -> tuple[mx.array, mx.array]:
-        """A segment's keys and values, itself included, as ``[tokens, kv_heads, head_dim]``: a view
-        where they are one array, else a copy."""
-        its = self._segments[segment]
-        tokens = its.start + its.count
-        if not self._contiguous:
-            return metal_ext.gather(
-                token,
-                self._rows,
-                segment,
-                tokens,
-                layer.native,
-                layer.kv_heads,
-                layer.head_dim,
-                self._substrate,
-            )
-        keys, values = (
-            metal_ext.region_view(
-                token,
-                self._ranges[its.buffer],
-                region,
-                tokens,
-                layer.kv_heads,
-                layer.head_dim,
-                layer.dtype,
-                self._substrate,
-            )
-            for region in (layer.keys, layer.values)
-        )
-        return keys, values
-
-    def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        return [metal_ext.step_end(arrays, self._rows, self._substrate)]
-
-    def abandon(self) -> None:
-        self._substrate.abandon(self._rows)
 
 
 class MetalBackend(NativeMemory):

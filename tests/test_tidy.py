@@ -34,6 +34,7 @@ LOCKS = (
 )
 # Sources whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
+    "kvcache/metal_step_rows.py": "tests/kvcache/test_metal_backend.py",
     "engine/runner.py": "tests/engine/test_recall_engine.py",
     "engine/models/qwen3.py": "tests/engine/test_qwen3.py",
     "engine/models/packed_qwen3.py": "tests/engine/test_packed_qwen3.py",
