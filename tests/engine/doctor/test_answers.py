@@ -1,7 +1,9 @@
 """The answers to what only a Mac can say: all of them, by names that stay."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from engine.doctor.answers import answers
 from engine.doctor.report import Extension
@@ -25,6 +27,11 @@ def test_every_answer_has_its_name_whether_it_was_asked_or_not() -> None:
         assert said["time_after_a_pause"] is None
         assert said["mapping_while_commands_run"]["sparse"] is None
     assert said["open_files"] is None
+
+
+def test_metal_md_says_what_each_answer_is_about() -> None:
+    text = (Path(__file__).parents[3] / "METAL.md").read_text()
+    assert tuple(re.findall(r"^\| F\d+ \| `(\w+)` \|", text, re.MULTILINE)) == NAMES
 
 
 def test_answers_are_what_was_seen() -> None:
