@@ -101,16 +101,19 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """What is tight about it, as a sentence; None where nothing is."""
-        wanted = self.demand.fixed_bytes + self.kv_budget_bytes
+        """What is tight about it, as a sentence; None where nothing is.
+
+        K and V take their memory heap by heap, as they need it: the first one is there from the
+        start.
+        """
+        wanted = self.demand.fixed_bytes + self.layout.group.heap_bytes
         available = self.demand.available_bytes
         if wanted <= available:
             return None
         return (
-            f"a tight fit: this takes {gib(self.demand.fixed_bytes)}, and with all of K and V "
-            f"{gib(wanted)}, and {gib(available)} are available now; for the other "
-            f"{gib(wanted - available)} the system will compress or swap what other programs hold: "
-            "end some, lower --kv-budget or serve a smaller model"
+            f"a tight fit: this takes {gib(wanted)} from the start, and {gib(available)} are "
+            f"available now; for the other {gib(wanted - available)} the system will compress or "
+            "swap what other programs hold: end some, or serve a smaller model"
         )
 
     def lines(self) -> list[str]:

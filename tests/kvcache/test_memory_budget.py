@@ -118,10 +118,10 @@ def test_on_a_gpu_what_is_available_now_limits_nothing() -> None:
 
 
 def test_threat_21_a_tight_fit_is_told_with_what_is_missing_and_a_loose_one_is_not() -> None:
-    found = plan(replace(ON_GPU, available_bytes=4 * GIB))
-    wanted = found.kv_budget_bytes + 5 * GIB // 2
+    found = plan(replace(ON_GPU, available_bytes=2 * GIB))
+    wanted = found.layout.group.heap_bytes + 5 * GIB // 2
     assert found.warning is not None
-    for figure in (wanted, 4 * GIB, wanted - 4 * GIB):
+    for figure in (wanted, 2 * GIB, wanted - 2 * GIB):
         assert gib(figure) in found.warning
     assert plan(replace(ON_GPU, available_bytes=wanted)).warning is None
     assert plan(replace(ON_GPU, available_bytes=wanted - 1)).warning is not None

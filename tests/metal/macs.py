@@ -175,8 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     print(*table(asked.against and asked.against.resolve()), sep="\n")
     print(
-        f"*: more than is available now, which is {NOT_USED:.0%} of the memory as Activity Monitor "
-        f"counts it; another checkout is told {FREE_AND_INACTIVE:.0%}, as psutil counts it."
+        f"*: a tight fit: what it takes from the start is more than is available now, which is "
+        f"{NOT_USED:.0%} of the memory as Activity Monitor counts it; another checkout is told "
+        f"{FREE_AND_INACTIVE:.0%}, as psutil counts it."
     )
     return 0
 

@@ -48,11 +48,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 def small_mac(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """This machine is a Mac with 8 GiB, of which other programs leave one."""
+    """This machine is a Mac with 8 GiB, of which other programs leave an eighth of one."""
     device = install(monkeypatch)
     device.said["recommended_working_set_bytes"] = 8 * GIB * 2 // 3
     monkeypatch.setattr(substrate, "run_trial", lambda *_: TrialReport((), "", 1.0))
-    monkeypatch.setattr(substrate, "machine_memory", lambda: MachineMemory(8 * GIB, GIB))
+    monkeypatch.setattr(substrate, "machine_memory", lambda: MachineMemory(8 * GIB, GIB // 8))
     return device
 
 
