@@ -171,7 +171,7 @@ def _receive(pipe: Any, limit_s: float) -> Any:
 
 def _serve(pipe: Any, folder: str, streams: int, overlap: bool) -> None:
     """The server's process: says its port, and at the end its figures."""
-    from server import assembly, listener
+    from server import drained_server, listener
 
     watches = Stopwatches(streams)
     watches.install()
@@ -180,7 +180,7 @@ def _serve(pipe: Any, folder: str, streams: int, overlap: bool) -> None:
         listener.listen_on(reserved, backlog)
         pipe.send(reserved.getsockname()[1])
 
-    vars(assembly)["listen_on"] = listen_on
+    vars(drained_server)["listen_on"] = listen_on
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     flags: dict[str, dict[str, Any]] = {
         "server": {"host": HOST, "port": 0},

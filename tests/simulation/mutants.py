@@ -48,6 +48,8 @@ class Verdict:
     """Why the last one failed; None when none did."""
 
 
+# Where prefixes are dropped as long as nobody is let in.
+ALL_ALONG = "            if self._scheduler.holds_back and self._kv.gives_back:\n"
 MUTANTS = (
     Mutant(
         "a buffer is unmapped while a step still reads it",
@@ -281,15 +283,16 @@ MUTANTS = (
     Mutant(
         "prefixes are dropped at a warning although nothing is released",
         "engine/loop.py",
-        "        if not self._scheduler.holds_back:\n            return\n"
-        "        if self._kv.gives_back:\n",
-        "        if level > PressureLevel.NORMAL:\n",
+        "        if self._scheduler.holds_back and self._kv.gives_back:\n"
+        "            self._kv.drop_prefixes()\n        if self",
+        "        if level > PressureLevel.NORMAL:\n"
+        "            self._kv.drop_prefixes()\n        if self",
     ),
     Mutant(
         "prefixes are dropped all along although nothing is released",
         "engine/loop.py",
-        "if self._scheduler.holds_back and self._kv.gives_back:",
-        "if self._scheduler.holds_back:",
+        ALL_ALONG,
+        "            if self._scheduler.holds_back:\n",
     ),
     Mutant(
         "a warning lets one in at a time although nothing is released",
@@ -307,8 +310,8 @@ MUTANTS = (
     Mutant(
         "prefixes of a Mac that warns are dropped all along although nothing is released",
         "engine/loop.py",
-        "if self._scheduler.holds_back and self._kv.gives_back:",
-        "if self._scheduler.holds_back or self._kv._supply.spares_heaps:",
+        ALL_ALONG,
+        "            if self._scheduler.holds_back or self._kv._supply.spares_heaps:\n",
         in_hour_of_mac=True,
     ),
     Mutant(
