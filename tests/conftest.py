@@ -65,6 +65,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """What fails is said at once: a later test may hang, and then nothing else is."""
+    if report.failed:
+        print(f"\n{report.nodeid}\n{report.longreprtext[-2000:]}", file=sys.stderr, flush=True)
+
+
 def pytest_collection_finish() -> None:
     """What thousands of tests are made of lives to the end: the collector need not look at it after
     each of them."""

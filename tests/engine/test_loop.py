@@ -385,7 +385,7 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
     freed: list[bool] = []
     loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     loop.mailbox.put(greedy(1, list(range(300)), 1))
-    while loop.step():
+    while loop.step() or loop._kv.recovering:
         pass
     loop.mailbox.put(greedy(2, list(range(400, 500)), 150))
     loop.step()

@@ -15,7 +15,6 @@ def test_steps_may_overlap_wherever_mlx_ends_its_encoders(
         assert Program(kind, writer, reader).run() == []
 
 
-@pytest.mark.timeout(300)
 def test_every_call_is_needed(report: list[str]) -> None:
     missed, every = [], plants()
     for plant in every:
