@@ -41,10 +41,8 @@ def path_of(substrate: Substrate) -> Path:
 
 def cache_folder() -> Path:
     """quire's folder among the user's caches."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "quire"
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(chosen) if chosen else Path.home() / ".cache") / "quire"
+    usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / usual) / "quire"
 
 
 def _contents(substrate: Substrate) -> dict[str, str]:

@@ -6,6 +6,7 @@ that they do not run on, in the words of the extension: who forgets to choose on
 
 import atexit
 import functools
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,19 @@ def choose(core: ModuleType) -> None:
     core.default_device = lambda: Gpu.default  # type: ignore[attr-defined]
     for name in ("new_stream", "default_stream"):
         setattr(core, name, of_the_cpu(getattr(core, name)))
+    core.quantized_matmul = in_float32(core.quantized_matmul)  # type: ignore[attr-defined]
+
+
+def in_float32(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    """The product, summed as on a GPU. MLX's CPU sums in as many bits as the inputs have."""
+
+    @functools.wraps(multiply)
+    def multiplied(inputs: Any, codes: Any, scales: Any, *biases: Any, **named: Any) -> Any:
+        float32 = importlib.import_module("mlx.core").float32
+        exact = [array.astype(float32) for array in (scales, *biases)]
+        return multiply(inputs.astype(float32), codes, *exact, **named).astype(inputs.dtype)
+
+    return multiplied
 
 
 def guard(metal_ext: ModuleType) -> None:

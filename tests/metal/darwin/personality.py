@@ -37,7 +37,8 @@ class StandIn(ModuleType):
 
     def __init__(self, real: ModuleType, other: dict[str, Any]) -> None:
         super().__init__(f"darwins_{real.__name__}")
-        self.__dict__.update(_real=real, _lacks=LACKS.get(real.__name__, ()), **other)
+        lacks = LACKS.get(real.__name__, ())
+        self.__dict__.update(_real=real, _lacks=lacks, _replaced={}, **other)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._lacks:
@@ -45,8 +46,14 @@ class StandIn(ModuleType):
         return getattr(self._real, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        target = self.__dict__ if name in self.__dict__ else self._real.__dict__
-        target[name] = value
+        if name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            self._replaced.setdefault(name, getattr(self._real, name))
+            setattr(self._real, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        setattr(self._real, name, self._replaced.pop(name))
 
 
 def figures_of_memory() -> dict[str, int]:
