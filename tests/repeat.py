@@ -1,7 +1,7 @@
 """Runs parts of the gates again and again, so that what fails by chance fails here.
 
-The second half of a part's runs has a busy process per processor beside it. What failed runs said
-stays in build/repeat.
+The second half of a part's runs has busy processes beside it, by default one per processor. What
+failed runs said stays in build/repeat.
 """
 
 import argparse
@@ -108,14 +108,14 @@ def fails(command: Sequence[str], output: Path) -> bool:
     return failed
 
 
-def repeat(part: str, command: Sequence[str], times: int) -> bool:
-    """Runs it so many times, the second half beside a load, and prints its row; whether one
-    failed."""
+def repeat(part: str, command: Sequence[str], times: int, busy: int) -> bool:
+    """Runs it so many times, the second half beside so many busy processes, and prints its row;
+    whether one failed."""
     seconds: list[float] = []
     failures: dict[bool, list[bool]] = {False: [], True: []}  # by whether beside a load
     for number in range(times):
         loaded = number >= (times + 1) // 2
-        with load((os.cpu_count() or 1) if loaded else 0):
+        with load(busy if loaded else 0):
             started = time.monotonic()
             output = OUTPUT / f"{part.replace('/', '-')}-{number + 1}.log"
             failures[loaded].append(fails(command, output))
@@ -137,10 +137,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"paths below tests, all by default, and of {', '.join(GATES)}",
     )
     parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--busy", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     OUTPUT.mkdir(parents=True, exist_ok=True)
     print(row(*HEADINGS), flush=True)
-    return int(sum(repeat(part, command, options.times) for part, command in options.parts) > 0)
+    times, busy = options.times, options.busy
+    failed = [repeat(part, command, times, busy) for part, command in options.parts]
+    return int(any(failed))
 
 
 def interruptible_main() -> int:
