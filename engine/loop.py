@@ -97,10 +97,10 @@ class EngineLoop:
         landed = self._flights.landed
         events = self._receive()
         # So many steps may stay in flight.
-        most = int(self._options.overlap and self._scheduler.runs_ahead)
+        most = int(self._options.overlap and self._scheduler.can_overlap)
         events += self._land(most)
-        ahead = len(self._flights) > 0
-        plan = self._scheduler.schedule(ahead=ahead)
+        in_flight = len(self._flights) > 0
+        plan = self._scheduler.schedule(overlapped=in_flight)
         if plan.begun:
             # If this step hangs, these are the figures that are shown.
             self.stats = self._snapshot()
@@ -111,7 +111,7 @@ class EngineLoop:
         self._say(events)
         self._flights.submit()
         self._kv.step_completed(self._runner.completed_epoch)
-        worked = ahead or bool(plan.entries)
+        worked = in_flight or bool(plan.entries)
         self._housekeep(busy=worked or self._stalled)
         self._mark_progress(worked, self._flights.landed > landed)
         return worked

@@ -27,7 +27,7 @@ class SequenceReport:
     """Of the prompt and those generated."""
     computed_tokens: int
     """Those whose K and V are in the cache."""
-    most_tokens: int
+    max_tokens: int
     """Of prompt and answer, at most."""
     preemptions: int
 
@@ -52,7 +52,7 @@ def report_first(sequences: SequenceOf[Sequence]) -> tuple[SequenceReport, ...]:
             sequence.num_prompt,
             sequence.num_tokens,
             sequence.num_computed,
-            sequence.most_tokens,
+            sequence.max_tokens,
             sequence.preemptions,
         )
         for sequence in islice(sequences, MAX_TOLD_SEQUENCES)

@@ -25,7 +25,7 @@ def take(entry: PlanEntry, result: Sampled) -> TokenEvent | None:
     finish = None
     if token in params.stop_token_ids:
         finish = FinishReason.STOP
-    elif len(tokens) >= sequence.most_tokens:
+    elif len(tokens) >= sequence.max_tokens:
         finish = FinishReason.LENGTH
     prefix = sequence.prefix if first or finish is not None else None
     return TokenEvent(sequence.seq_id, token, finish, result.logprobs, None, prefix, scores)

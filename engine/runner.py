@@ -102,8 +102,8 @@ class ModelRunner:
         """Whose they are."""
         self.completed_epoch = 0
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> ModelStep:
-        """Builds the graph of the plan's rows. ahead: its beginning is submitted at once, and
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> ModelStep:
+        """Builds the graph of the plan's rows. overlapped: its beginning is submitted at once, and
         tokens that are not known yet are those of the step before.
 
         Raises EngineFailedError where the device is lost, BackendFailedError where what is mapped
@@ -113,7 +113,7 @@ class ModelRunner:
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in entries])
         with self.giving_up(views):
             step = self._build(entries, views)
-            if ahead:
+            if overlapped:
                 mx.async_eval(views.first_rows)  # type: ignore[no-untyped-call]
         return step
 

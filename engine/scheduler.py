@@ -56,7 +56,7 @@ class Scheduler:
     """Whether the last plan was empty: then those that run must go on before others come in."""
     holds_back: bool = False
     """Whether nobody is let in as long as somebody runs."""
-    _need_host: int = 0
+    _num_needing_sync: int = 0
     """Requests whose steps can only be built when all of their tokens are known."""
 
     def __post_init__(self) -> None:
@@ -80,10 +80,10 @@ class Scheduler:
         return self._running, self._waiting
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether a step may be planned before the one in flight has been read. One request that
-        needs the host makes all wait: sitting out every other step would cost it half its speed."""
-        return self._need_host == 0
+    def can_overlap(self) -> bool:
+        """Return whether a step may be scheduled before the one in flight is read. One request that
+        needs a sync makes all wait: sitting out every other step would halve its speed."""
+        return self._num_needing_sync == 0
 
     def add(self, request: Request) -> None:
         """Queues a request. Its prompt fits: the client has checked it against the limits."""
@@ -91,11 +91,10 @@ class Scheduler:
         assert 0 < prompt <= self.limits.max_model_len - min(1, answer)
         assert answer or request.pooling or request.params.prompt_logprobs is not None
         assert request.request_id not in self._by_id
-        sequence = Sequence(
-            request, self._arrivals, min(prompt + answer, self.limits.max_model_len)
-        )
+        max_tokens = min(prompt + answer, self.limits.max_model_len)
+        sequence = Sequence(request, self._arrivals, max_tokens)
         self._arrivals += 1
-        self._need_host += request.needs_host
+        self._num_needing_sync += request.needs_sync
         self._by_id[request.request_id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.order)
 
@@ -123,16 +122,16 @@ class Scheduler:
 
     # --- a step ---------------------------------------------------------------------------------
 
-    def schedule(self, *, ahead: bool = False) -> StepPlan:
-        """The next step's plan; empty when there is nothing to do.
+    def schedule(self, *, overlapped: bool = False) -> StepPlan:
+        """Return the next step's plan; empty when there is nothing to do. May preempt sequences.
 
-        ahead: whether a step is in flight. Nobody loses memory that it uses: where somebody would
-        have to, the plan is empty until the step has been read.
+        overlapped: whether a step is in flight. No sequence loses memory that this step uses: where
+        one would have to, the plan is empty until the step has been read.
         """
         self._begun = []
         self._resting = who_rests(self._running, self.max_step_mask_s)
-        entries, starving = self._plan_decoding(ahead)
-        if starving and ahead and not entries:
+        entries, starving = self._plan_decoding(overlapped)
+        if starving and overlapped and not entries:
             return StepPlan([])
         if len(entries) < len(self._running):
             self.sharing.adopt(self._running, in_parts=bool(self._waiting))
@@ -141,7 +140,7 @@ class Scheduler:
         if len(entries) < len(self._running):
             self._plan_chunks(entries)
             entries.sort(key=lambda entry: entry.count > 1)
-        self._is_stuck = not entries and not ahead
+        self._is_stuck = not entries and not overlapped
         for entry in entries:
             entry.depart()
         return StepPlan(entries, self._break_deadlock() if self._is_stuck else [], self._begun)
@@ -169,7 +168,7 @@ class Scheduler:
                         self.counters.failed_rows += event.message == NOT_FINITE
                         self._leave(sequence, event.finish)
                     else:
-                        sequence.num_coming -= 1
+                        sequence.num_output_placeholders -= 1
         return events
 
     def _throw_away(self, entry: PlanEntry, results: Iterator[Sampled]) -> None:
@@ -181,23 +180,24 @@ class Scheduler:
 
     # --- planning -------------------------------------------------------------------------------
 
-    def _plan_decoding(self, ahead: bool) -> tuple[list[PlanEntry], bool]:
+    def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
         """One token for every sequence that misses one, the oldest first; and whether one of them
         goes without."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
-            planned, tokens = sequence.num_planned, len(sequence.token_ids) + sequence.num_coming
-            decoding = tokens - planned == 1 and sequence.prefix is not None
+            start, tokens = sequence.num_scheduled, len(sequence.token_ids)
+            tokens += sequence.num_output_placeholders
+            decoding = tokens - start == 1 and sequence.prefix is not None
             runs = sequence.status is SequenceStatus.RUNNING
             if not decoding or not runs or sequence.seq_id in self._resting:
                 continue
             if len(entries) == self.max_num_batched_tokens:
                 return entries, True
             fits = self.kv.reserve(sequence.seq_id, tokens)
-            if fits or (not ahead and self._make_room(sequence)):
-                entries.append(PlanEntry(sequence, planned, 1, True))
-            elif ahead and not self.kv.recovering:
+            if fits or (not overlapped and self._make_room(sequence)):
+                entries.append(PlanEntry(sequence, start, 1, True))
+            elif overlapped and not self.kv.recovering:
                 return [], True
             else:
                 starving = starving or sequence.status is SequenceStatus.RUNNING
@@ -246,20 +246,20 @@ class Scheduler:
         for sequence in self._running:
             if room <= 0:
                 return
-            has_more = sequence.num_missing and sequence.seq_id not in done
+            has_more = sequence.num_uncomputed and sequence.seq_id not in done
             if has_more and not self.sharing.is_behind(sequence):
                 room -= self._plan_chunk(sequence, room, entries)
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
         """Adds a chunk of at most ``room`` tokens; returns how many."""
-        count = min(sequence.num_missing, room)
-        stop = sequence.num_planned + count
+        count = min(sequence.num_uncomputed, room)
+        stop = sequence.num_scheduled + count
         if not self.kv.reserve(sequence.seq_id, stop):
             return 0
         if sequence.prefix is None:
             self._report(sequence)
         self.kv.claim(sequence.seq_id)
-        samples = stop == sequence.num_tokens + sequence.num_coming
+        samples = stop == sequence.num_tokens + sequence.num_output_placeholders
         scores = scored_positions(sequence, stop)
         entries.append(PlanEntry(sequence, stop - count, count, samples, scores))
         return count
@@ -274,10 +274,10 @@ class Scheduler:
     def _preempt_youngest(self) -> Sequence:
         """Takes the memory of the last in order; it waits where its arrival puts it."""
         sequence = self._running.pop()
-        assert sequence.num_planned == sequence.num_computed, "preempted in flight"
+        assert sequence.num_scheduled == sequence.num_computed, "preempted in flight"
         self.kv.close(sequence.seq_id, keep_prefix=True)
         sequence.status = SequenceStatus.WAITING
-        sequence.num_computed = sequence.num_planned = 0
+        sequence.num_computed = sequence.num_scheduled = 0
         sequence.preemptions += 1
         self.counters.preemptions += 1
         insort(self._waiting, sequence, key=lambda s: s.order)
@@ -296,5 +296,5 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
-        self._need_host -= sequence.request.needs_host
+        self._num_needing_sync -= sequence.request.needs_sync
         del self._by_id[sequence.seq_id]

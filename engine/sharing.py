@@ -18,13 +18,13 @@ class Sharing:
         """Takes what others have computed of their tokens: all of it at once, but ``in_parts``
         while the blocks that were set aside for that could let somebody in."""
         for sequence in sequences:
-            if sequence.num_planned > sequence.num_computed:
+            if sequence.num_scheduled > sequence.num_computed:
                 continue
-            if sequence.num_missing > 1 and (in_parts or not self.is_behind(sequence)):
+            if sequence.num_uncomputed > 1 and (in_parts or not self.is_behind(sequence)):
                 parent = self._parent_of(sequence)
                 if parent is not None and sequence.num_generated == 0:
                     self.kv.fork(parent.seq_id, sequence.seq_id)
-                sequence.num_computed = sequence.num_planned = self.kv.adopt(sequence.seq_id)
+                sequence.num_computed = sequence.num_scheduled = self.kv.adopt(sequence.seq_id)
 
     def open(self, sequence: Sequence) -> bool:
         """Memory for what the sequence has, and for one more token if there will be one."""
@@ -33,7 +33,7 @@ class Sharing:
         sequence.chain.extend(sequence.token_ids, 0)
         sequence.chain.most_shared = sequence.num_reusable
         # The last token that is sampled is never computed.
-        final = max(sequence.most_tokens - 1, sequence.num_prompt)
+        final = max(sequence.max_tokens - 1, sequence.num_prompt)
         return self.kv.open(
             sequence.seq_id,
             sequence.chain,

@@ -21,15 +21,15 @@ class PlanEntry:
 
     def depart(self) -> None:
         """The step will run: the sequence goes on from where it will be after it."""
-        stop = self.start + self.count
-        self.sequence.num_planned = stop
+        sequence, stop = self.sequence, self.start + self.count
+        sequence.num_scheduled = stop
         # The last token that is sampled is never computed.
-        self.sequence.num_coming += self.samples and stop + 1 < self.sequence.most_tokens
+        sequence.num_output_placeholders += self.samples and stop + 1 < sequence.max_tokens
 
     def cancel(self) -> None:
         """It will not, and neither does any before it that has not been read."""
-        self.sequence.num_planned = self.sequence.num_computed
-        self.sequence.num_coming = 0
+        self.sequence.num_scheduled = self.sequence.num_computed
+        self.sequence.num_output_placeholders = 0
 
     @property
     def has_result(self) -> bool:
@@ -80,10 +80,10 @@ class StepRunner(Protocol):
     completed_epoch: int
     """The newest epoch that the device has finished."""
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> RunningStep:
-        """Builds the step. ahead: the one before it has not been read. Then so much of this one is
-        submitted at once that the device has work while that one is read; and the token of an entry
-        whose sequence does not know it yet is the one that that step samples.
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> RunningStep:
+        """Build the step. overlapped: the one before it has not been read. Then so much of this one
+        is submitted at once that the device has work while that one is read; and the token of an
+        entry whose sequence does not know it yet is the one that that step samples.
 
         Raises EngineFailedError where the device is lost. After any other error nothing of the step
         runs, and the one before it can still be read.

@@ -130,9 +130,10 @@ class Request:
     """What the log calls it."""
 
     @property
-    def needs_host(self) -> bool:
-        """Whether its steps can only be built when all of its tokens are known on the host, or are
-        read with more work for the device: constraints, penalties, held-back stops, scores."""
+    def needs_sync(self) -> bool:
+        """Return whether each of its steps must be read before the next one is built. The next one
+        needs all tokens on the host, or reading needs the device again: constraints, penalties,
+        held-back stop tokens, scores of the prompt."""
         params = self.params
         holds_back_stops = params.min_tokens > 0 and bool(params.stop_token_ids)
         scores = params.prompt_logprobs is not None
@@ -164,14 +165,14 @@ class Sequence:
         0 ......... num_prompt ............ num_tokens
         prompt      | generated             |
         0 ... num_computed: their K and V are in the cache
-        0 ... num_planned: or will be, after the steps in flight
+        0 ... num_scheduled: or will be, once the steps in flight have run
     """
 
     request: Request
     arrival: int
     """Counts up: who came first."""
-    most_tokens: int
-    """Tokens of prompt and answer together, at most."""
+    max_tokens: int
+    """Limit of prompt and answer together."""
     token_ids: list[int] = field(init=False)
     seq_id: int = field(init=False)
     """The sequence's name in the cache: its request's."""
@@ -180,9 +181,9 @@ class Sequence:
     order: tuple[int, int] = field(init=False)
     """First come, first served within a priority."""
     num_computed: int = 0
-    num_planned: int = 0
-    num_coming: int = 0
-    """Tokens that steps in flight will add, and that later steps must compute."""
+    num_scheduled: int = 0
+    num_output_placeholders: int = 0
+    """Tokens that steps in flight will sample, and that later steps must compute."""
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
     chain: TokenChain | None = None
@@ -221,10 +222,9 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
-    def num_missing(self) -> int:
-        """Tokens whose K and V no step was asked for yet and must be computed before the next one
-        can be sampled."""
-        return len(self.token_ids) + self.num_coming - self.num_planned
+    def num_uncomputed(self) -> int:
+        """Return how many tokens still have to be scheduled before the next one can be sampled."""
+        return len(self.token_ids) + self.num_output_placeholders - self.num_scheduled
 
     @property
     def num_reusable(self) -> int | None:

@@ -30,7 +30,7 @@ class Books:
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)
-        own_tokens = [max(0, s.planned - s.sealed * size) for s in sequences]
+        own_tokens = [max(0, s.scheduled - s.sealed * size) for s in sequences]
         used = sum(group.blocks_for(tokens) for tokens in own_tokens)
         live_bytes = (sealed * size + sum(own_tokens)) * group.bytes_per_token
         waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RETURNING)
@@ -113,7 +113,7 @@ def _check_sequence(group: Group, pool: HeapPool, sequence: CachedSequence) -> N
     blocks = sequence.buffer.table.blocks
     mapped = sequence.buffer.mapped_blocks * group.tokens_per_block
     sealed = sequence.sealed * group.tokens_per_block
-    assert sealed <= sequence.computed <= sequence.planned <= mapped
+    assert sealed <= sequence.computed <= sequence.scheduled <= mapped
     assert sequence.borrowed <= sequence.sealed, "a block of others may still be written"
     for number, block in enumerate(blocks):
         expected = BlockState.SEALED if number < sequence.sealed else BlockState.OWNED

@@ -132,7 +132,7 @@ class KVCacheManager:
         if shared and partial and self.reserve(child_id, wanted):
             source, target = parent.buffer.number, child.buffer.number
             self._backend.copy_block(source, whole, target, whole, partial)
-            child.computed = child.planned = wanted
+            child.computed = child.scheduled = wanted
         return child.computed
 
     def claim(self, seq_id: int) -> None:
@@ -193,8 +193,8 @@ class KVCacheManager:
         epoch = self._issued_epoch + 1
         for seq_id, start, count in plan:
             sequence = self._open[seq_id]
-            assert start == sequence.planned, f"sequence {seq_id}: {start} != {sequence.planned}"
-            sequence.plan(end := start + count, epoch)
+            assert start == sequence.scheduled, f"{seq_id}: {start} != {sequence.scheduled}"
+            sequence.schedule(end := start + count, epoch)
             segments.append(Segment(sequence.buffer.number, start, count))
             if end + max(count, MAP_AHEAD_TOKENS) > sequence.table_tokens:
                 growing.append((sequence, end, count))

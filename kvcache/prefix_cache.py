@@ -71,7 +71,7 @@ class PrefixCache:
                 self.index.use(entry, system=number < sequence.system_blocks)
             self._pool.share(block)
         sequence.sealed = len(sequence.buffer.table)
-        sequence.computed = sequence.planned = sequence.sealed * sequence.chain.tokens_per_block
+        sequence.computed = sequence.scheduled = sequence.sealed * sequence.chain.tokens_per_block
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
         """Why the sequence shares no more than it does: see PrefixIndex. Where nothing is shared

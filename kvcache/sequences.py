@@ -12,8 +12,8 @@ from kvcache.token_chain import TokenChain
 class CachedSequence:
     """A sequence with a buffer. Intervals of its tokens::
 
-    0 .... sealed blocks .... computed .... planned .... mapped .... final
-    never written again       | valid K/V   | written   | ahead     | the most there will be
+    0 .... sealed blocks .... computed .... scheduled .... mapped .... final
+    never written again       | valid K/V   | written     | ahead     | the most there will be
                                               now
     """
 
@@ -30,7 +30,7 @@ class CachedSequence:
     table_tokens: int = 0
     """The same, with the blocks that are being mapped ahead."""
     computed: int = 0
-    planned: int = 0
+    scheduled: int = 0
     steps: deque[tuple[int, int]] = field(default_factory=deque)
     """Steps that were asked for it and have not committed: where each ends, and its epoch."""
     sealed: int = 0
@@ -42,22 +42,22 @@ class CachedSequence:
     awaited: int | None = None
     """The last one of the blocks that it waits for while another computes them."""
 
-    def plan(self, end: int, epoch: int) -> None:
+    def schedule(self, end: int, epoch: int) -> None:
         """A step of that epoch will compute the tokens up to ``end``."""
-        self.planned = end
+        self.scheduled = end
         self.steps.append((end, epoch))
 
     def commit(self, end: int) -> int:
         """The oldest of its steps has computed the tokens up to ``end``; returns its epoch."""
-        assert self.steps, "committed tokens were never planned"
-        planned, epoch = self.steps.popleft()
-        assert end == planned, "committed tokens were never planned"
+        assert self.steps, "committed tokens were never scheduled"
+        scheduled, epoch = self.steps.popleft()
+        assert end == scheduled, "committed tokens were never scheduled"
         self.computed = end
         return epoch
 
     def retract(self) -> None:
         """None of its steps will commit."""
-        self.planned = self.computed
+        self.scheduled = self.computed
         self.steps.clear()
 
     @property

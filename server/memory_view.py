@@ -127,7 +127,7 @@ def _sequence(report: SequenceReport, mapped: MappedSequence | None) -> Json:
         "prompt_tokens": report.prompt_tokens,
         "tokens": report.tokens,
         "computed_tokens": report.computed_tokens,
-        "most_tokens": report.most_tokens,
+        "most_tokens": report.max_tokens,
         "preemptions": report.preemptions,
         "mapped_blocks": mapped.mapped_blocks if mapped else 0,
         "sealed_blocks": mapped.sealed_blocks if mapped else 0,

@@ -119,9 +119,9 @@ class SimulatedRunner:
         self._cost = cost
         self._clock = clock
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> SimulatedStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
         """Takes all of the step's time at once: steps do not overlap here."""
-        assert not ahead
+        assert not overlapped
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
         self._clock.advance(self._cost.step_seconds([(e.start, e.count) for e in plan.entries]))
         self.completed_epoch = views.epoch

@@ -312,10 +312,10 @@ def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.Mon
     assert loop.busy_since is None
     begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan, *, ahead: bool) -> RunningStep:
+    def watched(plan: StepPlan, *, overlapped: bool) -> RunningStep:
         seen.append(loop.busy_since)
         clock.now += 5.0
-        return begin(plan, ahead=ahead)
+        return begin(plan, overlapped=overlapped)
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
@@ -332,9 +332,9 @@ def test_fault_10_a_step_that_hangs_is_counted_with_all_whom_it_began(
     loop._clock = Clock()  # stands still: the next figures are never due
     begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan, *, ahead: bool) -> RunningStep:
+    def watched(plan: StepPlan, *, overlapped: bool) -> RunningStep:
         seen.append((loop.stats.running, loop.stats.waiting))
-        return begin(plan, ahead=ahead)
+        return begin(plan, overlapped=overlapped)
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))

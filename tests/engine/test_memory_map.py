@@ -52,7 +52,7 @@ def test_a_report_counts_tokens() -> None:
     loop.step()
     (report,) = found[0].running
     assert (report.seq_id, report.status, report.preemptions) == (5, "running", 0)
-    assert (report.prompt_tokens, report.tokens, report.most_tokens) == (10, 13, 40)
+    assert (report.prompt_tokens, report.tokens, report.max_tokens) == (10, 13, 40)
     assert report.computed_tokens == 12
     loop.close()
 

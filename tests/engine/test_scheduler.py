@@ -314,7 +314,7 @@ def test_a_system_that_maps_no_more_costs_the_youngest_its_place() -> None:
     assert s.num_running == 2
     kv.refuse = True
     for sequence in list(s._running):
-        sequence.num_computed = sequence.num_planned = min(sequence.num_computed, 8)
+        sequence.num_computed = sequence.num_scheduled = min(sequence.num_computed, 8)
     while s.num_running == 2:
         run_step(s)
     assert s.counters.preemptions == 1

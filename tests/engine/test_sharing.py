@@ -42,12 +42,12 @@ def together(*sequences: Sequence) -> tuple[Sharing, SharingKV]:
 
 def test_what_others_have_computed_is_taken_over_but_not_by_one_in_flight() -> None:
     idle, flying = sequence(1), sequence(2)
-    flying.num_planned = 2
+    flying.num_scheduled = 2
     sharing, kv = together(idle, flying)
     sharing.adopt([idle, flying], in_parts=True)
     assert kv.adopted == [1]
-    assert (idle.num_computed, idle.num_planned) == (4, 4)
-    assert (flying.num_computed, flying.num_planned) == (0, 2)
+    assert (idle.num_computed, idle.num_scheduled) == (4, 4)
+    assert (flying.num_computed, flying.num_scheduled) == (0, 2)
 
 
 def test_who_is_behind_another_takes_all_at_once_unless_somebody_waits() -> None:
@@ -65,8 +65,8 @@ def test_who_is_behind_another_takes_all_at_once_unless_somebody_waits() -> None
 def test_a_fork_takes_its_parents_pages_when_the_parent_has_committed_them() -> None:
     parent, child = sequence(1), sequence(2, fork_of=1)
     sharing, kv = together(parent, child)
-    parent.num_planned = 10
-    assert sharing.parent_is_ahead(child), "planned is not computed"
+    parent.num_scheduled = 10
+    assert sharing.parent_is_ahead(child), "scheduled is not computed"
     parent.num_computed = 10
     assert not sharing.parent_is_ahead(child)
     sharing.adopt([child], in_parts=False)

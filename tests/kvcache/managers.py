@@ -102,7 +102,7 @@ def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     chain = kv.chain(waiting.request.salt)
     chain.extend(waiting.token_ids, 0)
     found = kv._prefixes.match(chain, 0)
-    tokens = min(waiting.num_tokens + 1, waiting.most_tokens - 1)
+    tokens = min(waiting.num_tokens + 1, waiting.max_tokens - 1)
     return kv._group.blocks_for(tokens) - len(found.blocks) + found.num_cached
 
 

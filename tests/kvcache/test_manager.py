@@ -375,7 +375,7 @@ def test_planning_out_of_turn_is_a_bug() -> None:
 def test_committing_what_was_never_planned_is_a_bug() -> None:
     kv, _ = small_manager()
     assert join(kv, 1, 10)
-    with pytest.raises(AssertionError, match="never planned"):
+    with pytest.raises(AssertionError, match="never scheduled"):
         kv.commit(1, [1])
 
 

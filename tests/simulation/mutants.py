@@ -193,7 +193,7 @@ MUTANTS = (
     Mutant(
         "a preempted sequence believes that it still has its memory",
         "engine/scheduler.py",
-        "        sequence.num_computed = sequence.num_planned = 0\n        sequence.preemptions",
+        "        sequence.num_computed = sequence.num_scheduled = 0\n        sequence.preemptions",
         "        sequence.preemptions",
     ),
     Mutant(
@@ -205,14 +205,14 @@ MUTANTS = (
     Mutant(
         "a prompt of one token is not told what it shares",
         "engine/scheduler.py",
-        "decoding = tokens - planned == 1 and sequence.prefix is not None",
-        "decoding = tokens - planned == 1",
+        "decoding = tokens - start == 1 and sequence.prefix is not None",
+        "decoding = tokens - start == 1",
     ),
     Mutant(
         "an answer has one token too many",
         "engine/results.py",
-        "elif len(tokens) >= sequence.most_tokens:",
-        "elif len(tokens) > sequence.most_tokens:",
+        "elif len(tokens) >= sequence.max_tokens:",
+        "elif len(tokens) > sequence.max_tokens:",
     ),
     Mutant(
         "sampled tokens go to the wrong requests",
@@ -371,14 +371,15 @@ MUTANTS = (
     Mutant(
         "a row is computed for one whose end can be seen coming",
         "engine/step_plan.py",
-        "self.sequence.num_coming += self.samples and stop + 1 < self.sequence.most_tokens",
-        "self.sequence.num_coming += self.samples",
+        "sequence.num_output_placeholders += self.samples and stop + 1 < sequence.max_tokens",
+        "sequence.num_output_placeholders += self.samples",
     ),
     Mutant(
         "somebody in flight loses its memory",
         "engine/scheduler.py",
-        "            elif ahead and not self.kv.recovering:\n                return [], True\n",
-        "            elif ahead and len(self._running) > 1:\n"
+        "            elif overlapped and not self.kv.recovering:\n"
+        "                return [], True\n",
+        "            elif overlapped and len(self._running) > 1:\n"
         "                self._preempt_youngest()\n",
     ),
     Mutant(
@@ -389,9 +390,9 @@ MUTANTS = (
         "                continue\n",
     ),
     Mutant(
-        "a step is planned ahead of one that needs the host",
+        "a step overlaps one that needs a sync",
         "engine/scheduler.py",
-        "return self._need_host == 0",
+        "return self._num_needing_sync == 0",
         "return True",
     ),
     Mutant(

@@ -164,10 +164,10 @@ class SimulatedRunner:
         self._ticks += 1
         self._complete()
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> SimulatedStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
         """Writes and reads every row's slots."""
         self.newest = plan
-        if not ahead:
+        if not overlapped:
             self._sampled = {}
         views = self.kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
         lag = self.rng.randint(0, self.traits.longest_lag)
