@@ -140,7 +140,7 @@ class EngineStats:
     cached_prompt_tokens: int = 0
     """Those that the cache had."""
     prefix_misses: tuple[tuple[MissReason, int], ...] = ()
-    """Requests whose prompt left the cached chain, by the reason."""
+    """Requests of which more could have been cached, by the reason why it was not."""
     mapping_waits: int = 0
     """Steps that had to wait for a mapping."""
     preemptions: int = 0

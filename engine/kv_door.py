@@ -3,25 +3,25 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.types import MissReason, PrefixSalt, TokenChain
+from engine.types import BlockHashes, MissReason, PrefixSalt
 
 
 class KVDoor(Protocol):
     """What the scheduler asks of the cache. Tokens are counted from a sequence's first one."""
 
-    def chain(self, salt: PrefixSalt) -> TokenChain:
-        """The empty chain of a new sequence."""
+    def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
+        """Return the empty block hashes of a new sequence."""
 
     def open(
         self,
         seq_id: int,
-        chain: TokenChain,
+        block_hashes: BlockHashes,
         num_tokens: int,
         *,
         final_tokens: int,
         system_tokens: int,
     ) -> bool:
-        """A buffer, what the cache has of the chain, and blocks set aside for so many tokens."""
+        """Give the sequence a buffer, its cached prefix, and blocks for so many tokens."""
 
     def adopt(self, seq_id: int) -> int:
         """Takes what others have computed meanwhile; how many tokens have valid K and V."""

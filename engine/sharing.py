@@ -28,15 +28,15 @@ class Sharing:
 
     def open(self, sequence: Sequence) -> bool:
         """Memory for what the sequence has, and for one more token if there will be one."""
-        if sequence.chain is None:
-            sequence.chain = self.kv.chain(sequence.request.salt)
-        sequence.chain.extend(sequence.token_ids, 0)
-        sequence.chain.most_shared = sequence.num_reusable
+        if sequence.block_hashes is None:
+            sequence.block_hashes = self.kv.block_hashes(sequence.request.salt)
+        sequence.block_hashes.extend(sequence.token_ids, 0)
+        sequence.block_hashes.max_cached_tokens = sequence.num_reusable
         # The last token that is sampled is never computed.
         final = max(sequence.max_tokens - 1, sequence.num_prompt)
         return self.kv.open(
             sequence.seq_id,
-            sequence.chain,
+            sequence.block_hashes,
             min(sequence.num_tokens + 1, final),
             final_tokens=final,
             system_tokens=sequence.request.system_tokens,

@@ -12,10 +12,10 @@ from engine.figures import Histogram as Histogram
 from engine.figures import HistogramCounts as HistogramCounts
 from engine.figures import MlxMemory as MlxMemory
 from engine.token_counts import TokenCounts
+from kvcache.block_hashes import BlockHashes as BlockHashes
+from kvcache.block_hashes import PrefixSalt as PrefixSalt
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.stats import KVStats as KVStats
-from kvcache.token_chain import PrefixSalt as PrefixSalt
-from kvcache.token_chain import TokenChain as TokenChain
 
 
 class FinishReason(Enum):
@@ -151,7 +151,7 @@ class PrefixReport:
     cached_tokens: int
     """Prompt tokens whose K and V were not computed for this request."""
     left_at: int
-    """The first token at which the prompt left the longest cached chain of blocks."""
+    """The first token at which the prompt left the longest cached prefix."""
     miss: MissReason | None
     """Why it left; None when nothing more could have been shared."""
 
@@ -186,7 +186,7 @@ class Sequence:
     """Tokens that steps in flight will sample, and that later steps must compute."""
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
-    chain: TokenChain | None = None
+    block_hashes: BlockHashes | None = None
     """What the cache finds its prefix by; kept through preemptions."""
     prefix: PrefixReport | None = None
     """Made when it first computes a token of its own."""

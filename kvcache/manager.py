@@ -1,14 +1,13 @@
-"""The one door to the cache, in sequence ids and token counts only.
+"""The KV cache in sequence ids and token counts: scheduler and runner see no blocks.
 
-Scheduler and runner come through here; neither sees a block. A sequence that begins like another
-one maps the other's sealed blocks instead of computing them; which ones there are, the prefix index
-knows, and what a block is for, the heap pool.
+A sequence that begins like another one maps the other's sealed blocks instead of computing them.
 """
 
 from collections.abc import Sequence
 
 from kvcache.accounts import Books
 from kvcache.backend import PageBackend, Releases, Segment
+from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.block_supply import MAP_AHEAD_TOKENS, BlockSupply
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
@@ -20,7 +19,6 @@ from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, ClosedSequence
 from kvcache.sparse_heap import BlockState
 from kvcache.stats import KVStats
-from kvcache.token_chain import PrefixSalt, TokenChain
 from kvcache.views import CacheTokens, KVViews, layer_regions
 
 BLOCKS_DROPPED_AT_ONCE = 4096  # 30 ms of a Python thread
@@ -64,21 +62,21 @@ class KVCacheManager:
         pool_tokens = self._pool.capacity_blocks * self._group.tokens_per_block
         return min(self._group.max_tokens, pool_tokens)
 
-    def chain(self, salt: PrefixSalt) -> TokenChain:
-        """The empty chain of a new sequence."""
-        return TokenChain(self._identity, salt, self._group.tokens_per_block)
+    def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
+        """Return the empty block hashes of a new sequence."""
+        return BlockHashes(self._identity, salt, self._group.tokens_per_block)
 
     def open(
         self,
         seq_id: int,
-        chain: TokenChain,
+        block_hashes: BlockHashes,
         num_tokens: int,
         *,
         final_tokens: int,
         system_tokens: int = 0,
     ) -> bool:
-        """Gives the sequence a buffer, maps the sealed blocks that its chain begins with, and sets
-        blocks aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
+        """Give the sequence a buffer, map the cached blocks that it begins with, and set blocks
+        aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
 
         final_tokens: the most that it will need. system_tokens: how many of the first ones are a
         system prompt. False, with nothing changed, when it does not fit now.
@@ -87,16 +85,18 @@ class KVCacheManager:
         if len(self._open) == self._limits.max_sequences or num_tokens > self._group.max_tokens:
             return False
         needed = self._group.blocks_for(num_tokens)
-        if needed - chain.shareable_blocks > self._supply.unpromised_blocks:
+        if needed - block_hashes.shareable_blocks > self._supply.unpromised_blocks:
             return False
         system_blocks = system_tokens // self._group.tokens_per_block
-        nothing, longest = Match([], 0), self._prefixes.match(chain, 0)
+        nothing, longest = Match([], 0), self._prefixes.match(block_hashes, 0)
         # A prefix in more pieces than the system has mappings for is computed again.
         for found in (longest, nothing) if longest.blocks else (nothing,):
             buffer = self._buffers.take() if self._fits(needed, found) else None
             if buffer is None:
                 continue
-            sequence = CachedSequence(seq_id, buffer, chain, needed, final_tokens, system_blocks)
+            sequence = CachedSequence(
+                seq_id, buffer, block_hashes, needed, final_tokens, system_blocks
+            )
             self._supply.promise(sequence)
             if self._supply.share(sequence, found.blocks):
                 self._open[seq_id] = sequence
@@ -110,7 +110,7 @@ class KVCacheManager:
         tokens have valid K and V."""
         sequence = self._open[seq_id]
         if self._prefixes.continues(sequence):
-            found = self._prefixes.match(sequence.chain, len(sequence.buffer.table))
+            found = self._prefixes.match(sequence.block_hashes, len(sequence.buffer.table))
             self._supply.share(sequence, found.blocks)
         return sequence.computed
 
@@ -119,7 +119,7 @@ class KVCacheManager:
         sealed blocks are shared, the partial one is copied. Returns how many of its tokens have
         valid K and V; no more than before while the parent's are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
-        wanted = child.chain.num_tokens - 1
+        wanted = child.block_hashes.num_tokens - 1
         whole, partial = divmod(wanted, self._group.tokens_per_block)
         if parent.computed < wanted or parent.sealed < whole or not child.at_edge:
             return child.computed
@@ -144,8 +144,8 @@ class KVCacheManager:
         return self._prefixes.claimant(self._open[seq_id])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Why the sequence shares no more than it does: the token at which it left the longest
-        cached chain, and the reason; None when no more could be shared."""
+        """Return the token at which the sequence left the longest cached prefix, and why it shares
+        no more; None when no more could be shared."""
         return self._prefixes.explain(self._open[seq_id])
 
     # --- growing and leaving --------------------------------------------------------------------
@@ -159,7 +159,7 @@ class KVCacheManager:
         """The next ``len(token_ids)`` positions now hold valid K and V of these tokens."""
         sequence = self._open[seq_id]
         start, end = sequence.computed, sequence.computed + len(token_ids)
-        sequence.chain.extend(token_ids, start)
+        sequence.block_hashes.extend(token_ids, start)
         epoch = sequence.commit(end)
         size = self._group.tokens_per_block
         for number in range(start // size, end // size):

@@ -1,26 +1,26 @@
-"""Who shares which sealed blocks: from the moment a block is full until nobody needs it.
+"""Shares sealed blocks between sequences: from the moment a block is full until it is evicted.
 
-Sharing goes by the chain: whoever takes a block from the index has taken all before it from there,
-so that whoever has a block mapped has its parents mapped as well.
+A sequence takes blocks from the index in their order, from the first one on. So a sequence that has
+a block mapped has the blocks before it mapped as well.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from kvcache.block_hashes import BlockHashes
 from kvcache.heap_pool import HeapPool
 from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence, FullBlock
 from kvcache.sparse_heap import BlockRef
-from kvcache.token_chain import TokenChain
 
 
 class Match(NamedTuple):
-    """Sealed blocks that continue a chain."""
+    """Cached blocks that a sequence can go on with."""
 
     blocks: list[BlockRef]
     num_cached: int
-    """Those of them that no sequence has now: taking them leaves fewer to be evicted."""
+    """How many of them no sequence has now: taking these leaves fewer to evict."""
 
 
 class PrefixCache:
@@ -41,12 +41,12 @@ class PrefixCache:
 
     # --- sharing --------------------------------------------------------------------------------
 
-    def match(self, chain: TokenChain, start: int) -> Match:
-        """The sealed blocks that follow the chain's first ``start`` ones."""
+    def match(self, hashes: BlockHashes, start: int) -> Match:
+        """Return the sealed blocks with these hashes, from block ``start`` on."""
         blocks: list[BlockRef] = []
         num_cached = 0
-        for number in range(start, chain.shareable_blocks):
-            entry = self.index.find(chain, number)
+        for number in range(start, hashes.shareable_blocks):
+            entry = self.index.find(hashes, number)
             if entry is None or self.is_crowded(entry.block):
                 break
             blocks.append(entry.block)
@@ -71,12 +71,13 @@ class PrefixCache:
                 self.index.use(entry, system=number < sequence.system_blocks)
             self._pool.share(block)
         sequence.sealed = len(sequence.buffer.table)
-        sequence.computed = sequence.scheduled = sequence.sealed * sequence.chain.tokens_per_block
+        tokens = sequence.sealed * sequence.block_hashes.tokens_per_block
+        sequence.computed = sequence.scheduled = tokens
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
         """Why the sequence shares no more than it does: see PrefixIndex. Where nothing is shared
         at all, nothing is missed."""
-        left_at, miss = self.index.explain(sequence.chain, sequence.sealed)
+        left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed)
         return left_at, miss if self._enabled else None
 
     # --- who computes what ----------------------------------------------------------------------
@@ -84,30 +85,32 @@ class PrefixCache:
     def claim(self, sequence: CachedSequence) -> None:
         """The sequence computes its blocks itself; others may wait for those that will be found.
         Nobody waits for one that computes what others may have long had."""
-        if sequence.has_claimed or not self._enabled or sequence.chain.most_shared is not None:
+        hashes = sequence.block_hashes
+        if sequence.has_claimed or not self._enabled or hashes.max_cached_tokens is not None:
             return
         sequence.has_claimed = True
         if self._can_be_found(sequence, sequence.sealed):
-            for digest in sequence.chain.digests[sequence.sealed :]:
+            for digest in hashes.digests[sequence.sealed :]:
                 self._claims[digest] = sequence
 
     def claimant(self, sequence: CachedSequence) -> int | None:
         """The other sequence that is going to compute this one's next blocks, if it could share
         them then. Stays the same until the last of these is sealed, so that they are mapped in one
         go."""
-        digests = sequence.chain.digests
+        hashes = sequence.block_hashes
+        digests = hashes.digests
         if sequence.awaited is not None:
             owner = self._claims.get(digests[sequence.awaited])
             if owner is not None and owner is not sequence:
                 return owner.seq_id
             sequence.awaited = None
         number = len(sequence.buffer.table)
-        if number >= sequence.chain.shareable_blocks or not self.continues(sequence):
+        if number >= hashes.shareable_blocks or not self.continues(sequence):
             return None
         owner = self._claims.get(digests[number])
         if owner is None or owner is sequence:
             return None
-        while number + 1 < sequence.chain.shareable_blocks:
+        while number + 1 < hashes.shareable_blocks:
             if self._claims.get(digests[number + 1]) is not owner:
                 break
             number += 1
@@ -116,7 +119,7 @@ class PrefixCache:
 
     def _unclaim(self, sequence: CachedSequence) -> None:
         """Nobody is to wait for the sequence any more."""
-        for digest in sequence.chain.digests if sequence.has_claimed else []:
+        for digest in sequence.block_hashes.digests if sequence.has_claimed else []:
             if self._claims.get(digest) is sequence:
                 del self._claims[digest]
 
@@ -140,24 +143,24 @@ class PrefixCache:
     def _publish(self, sequence: CachedSequence, number: int) -> None:
         """Lets a sealed block be found, unless its past cannot be, or others use its equal: then
         nothing that follows it can be found either."""
-        blocks, chain = sequence.buffer.table.blocks, sequence.chain
+        blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._can_be_found(sequence, number):
             return
-        entry, system = self.index.find(chain, number), number < sequence.system_blocks
+        entry, system = self.index.find(hashes, number), number < sequence.system_blocks
         if entry is None:
-            self.index.insert(chain, number, blocks[number], system)
+            self.index.insert(hashes, number, blocks[number], system)
         elif entry.idle:
             self._pool.free(self.index.replace(entry, blocks[number], system))
         else:
             self._unclaim(sequence)
-        self._claims.pop(chain.digests[number], None)
+        self._claims.pop(hashes.digests[number], None)
 
     def _can_be_found(self, sequence: CachedSequence, length: int) -> bool:
-        """Whether the first blocks of its table are those that its chain leads to."""
+        """Return whether the first blocks of its table are those that the index has."""
         if length == 0:
             return True
         entry = self.index.at(sequence.buffer.table.blocks[length - 1])
-        return entry is not None and entry.digest == sequence.chain.digests[length - 1]
+        return entry is not None and entry.digest == sequence.block_hashes.digests[length - 1]
 
     def leave(self, sequence: CachedSequence) -> None:
         """A sequence closes; where it does not keep its prefix, nobody is to find what it wrote."""

@@ -1,6 +1,6 @@
-"""Sealed blocks by what they hold, and who leaves first.
+"""Finds sealed blocks by what they hold, and chooses which one is evicted first.
 
-Blocks are found by the digests of a token chain, and their token ids are compared all the same.
+Blocks are found by their hashes, and their token ids are compared all the same.
 """
 
 from bisect import bisect_left, insort
@@ -10,8 +10,8 @@ from enum import Enum
 from hashlib import sha256
 from heapq import heapify, heappop, heappush
 
+from kvcache.block_hashes import TOKEN_BYTES, BlockHashes
 from kvcache.sparse_heap import BlockRef
-from kvcache.token_chain import TOKEN_BYTES, TokenChain
 
 # Digests of evicted blocks that are remembered, to tell "evicted" from "never cached".
 REMEMBERED_EVICTIONS = 65536
@@ -20,7 +20,7 @@ STALE_QUEUE_ENTRIES = 64
 
 
 class MissReason(Enum):
-    """Why a prompt left the longest cached chain."""
+    """Why a prompt shares no more of what is cached."""
 
     NEVER_CACHED = "never_cached"
     EVICTED = "evicted"
@@ -34,7 +34,7 @@ class CachedBlock:
 
     digest: bytes
     parent: bytes
-    tenant_digest: bytes
+    unsalted_digest: bytes
     tokens: bytes
     block: BlockRef
     system: bool
@@ -57,7 +57,7 @@ class PrefixIndex:
         self._by_block: dict[BlockRef, CachedBlock] = {}
         self._children: dict[bytes, list[bytes]] = {}
         """By the parent's digest: token ids of the blocks that follow it, sorted."""
-        self._tenants: Counter[bytes] = Counter()
+        self._unsalted: Counter[bytes] = Counter()
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
         """Idle leaves by last use: of system prompts, and others. Some entries are out of date."""
@@ -73,10 +73,10 @@ class PrefixIndex:
         """Blocks that could be evicted, one after the other."""
         return self._idle[False] + self._idle[True]
 
-    def find(self, chain: TokenChain, number: int) -> CachedBlock | None:
-        """The block with the same past and the same ids as the chain's block of that number."""
-        entry = self._entries.get(chain.digests[number])
-        return entry if entry is not None and entry.tokens == chain.tokens[number] else None
+    def find(self, hashes: BlockHashes, number: int) -> CachedBlock | None:
+        """Return the block with this hash and these ids; None where there is none."""
+        entry = self._entries.get(hashes.digests[number])
+        return entry if entry is not None and entry.tokens == hashes.tokens[number] else None
 
     def at(self, block: BlockRef) -> CachedBlock | None:
         """What can be found in a physical block."""
@@ -84,15 +84,15 @@ class PrefixIndex:
 
     # --- in -------------------------------------------------------------------------------------
 
-    def insert(self, chain: TokenChain, number: int, block: BlockRef, system: bool) -> None:
+    def insert(self, hashes: BlockHashes, number: int, block: BlockRef, system: bool) -> None:
         """A block was sealed, and its parent is in the index. It is in use."""
-        digest, parent = chain.digests[number], chain.parent(number)
+        digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._entries
         assert number == 0 or parent in self._entries
-        tenant = chain.tenant_digests[number]
-        entry = CachedBlock(digest, parent, tenant, chain.tokens[number], block, system)
+        tenant = hashes.unsalted_digests[number]
+        entry = CachedBlock(digest, parent, tenant, hashes.tokens[number], block, system)
         self._entries[digest] = self._by_block[block] = entry
-        self._tenants[tenant] += 1
+        self._unsalted[tenant] += 1
         self._evicted.pop(digest, None)
         insort(self._children.setdefault(parent, []), entry.tokens)
 
@@ -152,18 +152,20 @@ class PrefixIndex:
 
     # --- why not --------------------------------------------------------------------------------
 
-    def explain(self, chain: TokenChain, matched: int) -> tuple[int, MissReason | None]:
+    def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
         """Why a prompt found no more than ``matched`` blocks: the first token at which it left what
         is cached, and the reason; None when no more could have been shared."""
-        size = chain.tokens_per_block
-        full = matched < len(chain.digests)
-        siblings = self._children.get(chain.parent(matched), [])
-        left_at = matched * size + _common(siblings, chain.tokens[matched] if full else chain.tail)
-        if matched >= chain.shareable_blocks:
+        size = hashes.tokens_per_block
+        full = matched < len(hashes.digests)
+        siblings = self._children.get(hashes.parent(matched), [])
+        left_at = matched * size + _common(
+            siblings, hashes.tokens[matched] if full else hashes.tail
+        )
+        if matched >= hashes.shareable_blocks:
             return left_at, None
-        if chain.digests[matched] in self._evicted:
+        if hashes.digests[matched] in self._evicted:
             return left_at, MissReason.EVICTED
-        if self._tenants[chain.tenant_digests[matched]]:
+        if self._unsalted[hashes.unsalted_digests[matched]]:
             return left_at, MissReason.OTHER_SALT
         return left_at, MissReason.NEVER_CACHED
 
@@ -194,9 +196,9 @@ class PrefixIndex:
     def _remove(self, entry: CachedBlock) -> BlockRef:
         assert entry.digest not in self._children
         del self._entries[entry.digest], self._by_block[entry.block]
-        self._tenants[entry.tenant_digest] -= 1
-        if not self._tenants[entry.tenant_digest]:
-            del self._tenants[entry.tenant_digest]
+        self._unsalted[entry.unsalted_digest] -= 1
+        if not self._unsalted[entry.unsalted_digest]:
+            del self._unsalted[entry.unsalted_digest]
         if entry.idle:
             self._idle[entry.system] -= 1
         siblings = self._children[entry.parent]

@@ -4,8 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from kvcache.block_hashes import BlockHashes
 from kvcache.sparse_buffer import SparseBuffer
-from kvcache.token_chain import TokenChain
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +19,7 @@ class CachedSequence:
 
     seq_id: int
     buffer: SparseBuffer
-    chain: TokenChain
+    block_hashes: BlockHashes
     promised: int
     """Blocks that are set aside for it, whether they are mapped yet or not."""
     final_tokens: int

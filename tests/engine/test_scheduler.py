@@ -7,6 +7,7 @@ from engine.scheduler import Scheduler
 from engine.step_plan import StepPlan
 from engine.token_budget import TokenBudget
 from engine.types import (
+    BlockHashes,
     EngineLimits,
     FinishReason,
     MissReason,
@@ -14,7 +15,6 @@ from engine.types import (
     Request,
     Sampled,
     SamplingParams,
-    TokenChain,
     TokenEvent,
 )
 
@@ -39,19 +39,19 @@ class CountingKV:
         used = sum(max(self.held[s], self.promised[s]) for s in self.held)
         return self.blocks - used
 
-    def chain(self, salt: PrefixSalt) -> TokenChain:
-        return TokenChain(b"", salt, BLOCK_TOKENS)
+    def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
+        return BlockHashes(b"", salt, BLOCK_TOKENS)
 
     def open(
         self,
         seq_id: int,
-        chain: TokenChain,
+        block_hashes: BlockHashes,
         num_tokens: int,
         *,
         final_tokens: int,
         system_tokens: int,
     ) -> bool:
-        assert chain.num_tokens <= num_tokens <= final_tokens
+        assert block_hashes.num_tokens <= num_tokens <= final_tokens
         needed = -(-num_tokens // BLOCK_TOKENS)
         if needed > self._free():
             return False

@@ -86,10 +86,10 @@ def test_memory_is_asked_for_what_a_sequence_has_and_one_token_more() -> None:
     one = sequence(1)
     sharing, kv = together(one)
     assert sharing.open(one)
-    chain = one.chain
-    assert chain is not None
-    assert chain.num_tokens == 10
+    hashes = one.block_hashes
+    assert hashes is not None
+    assert hashes.num_tokens == 10
     kv.close(1, keep_prefix=False)
     kv.blocks = 0
     assert not sharing.open(one)
-    assert one.chain is chain, "kept for the next time"
+    assert one.block_hashes is hashes, "kept for the next time"

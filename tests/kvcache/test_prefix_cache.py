@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from kvcache.backend import Releases
+from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.prefix_index import MissReason
-from kvcache.token_chain import PrefixSalt
 from tests.kvcache.fakes import FakeBackend
 from tests.kvcache.managers import BLOCK, TOKENS, grow, join, settle, small_manager
 
@@ -262,8 +262,8 @@ def test_a_sequence_whose_blocks_cannot_be_found_claims_nothing() -> None:
 def test_nobody_waits_for_one_that_must_compute_what_others_may_have() -> None:
     kv, backend = small_manager(heaps=4)
     write(kv, 1, IDS[:32])
-    reading = kv.chain(PrefixSalt())
-    reading.most_shared = 0
+    reading = kv.block_hashes(PrefixSalt())
+    reading.max_cached_tokens = 0
     reading.extend(IDS, 0)
     assert kv.open(2, reading, len(IDS), final_tokens=len(IDS))
     assert kv.adopt(2) == 0

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvcache.backend import Releases
+from kvcache.block_hashes import PrefixSalt
 from kvcache.sparse_heap import BlockState
-from kvcache.token_chain import PrefixSalt
 from tests.kvcache.fakes import FakeBackend, Manners
 from tests.kvcache.managers import SHAPE, TOKENS, manager, paged
 from tests.kvcache.maps import map_adds_up
@@ -102,11 +102,11 @@ class CacheMachine(RuleBasedStateMachine):
     def open(self, pieces: list[list[int]], own: int, system: int, salt: bytes) -> None:
         self.last_id += 1
         ids = [token for piece in pieces for token in piece] + [100 + self.last_id] * own
-        chain = self.kv.chain(PrefixSalt(b"tenant", salt))
-        chain.extend(ids, 0)
+        hashes = self.kv.block_hashes(PrefixSalt(b"tenant", salt))
+        hashes.extend(ids, 0)
         before = self.kv.stats()
         most = len(ids) + 30
-        if self.kv.open(self.last_id, chain, len(ids), final_tokens=most, system_tokens=system):
+        if self.kv.open(self.last_id, hashes, len(ids), final_tokens=most, system_tokens=system):
             self.tokens[self.last_id] = ids
             self.adopt_into(self.last_id)
         else:
@@ -132,9 +132,9 @@ class CacheMachine(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(sorted(self.tokens)))
         self.last_id += 1
         ids = list(self.tokens[parent][: data.draw(st.integers(1, len(self.tokens[parent])))])
-        chain = self.kv.chain(PrefixSalt(b"tenant", b"of forks"))
-        chain.extend(ids, 0)
-        if self.kv.open(self.last_id, chain, len(ids), final_tokens=len(ids), system_tokens=0):
+        hashes = self.kv.block_hashes(PrefixSalt(b"tenant", b"of forks"))
+        hashes.extend(ids, 0)
+        if self.kv.open(self.last_id, hashes, len(ids), final_tokens=len(ids), system_tokens=0):
             self.tokens[self.last_id] = ids
             copied = self.backend.copied_bytes
             self.computed[self.last_id] = self.kv.fork(parent, self.last_id)

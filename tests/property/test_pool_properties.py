@@ -6,10 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvcache.accounts import blocks_of
 from kvcache.backend import Releases
+from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.heap_pool import HeapPool
 from kvcache.prefix_index import PrefixIndex
 from kvcache.sparse_heap import BlockRef, BlockState
-from kvcache.token_chain import PrefixSalt, TokenChain
 from tests.kvcache.fakes import FakeBackend, Manners
 from tests.kvcache.managers import paged
 
@@ -129,23 +129,23 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 1), min_size=2, max_size=8), system=st.integers(0, 3))
     def keep(self, tokens: list[int], system: int) -> None:
         """A sequence of two-token blocks takes what is there and adds the rest."""
-        chain = TokenChain(b"", PrefixSalt(), 2)
-        chain.extend(tokens, 0)
-        pasts = [tuple(tokens[: 2 * n + 2]) for n in range(len(chain.digests))]
+        hashes = BlockHashes(b"", PrefixSalt(), 2)
+        hashes.extend(tokens, 0)
+        pasts = [tuple(tokens[: 2 * n + 2]) for n in range(len(hashes.digests))]
         for number, past in enumerate(pasts):
-            entry = self.index.find(chain, number)
+            entry = self.index.find(hashes, number)
             assert (entry is not None) == (past in self.kept)
             if entry is None:
                 self.blocks += 1
                 self.kept[past] = BlockRef(0, self.blocks)
-                self.index.insert(chain, number, self.kept[past], number < system)
+                self.index.insert(hashes, number, self.kept[past], number < system)
                 self.users[past] = 0
             else:
                 assert entry.block == self.kept[past]
                 self.index.use(entry, number < system)
             self.users[past] += 1
         matched = len(pasts)
-        left_at, reason = self.index.explain(chain, matched)
+        left_at, reason = self.index.explain(hashes, matched)
         assert (left_at >= 2 * matched, reason) == (True, None)
         self.open.append(pasts)
 

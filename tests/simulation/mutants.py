@@ -167,19 +167,19 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt finds its very last token in the cache",
-        "kvcache/token_chain.py",
-        "most = self.num_tokens - 1 if self.most_shared is None",
-        "most = self.num_tokens if self.most_shared is None",
+        "kvcache/block_hashes.py",
+        "most = self.num_tokens - 1 if self.max_cached_tokens is None",
+        "most = self.num_tokens if self.max_cached_tokens is None",
     ),
     Mutant(
         "the tenant's salt is ignored",
-        "kvcache/token_chain.py",
+        "kvcache/block_hashes.py",
         "self._root = _root(identity, salt.tenant, salt.client)",
         "self._root = _root(identity, b'', salt.client)",
     ),
     Mutant(
         "a block is found by its own tokens, whatever came before",
-        "kvcache/token_chain.py",
+        "kvcache/block_hashes.py",
         "self.digests.append(sha256(self.parent(len(self.digests)) + tokens).digest())",
         "self.digests.append(sha256(self._root + tokens).digest())",
     ),
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "a prompt that is to be scored takes over what others have",
         "engine/sharing.py",
-        "        sequence.chain.most_shared = sequence.num_reusable\n",
+        "        sequence.block_hashes.max_cached_tokens = sequence.num_reusable\n",
         "",
     ),
     Mutant(
