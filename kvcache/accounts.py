@@ -36,7 +36,7 @@ class Books:
         waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RETURNING)
         return KVStats(
             capacity_bytes=pool.capacity_blocks * group.block_bytes,
-            free_bytes=pool.available_blocks * group.block_bytes,
+            free_bytes=pool.free_blocks * group.block_bytes,
             live_bytes=live_bytes,
             partial_tail_bytes=(sealed + used) * group.block_bytes - live_bytes,
             mapped_ahead_bytes=(pool.count(BlockState.OWNED) - used) * group.block_bytes,

@@ -60,8 +60,8 @@ class HeapPool:
         return len(self._heaps)
 
     @property
-    def available_blocks(self) -> int:
-        """Blocks that ``allocate`` could hand out now."""
+    def free_blocks(self) -> int:
+        """Return how many blocks ``allocate`` could hand out now, those of heaps to be made too."""
         unmade = self._max_heaps - len(self._heaps)
         return self._counts[BlockState.FREE] + unmade * self._group.blocks_per_heap
 
@@ -83,7 +83,7 @@ class HeapPool:
         mappings. Where a run must begin anew, it begins where it can grow; but where the system
         takes back whole heaps only, in the fullest heap, so that others can empty.
         """
-        if count > self.available_blocks:
+        if count > self.free_blocks:
             return None
         taken: list[BlockRef] = []
         while len(taken) < count:

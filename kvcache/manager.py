@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from kvcache.accounts import Books
 from kvcache.backend import PageBackend, Releases, Segment
+from kvcache.block_allocator import MAP_AHEAD_TOKENS, BlockAllocator
 from kvcache.block_hashes import BlockHashes, PrefixSalt
-from kvcache.block_supply import MAP_AHEAD_TOKENS, BlockSupply
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
@@ -44,7 +44,7 @@ class KVCacheManager:
             max_sharers=limits.max_sharers,
             enabled=limits.shares_prefixes and backend.shares_blocks,
         )
-        self._supply = BlockSupply(self._group, self._pool, self._buffers, self._prefixes)
+        self._allocator = BlockAllocator(self._group, self._pool, self._buffers, self._prefixes)
         self._books = Books(self._group, self._pool, self._buffers, self._prefixes, backend)
         self._layers = layer_regions(layout)
         self._tokens = CacheTokens(len(self._layers))
@@ -85,7 +85,7 @@ class KVCacheManager:
         if len(self._open) == self._limits.max_sequences or num_tokens > self._group.max_tokens:
             return False
         needed = self._group.blocks_for(num_tokens)
-        if needed - block_hashes.shareable_blocks > self._supply.unpromised_blocks:
+        if needed - block_hashes.shareable_blocks > self._allocator.available_blocks:
             return False
         system_blocks = system_tokens // self._group.tokens_per_block
         nothing, longest = Match([], 0), self._prefixes.match(block_hashes, 0)
@@ -97,11 +97,11 @@ class KVCacheManager:
             sequence = CachedSequence(
                 seq_id, buffer, block_hashes, needed, final_tokens, system_blocks
             )
-            self._supply.promise(sequence)
-            if self._supply.share(sequence, found.blocks):
+            self._allocator.add(sequence)
+            if self._allocator.share(sequence, found.blocks):
                 self._open[seq_id] = sequence
                 return True
-            self._supply.release(sequence)
+            self._allocator.remove(sequence)
             self._buffers.give_back(buffer)
         return False
 
@@ -111,7 +111,7 @@ class KVCacheManager:
         sequence = self._open[seq_id]
         if self._prefixes.continues(sequence):
             found = self._prefixes.match(sequence.block_hashes, len(sequence.buffer.table))
-            self._supply.share(sequence, found.blocks)
+            self._allocator.share(sequence, found.blocks)
         return sequence.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
@@ -128,7 +128,7 @@ class KVCacheManager:
         # The child may have begun with blocks of one that has failed since: nobody else has them.
         if (blocks and theirs[: len(own)] != own) or any(map(self._prefixes.is_crowded, blocks)):
             return child.computed
-        shared = self._supply.share(child, blocks)
+        shared = self._allocator.share(child, blocks)
         if shared and partial and self.reserve(child_id, wanted):
             source, target = parent.buffer.number, child.buffer.number
             self._backend.copy_block(source, whole, target, whole, partial)
@@ -153,7 +153,7 @@ class KVCacheManager:
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Maps memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
         sequence = self._open[seq_id]
-        return num_tokens <= sequence.mapped_tokens or self._supply.grow(sequence, num_tokens)
+        return num_tokens <= sequence.mapped_tokens or self._allocator.grow(sequence, num_tokens)
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """The next ``len(token_ids)`` positions now hold valid K and V of these tokens."""
@@ -174,7 +174,7 @@ class KVCacheManager:
         keep_prefix: whether what it wrote may be shared from now on."""
         sequence = self._open.pop(seq_id)
         sequence.keeps_prefix = keep_prefix
-        self._supply.release(sequence)
+        self._allocator.remove(sequence)
         self._prefixes.leave(sequence)
         self._closed.append(ClosedSequence(sequence, self._issued_epoch))
 
@@ -198,11 +198,11 @@ class KVCacheManager:
             segments.append(Segment(sequence.buffer.number, start, count))
             if end + max(count, MAP_AHEAD_TOKENS) > sequence.table_tokens:
                 growing.append((sequence, end, count))
-        self._supply.next_step()
+        self._allocator.next_step()
         views = KVViews(self._layers, self._tokens, self._backend, segments, epoch)
         self._issued_epoch = epoch
         for sequence, end, count in growing:
-            self._supply.map_ahead(sequence, end, count)
+            self._allocator.map_ahead(sequence, end, count)
         return views
 
     def step_completed(self, completed_epoch: int) -> None:
@@ -215,12 +215,12 @@ class KVCacheManager:
         # cache would seem to recover for ever.
         changed = (self._completed_epoch, len(self._closed)) != before
         if changed and self._backend.releases is not Releases.IDLE:
-            self._supply.trim(self._limits.free_slack_bytes)
+            self._allocator.trim(self._limits.free_slack_bytes)
 
     def idle(self) -> None:
         """Nothing runs or waits: memory of free blocks goes back, but for one heap."""
         self._advance()
-        self._supply.trim(0)
+        self._allocator.trim(0)
 
     def drop_prefixes(self) -> None:
         """Forgets prefixes that no sequence uses: so many at a time that nobody waits for it."""
@@ -229,12 +229,12 @@ class KVCacheManager:
                 break
         runs = self._open or self._completed_epoch < self._issued_epoch
         if not runs or self._backend.releases is not Releases.IDLE:
-            self._supply.trim(self._limits.free_slack_bytes)
+            self._allocator.trim(self._limits.free_slack_bytes)
 
     def heed(self, *, short: bool) -> None:
         """Whether the system is short of memory."""
-        self._supply.keeps_slack = not short
-        self._supply.spares_heaps = short and not self.gives_back
+        self._allocator.keeps_slack = not short
+        self._allocator.spares_heaps = short and not self.gives_back
 
     def shut_down(self) -> bool:
         """The ordered end: nothing may be called afterwards. False where the device did not answer:
@@ -256,7 +256,7 @@ class KVCacheManager:
     @property
     def mapping_waits(self) -> int:
         """Steps that had to wait for a mapping."""
-        return self._supply.waits
+        return self._allocator.mapping_waits
 
     def stats(self) -> KVStats:
         """A snapshot of the figures; the parts add up to the capacity exactly."""
@@ -270,14 +270,14 @@ class KVCacheManager:
         """Every block, buffer and byte is accounted for. Raises AssertionError."""
         sequences = list(self._open.values())
         self._books.check(sequences, [item.sequence for item in self._closed])
-        self._supply.check_invariants(sequences)
+        self._allocator.check_invariants(sequences)
 
     # --- inside ---------------------------------------------------------------------------------
 
     def _fits(self, needed: int, found: Match) -> bool:
         """Whether there are blocks and mappings for a sequence that shares some of its own."""
         own = needed - len(found.blocks)
-        if own + found.num_cached > self._supply.unpromised_blocks:
+        if own + found.num_cached > self._allocator.available_blocks:
             return False
         # Alone, it is told by the system itself whether it may have so many mappings.
         return not self._open or self._buffers.has_room_for(own, found.blocks)

@@ -20,8 +20,8 @@ class CachedSequence:
     seq_id: int
     buffer: SparseBuffer
     block_hashes: BlockHashes
-    promised: int
-    """Blocks that are set aside for it, whether they are mapped yet or not."""
+    reservation: int
+    """Blocks that admission has set aside for it, mapped or not."""
     final_tokens: int
     system_blocks: int
     """Leading blocks of a system prompt."""
@@ -61,9 +61,9 @@ class CachedSequence:
         self.steps.clear()
 
     @property
-    def outstanding(self) -> int:
-        """Blocks that are set aside and not mapped yet."""
-        return max(0, self.promised - len(self.buffer.table))
+    def reserved_blocks(self) -> int:
+        """Return how many blocks of its reservation are not mapped yet."""
+        return max(0, self.reservation - len(self.buffer.table))
 
     @property
     def at_edge(self) -> bool:

@@ -54,7 +54,7 @@ TESTED_ELSEWHERE = {
     "server/protocol/responses/fields.py": "tests/server/protocol/test_fields.py",
     "kvcache/accounts.py": "tests/kvcache/test_manager.py",
     "kvcache/backend.py": "tests/kvcache/test_native_backends.py",
-    "kvcache/block_supply.py": "tests/kvcache/test_manager.py",
+    "kvcache/block_allocator.py": "tests/kvcache/test_manager.py",
     "kvcache/native_memory.py": "tests/kvcache/test_native_backends.py",
     "kvcache/buffer_pool.py": "tests/kvcache/test_manager.py",
     "kvcache/sequences.py": "tests/kvcache/test_prefix_cache.py",

@@ -440,4 +440,4 @@ def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
     loop.mailbox.put(Pressure(0))
     loop.step()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (4, 0)
-    assert loop._kv._supply.keeps_slack
+    assert loop._kv._allocator.keeps_slack

@@ -29,14 +29,14 @@ class CountingKV:
     refuse: bool = False
     recovering: bool = False
     held: dict[int, int] = field(default_factory=dict)
-    promised: dict[int, int] = field(default_factory=dict)
+    reserved: dict[int, int] = field(default_factory=dict)
     computed: dict[int, list[int]] = field(default_factory=dict)
     cached: dict[int, list[int]] = field(default_factory=dict)
     """What a sequence finds when it joins."""
     retracted: list[int] = field(default_factory=list)
 
     def _free(self) -> int:
-        used = sum(max(self.held[s], self.promised[s]) for s in self.held)
+        used = sum(max(self.held[s], self.reserved[s]) for s in self.held)
         return self.blocks - used
 
     def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
@@ -55,7 +55,7 @@ class CountingKV:
         needed = -(-num_tokens // BLOCK_TOKENS)
         if needed > self._free():
             return False
-        self.held[seq_id], self.promised[seq_id] = 0, needed
+        self.held[seq_id], self.reserved[seq_id] = 0, needed
         self.computed[seq_id] = list(self.cached.get(seq_id, []))
         return True
 
@@ -78,7 +78,7 @@ class CountingKV:
         needed = -(-num_tokens // BLOCK_TOKENS)
         if self.refuse and needed > self.held[seq_id]:
             return False
-        beyond = needed - max(self.held[seq_id], self.promised[seq_id])
+        beyond = needed - max(self.held[seq_id], self.reserved[seq_id])
         if beyond > self._free():
             return False
         self.held[seq_id] = max(self.held[seq_id], needed)
@@ -92,7 +92,7 @@ class CountingKV:
         self.retracted.append(seq_id)
 
     def close(self, seq_id: int, *, keep_prefix: bool) -> None:
-        del self.held[seq_id], self.promised[seq_id], self.computed[seq_id]
+        del self.held[seq_id], self.reserved[seq_id], self.computed[seq_id]
 
 
 def scheduler(

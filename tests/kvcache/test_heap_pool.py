@@ -55,12 +55,12 @@ def sealed(pool: HeapPool) -> BlockRef:
 
 def test_heaps_are_made_one_at_a_time_and_only_when_needed() -> None:
     pool, backend = small_pool()
-    assert (pool.num_heaps, pool.capacity_blocks, pool.available_blocks) == (0, 12, 12)
+    assert (pool.num_heaps, pool.capacity_blocks, pool.free_blocks) == (0, 12, 12)
     take(pool, 1)
     assert backend.heaps == 1
     take(pool, HEAP_BLOCKS)
     assert backend.heaps == 2
-    assert pool.available_blocks == 12 - 5
+    assert pool.free_blocks == 12 - 5
 
 
 def test_the_budget_is_never_exceeded() -> None:
@@ -145,7 +145,7 @@ def test_a_quarantined_block_is_not_handed_out() -> None:
     pool, _ = small_pool(heaps=1)
     blocks = take(pool, 4)
     pool.let_go(blocks)
-    assert pool.available_blocks == 0
+    assert pool.free_blocks == 0
     assert pool.allocate(1) is None
     for block in blocks:
         assert pool.unmapped(block)
@@ -313,9 +313,9 @@ def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
     pool.let_go([block])
     assert pool.unmapped(block)
     pool.cache(block)
-    assert pool.available_blocks == HEAP_BLOCKS - 1
+    assert pool.free_blocks == HEAP_BLOCKS - 1
     pool.free(block)
-    assert pool.available_blocks == HEAP_BLOCKS
+    assert pool.free_blocks == HEAP_BLOCKS
     assert list(blocks_of(pool)) == [BlockRef(0, place) for place in range(HEAP_BLOCKS)]
 
 

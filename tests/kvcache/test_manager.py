@@ -58,13 +58,13 @@ def test_fault_04_a_refusal_of_the_system_at_any_call_leaves_no_trace(fail_at: i
     assert stats.committed_bytes <= HEAP_BLOCKS * BLOCK, "the slack"
 
 
-def test_blocks_that_were_promised_cannot_be_taken_by_others() -> None:
+def test_blocks_that_are_reserved_cannot_be_taken_by_others() -> None:
     kv, _ = small_manager(heaps=1, sequences=2)
     assert join(kv, 1, 1)
     grow(kv, 1, 0, 1)
     assert join(kv, 2, 32), "two blocks, and one left for the first to grow"
     assert kv.reserve(1, 32)
-    assert not kv.reserve(1, 48), "the last two are promised"
+    assert not kv.reserve(1, 48), "the last two are reserved"
     assert kv.reserve(2, 32)
     kv.check_invariants()
 
@@ -305,7 +305,7 @@ def test_heaps_that_are_kept_are_said_to_be() -> None:
     assert kv.shut_down()
 
 
-def test_memory_that_was_promised_is_not_given_back() -> None:
+def test_memory_that_is_reserved_is_not_released() -> None:
     kv, backend = small_manager(heaps=2, shares_prefixes=False, releases=Releases.HEAPS)
     for seq, tokens in ((1, 64), (2, 32), (3, 32)):
         assert join(kv, seq, tokens)

@@ -32,7 +32,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def allocate(self, count: int) -> None:
-        available = self.pool.available_blocks
+        available = self.pool.free_blocks
         blocks = self.pool.allocate(count, self.last)
         assert (blocks is None) == (count > available)
         for block in blocks or []:
@@ -96,7 +96,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(slack_blocks=st.integers(0, 8))
     def trim(self, slack_blocks: int) -> None:
-        self.pool.trim(slack_blocks * self.group.block_bytes, self.pool.available_blocks)
+        self.pool.trim(slack_blocks * self.group.block_bytes, self.pool.free_blocks)
         self.backend.complete()
         self.pool.poll(self.backend.completed)
         if self.backend.releases is Releases.BLOCKS:
@@ -112,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.num_sequences(block) == self.sequences.get(block, 0)
         assert self.pool.count(BlockState.CACHED) == len(self.cached)
         taken = len(self.buffers) + len(self.cached) + self.pool.count(BlockState.RETURNING)
-        assert self.pool.available_blocks == self.pool.capacity_blocks - taken
+        assert self.pool.free_blocks == self.pool.capacity_blocks - taken
 
 
 class IndexMachine(RuleBasedStateMachine):

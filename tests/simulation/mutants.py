@@ -118,14 +118,14 @@ MUTANTS = (
         "if self.free",
     ),
     Mutant(
-        "promised blocks are given to others",
-        "kvcache/block_supply.py",
-        "if missing - sequence.outstanding > self.unpromised_blocks:",
-        "if missing > self._pool.available_blocks:",
+        "reserved blocks are given to others",
+        "kvcache/block_allocator.py",
+        "if missing - sequence.reserved_blocks > self.available_blocks:",
+        "if missing > self._pool.free_blocks:",
     ),
     Mutant(
         "shared blocks are mapped writable",
-        "kvcache/block_supply.py",
+        "kvcache/block_allocator.py",
         "self._buffers.map(sequence.buffer, blocks, writable=False)",
         "self._buffers.map(sequence.buffer, blocks, writable=True)",
     ),
@@ -311,7 +311,7 @@ MUTANTS = (
         "prefixes of a Mac that warns are dropped all along although nothing is released",
         "engine/loop.py",
         ALL_ALONG,
-        "            if self._scheduler.holds_back or self._kv._supply.spares_heaps:\n",
+        "            if self._scheduler.holds_back or self._kv._allocator.spares_heaps:\n",
         in_hour_of_mac=True,
     ),
     Mutant(
@@ -323,14 +323,14 @@ MUTANTS = (
     ),
     Mutant(
         "a Mac that warns makes no heap while there is a prefix to evict",
-        "kvcache/block_supply.py",
+        "kvcache/block_allocator.py",
         "if is_large and missing",
         "if missing",
         in_hour_of_mac=True,
     ),
     Mutant(
         "a Mac that warns makes no heap at all",
-        "kvcache/block_supply.py",
+        "kvcache/block_allocator.py",
         "        while (taken := self._pool.allocate(count, after)) is None:\n",
         "        while self.spares_heaps and count > self._pool.count(BlockState.FREE):\n"
         "            if not self._prefixes.evict():\n                return None\n"
