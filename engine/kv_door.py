@@ -23,17 +23,17 @@ class KVDoor(Protocol):
     ) -> bool:
         """Give the sequence a buffer, its cached prefix, and blocks for so many tokens."""
 
-    def adopt(self, seq_id: int) -> int:
-        """Takes what others have computed meanwhile; how many tokens have valid K and V."""
+    def attach_cached(self, seq_id: int) -> int:
+        """Map what others have computed meanwhile; return how many tokens have valid K and V."""
 
     def fork(self, seq_id: int, child_id: int) -> int:
         """The same for a child, from its parent."""
 
-    def claim(self, seq_id: int) -> None:
-        """The sequence computes its tokens itself; others may wait for them."""
+    def add_pending_prefix(self, seq_id: int) -> None:
+        """Let others wait for the tokens that the sequence is going to compute."""
 
-    def claimant(self, seq_id: int) -> int | None:
-        """Who is going to compute the tokens that this sequence needs next."""
+    def pending_owner(self, seq_id: int) -> int | None:
+        """Return the sequence that is going to compute the tokens that this one needs next."""
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
         """Where the sequence left what is cached, and why."""

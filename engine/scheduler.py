@@ -134,7 +134,7 @@ class Scheduler:
         if starving and overlapped and not entries:
             return StepPlan([])
         if len(entries) < len(self._running):
-            self.sharing.adopt(self._running, in_parts=bool(self._waiting))
+            self.sharing.attach_cached(self._running, in_parts=bool(self._waiting))
         if not starving and not (self._is_stuck and self._running):
             self._admit()
         if len(entries) < len(self._running):
@@ -229,14 +229,14 @@ class Scheduler:
         most = 1 if self.holds_back else self.limits.max_num_seqs
         places = most - len(self._running)
         for sequence in self._waiting[: max(0, places)]:
-            if self.sharing.parent_is_ahead(sequence):
+            if self.sharing.waits_for_parent(sequence):
                 continue
             if not self.sharing.open(sequence):
                 return
             self._waiting.remove(sequence)
             sequence.status = SequenceStatus.RUNNING
             insort(self._running, sequence, key=lambda s: s.order)
-            self.sharing.adopt([sequence], in_parts=bool(self._waiting))
+            self.sharing.attach_cached([sequence], in_parts=bool(self._waiting))
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
         """Fills what the budget leaves with chunks of prompts, the first in order first."""
@@ -247,7 +247,7 @@ class Scheduler:
             if room <= 0:
                 return
             has_more = sequence.num_uncomputed and sequence.seq_id not in done
-            if has_more and not self.sharing.is_behind(sequence):
+            if has_more and not self.sharing.waits_for_owner(sequence):
                 room -= self._plan_chunk(sequence, room, entries)
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
@@ -258,7 +258,7 @@ class Scheduler:
             return 0
         if sequence.prefix is None:
             self._report(sequence)
-        self.kv.claim(sequence.seq_id)
+        self.kv.add_pending_prefix(sequence.seq_id)
         samples = stop == sequence.num_tokens + sequence.num_output_placeholders
         scores = scored_positions(sequence, stop)
         entries.append(PlanEntry(sequence, stop - count, count, samples, scores))

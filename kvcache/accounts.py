@@ -114,7 +114,7 @@ def _check_sequence(group: Group, pool: HeapPool, sequence: CachedSequence) -> N
     mapped = sequence.buffer.mapped_blocks * group.tokens_per_block
     sealed = sequence.sealed * group.tokens_per_block
     assert sealed <= sequence.computed <= sequence.scheduled <= mapped
-    assert sequence.borrowed <= sequence.sealed, "a block of others may still be written"
+    assert sequence.shared_blocks <= sequence.sealed, "a block of others may still be written"
     for number, block in enumerate(blocks):
         expected = BlockState.SEALED if number < sequence.sealed else BlockState.OWNED
         assert pool.state(block) == expected, f"{sequence.seq_id}: block {number}"

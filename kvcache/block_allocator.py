@@ -57,12 +57,12 @@ class BlockAllocator:
         self._num_sequences -= 1
         self._reserved_blocks -= sequence.reserved_blocks
 
-    def share(self, sequence: CachedSequence, blocks: list[BlockRef]) -> bool:
-        """Maps sealed blocks of others, for reading only; False when the system refuses."""
+    def attach(self, sequence: CachedSequence, blocks: list[BlockRef]) -> bool:
+        """Map sealed blocks of others, for reading only; False when the system refuses."""
         with self._keeping_count_of(sequence):
             if blocks and not self._buffers.map(sequence.buffer, blocks, writable=False):
                 return False
-        self._prefixes.shared(sequence, blocks)
+        self._prefixes.attached(sequence, blocks)
         return True
 
     def grow(self, sequence: CachedSequence, num_tokens: int) -> bool:

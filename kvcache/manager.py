@@ -87,61 +87,60 @@ class KVCacheManager:
         needed = self._group.blocks_for(num_tokens)
         if needed - block_hashes.shareable_blocks > self._allocator.available_blocks:
             return False
-        system_blocks = system_tokens // self._group.tokens_per_block
+        system = system_tokens // self._group.tokens_per_block
         nothing, longest = Match([], 0), self._prefixes.match(block_hashes, 0)
         # A prefix in more pieces than the system has mappings for is computed again.
         for found in (longest, nothing) if longest.blocks else (nothing,):
             buffer = self._buffers.take() if self._fits(needed, found) else None
             if buffer is None:
                 continue
-            sequence = CachedSequence(
-                seq_id, buffer, block_hashes, needed, final_tokens, system_blocks
-            )
+            sequence = CachedSequence(seq_id, buffer, block_hashes, needed, final_tokens, system)
             self._allocator.add(sequence)
-            if self._allocator.share(sequence, found.blocks):
+            if self._allocator.attach(sequence, found.blocks):
                 self._open[seq_id] = sequence
                 return True
             self._allocator.remove(sequence)
             self._buffers.give_back(buffer)
         return False
 
-    def adopt(self, seq_id: int) -> int:
-        """Maps what others have sealed of the sequence's tokens meanwhile. Returns how many of its
+    def attach_cached(self, seq_id: int) -> int:
+        """Map what others have sealed of the sequence's tokens meanwhile. Return how many of its
         tokens have valid K and V."""
         sequence = self._open[seq_id]
-        if self._prefixes.continues(sequence):
+        if self._prefixes.can_share_next(sequence):
             found = self._prefixes.match(sequence.block_hashes, len(sequence.buffer.table))
-            self._allocator.share(sequence, found.blocks)
+            self._allocator.attach(sequence, found.blocks)
         return sequence.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """Gives a child with the same prompt all of its parent's K and V but the last token's:
-        sealed blocks are shared, the partial one is copied. Returns how many of its tokens have
-        valid K and V; no more than before while the parent's are not sealed."""
+        """Give a child with the same prompt all of its parent's K and V but the last token's: share
+        sealed blocks, copy the partial one. Return how many of its tokens have valid K and V; no
+        more than before while the parent's are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         wanted = child.block_hashes.num_tokens - 1
         whole, partial = divmod(wanted, self._group.tokens_per_block)
-        if parent.computed < wanted or parent.sealed < whole or not child.at_edge:
+        if parent.computed < wanted or parent.sealed < whole or not child.all_sealed:
             return child.computed
         own, theirs = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
         blocks = theirs[len(own) :]
         # The child may have begun with blocks of one that has failed since: nobody else has them.
-        if (blocks and theirs[: len(own)] != own) or any(map(self._prefixes.is_crowded, blocks)):
+        at_limit = any(map(self._prefixes.has_max_sharers, blocks))
+        if (blocks and theirs[: len(own)] != own) or at_limit:
             return child.computed
-        shared = self._allocator.share(child, blocks)
+        shared = self._allocator.attach(child, blocks)
         if shared and partial and self.reserve(child_id, wanted):
             source, target = parent.buffer.number, child.buffer.number
             self._backend.copy_block(source, whole, target, whole, partial)
             child.computed = child.scheduled = wanted
         return child.computed
 
-    def claim(self, seq_id: int) -> None:
-        """The sequence computes its blocks itself; others may wait for them."""
-        self._prefixes.claim(self._open[seq_id])
+    def add_pending_prefix(self, seq_id: int) -> None:
+        """Let others wait for the blocks that the sequence is going to compute."""
+        self._prefixes.add_pending_prefix(self._open[seq_id])
 
-    def claimant(self, seq_id: int) -> int | None:
-        """The other open sequence that will compute this one's next block, if it can be shared."""
-        return self._prefixes.claimant(self._open[seq_id])
+    def pending_owner(self, seq_id: int) -> int | None:
+        """Return the sequence that will compute this one's next blocks, if those can be shared."""
+        return self._prefixes.pending_owner(self._open[seq_id])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
         """Return the token at which the sequence left the longest cached prefix, and why it shares

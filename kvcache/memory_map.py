@@ -41,8 +41,8 @@ class MappedSequence:
     """Those of ``runs``."""
     sealed_blocks: int
     """Leading ones that are never written again."""
-    borrowed_blocks: int
-    """Leading ones that others wrote."""
+    shared_blocks: int
+    """Leading ones that other sequences wrote."""
     computed_tokens: int
     final_tokens: int
     """The most that it will need memory for."""
@@ -89,7 +89,7 @@ def _mapped(sequence: CachedSequence) -> MappedSequence:
         runs=tuple(BlockRun(run.heap, run.heap_block, run.count) for run in table.runs),
         mapped_blocks=len(table),
         sealed_blocks=sequence.sealed,
-        borrowed_blocks=sequence.borrowed,
+        shared_blocks=sequence.shared_blocks,
         computed_tokens=sequence.computed,
         final_tokens=sequence.final_tokens,
     )

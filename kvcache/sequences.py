@@ -37,10 +37,10 @@ class CachedSequence:
     """Leading blocks that are sealed, its own and those that it shares."""
     keeps_prefix: bool = True
     """Whether what it wrote may be shared."""
-    has_claimed: bool = False
-    """Whether others wait for the blocks that it is going to compute."""
-    awaited: int | None = None
-    """The last one of the blocks that it waits for while another computes them."""
+    has_pending_prefix: bool = False
+    """Whether it was made the owner of blocks that it is going to compute."""
+    pending_block: int | None = None
+    """The last one of the blocks that it waits for while another sequence computes them."""
 
     def schedule(self, end: int, epoch: int) -> None:
         """A step of that epoch will compute the tokens up to ``end``."""
@@ -66,14 +66,14 @@ class CachedSequence:
         return max(0, self.reservation - len(self.buffer.table))
 
     @property
-    def at_edge(self) -> bool:
-        """Whether all blocks that it has, those mapped ahead included, are sealed: the next one
-        could come from others."""
+    def all_sealed(self) -> bool:
+        """Return whether all of its blocks are sealed, and none is mapped ahead: the next one could
+        come from others."""
         return self.sealed == len(self.buffer.table)
 
     @property
-    def borrowed(self) -> int:
-        """Leading blocks that others wrote."""
+    def shared_blocks(self) -> int:
+        """Return how many of its leading blocks other sequences wrote."""
         runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
         return sum(run.count for run in runs)
 

@@ -131,5 +131,5 @@ def _sequence(report: SequenceReport, mapped: MappedSequence | None) -> Json:
         "preemptions": report.preemptions,
         "mapped_blocks": mapped.mapped_blocks if mapped else 0,
         "sealed_blocks": mapped.sealed_blocks if mapped else 0,
-        "borrowed_blocks": mapped.borrowed_blocks if mapped else 0,
+        "borrowed_blocks": mapped.shared_blocks if mapped else 0,
     }

@@ -37,7 +37,7 @@ def test_under_load_every_map_agrees_with_its_figures() -> None:
         )
         computed = {s.seq_id: s.computed_tokens for s in one.kv.sequences}
         assert computed == {r.seq_id: r.computed_tokens for r in one.running}
-    assert any(sequence.borrowed_blocks for one in found for sequence in one.kv.sequences)
+    assert any(sequence.shared_blocks for one in found for sequence in one.kv.sequences)
     assert any(one.waiting for one in found)
     loop.close()
 

@@ -59,16 +59,16 @@ class CountingKV:
         self.computed[seq_id] = list(self.cached.get(seq_id, []))
         return True
 
-    def adopt(self, seq_id: int) -> int:
+    def attach_cached(self, seq_id: int) -> int:
         return len(self.computed[seq_id])
 
     def fork(self, seq_id: int, child_id: int) -> int:
         return len(self.computed[child_id])
 
-    def claim(self, seq_id: int) -> None:
+    def add_pending_prefix(self, seq_id: int) -> None:
         assert seq_id in self.held
 
-    def claimant(self, seq_id: int) -> int | None:
+    def pending_owner(self, seq_id: int) -> int | None:
         return None
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:

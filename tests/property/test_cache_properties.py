@@ -108,21 +108,21 @@ class CacheMachine(RuleBasedStateMachine):
         most = len(ids) + 30
         if self.kv.open(self.last_id, hashes, len(ids), final_tokens=most, system_tokens=system):
             self.tokens[self.last_id] = ids
-            self.adopt_into(self.last_id)
+            self.attach_into(self.last_id)
         else:
             assert self.kv.stats() == before
 
-    def adopt_into(self, seq: int) -> None:
-        self.computed[seq] = self.kv.adopt(seq)
+    def attach_into(self, seq: int) -> None:
+        self.computed[seq] = self.kv.attach_cached(seq)
         assert self.computed[seq] < len(self.tokens[seq]), "the last token is always computed"
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
-    def adopt(self, data: st.DataObject) -> None:
+    def attach(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(sorted(self.tokens)))
         before = self.computed[seq]
         if before < len(self.tokens[seq]):
-            self.adopt_into(seq)
+            self.attach_into(seq)
         assert self.computed[seq] >= before
 
     @precondition(lambda self: self.tokens)
@@ -147,7 +147,7 @@ class CacheMachine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True))
         plan = []
         for seq in chosen:
-            self.kv.claim(seq)
+            self.kv.add_pending_prefix(seq)
             count = data.draw(st.integers(1, 40))
             if self.kv.reserve(seq, self.computed[seq] + count):
                 plan.append((seq, self.computed[seq], count))

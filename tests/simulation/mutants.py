@@ -398,8 +398,8 @@ MUTANTS = (
     Mutant(
         "a fork takes blocks that follow others than its own",
         "kvcache/manager.py",
-        "if (blocks and theirs[: len(own)] != own) or any(",
-        "if any(",
+        "if (blocks and theirs[: len(own)] != own) or at_limit:",
+        "if at_limit:",
     ),
     Mutant(
         "a step in flight is never read when nothing follows",
