@@ -14,8 +14,8 @@ from typing import Any
 from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError
 from engine.loop import Emit, EngineLoop
 from engine.memory_map import MemoryMap
-from engine.messages import Abort, Look, Pressure, Stop
-from engine.places import Places
+from engine.messages import Abort, GetMemoryMap, SetMemoryPressure, Stop
+from engine.slots import Slots
 from engine.token_stream import TokenStream as TokenStream
 from engine.types import (
     EngineLimits,
@@ -49,7 +49,7 @@ class EngineClient:
     ) -> None:
         """build: makes the loop, called on the engine's thread. max_queue: requests that may wait
         beyond those that run. max_backlog: events that a stream keeps for a slow reader.
-        max_share_ratio: the part of all places that one tenant may take."""
+        max_share_ratio: the part of all slots that one tenant may take."""
         self._build = build
         self._max_queue = max_queue
         self._max_backlog = max_backlog
@@ -60,12 +60,12 @@ class EngineClient:
         self._hung_behind: BackendFailedError | None = None
         self._events: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, TokenStream] = {}
-        self._places = Places(max_share_ratio)
+        self._slots = Slots(max_share_ratio)
         self._last_id = 0
         self._closed = False
         self.pressure = 0
         """How short of memory the system is: a level of engine/pressure.py."""
-        self._looks: set[asyncio.Future[MemoryMap]] = set()
+        self._map_futures: set[asyncio.Future[MemoryMap]] = set()
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -104,11 +104,11 @@ class EngineClient:
             self._abort(request_id)
         self._fail_all(message)
 
-    def heed_pressure(self, level: int) -> None:
+    def set_memory_pressure(self, level: int) -> None:
         """Tells the engine how short of memory the system is. From any thread."""
         assert self._loop is not None
         self.pressure = level
-        self._loop.mailbox.put(Pressure(level))
+        self._loop.mailbox.put(SetMemoryPressure(level))
 
     @property
     def alive(self) -> bool:
@@ -159,25 +159,25 @@ class EngineClient:
     @property
     def max_share(self) -> int:
         """Requests of one tenant that may run or wait at the same time."""
-        return self._places.max_share(self.capacity)
+        return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:
         """For so many more requests. Raises QueueFullError where there is none now; ShareFullError
         where others of the tenant have to end first."""
-        self._places.check(requests, tenant, self.capacity)
+        self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
         """What the memory holds, made by the engine before its next step: waits for the step that
         runs, however long it takes. Raises EngineDeadError, also when the engine ends meanwhile."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
-        look: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
-        self._looks.add(look)
-        self._loop.mailbox.put(Look(lambda found: self._call_soon(_answer, look, found)))
+        future: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
+        self._map_futures.add(future)
+        self._loop.mailbox.put(GetMemoryMap(lambda made: self._call_soon(_answer, future, made)))
         try:
-            return await look
+            return await future
         finally:
-            self._looks.remove(look)
+            self._map_futures.remove(future)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class EngineClient:
             self._streams[number] = streams[-1]
             self._loop.mailbox.put(request)
         self._last_id += len(params)
-        self._places.take(len(params), salt.tenant)
+        self._slots.take(len(params), salt.tenant)
         return streams
 
     def _abort(self, request_id: int) -> None:
@@ -255,12 +255,12 @@ class EngineClient:
                 log.warning("the request %s has failed: %s", stream.request.name, event.message)
             if event.finish is not None:
                 del self._streams[event.request_id]
-                self._places.release(stream.request.salt.tenant)
+                self._slots.free(stream.request.salt.tenant)
 
     def _fail_all(self, message: str) -> None:
-        for look in self._looks:
-            if not look.done():
-                look.set_exception(EngineDeadError())
+        for future in self._map_futures:
+            if not future.done():
+                future.set_exception(EngineDeadError())
         for request_id in list(self._streams):
             self._deliver([TokenEvent(request_id, None, FinishReason.ERROR, message=message)])
 
@@ -294,7 +294,7 @@ class EngineClient:
             log.debug("the event loop has closed: events dropped")
 
 
-def _answer(look: "asyncio.Future[MemoryMap]", found: MemoryMap) -> None:
-    """Unless whoever looked has left."""
-    if not look.done():
-        look.set_result(found)
+def _answer(future: "asyncio.Future[MemoryMap]", made: MemoryMap) -> None:
+    """Set the result, unless nobody waits for it any more."""
+    if not future.done():
+        future.set_result(made)

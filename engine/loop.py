@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
 from engine.flight import Flights
 from engine.memory_map import MemoryMap, report_first
-from engine.messages import Abort, Look, Message, Pressure
-from engine.model_trial import TRIAL_ID, ModelTrial
+from engine.messages import Abort, GetMemoryMap, Message, SetMemoryPressure
+from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pressure import PressureLevel
 from engine.scheduler import Scheduler
 from engine.step_plan import StepRunner
@@ -21,7 +21,7 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# While nothing runs, the loop looks this often whether memory has come back.
+# While nothing runs, the loop checks this often whether memory has come back.
 IDLE_POLL_S = 0.1
 # A plan may be empty although sequences wait for memory that is on its way back.
 STALLED_POLL_S = 0.001
@@ -79,7 +79,8 @@ class EngineLoop:
         self._idle_since: float | None = None
         self._check_due = False
         self._stats_at = float("-inf")
-        self._trial = ModelTrial(scheduler.add, pooling=self.limits.embedding_size is not None)
+        pooling = self.limits.embedding_size is not None
+        self._health_check = ModelHealthCheck(scheduler.add, pooling=pooling)
         self.busy_since: float | None = None
         """Since when there has been something to do and no step was completed; None while there is
         nothing. Read from other threads."""
@@ -106,7 +107,7 @@ class EngineLoop:
             self.stats = self._snapshot()
         if plan.entries:
             self._flights.begin(plan)
-        events += self._judged(self._scheduler.refuse(plan.refused))
+        events += self._check_health(self._scheduler.refuse(plan.refused))
         events += self._land(most if plan.entries else 0)
         self._say(events)
         self._flights.submit()
@@ -139,7 +140,7 @@ class EngineLoop:
         """
         pooling = self.limits.embedding_size is not None
         params = SamplingParams(max_tokens=0 if pooling else WARM_UP_TOKENS, temperature=0.0)
-        self.mailbox.put(Request(TRIAL_ID, (0,) * prompt_tokens, params, pooling=pooling))
+        self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Until its memory is back as well: what comes back later would be kept as a prefix.
@@ -171,9 +172,9 @@ class EngineLoop:
                 self._scheduler.add(message)
             elif isinstance(message, Abort):
                 events += self._scheduler.abort(message.request_id)
-            elif isinstance(message, Pressure):
-                self._heed(message.level)
-            elif isinstance(message, Look):
+            elif isinstance(message, SetMemoryPressure):
+                self._set_memory_pressure(message.level)
+            elif isinstance(message, GetMemoryMap):
                 message.answer(self._memory_map())
             else:
                 self._stopping = True
@@ -192,16 +193,16 @@ class EngineLoop:
         """Reads steps until no more than so many are in flight."""
         events: list[TokenEvent] = []
         for landing in self._flights.land(most_left):
-            events += self._judged(landing.events, all_bad=landing.all_bad)
+            events += self._check_health(landing.events, all_bad=landing.all_bad)
         return events
 
-    def _judged(self, events: list[TokenEvent], all_bad: bool = False) -> list[TokenEvent]:
-        if all_bad or self._trial.runs:
-            return self._trial.judge(events, all_failed=all_bad)
+    def _check_health(self, events: list[TokenEvent], all_bad: bool = False) -> list[TokenEvent]:
+        if all_bad or self._health_check.is_running:
+            return self._health_check.check(events, all_failed=all_bad)
         return events
 
     def _mark_progress(self, worked: bool, landed: bool) -> None:
-        """Who looks from outside sees when the device was last known to get on."""
+        """Note for other threads since when the device has made no progress."""
         if len(self._flights):
             self.busy_since = self._clock() if landed else self.busy_since
         elif worked or not self._stalled:
@@ -231,13 +232,13 @@ class EngineLoop:
                 self._kv.drop_prefixes()
             self.stats = self._snapshot()
 
-    def _heed(self, level: int) -> None:
-        """The system is short of memory, or no longer: what nobody uses goes back as long as it is,
-        and nobody comes in beside those that run. Where nothing goes back, only the critical level
-        counts: a Mac that holds a model is rarely without a warning."""
+    def _set_memory_pressure(self, level: int) -> None:
+        """Adapt to the system's memory pressure: under pressure release what nobody uses, and admit
+        nobody beside those that run. Where nothing can be released, only the critical level counts:
+        a Mac that holds a model is rarely without a warning."""
         least = PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
-        self._kv.heed(short=level > PressureLevel.NORMAL)
+        self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)
         if self._scheduler.holds_back and self._kv.gives_back:
             self._kv.drop_prefixes()
         if self._scheduler.holds_back:
@@ -270,8 +271,7 @@ class EngineLoop:
         return self.stats
 
     def _memory_map(self) -> MemoryMap:
-        """Made when somebody looks, and only then. The figures for metrics are made along with it,
-        so that both agree."""
+        """Return a memory map. The statistics are taken along with it, so that both agree."""
         self.stats = self._snapshot()
         running, waiting = map(report_first, self._scheduler.sequences)
         return MemoryMap(self.stats, self._kv.memory_map(), running, waiting)

@@ -5,12 +5,12 @@ A sequence that begins like another one maps the other's sealed blocks instead o
 
 from collections.abc import Sequence
 
-from kvcache.accounts import Books
 from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.block_allocator import MAP_AHEAD_TOKENS, BlockAllocator
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
+from kvcache.inspector import CacheInspector
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap, take_map
@@ -44,8 +44,9 @@ class KVCacheManager:
             max_sharers=limits.max_sharers,
             enabled=limits.shares_prefixes and backend.shares_blocks,
         )
-        self._allocator = BlockAllocator(self._group, self._pool, self._buffers, self._prefixes)
-        self._books = Books(self._group, self._pool, self._buffers, self._prefixes, backend)
+        parts = self._group, self._pool, self._buffers, self._prefixes
+        self._allocator = BlockAllocator(*parts)
+        self._inspector = CacheInspector(*parts, backend)
         self._layers = layer_regions(layout)
         self._tokens = CacheTokens(len(self._layers))
         self._open: dict[int, CachedSequence] = {}
@@ -230,8 +231,8 @@ class KVCacheManager:
         if not runs or self._backend.releases is not Releases.IDLE:
             self._allocator.trim(self._limits.free_slack_bytes)
 
-    def heed(self, *, short: bool) -> None:
-        """Whether the system is short of memory."""
+    def set_memory_pressure(self, *, short: bool) -> None:
+        """Note whether the system is short of memory."""
         self._allocator.keeps_slack = not short
         self._allocator.spares_heaps = short and not self.gives_back
 
@@ -259,7 +260,7 @@ class KVCacheManager:
 
     def stats(self) -> KVStats:
         """A snapshot of the figures; the parts add up to the capacity exactly."""
-        return self._books.stats(self._open.values())
+        return self._inspector.stats(self._open.values())
 
     def memory_map(self) -> KVMap:
         """What every block is for, and who has it."""
@@ -268,7 +269,7 @@ class KVCacheManager:
     def check_invariants(self) -> None:
         """Every block, buffer and byte is accounted for. Raises AssertionError."""
         sequences = list(self._open.values())
-        self._books.check(sequences, [item.sequence for item in self._closed])
+        self._inspector.check_invariants(sequences, [item.sequence for item in self._closed])
         self._allocator.check_invariants(sequences)
 
     # --- inside ---------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ TESTED_ELSEWHERE = {
     "server/text/grammar/tokenizer_facts.py": "tests/server/text/grammar/test_judge.py",
     "server/text/grammar/wish.py": "tests/server/text/grammar/test_compiler.py",
     "server/protocol/responses/fields.py": "tests/server/protocol/test_fields.py",
-    "kvcache/accounts.py": "tests/kvcache/test_manager.py",
+    "kvcache/inspector.py": "tests/kvcache/test_manager.py",
     "kvcache/backend.py": "tests/kvcache/test_native_backends.py",
     "kvcache/block_allocator.py": "tests/kvcache/test_manager.py",
     "kvcache/native_memory.py": "tests/kvcache/test_native_backends.py",

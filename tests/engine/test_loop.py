@@ -14,7 +14,7 @@ from engine.figures import MlxMemory
 from engine.flight import FAILURE_WINDOW_S
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
-from engine.messages import Abort, Pressure, Stop
+from engine.messages import Abort, SetMemoryPressure, Stop
 from engine.scheduler import Scheduler
 from engine.step_plan import RunningStep, StepPlan
 from engine.types import FinishReason, Request, SamplingParams
@@ -390,7 +390,7 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
     loop.mailbox.put(greedy(2, list(range(400, 500)), 150))
     loop.step()
     assert loop._kv.stats().cached_bytes > 0
-    loop.mailbox.put(Pressure(1))
+    loop.mailbox.put(SetMemoryPressure(1))
     for number in range(3, 6):
         loop.mailbox.put(greedy(number, [number, 2], 60))
     loop.step()
@@ -419,7 +419,7 @@ def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
     clock = Clock()
     loop = recall_loop(Answers.empty(), prefix_keep_s=1000.0)
     loop._clock = clock
-    loop.mailbox.put(Pressure(2))
+    loop.mailbox.put(SetMemoryPressure(2))
     loop.mailbox.put(greedy(1, list(range(300)), 3))
     while loop.step():
         clock.now += 1.0
@@ -432,12 +432,12 @@ def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
 
 def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
     loop = recall_loop(Answers.empty())
-    loop.mailbox.put(Pressure(1))
+    loop.mailbox.put(SetMemoryPressure(1))
     for number in range(1, 5):
         loop.mailbox.put(greedy(number, [number], 50))
     loop.step()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (1, 3)
-    loop.mailbox.put(Pressure(0))
+    loop.mailbox.put(SetMemoryPressure(0))
     loop.step()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (4, 0)
     assert loop._kv._allocator.keeps_slack

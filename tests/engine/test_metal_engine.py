@@ -15,7 +15,7 @@ from engine.client import EngineClient
 from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
-from engine.messages import Pressure, Stop
+from engine.messages import SetMemoryPressure, Stop
 from engine.types import FinishReason
 from engine.weights import Arithmetic, load_reference
 from kvcache.backend import BackendFailedError
@@ -130,7 +130,7 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
     found = loop._scheduler.counters.cached_prompt_tokens
     evicted = loop._kv.stats().evicted_blocks
     for level, company in ((1, 3), (2, 1), (0, 3)):
-        loop.mailbox.put(Pressure(level))
+        loop.mailbox.put(SetMemoryPressure(level))
         numbers = range(10 * level + 10, 10 * level + 13)
         for number in numbers:
             loop.mailbox.put(greedy(number, [*prompt, number], 8))

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvcache.accounts import blocks_of
 from kvcache.backend import Charge, Releases
 from kvcache.heap_pool import HeapPool
+from kvcache.inspector import blocks_of
 from kvcache.layout import Group, KVShape, paged_layout
 from kvcache.sparse_heap import BlockRef, BlockState, runs_of
 from tests.kvcache.fakes import FakeBackend

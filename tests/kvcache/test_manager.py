@@ -227,7 +227,7 @@ def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
 def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     """Memory pressure changes nothing about that."""
     kv, backend = small_manager(heaps=4, releases=Releases.IDLE, charge=Charge.HEAPS)
-    kv.heed(short=True)
+    kv.set_memory_pressure(short=True)
     assert join(kv, 1, 2 * TOKENS * HEAP_BLOCKS)
     assert join(kv, 2, TOKENS)
     grow(kv, 1, 0, 2 * TOKENS * HEAP_BLOCKS)
@@ -248,7 +248,7 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
 def kept_heaps(heaps: int, prefix_heaps: int) -> KVCacheManager:
     """Of a system that takes no heap back and is short of memory; some hold a prefix."""
     kv, backend = small_manager(heaps=heaps, releases=Releases.NOTHING, charge=Charge.HEAPS)
-    kv.heed(short=True)
+    kv.set_memory_pressure(short=True)
     assert join(kv, 1, prefix_heaps * HEAP_BLOCKS * TOKENS)
     grow(kv, 1, 0, prefix_heaps * HEAP_BLOCKS * TOKENS)
     kv.close(1)
@@ -263,7 +263,7 @@ def test_fault_25_a_heap_that_could_never_go_back_is_spared_where_prefixes_make_
     grow(kv, 2, 0, 3 * TOKENS)
     stats = kv.stats()
     assert (stats.num_heaps, stats.evicted_blocks) == (2, 3)
-    kv.heed(short=False)
+    kv.set_memory_pressure(short=False)
     assert join(kv, 3, 2 * TOKENS)
     grow(kv, 3, 0, 2 * TOKENS)
     stats = kv.stats()

@@ -4,10 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvcache.accounts import blocks_of
 from kvcache.backend import Releases
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.heap_pool import HeapPool
+from kvcache.inspector import blocks_of
 from kvcache.prefix_index import PrefixIndex
 from kvcache.sparse_heap import BlockRef, BlockState
 from tests.kvcache.fakes import FakeBackend, Manners

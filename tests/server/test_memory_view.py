@@ -4,7 +4,7 @@ import json
 from array import array
 
 from engine.memory_map import KVMap, MemoryMap
-from engine.messages import Look
+from engine.messages import GetMemoryMap
 from engine.types import EngineStats
 from kvcache.memory_map import BlockRun, BlockState, HeapSnapshot, MappedSequence
 from server.memory_view import encoded, heap_letters, owner_runs, sharer_runs, view
@@ -77,7 +77,7 @@ def test_a_map_of_an_engine_at_work_is_told_as_it_is() -> None:
     found: list[MemoryMap] = []
     for _ in range(6):
         loop.step()
-    loop.mailbox.put(Look(found.append))
+    loop.mailbox.put(GetMemoryMap(found.append))
     loop.step()
     told = json.loads(encoded(found[0]))
     assert told == json.loads(json.dumps(view(found[0])))

@@ -339,14 +339,14 @@ MUTANTS = (
     ),
     Mutant(
         "a model that computes nothing any more serves on",
-        "engine/model_trial.py",
+        "engine/model_health_check.py",
         "if event.message == NOT_FINITE:",
         "if event.message == '':",
     ),
     Mutant(
         "the engine's own request is told to clients",
-        "engine/model_trial.py",
-        "return [event for event in events if event.request_id != TRIAL_ID]",
+        "engine/model_health_check.py",
+        "return [event for event in events if event.request_id != HEALTH_CHECK_ID]",
         "return events",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""The books: what the blocks are for, in bytes, and whether everything is accounted for."""
+"""Counts what the blocks are for, in bytes, and checks that everything adds up."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -16,8 +16,8 @@ from kvcache.stats import KVStats
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """What there is to be counted; nothing of it is changed."""
+class CacheInspector:
+    """Reads the cache's parts, and changes none of them."""
 
     group: Group
     pool: HeapPool
@@ -26,7 +26,8 @@ class Books:
     backend: PageBackend
 
     def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
-        """A snapshot; a block that many sequences share counts once. sequences: all open ones."""
+        """Return a snapshot. A block that many sequences share counts once. sequences: all open
+        ones."""
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)
@@ -55,10 +56,10 @@ class Books:
             unmapped_blocks=self.buffers.unmapped_blocks,
         )
 
-    def check(
+    def check_invariants(
         self, open_sequences: Sequence[CachedSequence], closed_sequences: Sequence[CachedSequence]
     ) -> None:
-        """Recounts who has which block. Raises AssertionError."""
+        """Count again which sequences and buffers have which block. Raises AssertionError."""
         all_sequences = [*open_sequences, *closed_sequences]
         self.buffers.check_invariants([s.buffer for s in all_sequences])
         self.prefixes.check_invariants(open_sequences)
@@ -75,7 +76,7 @@ class Books:
         self._check_charge(self.stats(open_sequences))
 
     def _check_charge(self, stats: KVStats) -> None:
-        """The system charges for no more than the pool has taken of it."""
+        """Check that the system charges for no more than the pool has taken of it."""
         charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
         if self.backend.charge is not Charge.BLOCKS:
             charged = stats.num_heaps * self.group.heap_bytes
@@ -83,7 +84,7 @@ class Books:
 
 
 def blocks_of(pool: HeapPool) -> Iterator[BlockRef]:
-    """All blocks of made heaps."""
+    """Yield all blocks of the heaps that have been made."""
     for number, heap in enumerate(pool.heaps):
         for place in range(len(heap.states)):
             yield BlockRef(number, place)
