@@ -81,16 +81,16 @@ class EngineClient:
         self._events = asyncio.get_running_loop()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the engine after its running step; False when it did not end in time, and at once
-        when it was given up."""
+        """End the engine after its running step. False when it did not end in time; at once when it
+        was declared dead."""
         if self._loop is not None:
             self._loop.mailbox.put(Stop())
         self._thread.join(0.0 if isinstance(self._failure, EngineStuckError) else timeout_s)
         return not self._thread.is_alive()
 
-    def give_up(self) -> None:
-        """Nobody expects anything of the engine any more: it is dead, and all streams end with an
-        error. From any thread."""
+    def declare_dead(self) -> None:
+        """Declare the engine dead, because a step hangs: all streams end with an error. From any
+        thread."""
         assert self._loop is not None
         self._hung_behind = self._loop.faults.find()
         self._failure = EngineStuckError()

@@ -132,7 +132,7 @@ class Flights:
         for later in self._flights:
             if later.step is not None:
                 later.step.drop()
-                self._scheduler.retract(later.plan)
+                self._scheduler.cancel(later.plan)
         self._flights = deque(later for later in self._flights if later.step is None)
         return None
 

@@ -44,8 +44,8 @@ class KVDoor(Protocol):
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """The next positions hold valid K and V."""
 
-    def retract(self, seq_id: int) -> None:
-        """What steps were asked for, and have not committed, will never be committed."""
+    def cancel_steps(self, seq_id: int) -> None:
+        """Cancel the sequence's steps that have not committed."""
 
     def close(self, seq_id: int, *, keep_prefix: bool) -> None:
         """The sequence leaves."""

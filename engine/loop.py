@@ -148,7 +148,7 @@ class EngineLoop:
             while self.step() or self._kv.recovering:
                 pass
         self._emit = emit
-        self._kv.drop_prefixes()
+        self._kv.evict_prefixes()
         self._scheduler.counters = SchedulerCounters()
         self._flights.meter = StepMeter()
         self._flights.landed = 0
@@ -223,37 +223,37 @@ class EngineLoop:
             self._idle_since = now
             self._check_due = True
         else:
-            self._give_back(now - self._idle_since)
+            self._release_idle_memory(now - self._idle_since)
         if busy and self._options.check_every_step:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:
             self._stats_at = now
-            if self._scheduler.holds_back and self._kv.gives_back:
-                self._kv.drop_prefixes()
+            if self._scheduler.holds_back and self._kv.releases_memory:
+                self._kv.evict_prefixes()
             self.stats = self._snapshot()
 
     def _set_memory_pressure(self, level: int) -> None:
         """Adapt to the system's memory pressure: under pressure release what nobody uses, and admit
         nobody beside those that run. Where nothing can be released, only the critical level counts:
         a Mac that holds a model is rarely without a warning."""
-        least = PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL
+        least = PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
         self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)
-        if self._scheduler.holds_back and self._kv.gives_back:
-            self._kv.drop_prefixes()
+        if self._scheduler.holds_back and self._kv.releases_memory:
+            self._kv.evict_prefixes()
         if self._scheduler.holds_back:
-            self._runner.free_cache()
+            self._runner.release_cache()
 
-    def _give_back(self, idle_s: float) -> None:
-        """What an engine without work does after a while."""
+    def _release_idle_memory(self, idle_s: float) -> None:
+        """Release memory of an engine that has been idle for so long."""
         if idle_s < self._options.idle_release_s:
             return
         if idle_s >= self._options.prefix_keep_s:
-            self._kv.drop_prefixes()
-        self._kv.idle()
+            self._kv.evict_prefixes()
+        self._kv.release_idle_memory()
         if self._check_due:
             self._check_due = False
-            self._runner.free_cache()
+            self._runner.release_cache()
             self._kv.check_invariants()
 
     def _wait(self) -> None:

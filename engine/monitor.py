@@ -79,7 +79,7 @@ class EngineMonitor:
     def _die(self) -> None:
         """End all streams with an error. Then the server ends by itself; where it does not, end the
         process."""
-        self._client.give_up()
+        self._client.declare_dead()
         log.critical(
             "a step of the engine has been running for %.0f s: the process ends; %s",
             self._client.step_age_s,

@@ -62,12 +62,12 @@ class ModelStep:
 
     def submit(self) -> None:
         """Hands the device all of the graph; waits for room in MLX's queue."""
-        with self._runner.giving_up(self._views):
+        with self._runner.cancelling(self._views):
             mx.async_eval(*self._arrays)  # type: ignore[no-untyped-call]
 
     def read(self) -> list[Sampled]:
         """Waits for the step, and reads what came of it."""
-        with self._runner.giving_up(self._views):
+        with self._runner.cancelling(self._views):
             mx.eval(*self._arrays)
             results = self._results()
         self._runner.has_completed(self._views.epoch)
@@ -75,7 +75,7 @@ class ModelStep:
 
     def drop(self) -> None:
         """Nobody will read it; what was queued of it has run, or has failed."""
-        self._views.give_up()
+        self._views.cancel()
         self._runner.has_completed(self._views.epoch)
 
 
@@ -111,7 +111,7 @@ class ModelRunner:
         """
         entries = plan.entries
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in entries])
-        with self.giving_up(views):
+        with self.cancelling(views):
             step = self._build(entries, views)
             if overlapped:
                 mx.async_eval(views.first_rows)  # type: ignore[no-untyped-call]
@@ -121,28 +121,29 @@ class ModelRunner:
         """All steps up to that epoch have ended."""
         self.completed_epoch = max(self.completed_epoch, epoch)
 
-    def free_cache(self) -> None:
-        """Memory that MLX keeps for its next arrays goes back to the system."""
+    def release_cache(self) -> None:
+        """Release memory that MLX keeps for its next arrays."""
         mx.clear_cache()
 
     @contextmanager
-    def giving_up(self, views: KVViews) -> Iterator[None]:
-        """Around what can fail. What was queued before a fault may still run. Where even waiting
-        for it fails, or where the fault is the GPU's own, nobody knows what runs, and the step is
-        never complete."""
+    def cancelling(self, views: KVViews) -> Iterator[None]:
+        """Cancel the step on an error. First wait for what was queued: it may still run. Where
+        waiting fails, or the fault is the GPU's own, nobody knows what runs: the step never
+        completes. Raises EngineFailedError then, and BackendFailedError on a page fault."""
         try:
             yield
         except Exception as error:
-            said = str(error)
-            if GPU_FAULT in said and any(words in said for words in PAGE_FAULTS):
-                raise BackendFailedError(f"a step met memory that is not mapped: {said}") from error
+            message = str(error)
+            if GPU_FAULT in message and any(words in message for words in PAGE_FAULTS):
+                what = f"a step met memory that is not mapped: {message}"
+                raise BackendFailedError(what) from error
             try:
                 mx.synchronize()
             except Exception as lost:
                 raise EngineFailedError("the device is lost") from lost
-            if GPU_FAULT in said:
+            if GPU_FAULT in message:
                 raise EngineFailedError("the device has failed") from error
-            views.give_up()
+            views.cancel()
             self.has_completed(views.epoch)
             raise
 

@@ -112,12 +112,12 @@ class Scheduler:
         """The system has no memory for them, though nobody else has any: they end with an error."""
         return [self._finish(sequence, FinishReason.ERROR, NO_MEMORY) for sequence in sequences]
 
-    def retract(self, plan: StepPlan) -> None:
-        """A step will never be read, because the one before it failed: who was not in that one is
-        planned again."""
+    def cancel(self, plan: StepPlan) -> None:
+        """Cancel a step, because the one before it failed: its sequences that were not in that one
+        are scheduled again."""
         for entry in plan.entries:
             if entry.sequence.status is SequenceStatus.RUNNING:
-                self.kv.retract(entry.sequence.seq_id)
+                self.kv.cancel_steps(entry.sequence.seq_id)
                 entry.cancel()
 
     # --- a step ---------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Scheduler:
             entries.sort(key=lambda entry: entry.count > 1)
         self._is_stuck = not entries and not overlapped
         for entry in entries:
-            entry.depart()
+            entry.schedule()
         return StepPlan(entries, self._break_deadlock() if self._is_stuck else [], self._begun)
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
@@ -152,7 +152,7 @@ class Scheduler:
         for entry in plan.entries:
             sequence, start = entry.sequence, entry.start
             if sequence.status is not SequenceStatus.RUNNING:
-                self._throw_away(entry, results)
+                self._discard_result(entry, results)
                 continue
             stop = start + entry.count
             self.kv.commit(sequence.seq_id, sequence.token_ids[start:stop])
@@ -166,13 +166,13 @@ class Scheduler:
                     self.counters.generated_tokens += event.token_id is not None
                     if event.finish is not None:
                         self.counters.failed_rows += event.message == NOT_FINITE
-                        self._leave(sequence, event.finish)
+                        self._close(sequence, event.finish)
                     else:
                         sequence.num_output_placeholders -= 1
         return events
 
-    def _throw_away(self, entry: PlanEntry, results: Iterator[Sampled]) -> None:
-        """The request has ended since: nobody wants its result, or will read what was written."""
+    def _discard_result(self, entry: PlanEntry, results: Iterator[Sampled]) -> None:
+        """Discard the result of an entry whose request has ended since."""
         assert entry.sequence.status is SequenceStatus.FINISHED, "preempted in flight"
         if entry.has_result:
             self.counters.wasted_rows += 1
@@ -286,10 +286,10 @@ class Scheduler:
     # --- results --------------------------------------------------------------------------------
 
     def _finish(self, sequence: Sequence, reason: FinishReason, why: str = "") -> TokenEvent:
-        self._leave(sequence, reason)
+        self._close(sequence, reason)
         return end(sequence, reason, why or None)
 
-    def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _close(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is SequenceStatus.RUNNING:
             self.kv.close(sequence.seq_id, keep_prefix=reason is not FinishReason.ERROR)
             self._running.remove(sequence)

@@ -19,15 +19,15 @@ class PlanEntry:
     scores: range = NOTHING
     """Positions of the chunk at which the log-probability of the prompt's next token is wanted."""
 
-    def depart(self) -> None:
-        """The step will run: the sequence goes on from where it will be after it."""
+    def schedule(self) -> None:
+        """Note in the sequence that the step will run."""
         sequence, stop = self.sequence, self.start + self.count
         sequence.num_scheduled = stop
         # The last token that is sampled is never computed.
         sequence.num_output_placeholders += self.samples and stop + 1 < sequence.max_tokens
 
     def cancel(self) -> None:
-        """It will not, and neither does any before it that has not been read."""
+        """Note in the sequence that none of the steps in flight will commit."""
         self.sequence.num_scheduled = self.sequence.num_computed
         self.sequence.num_output_placeholders = 0
 
@@ -89,8 +89,8 @@ class StepRunner(Protocol):
         runs, and the one before it can still be read.
         """
 
-    def free_cache(self) -> None:
-        """Memory that is kept for the next steps goes back to the system."""
+    def release_cache(self) -> None:
+        """Release memory that is kept for the next steps."""
 
 
 def scored_positions(sequence: Sequence, end: int) -> range:

@@ -125,8 +125,8 @@ class StepRows(Protocol):
         """What to evaluate so that the arrays are there and the device knows that the step is done.
         arrays: the step's results, and the newest cache token of every layer."""
 
-    def abandon(self) -> None:
-        """The step failed, and nothing of it runs any more."""
+    def cancel(self) -> None:
+        """Cancel the step: it failed, and nothing of it runs any more."""
 
 
 class PageBackend(Protocol):
@@ -198,7 +198,7 @@ class PageBackend(Protocol):
         """What the system charges for all heaps. Any thread."""
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """The rows of a step, in order. A step that is begun is ended, or abandoned."""
+        """The rows of a step, in order. A step that is begun is ended, or cancelled."""
 
     def shut_down(self) -> bool:
         """The ordered end: waits for the device and takes everything from behind the buffers. False

@@ -13,8 +13,8 @@ from kvcache.sparse_heap import BlockRef, BlockState
 # A block is mapped so many tokens before a decoding sequence needs it; a prompt's next chunk while
 # the one before it is computed.
 MAP_AHEAD_TOKENS = 8
-# Memory goes back on the thread that also maps ahead: 40 ms of its time.
-BYTES_RETURNED_AT_ONCE = 256 * 1024**2
+# Memory is released on the thread that also maps ahead: 40 ms of its time.
+BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 # Of the heaps that the budget allows: where heaps are to be spared and so many are made, prefixes
 # that nobody uses make room before the next one is.
 SPARED_HEAPS_RATIO = 0.5
@@ -85,7 +85,7 @@ class BlockAllocator:
         with self._keeping_count_of(sequence):
             if self._buffers.map(buffer, blocks, writable=True):
                 return True
-        self._pool.give_up(blocks)
+        self._pool.free_unmapped(blocks)
         return False
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
@@ -104,18 +104,18 @@ class BlockAllocator:
         with self._keeping_count_of(sequence):
             if self._buffers.map_ahead(buffer, blocks):
                 return
-        self._pool.give_up(blocks)
+        self._pool.free_unmapped(blocks)
 
-    def trim(self, slack_bytes: int) -> None:
+    def release_memory(self, slack_bytes: int) -> None:
         """Release memory of free blocks beyond the slack; keep a heap's, and as much as is
         reserved."""
         reserved_bytes = self._reserved_blocks * self._group.block_bytes
         slack_bytes = (
             max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes) + reserved_bytes
         )
-        at_once = max(BYTES_RETURNED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
-        at_once -= self._pool.count(BlockState.RETURNING)
-        self._pool.trim(slack_bytes, min(self.available_blocks, at_once))
+        at_once = max(BYTES_RELEASED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
+        at_once -= self._pool.count(BlockState.RELEASING)
+        self._pool.release_memory(slack_bytes, min(self.available_blocks, at_once))
 
     def next_step(self) -> None:
         """Begin the next step: count the one before it if it had to wait for a mapping."""
@@ -123,9 +123,9 @@ class BlockAllocator:
         self._has_waited = False
 
     def _settle(self, sequence: CachedSequence) -> None:
-        """Waits for blocks that are being mapped ahead; those that were refused are free again."""
+        """Wait for blocks that are being mapped ahead; free those that the system refused."""
         with self._keeping_count_of(sequence):
-            self._pool.give_up(self._buffers.settle(sequence.buffer))
+            self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[BlockRef] | None:
         """Free blocks, if possible those behind the sequence's last one; evicts cached ones when

@@ -7,7 +7,7 @@ from kvcache.sparse_heap import BlockRef
 
 
 class BufferPool:
-    """Buffers that are taken and given back; maps and unmaps blocks within the system's limit."""
+    """Hands out buffers; maps and unmaps blocks behind them within the system's limit."""
 
     def __init__(self, group: Group, backend: PageBackend, max_buffers: int) -> None:
         self._regions = len(group.regions)
@@ -31,8 +31,8 @@ class BufferPool:
         self._num_buffers += 1
         return SparseBuffer(self._num_buffers - 1)
 
-    def give_back(self, buffer: SparseBuffer) -> None:
-        """Nothing is mapped behind it any more: its table is emptied."""
+    def free(self, buffer: SparseBuffer) -> None:
+        """Free a buffer: nothing is mapped behind it any more."""
         self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)
@@ -135,7 +135,7 @@ class BufferPool:
             raise BackendFailedError(f"a mapping operation took over {MAPPING_LIMIT_S:.0f} s")
 
     def check_invariants(self, taken: list[SparseBuffer]) -> None:
-        """taken: every buffer that has not been given back. Raises AssertionError."""
+        """taken: every buffer that is not free. Raises AssertionError."""
         buffers = taken + self._idle
         assert sorted(buffer.number for buffer in buffers) == list(range(self._num_buffers))
         assert all(not b.table.blocks and not b.table.runs for b in self._idle)

@@ -34,7 +34,7 @@ class CacheInspector:
         own_tokens = [max(0, s.scheduled - s.sealed * size) for s in sequences]
         used = sum(group.blocks_for(tokens) for tokens in own_tokens)
         live_bytes = (sealed * size + sum(own_tokens)) * group.bytes_per_token
-        waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RETURNING)
+        waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RELEASING)
         return KVStats(
             capacity_bytes=pool.capacity_blocks * group.block_bytes,
             free_bytes=pool.free_blocks * group.block_bytes,

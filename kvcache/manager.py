@@ -21,7 +21,7 @@ from kvcache.sparse_heap import BlockState
 from kvcache.stats import KVStats
 from kvcache.views import CacheTokens, KVViews, layer_regions
 
-BLOCKS_DROPPED_AT_ONCE = 4096  # 30 ms of a Python thread
+BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
 
 
 class KVCacheManager:
@@ -51,7 +51,7 @@ class KVCacheManager:
         self._tokens = CacheTokens(len(self._layers))
         self._open: dict[int, CachedSequence] = {}
         self._closed: list[ClosedSequence] = []
-        self.gives_back = backend.releases is not Releases.NOTHING
+        self.releases_memory = backend.releases is not Releases.NOTHING
         """Whether memory goes back to the system before the process ends."""
         self._issued_epoch = self._completed_epoch = 0
 
@@ -101,7 +101,7 @@ class KVCacheManager:
                 self._open[seq_id] = sequence
                 return True
             self._allocator.remove(sequence)
-            self._buffers.give_back(buffer)
+            self._buffers.free(buffer)
         return False
 
     def attach_cached(self, seq_id: int) -> int:
@@ -165,9 +165,9 @@ class KVCacheManager:
         for number in range(start // size, end // size):
             self._prefixes.filled(epoch, sequence, number)
 
-    def retract(self, seq_id: int) -> None:
-        """What steps were asked for and have not committed is never committed."""
-        self._open[seq_id].retract()
+    def cancel_steps(self, seq_id: int) -> None:
+        """Cancel the sequence's steps that have not committed."""
+        self._open[seq_id].cancel_steps()
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
         """The sequence leaves; its blocks wait for the newest step that may touch them.
@@ -175,13 +175,13 @@ class KVCacheManager:
         sequence = self._open.pop(seq_id)
         sequence.keeps_prefix = keep_prefix
         self._allocator.remove(sequence)
-        self._prefixes.leave(sequence)
+        self._prefixes.close(sequence)
         self._closed.append(ClosedSequence(sequence, self._issued_epoch))
 
     @property
     def recovering(self) -> bool:
         """Whether blocks or mappings of closed sequences are still on their way back."""
-        return bool(self._closed) or self._pool.count(BlockState.RETURNING) > 0
+        return bool(self._closed) or self._pool.count(BlockState.RELEASING) > 0
 
     # --- the runner's side ----------------------------------------------------------------------
 
@@ -211,30 +211,30 @@ class KVCacheManager:
         before = self._completed_epoch, len(self._closed)
         self._completed_epoch = max(self._completed_epoch, completed_epoch)
         self._advance()
-        # Blocks that were only tried are not given back: while the system refuses to map them, the
+        # Blocks that were only tried are not released: while the system refuses to map them, the
         # cache would seem to recover for ever.
         changed = (self._completed_epoch, len(self._closed)) != before
         if changed and self._backend.releases is not Releases.IDLE:
-            self._allocator.trim(self._limits.free_slack_bytes)
+            self._allocator.release_memory(self._limits.free_slack_bytes)
 
-    def idle(self) -> None:
-        """Nothing runs or waits: memory of free blocks goes back, but for one heap."""
+    def release_idle_memory(self) -> None:
+        """Release memory of free blocks, but for one heap's. Nothing runs or waits."""
         self._advance()
-        self._allocator.trim(0)
+        self._allocator.release_memory(0)
 
-    def drop_prefixes(self) -> None:
-        """Forgets prefixes that no sequence uses: so many at a time that nobody waits for it."""
-        for _ in range(BLOCKS_DROPPED_AT_ONCE):
+    def evict_prefixes(self) -> None:
+        """Evict prefixes that no sequence uses: so few at a time that no step has to wait."""
+        for _ in range(BLOCKS_EVICTED_AT_ONCE):
             if not self._prefixes.evict():
                 break
         runs = self._open or self._completed_epoch < self._issued_epoch
         if not runs or self._backend.releases is not Releases.IDLE:
-            self._allocator.trim(self._limits.free_slack_bytes)
+            self._allocator.release_memory(self._limits.free_slack_bytes)
 
     def set_memory_pressure(self, *, short: bool) -> None:
         """Note whether the system is short of memory."""
         self._allocator.keeps_slack = not short
-        self._allocator.spares_heaps = short and not self.gives_back
+        self._allocator.spares_heaps = short and not self.releases_memory
 
     def shut_down(self) -> bool:
         """The ordered end: nothing may be called afterwards. False where the device did not answer:
@@ -294,7 +294,7 @@ class KVCacheManager:
             if buffer.table and (closed.ticket is None or closed.ticket > done):
                 still_closed.append(closed)
                 continue
-            self._prefixes.unmapped(buffer.table.blocks)
-            self._buffers.give_back(buffer)
+            self._prefixes.cache_or_free(buffer.table.blocks)
+            self._buffers.free(buffer)
         self._closed = still_closed
         self._pool.poll(done)

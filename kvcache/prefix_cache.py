@@ -69,7 +69,7 @@ class PrefixCache:
             entry = self.index.at(block)
             if entry is not None:
                 self.index.use(entry, system=number < sequence.system_blocks)
-            self._pool.share(block)
+            self._pool.attach(block)
         sequence.sealed = len(sequence.buffer.table)
         tokens = sequence.sealed * sequence.block_hashes.tokens_per_block
         sequence.computed = sequence.scheduled = tokens
@@ -163,33 +163,34 @@ class PrefixCache:
         entry = self.index.at(sequence.buffer.table.blocks[length - 1])
         return entry is not None and entry.digest == sequence.block_hashes.digests[length - 1]
 
-    def leave(self, sequence: CachedSequence) -> None:
-        """A sequence closes; where it does not keep its prefix, nobody is to find what it wrote."""
+    def close(self, sequence: CachedSequence) -> None:
+        """Detach a sequence's blocks; invalidate what it wrote where its prefix is not kept."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
             entry = self.index.at(blocks[sequence.shared_blocks])
-            for block in self.index.forget(entry) if entry is not None else []:
+            for block in self.index.invalidate(entry) if entry is not None else []:
                 self._pool.free(block)
             for owner in set(self._pending_owners.values()):
                 if not self._is_indexed(owner, owner.sealed):
                     self._remove_pending_prefix(owner)
-        self._pool.let_go(blocks)
+        self._pool.detach(blocks)
 
-    def unmapped(self, blocks: Iterable[BlockRef]) -> None:
-        """A closed sequence's buffer has them no more: who can be found stays."""
+    def cache_or_free(self, blocks: Iterable[BlockRef]) -> None:
+        """Note that a closed sequence's buffer maps these blocks no more: cache those that can be
+        found and that no other buffer maps, and free the rest."""
         self.index.tick()
         for block in blocks:
-            if self._pool.unmapped(block):
+            if self._pool.remove_buffer(block):
                 entry = self.index.at(block)
                 if entry is None:
                     self._pool.free(block)
                 else:
-                    self.index.rest(entry)
+                    self.index.make_idle(entry)
                     self._pool.cache(block)
 
     def evict(self) -> bool:
-        """Frees the cached block that will be missed least; False when there is none."""
+        """Evict the cached block that is likely to be missed least; False when there is none."""
         block = self.index.evict()
         if block is not None:
             self._pool.free(block)

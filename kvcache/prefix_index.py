@@ -116,31 +116,31 @@ class PrefixIndex:
     # --- out ------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """What comes to rest from now on was used later than what did before."""
+        """Advance the clock of uses: what becomes idle from now on was used later."""
         self._uses += 1
 
-    def rest(self, entry: CachedBlock) -> None:
-        """No buffer maps the block any more."""
+    def make_idle(self, entry: CachedBlock) -> None:
+        """Make the block evictable: no buffer maps it any more."""
         assert not entry.idle
         entry.idle, entry.last_use = True, self._uses
         self._idle[entry.system] += 1
-        self._line_up(entry)
+        self._queue_for_eviction(entry)
 
     def evict(self) -> BlockRef | None:
-        """Forgets the block that will be missed least; None when all are in use."""
+        """Remove the block that is likely to be missed least; None when all are in use."""
         spared = self._idle[True] <= self._idle[False]
         for system in (False, True) if spared else (True, False):
             queue = self._queues[system]
             while queue:
                 last_use, digest = heappop(queue)
-                if self._is_due(system, last_use, digest):
-                    self._remember(digest)
+                if self._is_current(system, last_use, digest):
+                    self._remember_eviction(digest)
                     return self._remove(self._entries[digest])
         return None
 
-    def forget(self, entry: CachedBlock) -> list[BlockRef]:
-        """Its contents are in doubt: neither it nor what follows it can be found any more. Returns
-        the idle blocks among them, which nobody needs now."""
+    def invalidate(self, entry: CachedBlock) -> list[BlockRef]:
+        """Remove a block whose contents are in doubt, and all that follow it. Return the idle ones
+        among them: these can be freed."""
         following = [entry]
         for parent in following:
             for tokens in self._children.get(parent.digest, ()):
@@ -171,24 +171,24 @@ class PrefixIndex:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _is_due(self, system: bool, last_use: int, digest: bytes) -> bool:
-        """Whether an entry of a queue is still true."""
+    def _is_current(self, system: bool, last_use: int, digest: bytes) -> bool:
+        """Return whether an entry of a queue is up to date."""
         entry = self._entries.get(digest)
         if entry is None or digest in self._children:
             return False
         return entry.idle and entry.system == system and entry.last_use == last_use
 
-    def _line_up(self, entry: CachedBlock) -> None:
-        """Queues an idle leaf for eviction."""
+    def _queue_for_eviction(self, entry: CachedBlock) -> None:
+        """Queue an idle leaf for eviction."""
         if not entry.idle or entry.digest in self._children:
             return
         queue = self._queues[entry.system]
         heappush(queue, (entry.last_use, entry.digest))
         if len(queue) > 2 * self._idle[entry.system] + STALE_QUEUE_ENTRIES:
-            queue[:] = {item for item in queue if self._is_due(entry.system, *item)}
+            queue[:] = {item for item in queue if self._is_current(entry.system, *item)}
             heapify(queue)
 
-    def _remember(self, digest: bytes) -> None:
+    def _remember_eviction(self, digest: bytes) -> None:
         self._evicted[digest] = None
         if len(self._evicted) > REMEMBERED_EVICTIONS:
             self._evicted.popitem(last=False)
@@ -206,7 +206,7 @@ class PrefixIndex:
         if not siblings:
             del self._children[entry.parent]
             if (parent := self._entries.get(entry.parent)) is not None:
-                self._line_up(parent)
+                self._queue_for_eviction(parent)
         return entry.block
 
     def check_invariants(self) -> None:

@@ -55,8 +55,8 @@ class CachedSequence:
         self.computed = end
         return epoch
 
-    def retract(self) -> None:
-        """None of its steps will commit."""
+    def cancel_steps(self) -> None:
+        """Cancel all of its steps that have not committed."""
         self.scheduled = self.computed
         self.steps.clear()
 

@@ -22,12 +22,12 @@ class BlockState(IntEnum):
     SEALED = 2
     QUARANTINED = 3
     CACHED = 4
-    RETURNING = 5
+    RELEASING = 5
 
 
 @dataclass(slots=True)
-class MemoryReturn:
-    """Memory of blocks on its way back to the system."""
+class PendingRelease:
+    """Blocks whose memory is being released to the system."""
 
     ticket: int
     blocks: list[BlockRef]
@@ -45,14 +45,14 @@ class SparseHeap:
     """How many open sequences have it."""
     free: int
 
-    def join(self, place: int) -> bool:
-        """One more sequence maps the block; whether others have it as well."""
+    def attach(self, place: int) -> bool:
+        """Count one more sequence that has the block; return whether others have it as well."""
         self.buffers[place] += 1
         self.sequences[place] += 1
         return self.sequences[place] > 1
 
-    def leave(self, place: int) -> bool:
-        """A sequence no longer has the block, though its buffer does; whether others have it."""
+    def detach(self, place: int) -> bool:
+        """Count one sequence less, not its buffer; return whether others have the block."""
         self.sequences[place] -= 1
         return self.sequences[place] > 0
 

@@ -116,11 +116,11 @@ class KVViews:
         all before the first attention. More would wait for room in MLX's queue."""
         return self._tokens.newest[0]
 
-    def give_up(self) -> None:
-        """The step failed, and nothing of it runs any more: appends that were queued and have not
-        run must not run with a later step, when their memory is gone."""
+    def cancel(self) -> None:
+        """Cancel the step: it failed, and nothing of it runs any more. Appends that were queued and
+        have not run must not run with a later step, when their memory is gone."""
         self._tokens.newest = [mx.zeros((1,)) for _ in self._tokens.newest]
-        self._rows.abandon()
+        self._rows.cancel()
 
 
 def layer_regions(layout: KVLayout) -> list[LayerRegions]:

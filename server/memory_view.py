@@ -20,7 +20,7 @@ LETTERS = {
     BlockState.SEALED: "s",
     BlockState.QUARANTINED: "q",
     BlockState.CACHED: "c",
-    BlockState.RETURNING: "r",
+    BlockState.RELEASING: "r",
 }
 FREE_WITH_MEMORY = "d"
 
@@ -60,7 +60,7 @@ def view(found: MemoryMap) -> Json:
 
 def heap_letters(kv: KVMap) -> list[str]:
     """A string for each heap, with a letter for each block: f free, d free with memory of the
-    system, o owned, s sealed, q quarantined, c cached, r returning."""
+    system, o owned, s sealed, q quarantined, c cached, r releasing."""
     table = np.zeros((2, len(BlockState)), np.uint8)
     for state, letter in LETTERS.items():
         table[:, state] = ord(letter)

@@ -127,7 +127,7 @@ class SimulatedRunner:
         self.completed_epoch = views.epoch
         return SimulatedStep(sum(entry.samples for entry in plan.entries))
 
-    def free_cache(self) -> None:
+    def release_cache(self) -> None:
         """There is none."""
 
 

@@ -90,8 +90,8 @@ class Watch:
         )
         return step
 
-    def free_cache(self) -> None:
-        self._runner.free_cache()
+    def release_cache(self) -> None:
+        self._runner.release_cache()
 
 
 @dataclass(frozen=True, slots=True)

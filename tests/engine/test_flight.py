@@ -76,8 +76,8 @@ class WatchedRunner:
         self.calls.append((what, number))
         self.fault(what, number)
 
-    def free_cache(self) -> None:
-        self.runner.free_cache()
+    def release_cache(self) -> None:
+        self.runner.release_cache()
 
 
 def watched(loop: EngineLoop, fault: Fault = no_fault) -> WatchedRunner:

@@ -162,7 +162,7 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
     loop = recall_loop(Answers.empty(), free_slack_bytes=64 * BLOCK_BYTES, idle_release_s=2.0)
     loop._clock = clock
     freed: list[bool] = []
-    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
+    loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     for number in range(1, 6):
         loop.mailbox.put(greedy(number, list(range(150)), 3))
     while loop.step():
@@ -383,7 +383,7 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
     answers = Answers.empty()
     loop = recall_loop(answers, prefix_keep_s=1000.0, free_slack_bytes=16 * BLOCK_BYTES)
     freed: list[bool] = []
-    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
+    loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     loop.mailbox.put(greedy(1, list(range(300)), 1))
     while loop.step() or loop._kv.recovering:
         pass

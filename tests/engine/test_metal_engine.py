@@ -122,7 +122,7 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
     answers = Answers.empty()
     loop = metal_loop(folder, Substrate.SPARSE, answers)
     freed: list[bool] = []
-    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
+    loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     prompt = list(range(300))
     loop.mailbox.put(greedy(1, prompt, 4))
     run_dry(loop)
@@ -228,7 +228,7 @@ def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_substr
     assert loop is not None
     assert loop.faults.find() is None
     device.mapper_failure = "1 mapping operations of a sparse buffer, batch 3"
-    client.give_up()
+    client.declare_dead()
     assert client.substrate_failed
     assert not client.alive
     assert "batch 3" in FaultMemory(Substrate.SPARSE).found()[0]

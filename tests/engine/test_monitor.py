@@ -119,7 +119,7 @@ class _Hanging:
         self.given_up = threading.Event()
         self.when_given_up: Callable[[], None] = _never
 
-    def give_up(self) -> None:
+    def declare_dead(self) -> None:
         self.when_given_up()
         self.given_up.set()
 

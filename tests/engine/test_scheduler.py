@@ -33,7 +33,7 @@ class CountingKV:
     computed: dict[int, list[int]] = field(default_factory=dict)
     cached: dict[int, list[int]] = field(default_factory=dict)
     """What a sequence finds when it joins."""
-    retracted: list[int] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
 
     def _free(self) -> int:
         used = sum(max(self.held[s], self.reserved[s]) for s in self.held)
@@ -88,8 +88,8 @@ class CountingKV:
         self.computed[seq_id] += token_ids
         assert len(self.computed[seq_id]) <= self.held[seq_id] * BLOCK_TOKENS
 
-    def retract(self, seq_id: int) -> None:
-        self.retracted.append(seq_id)
+    def cancel_steps(self, seq_id: int) -> None:
+        self.cancelled.append(seq_id)
 
     def close(self, seq_id: int, *, keep_prefix: bool) -> None:
         del self.held[seq_id], self.reserved[seq_id], self.computed[seq_id]

@@ -195,10 +195,10 @@ def test_memory_beyond_the_slack_goes_back_and_idleness_leaves_one_heap() -> Non
     kv.close(1)
     settle(kv, backend)
     assert kv.stats().cached_bytes == 12 * BLOCK, "somebody may begin alike"
-    kv.drop_prefixes()
+    kv.evict_prefixes()
     settle(kv, backend)
     assert kv.stats().committed_bytes == HEAP_BLOCKS * BLOCK, "the slack is one heap at least"
-    kv.idle()
+    kv.release_idle_memory()
     assert kv.stats().committed_bytes <= HEAP_BLOCKS * BLOCK
     kv.check_invariants()
 
@@ -218,7 +218,7 @@ def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
     settle(kv, backend)
     assert kv.stats().committed_bytes == 3 * HEAP_BLOCKS * BLOCK
     for _ in range(3):
-        kv.idle()
+        kv.release_idle_memory()
         backend.complete()
     assert kv.stats().committed_bytes == HEAP_BLOCKS * BLOCK
     kv.check_invariants()
@@ -235,12 +235,12 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     kv.close(1)
     settle(kv, backend)
     committed = kv.stats().committed_bytes
-    kv.drop_prefixes()
+    kv.evict_prefixes()
     settle(kv, backend)
     assert kv.stats().committed_bytes == committed
     kv.close(2)
     settle(kv, backend)
-    kv.drop_prefixes()
+    kv.evict_prefixes()
     settle(kv, backend)
     assert kv.stats().committed_bytes == kv._group.heap_bytes
 
@@ -297,8 +297,8 @@ def test_heaps_that_are_kept_are_said_to_be() -> None:
     grow(kv, 1, 0, 100)
     kv.close(1)
     settle(kv, backend)
-    kv.drop_prefixes()
-    kv.idle()
+    kv.evict_prefixes()
+    kv.release_idle_memory()
     stats = kv.stats()
     assert (stats.kept_heaps, stats.num_heaps) == (2, 2)
     assert stats.free_slack_bytes == stats.committed_bytes == 2 * HEAP_BLOCKS * BLOCK
@@ -486,5 +486,5 @@ def test_prefixes_that_are_forgotten_are_counted() -> None:
     settle(kv, backend)
     assert kv.stats().cached_bytes == 4 * BLOCK
     assert kv.stats().evicted_blocks == 0
-    kv.drop_prefixes()
+    kv.evict_prefixes()
     assert kv.stats().evicted_blocks == 4

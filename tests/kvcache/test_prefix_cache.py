@@ -563,11 +563,11 @@ def test_the_heap_that_the_system_refuses_ahead_of_need_is_asked_for_again() -> 
 
 
 def test_prefixes_are_dropped_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcache.manager.BLOCKS_DROPPED_AT_ONCE", 2)
+    monkeypatch.setattr("kvcache.manager.BLOCKS_EVICTED_AT_ONCE", 2)
     kv, backend = small_manager()
     write(kv, 1, IDS[:48])
     kv.close(1)
     settle(kv, backend)
     for left in (1, 0):
-        kv.drop_prefixes()
+        kv.evict_prefixes()
         assert kv.stats().cached_bytes == left * BLOCK

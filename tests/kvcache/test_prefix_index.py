@@ -38,7 +38,7 @@ class Cache:
         for block in mine if idle else []:
             entry = self.index.at(block)
             assert entry is not None
-            self.index.rest(entry)
+            self.index.make_idle(entry)
         self.index.check_invariants()
         return mine
 
@@ -129,7 +129,7 @@ def test_a_block_that_was_computed_again_takes_the_place_of_its_idle_equal() -> 
     assert cache.index.replace(entry, BlockRef(7, 7), True) == first
     assert cache.index.at(BlockRef(7, 7)) is entry
     assert cache.index.at(first) is None
-    cache.index.rest(entry)
+    cache.index.make_idle(entry)
     cache.index.check_invariants()
     assert entry.system
     assert cache.evict_all() == [second, BlockRef(7, 7)]
@@ -141,10 +141,10 @@ def test_what_is_in_doubt_is_forgotten_with_all_that_follows() -> None:
     third = cache.keep(hashes_of([1] * 4 + [2] * 4), idle=False)[1]
     entry = cache.index.at(second)
     assert entry is not None
-    assert cache.index.forget(entry) == [second]
+    assert cache.index.invalidate(entry) == [second]
     entry = cache.index.at(first)
     assert entry is not None
-    assert cache.index.forget(entry) == []
+    assert cache.index.invalidate(entry) == []
     assert cache.index.at(third) is None
     assert len(cache.index) == 0
     cache.index.check_invariants()

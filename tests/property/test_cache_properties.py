@@ -185,11 +185,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def idle(self) -> None:
-        self.kv.idle()
+        self.kv.release_idle_memory()
 
     @rule()
-    def drop_prefixes(self) -> None:
-        self.kv.drop_prefixes()
+    def evict_prefixes(self) -> None:
+        self.kv.evict_prefixes()
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -212,16 +212,16 @@ class CacheMachine(RuleBasedStateMachine):
         for _ in range(3):
             self.kv.step_completed(self.kv.epochs[0])
             self.backend.complete()
-        self.kv.drop_prefixes()
+        self.kv.evict_prefixes()
         for _ in range(2):
-            self.kv.idle()
+            self.kv.release_idle_memory()
             self.backend.complete()
-        self.kv.idle()
+        self.kv.release_idle_memory()
         self.kv.check_invariants()
         stats = self.kv.stats()
         assert self.backend.mapped == {}
         assert stats.free_bytes == stats.capacity_bytes
-        assert self.kv._pool.count(BlockState.RETURNING) == 0
+        assert self.kv._pool.count(BlockState.RELEASING) == 0
         if self.backend.releases is not Releases.NOTHING:
             assert stats.committed_bytes <= self.group.heap_bytes
 

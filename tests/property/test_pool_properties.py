@@ -53,17 +53,17 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted(self.sealed)))
-        self.pool.share(block)
+        self.pool.attach(block)
         self.cached.discard(block)
         self.sequences[block] = self.sequences.get(block, 0) + 1
         self.buffers[block] = self.buffers.get(block, 0) + 1
 
     @precondition(lambda self: any(self.sequences.values()))
     @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
+    def detach(self, data: st.DataObject) -> None:
         held = sorted(block for block, count in self.sequences.items() if count)
         block = data.draw(st.sampled_from(held))
-        self.pool.let_go([block])
+        self.pool.detach([block])
         self.sequences[block] -= 1
 
     @precondition(lambda self: self.waiting())
@@ -71,7 +71,7 @@ class PoolMachine(RuleBasedStateMachine):
     def unmap(self, data: st.DataObject, keep: bool) -> None:
         block = data.draw(st.sampled_from(self.waiting()))
         self.buffers[block] -= 1
-        assert self.pool.unmapped(block) == (self.buffers[block] == 0)
+        assert self.pool.remove_buffer(block) == (self.buffers[block] == 0)
         if self.buffers[block]:
             return
         del self.buffers[block], self.sequences[block]
@@ -96,7 +96,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(slack_blocks=st.integers(0, 8))
     def trim(self, slack_blocks: int) -> None:
-        self.pool.trim(slack_blocks * self.group.block_bytes, self.pool.free_blocks)
+        self.pool.release_memory(slack_blocks * self.group.block_bytes, self.pool.free_blocks)
         self.backend.complete()
         self.pool.poll(self.backend.completed)
         if self.backend.releases is Releases.BLOCKS:
@@ -111,7 +111,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.num_buffers(block) == self.buffers.get(block, 0)
             assert self.pool.num_sequences(block) == self.sequences.get(block, 0)
         assert self.pool.count(BlockState.CACHED) == len(self.cached)
-        taken = len(self.buffers) + len(self.cached) + self.pool.count(BlockState.RETURNING)
+        taken = len(self.buffers) + len(self.cached) + self.pool.count(BlockState.RELEASING)
         assert self.pool.free_blocks == self.pool.capacity_blocks - taken
 
 
@@ -160,7 +160,7 @@ class IndexMachine(RuleBasedStateMachine):
                 if not self.users[past]:
                     entry = self.index.at(self.kept[past])
                     assert entry is not None
-                    self.index.rest(entry)
+                    self.index.make_idle(entry)
 
     @rule()
     def evict(self) -> None:

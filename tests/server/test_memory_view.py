@@ -10,7 +10,7 @@ from kvcache.memory_map import BlockRun, BlockState, HeapSnapshot, MappedSequenc
 from server.memory_view import encoded, heap_letters, owner_runs, sharer_runs, view
 from tests.engines import Answers, greedy, recall_loop
 
-FREE, OWNED, SEALED, QUARANTINED, CACHED, RETURNING = BlockState
+FREE, OWNED, SEALED, QUARANTINED, CACHED, RELEASING = BlockState
 BLOCKS = 100_000
 PER_HEAP = 64
 
@@ -35,7 +35,7 @@ def expanded(runs: list[int]) -> list[int]:
 
 
 def test_every_state_has_its_letter() -> None:
-    states = [FREE, FREE, OWNED, SEALED, QUARANTINED, CACHED, RETURNING]
+    states = [FREE, FREE, OWNED, SEALED, QUARANTINED, CACHED, RELEASING]
     dirty = [0, 1, 1, 1, 1, 1, 1]
     found = kv_map([heap(states, dirty, [0] * 7), heap([FREE] * 7, [0] * 7, [0] * 7)], [], 7)
     assert heap_letters(found) == ["fdosqcr", "fffffff"]

@@ -49,7 +49,7 @@ class Verdict:
 
 
 # Where prefixes are dropped as long as nobody is let in.
-ALL_ALONG = "            if self._scheduler.holds_back and self._kv.gives_back:\n"
+ALL_ALONG = "            if self._scheduler.holds_back and self._kv.releases_memory:\n"
 MUTANTS = (
     Mutant(
         "a buffer is unmapped while a step still reads it",
@@ -102,8 +102,9 @@ MUTANTS = (
     Mutant(
         "whoever leaves first takes shared blocks along",
         "kvcache/heap_pool.py",
-        "            if heap.leave(block.place):\n",
-        "            if heap.leave(block.place) and self.state(block) == BlockState.QUARANTINED:\n",
+        "            if heap.detach(block.place):\n",
+        "            if heap.detach(block.place) and "
+        "self.state(block) == BlockState.QUARANTINED:\n",
     ),
     Mutant(
         "memory that is on its way back is handed out",
@@ -283,10 +284,10 @@ MUTANTS = (
     Mutant(
         "prefixes are dropped at a warning although nothing is released",
         "engine/loop.py",
-        "        if self._scheduler.holds_back and self._kv.gives_back:\n"
-        "            self._kv.drop_prefixes()\n        if self",
+        "        if self._scheduler.holds_back and self._kv.releases_memory:\n"
+        "            self._kv.evict_prefixes()\n        if self",
         "        if level > PressureLevel.NORMAL:\n"
-        "            self._kv.drop_prefixes()\n        if self",
+        "            self._kv.evict_prefixes()\n        if self",
     ),
     Mutant(
         "prefixes are dropped all along although nothing is released",
@@ -297,7 +298,7 @@ MUTANTS = (
     Mutant(
         "a warning lets one in at a time although nothing is released",
         "engine/loop.py",
-        "PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL",
+        "PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL",
         "PressureLevel.WARNING",
     ),
     Mutant(
@@ -317,7 +318,7 @@ MUTANTS = (
     Mutant(
         "a Mac that warns answers one after the other",
         "engine/loop.py",
-        "PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL",
+        "PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL",
         "PressureLevel.WARNING",
         in_hour_of_mac=True,
     ),
@@ -359,7 +360,7 @@ MUTANTS = (
         "the rows of one that has ended are committed",
         "engine/scheduler.py",
         "            if sequence.status is not SequenceStatus.RUNNING:\n"
-        "                self._throw_away(entry, results)\n                continue\n",
+        "                self._discard_result(entry, results)\n                continue\n",
         "",
     ),
     Mutant(
@@ -385,7 +386,7 @@ MUTANTS = (
     Mutant(
         "a step that read what a failed one wrote is read as well",
         "engine/flight.py",
-        "                later.step.drop()\n                self._scheduler.retract(later.plan)\n"
+        "                later.step.drop()\n                self._scheduler.cancel(later.plan)\n"
         "        self._flights = deque(later for later in self._flights if later.step is None)\n",
         "                continue\n",
     ),

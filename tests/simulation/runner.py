@@ -213,7 +213,7 @@ class SimulatedRunner:
             step.due = self._ticks if step.epoch <= epoch else step.due
         self._complete()
 
-    def free_cache(self) -> None:
+    def release_cache(self) -> None:
         """It keeps none."""
 
     # --- inside ---------------------------------------------------------------------------------
