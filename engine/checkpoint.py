@@ -48,7 +48,7 @@ class Checkpoint(Dimensions):
 
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
-    """Checks a folder. embeds: whether it makes vectors; None: as its files say.
+    """Check a folder. embeds: whether it makes vectors; None: as its files say.
 
     Raises CheckpointError with one sentence that names file and field.
     """
@@ -82,8 +82,8 @@ def checkpoint_of(
     embeds: bool,
     bare_names: bool = False,
 ) -> Checkpoint:
-    """What weights amount to. shapes: of what a model consists of, unpacked, by name. tensors: what
-    the files hold."""
+    """Return what weights amount to. shapes: of what a model consists of, unpacked, by name.
+    tensors: what the files hold."""
     path = config.file.parent
     norm = tensors["norm.weight" if bare_names else "model.norm.weight"]
     return Checkpoint(
@@ -104,7 +104,7 @@ def checkpoint_of(
 
 
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Tokens that end a generation: generation_config.json's, else config.json's."""
+    """Return the tokens that end a generation: generation_config.json's, else config.json's."""
     generation = path / "generation_config.json"
     found = read_json(generation).get("eos_token_id") if generation.is_file() else None
     if found is None:

@@ -70,14 +70,14 @@ class EngineClient:
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the thread and waits until the engine is built; raises what building raised."""
+        """Start the thread and wait until the engine is built; raises what building raised."""
         self._thread.start()
         self._built.wait()
         if self._failure is not None:
             raise self._failure
 
     def attach(self) -> None:
-        """Delivers events to the running event loop from now on."""
+        """Deliver events to the running event loop from now on."""
         self._events = asyncio.get_running_loop()
 
     def stop(self, timeout_s: float) -> bool:
@@ -97,7 +97,7 @@ class EngineClient:
         self._call_soon(self._fail_all, ENGINE_ENDED)
 
     def end_all(self, message: str) -> None:
-        """Ends all requests with an error, and lets no more in. message: why, for
+        """End all requests with an error, and admit no more. message: why, for
         FinishReason.ERROR."""
         self._closed = True
         for request_id in list(self._streams):
@@ -105,70 +105,70 @@ class EngineClient:
         self._fail_all(message)
 
     def set_memory_pressure(self, level: int) -> None:
-        """Tells the engine how short of memory the system is. From any thread."""
+        """Tell the engine how short of memory the system is. From any thread."""
         assert self._loop is not None
         self.pressure = level
         self._loop.mailbox.put(SetMemoryPressure(level))
 
     @property
     def alive(self) -> bool:
-        """Whether the engine's thread runs and is built."""
+        """Return whether the engine's thread runs and is built."""
         return self._loop is not None and self._failure is None and self._thread.is_alive()
 
     @property
     def substrate_failed(self) -> bool:
-        """Whether it was the memory of K and V that ended the engine, or kept it from starting."""
+        """Return whether the memory of K and V ended the engine, or kept it from starting."""
         return isinstance(self._hung_behind or self._failure, BackendFailedError)
 
     @property
     def limits(self) -> EngineLimits:
-        """What requests are checked against."""
+        """Return the limits that requests are checked against."""
         assert self._loop is not None
         return self._loop.limits
 
     @property
     def stats(self) -> EngineStats:
-        """The newest snapshot; never waits for the engine."""
+        """Return the newest snapshot, without waiting for the engine."""
         return self._loop.stats if self._loop is not None else EngineStats()
 
     @property
     def busy_since(self) -> float | None:
-        """Since when (``time.monotonic``) there has been something to do and no step was completed;
-        None when there is nothing, and when the engine has failed: then it only ends. Never waits
-        for the engine."""
+        """Return since when (``time.monotonic``) there has been something to do and no step was
+        completed; None when there is nothing, and when the engine has failed: then it only ends."""
         if self._loop is None or self._failure is not None:
             return None
         return self._loop.busy_since
 
     @property
     def step_age_s(self) -> float:
-        """How long there has been something to do and no step was completed; else 0."""
+        """Return how long there has been something to do and no step was completed; else 0."""
         since = self.busy_since
         return 0.0 if since is None else max(0.0, time.monotonic() - since)
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended."""
+        """Return how many requests have not ended."""
         return len(self._streams)
 
     @property
     def capacity(self) -> int:
-        """Requests that may run or wait at the same time."""
+        """Return how many requests may run or wait at the same time."""
         return self.limits.max_num_seqs + self._max_queue
 
     @property
     def max_share(self) -> int:
-        """Requests of one tenant that may run or wait at the same time."""
+        """Return how many requests of one tenant may run or wait at the same time."""
         return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:
-        """For so many more requests. Raises QueueFullError where there is none now; ShareFullError
-        where others of the tenant have to end first."""
+        """Check that so many more requests fit. Raises QueueFullError where they do not, and
+        ShareFullError where other requests of the tenant have to end first."""
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
-        """What the memory holds, made by the engine before its next step: waits for the step that
-        runs, however long it takes. Raises EngineDeadError, also when the engine ends meanwhile."""
+        """Return what the memory holds, made by the engine before its next step: waits for the step
+        that runs, however long it takes. Raises EngineDeadError, also when the engine ends
+        meanwhile."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
         future: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
@@ -184,7 +184,7 @@ class EngineClient:
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **how: Any
     ) -> TokenStream:
-        """Hands over one request. how: what ``submit_choices`` takes as well."""
+        """Hand over one request. how: what ``submit_choices`` takes as well."""
         (stream,) = self.submit_choices(prompt_ids, (params,), **how)
         return stream
 
@@ -202,7 +202,7 @@ class EngineClient:
         beyond_queue: bool = False,
         name: str = "unnamed",
     ) -> list[TokenStream]:
-        """Hands over one request for each of ``params``, all with the same prompt; or none of them.
+        """Hand over one request for each of ``params``, all with the same prompt; or none of them.
         The first is an ordinary request, the others are forks of it.
 
         constraint: each gets a copy. pooling: for its vector. read_with: a stream that these are

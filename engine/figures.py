@@ -31,7 +31,7 @@ class SchedulerCounters:
     """Whose results nobody wanted any more when their step was read."""
 
     def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
-        """A prompt is about to be computed. miss: why not more of it is cached."""
+        """Count a prompt that is about to be computed. miss: why not more of it is cached."""
         self.submitted_prompt_tokens += tokens
         self.cached_prompt_tokens += cached_tokens
         if miss is not None:
@@ -60,18 +60,18 @@ class Histogram:
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """One more value."""
+        """Add a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
     @property
     def snapshot(self) -> HistogramCounts:
-        """All values so far."""
+        """Return all values so far."""
         return HistogramCounts(self._bounds, tuple(self._counts), self._total)
 
 
 def no_values(bounds: tuple[float, ...]) -> HistogramCounts:
-    """Of a histogram that has seen nothing."""
+    """Return the counts of an empty histogram."""
     return Histogram(bounds).snapshot
 
 
@@ -97,17 +97,17 @@ class StepMeter:
         self._queue = Histogram(QUEUE_BOUNDS_S)
 
     def step_ran(self, seconds: float, sequences: int) -> None:
-        """A step has completed."""
+        """Count a completed step."""
         self._seconds.observe(seconds)
         self._sequences.observe(sequences)
 
     def left_queue(self, seconds: float) -> None:
-        """A request is about to compute its first token."""
+        """Note how long a request waited that is about to compute its first token."""
         self._queue.observe(seconds)
 
     @property
     def snapshot(self) -> Distributions:
-        """All measurements so far."""
+        """Return all measurements so far."""
         return Distributions(self._seconds.snapshot, self._sequences.snapshot, self._queue.snapshot)
 
 

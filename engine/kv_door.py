@@ -27,7 +27,7 @@ class KVDoor(Protocol):
         """Map what others have computed meanwhile; return how many tokens have valid K and V."""
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """The same for a child, from its parent."""
+        """Do the same for a child, from its parent's blocks."""
 
     def add_pending_prefix(self, seq_id: int) -> None:
         """Let others wait for the tokens that the sequence is going to compute."""
@@ -36,20 +36,20 @@ class KVDoor(Protocol):
         """Return the sequence that is going to compute the tokens that this one needs next."""
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Where the sequence left what is cached, and why."""
+        """Return where the sequence left what is cached, and why."""
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Memory for tokens [0, num_tokens)."""
+        """Map memory for tokens [0, num_tokens); False where there is none."""
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """The next positions hold valid K and V."""
+        """Note that the next positions hold valid K and V."""
 
     def cancel_steps(self, seq_id: int) -> None:
         """Cancel the sequence's steps that have not committed."""
 
     def close(self, seq_id: int, *, keep_prefix: bool) -> None:
-        """The sequence leaves."""
+        """Close the sequence."""
 
     @property
     def recovering(self) -> bool:
-        """Whether memory of sequences that left is still on its way back."""
+        """Return whether memory of closed sequences is not free yet."""

@@ -19,7 +19,7 @@ class Logprobs:
 
     @classmethod
     def of(cls, raw: mx.array, ids: mx.array, wanted: SequenceOf[int | None]) -> "Logprobs | None":
-        """Those of the tokens ``ids``, ``[R]``; None where no row reports anything.
+        """Return those of the tokens ``ids``, ``[R]``; None where no row reports anything.
 
         raw: logits ``[R, vocab]`` float32. wanted: how many alternatives each row reports, None for
         a row that reports nothing.
@@ -36,11 +36,11 @@ class Logprobs:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is to be evaluated."""
+        """Return what is to be evaluated."""
         return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
 
     def read(self) -> list[TokenLogprobs | None]:
-        """The values, row by row."""
+        """Return the values, row by row."""
         result: list[TokenLogprobs | None] = []
         chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
         # Whole: a row of its own would be computed behind the step that runs by now.
@@ -57,7 +57,7 @@ class Logprobs:
         return result
 
     def _top(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Ids and values of the alternatives, where any row reports some."""
+        """Return the ids and values of the alternatives, where any row reports some."""
         if self.top_ids is None or self.top is None:
             return [], []
         return self.top_ids.tolist(), self.top.tolist()  # type: ignore[return-value]

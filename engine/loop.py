@@ -47,7 +47,7 @@ class LoopOptions:
 
 
 class EngineLoop:
-    """Receive, schedule, begin the next step, land the one before it, say what came of that."""
+    """Receive, schedule, begin the next step, land the one before it, publish its events."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class EngineLoop:
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
         faults: SubstrateFaults = NO_FAULTS,
     ) -> None:
-        """emit: called on the engine thread, once per step with something to say. mlx_memory: what
-        MLX holds, asked for on the same thread."""
+        """emit: called on the engine thread, once per step that has events. mlx_memory: returns
+        what MLX holds; called on the same thread."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
         self._scheduler = scheduler
@@ -87,11 +87,11 @@ class EngineLoop:
 
     @property
     def limits(self) -> EngineLimits:
-        """What requests are checked against."""
+        """Return the limits that requests are checked against."""
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """Begins a step and reads one: that one, or, where steps overlap, the one before it. False
+        """Begin a step and read one: that one, or, where steps overlap, the one before it. False
         when there was nothing to run or to read."""
         if self.busy_since is None:
             self.busy_since = self._clock()
@@ -103,13 +103,13 @@ class EngineLoop:
         in_flight = len(self._flights) > 0
         plan = self._scheduler.schedule(overlapped=in_flight)
         if plan.begun:
-            # If this step hangs, these are the figures that are shown.
+            # If this step hangs, these are the stats that are shown.
             self.stats = self._snapshot()
         if plan.entries:
             self._flights.begin(plan)
         events += self._check_health(self._scheduler.refuse(plan.refused))
         events += self._land(most if plan.entries else 0)
-        self._say(events)
+        self._publish(events)
         self._flights.submit()
         self._kv.step_completed(self._runner.completed_epoch)
         worked = in_flight or bool(plan.entries)
@@ -118,23 +118,23 @@ class EngineLoop:
         return worked
 
     def run(self) -> None:
-        """Steps until told to stop; sleeps while there is nothing to do."""
+        """Run steps until told to stop; sleep while there is nothing to do."""
         with self.faults.noticed():
             while not self._stopping:
                 if not self.step() and not self._stopping:
                     self._wait()
-            self._say(self._land(0))
+            self._publish(self._land(0))
 
     def close(self) -> None:
-        """The ordered end of the device's memory, on the thread that ran the loop. Nothing may be
-        called afterwards."""
+        """End the device's memory in order, on the thread that ran the loop. Nothing may be called
+        afterwards."""
         with suppress(Exception):
             self._land(0)
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
 
     def warm_up(self, prompt_tokens: int) -> None:
-        """Runs a request of our own, so that the first real one finds everything in place.
+        """Run a request of our own, so that the first real one finds everything in place.
 
         Raises RuntimeError when the model cannot decode.
         """
@@ -143,7 +143,7 @@ class EngineLoop:
         self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
-        # Until its memory is back as well: what comes back later would be kept as a prefix.
+        # Until its memory is free as well: what is freed later would be kept as a prefix.
         with self.faults.noticed():
             while self.step() or self._kv.recovering:
                 pass
@@ -159,13 +159,13 @@ class EngineLoop:
 
     @property
     def _stalled(self) -> bool:
-        """Whether sequences are there, if only to wait for memory."""
+        """Return whether there are sequences, though they may only wait for memory."""
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     # --- the parts of a step --------------------------------------------------------------------
 
     def _receive(self) -> list[TokenEvent]:
-        """New requests, aborts, the end."""
+        """Take all messages in."""
         events: list[TokenEvent] = []
         while (message := self._next_message()) is not None:
             if isinstance(message, Request):
@@ -190,7 +190,7 @@ class EngineLoop:
             return None
 
     def _land(self, most_left: int) -> list[TokenEvent]:
-        """Reads steps until no more than so many are in flight."""
+        """Read steps until no more than so many are in flight."""
         events: list[TokenEvent] = []
         for landing in self._flights.land(most_left):
             events += self._check_health(landing.events, all_bad=landing.all_bad)
@@ -208,8 +208,8 @@ class EngineLoop:
         elif worked or not self._stalled:
             self.busy_since = None
 
-    def _say(self, events: list[TokenEvent]) -> None:
-        """Wakes the event loop once, and only when there is something to say."""
+    def _publish(self, events: list[TokenEvent]) -> None:
+        """Emit events, if there are any: this wakes the event loop once."""
         if events:
             self._emit(events)
 
@@ -257,7 +257,7 @@ class EngineLoop:
             self._kv.check_invariants()
 
     def _wait(self) -> None:
-        """Sleeps until a message comes or it is time to look again."""
+        """Sleep until a message comes or it is time to check again."""
         timeout_s = STALLED_POLL_S if self._stalled else IDLE_POLL_S
         try:
             self._woken_by = self.mailbox.get(timeout=timeout_s)
@@ -265,7 +265,7 @@ class EngineLoop:
             return
 
     def last_stats(self) -> EngineStats:
-        """The figures when a fault has ended the loop, or older ones if they cannot be read."""
+        """Return the newest stats after a fault, or older ones if they cannot be read."""
         with suppress(Exception):
             self.stats = self._snapshot()
         return self.stats

@@ -17,7 +17,7 @@ def memory_demand(
     substrate: Substrate,
     itemsize: int,
 ) -> MemoryDemand:
-    """All but the weights.
+    """Return what is needed beside the weights.
 
     machine: what the processor that computes may use. shape: of K and V. itemsize: bytes of a
     number that the model computes with.

@@ -44,7 +44,7 @@ class MemoryMap:
 
 
 def report_first(sequences: SequenceOf[Sequence]) -> tuple[SequenceReport, ...]:
-    """Reports of the first sequences, no more than are told one by one."""
+    """Return reports of the first sequences, no more than are shown one by one."""
     return tuple(
         SequenceReport(
             sequence.seq_id,

@@ -16,8 +16,8 @@ Packed = Callable[[int], None]
 
 
 def pack_qwen3(model: Any, workers: metal_ext.CpuWorkers, packed: Packed) -> PackedQwen3:
-    """The packed forward of an ``mlx_lm.models.qwen3.Model`` that is not evaluated yet. Takes the
-    model apart: it is of no use afterwards."""
+    """Return the packed forward of an ``mlx_lm.models.qwen3.Model`` that is not evaluated yet.
+    Takes the model apart: it is of no use afterwards."""
 
     def join(modules: Sequence[Any]) -> metal_ext.PackedLinear:
         layer = pack_linear(modules, workers)
@@ -37,7 +37,7 @@ def pack_qwen3(model: Any, workers: metal_ext.CpuWorkers, packed: Packed) -> Pac
 
 
 def pack_linear(modules: Sequence[Any], workers: metal_ext.CpuWorkers) -> metal_ext.PackedLinear:
-    """Linear layers or an embedding, plain or in MLX's groups, one behind the other as one.
+    """Pack linear layers or an embedding, plain or in MLX's groups, one behind the other as one.
 
     Raises ValueError where they cannot be.
     """
@@ -71,7 +71,7 @@ def _pack_layer(layer: Any, join: Callable[[Sequence[Any]], metal_ext.PackedLine
 
 
 def _taken(module: Any, name: str) -> Any:
-    """A part of a model, which has it no longer."""
+    """Return a part of a model, which has it no longer."""
     part = getattr(module, name)
     delattr(module, name)
     return part

@@ -15,7 +15,7 @@ EMBEDDING = "model.embed_tokens."
 
 
 def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = None) -> Checkpoint:
-    """A folder as it will be once it has its weights, as ``config.json`` promises it.
+    """Return a folder as it will be once it has its weights, as ``config.json`` promises it.
 
     stored_bytes: of the weights' files. embeds: as for ``read_checkpoint``. Raises CheckpointError
     with one sentence that names file and field.

@@ -17,7 +17,8 @@ Head = Callable[[mx.array], mx.array]
 
 
 def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
-    """The rows of the step's flat token array at which the next token of a prompt is scored."""
+    """Return the rows of the step's flat token array at which the next token of a prompt is
+    scored."""
     rows: list[int] = []
     first = 0
     for entry in entries:
@@ -28,7 +29,7 @@ def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
 
 
 def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[Sampled]:
-    """What is reported of each entry that scores, as results without a token.
+    """Return the scores of each entry that scores, as results without a token.
 
     states: ``[R, hidden]``, evaluated: the rows of ``scored_rows``. The logits of no more than
     SCORED_ROWS_AT_ONCE of them are ever there at once.
@@ -47,8 +48,8 @@ def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[
 def joined(
     entries: SequenceOf[PlanEntry], sampled: SequenceOf[Sampled], scored: SequenceOf[Sampled]
 ) -> list[Sampled]:
-    """One result for each entry that has one. sampled, scored: those of the entries that sample,
-    and of those that score."""
+    """Return one result for each entry that has one. sampled, scored: the results of the entries
+    that sample, and of those that score."""
 
     def results() -> Iterator[Sampled]:
         samples, scores = iter(sampled), iter(scored)
@@ -63,7 +64,7 @@ def joined(
 def _score(
     logits: mx.array, tokens: list[int], wanted: list[int | None]
 ) -> list[TokenLogprobs | None]:
-    """None for a row that is not finite."""
+    """Return the scores of rows; None for a row that is not finite."""
     raw = logits.astype(mx.float32)
     finite = mx.isfinite(raw.sum(axis=-1))
     logprobs = Logprobs.of(raw, mx.array(tokens), wanted)
@@ -74,6 +75,6 @@ def _score(
 
 
 def _all_of(scores: list[TokenLogprobs | None]) -> tuple[TokenLogprobs, ...] | None:
-    """None where one of them is missing."""
+    """Return all scores; None where one of them is missing."""
     found = tuple(value for value in scores if value is not None)
     return found if len(found) == len(scores) else None

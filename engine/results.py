@@ -8,8 +8,8 @@ NO_MEMORY = "the system has no memory for it"
 
 
 def take(entry: PlanEntry, result: Sampled) -> TokenEvent | None:
-    """The sequence takes its result in. Returns what is to be said of it, with ``finish`` where it
-    ends; None while there is nothing to say."""
+    """Add its result to the sequence. Return the event, with ``finish`` where the sequence ends;
+    None while there is nothing to report."""
     sequence, token = entry.sequence, result.token_id
     if result.scored:
         sequence.scored += result.scored
@@ -42,5 +42,5 @@ def _without_token(entry: PlanEntry, result: Sampled) -> TokenEvent | None:
 
 
 def end(sequence: Sequence, reason: FinishReason, message: str | None = None) -> TokenEvent:
-    """The end of a sequence, without a token."""
+    """Return the event of a sequence's end, without a token."""
     return TokenEvent(sequence.seq_id, None, reason, None, message, sequence.prefix)

@@ -31,7 +31,8 @@ class Model(Protocol):
     def hidden(
         self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
     ) -> mx.array | None:
-        """States of the given rows, ready for the head; with rows None only the cache is filled."""
+        """Return the states of the given rows, ready for the head; with rows None only the cache is
+        filled."""
 
     def head(self, states: mx.array) -> mx.array:
         """Their logits."""
@@ -41,7 +42,7 @@ class ViewSource(Protocol):
     """Where the runner gets its view of the cache."""
 
     def views(self, plan: SequenceOf[tuple[int, int, int]]) -> KVViews:
-        """What a step reads and writes; opens the next epoch."""
+        """Return what a step reads and writes; opens the next epoch."""
 
 
 class ModelStep:
@@ -103,7 +104,7 @@ class ModelRunner:
         self.completed_epoch = 0
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> ModelStep:
-        """Builds the graph of the plan's rows. overlapped: its beginning is submitted at once, and
+        """Build the graph of the plan's rows. overlapped: its beginning is submitted at once, and
         tokens that are not known yet are those of the step before.
 
         Raises EngineFailedError where the device is lost, BackendFailedError where what is mapped
@@ -118,7 +119,7 @@ class ModelRunner:
         return step
 
     def has_completed(self, epoch: int) -> None:
-        """All steps up to that epoch have ended."""
+        """Note that all steps up to that epoch have ended."""
         self.completed_epoch = max(self.completed_epoch, epoch)
 
     def release_cache(self) -> None:
@@ -169,7 +170,7 @@ class ModelRunner:
         return ModelStep(self, views, views.step_end([*pending.arrays, inner]), results)
 
     def _batch(self, entries: list[PlanEntry]) -> tuple[mx.array, list[int], list[int]]:
-        """The flat tokens, their positions, and the rows that sample."""
+        """Return the flat tokens, their positions, and the rows that sample."""
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -187,8 +188,8 @@ class ModelRunner:
         return self._tokens(tokens, coming), positions, rows
 
     def _tokens(self, known: list[int], coming: list[tuple[int, int]]) -> mx.array:
-        """The flat tokens on the device. coming: places whose token is the newest step's of that
-        row."""
+        """Return the flat tokens on the device. coming: places whose token is the newest step's of
+        that row."""
         if not coming:
             return mx.array(known)
         if len(known) == self._newest.size and all(place == row for place, row in coming):
@@ -200,7 +201,7 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._newest])[mx.array(places)]
 
     def _choose(self, entries: list[PlanEntry], states: mx.array) -> PendingSamples:
-        """What the entries that sample say. states: of their last tokens."""
+        """Return the results of the entries that sample. states: of their last tokens."""
         sampling = [entry for entry in entries if entry.samples]
         self._rows = {entry.sequence.seq_id: row for row, entry in enumerate(sampling)}
         sequences = [entry.sequence for entry in sampling]

@@ -1,7 +1,7 @@
-"""Who runs next, and how much of it: policy over counts. No MLX, no clock, no pages.
+"""Chooses what the next step computes: policy over counts. No MLX, no clock, no pages.
 
 There is no prefill phase and no decode phase. A sequence has ``num_computed`` and ``num_tokens``;
-a step's plan closes the gap under a token budget. Who misses one token goes first, then chunks.
+a step's plan closes the gap under a token budget: single tokens first, then chunks.
 """
 
 import math
@@ -33,9 +33,9 @@ from engine.types import (
 class Scheduler:
     """First come, first served within a priority; preemption by recomputation.
 
-    The oldest sequence always progresses: when blocks run out, the one of lowest priority and
-    latest arrival gives up its memory, waits, and later recomputes what it had; who needs the
-    memory sits out the steps until then. Tokens that were emitted are never sampled again.
+    The oldest sequence always progresses. When blocks run out, the one of lowest priority and
+    latest arrival is preempted: its memory is freed, it waits, and it later recomputes what it had.
+    Until then the one that needs the memory sits out. Emitted tokens are never sampled again.
     """
 
     kv: KVDoor
@@ -53,9 +53,9 @@ class Scheduler:
     _resting: set[int] = field(default_factory=set)
     _arrivals: int = 0
     _is_stuck: bool = False
-    """Whether the last plan was empty: then those that run must go on before others come in."""
+    """Whether the last plan was empty: then no sequence is admitted while others run."""
     holds_back: bool = False
-    """Whether nobody is let in as long as somebody runs."""
+    """Whether no sequence is admitted while another one runs."""
     _num_needing_sync: int = 0
     """Requests whose steps can only be built when all of their tokens are known."""
 
@@ -66,17 +66,17 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without memory."""
+        """Return how many sequences wait, without memory."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Sequences with memory."""
+        """Return how many sequences run, with memory."""
         return len(self._running)
 
     @property
     def sequences(self) -> tuple[SequenceOf[Sequence], SequenceOf[Sequence]]:
-        """Those that run, and those that wait, in their order; to be read only."""
+        """Return those that run, and those that wait, in their order; to be read only."""
         return self._running, self._waiting
 
     @property
@@ -86,7 +86,7 @@ class Scheduler:
         return self._num_needing_sync == 0
 
     def add(self, request: Request) -> None:
-        """Queues a request. Its prompt fits: the client has checked it against the limits."""
+        """Queue a request. Its prompt fits: the client has checked it against the limits."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
         assert 0 < prompt <= self.limits.max_model_len - min(1, answer)
         assert answer or request.pooling or request.params.prompt_logprobs is not None
@@ -99,17 +99,18 @@ class Scheduler:
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def abort(self, request_id: int) -> list[TokenEvent]:
-        """Ends a request; nothing when it has ended already."""
+        """End a request; nothing happens when it has ended already."""
         sequence = self._by_id.get(request_id)
         return [] if sequence is None else [self._finish(sequence, FinishReason.ABORTED)]
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
-        """A step could not be run: all of its requests end with an error."""
+        """End all requests of a step that could not be run, with an error."""
         left = [e.sequence for e in plan.entries if e.sequence.status is SequenceStatus.RUNNING]
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
     def refuse(self, sequences: SequenceOf[Sequence]) -> list[TokenEvent]:
-        """The system has no memory for them, though nobody else has any: they end with an error."""
+        """End sequences that the system has no memory for, though no other has any, with an
+        error."""
         return [self._finish(sequence, FinishReason.ERROR, NO_MEMORY) for sequence in sequences]
 
     def cancel(self, plan: StepPlan) -> None:
@@ -146,7 +147,7 @@ class Scheduler:
         return StepPlan(entries, self._break_deadlock() if self._is_stuck else [], self._begun)
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
-        """Takes in what the step computed; ``sampled`` follows the entries that have results."""
+        """Commit what a step computed. sampled: in the order of the entries that have results."""
         events: list[TokenEvent] = []
         results = iter(sampled)
         for entry in plan.entries:
@@ -181,8 +182,8 @@ class Scheduler:
     # --- planning -------------------------------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
-        """One token for every sequence that misses one, the oldest first; and whether one of them
-        goes without."""
+        """Return entries of one token for the sequences that miss one, the oldest first; and
+        whether one of them gets none."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
@@ -204,8 +205,8 @@ class Scheduler:
         return entries, starving
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Reserves the next token of a sequence for which there is no memory: it must come back
-        first, the youngest sequence's, unless some is on its way already."""
+        """Reserve the next token of a sequence for which there is no memory. Preempt the youngest
+        sequences, unless memory is being freed already. False when there is none yet."""
         while not self.kv.reserve(sequence.seq_id, sequence.num_tokens):
             if self.kv.recovering or len(self._running) == 1:
                 return False
@@ -214,8 +215,8 @@ class Scheduler:
         return True
 
     def _break_deadlock(self) -> list[Sequence]:
-        """Nothing can run: where that is because the system refuses to map more, one that gives up
-        its mappings lets the others go on. A sequence that has nobody beside it is returned."""
+        """Preempt a sequence when nothing can run, because the system refuses to map more. Return
+        the sequence that cannot run although it is alone."""
         if self.kv.recovering:
             return []
         if len(self._running) > 1:
@@ -224,11 +225,10 @@ class Scheduler:
         return list(self._running or self._waiting[:1])
 
     def _admit(self) -> None:
-        """Lets all in that fit, in their order; whoever does not fit holds up those behind. A fork
-        whose parent is not ready keeps its place."""
-        most = 1 if self.holds_back else self.limits.max_num_seqs
-        places = most - len(self._running)
-        for sequence in self._waiting[: max(0, places)]:
+        """Admit waiting sequences in their order, until one does not fit. Skip forks whose parent
+        is still computing their prompt."""
+        max_running = 1 if self.holds_back else self.limits.max_num_seqs
+        for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):
                 continue
             if not self.sharing.open(sequence):
@@ -239,7 +239,7 @@ class Scheduler:
             self.sharing.attach_cached([sequence], in_parts=bool(self._waiting))
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
-        """Fills what the budget leaves with chunks of prompts, the first in order first."""
+        """Add chunks of prompts, as far as the budget allows, the first in order first."""
         room = self.budget.room(decoding=any(sequence.num_generated for sequence in self._running))
         room = min(room, self.max_num_batched_tokens - len(entries))
         done = {entry.sequence.seq_id for entry in entries} | self._resting
@@ -251,7 +251,7 @@ class Scheduler:
                 room -= self._plan_chunk(sequence, room, entries)
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
-        """Adds a chunk of at most ``room`` tokens; returns how many."""
+        """Add a chunk of at most ``room`` tokens; return how many."""
         count = min(sequence.num_uncomputed, room)
         stop = sequence.num_scheduled + count
         if not self.kv.reserve(sequence.seq_id, stop):
@@ -265,14 +265,14 @@ class Scheduler:
         return count
 
     def _report(self, sequence: Sequence) -> None:
-        """The sequence is about to compute its first token: what it has came from the cache."""
+        """Report how much of a prompt was cached: its first token is about to be computed."""
         left_at, miss = self.kv.explain(sequence.seq_id)
         sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
         self._begun.append(sequence.request)
         self.counters.count_prompt(sequence.num_prompt, sequence.num_computed, miss)
 
     def _preempt_youngest(self) -> Sequence:
-        """Takes the memory of the last in order; it waits where its arrival puts it."""
+        """Preempt the last sequence in order; it waits where its arrival puts it."""
         sequence = self._running.pop()
         assert sequence.num_scheduled == sequence.num_computed, "preempted in flight"
         self.kv.close(sequence.seq_id, keep_prefix=True)

@@ -33,7 +33,7 @@ class PlanEntry:
 
     @property
     def has_result(self) -> bool:
-        """Whether the step says something of it."""
+        """Return whether the step has a result for it."""
         return self.samples or bool(self.scores)
 
 
@@ -49,12 +49,12 @@ class StepPlan:
 
     @property
     def prefill_tokens(self) -> int:
-        """Rows of entries that are chunks, not single decoded tokens."""
+        """Return how many rows belong to entries that are chunks, not single decoded tokens."""
         return sum(entry.count for entry in self.entries if entry.count > 1)
 
     @property
     def decodes(self) -> bool:
-        """Whether it has single tokens, beside chunks or alone."""
+        """Return whether it has single tokens, beside chunks or alone."""
         return bool(self.entries) and self.entries[0].count == 1
 
 
@@ -94,7 +94,7 @@ class StepRunner(Protocol):
 
 
 def scored_positions(sequence: Sequence, end: int) -> range:
-    """Which positions before ``end`` are still to be asked for the prompt's next token."""
+    """Return the positions before ``end`` that are still to be scored."""
     if sequence.request.params.prompt_logprobs is None:
         return NOTHING
     first = max(sequence.num_computed, len(sequence.scored))

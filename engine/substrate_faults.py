@@ -19,7 +19,7 @@ class SubstrateFaults:
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Around what runs steps."""
+        """Record faults of what runs steps."""
         try:
             yield
         except BackendFailedError as error:
@@ -27,7 +27,7 @@ class SubstrateFaults:
             raise
 
     def find(self) -> BackendFailedError | None:
-        """What a step may hang behind. Any thread."""
+        """Return what a step may hang behind. Any thread."""
         try:
             with self.noticed():
                 self.require()

@@ -67,17 +67,17 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken without a draw."""
+        """Return whether the likeliest token is taken without a draw."""
         return self.temperature == 0.0
 
     @property
     def changes_logits(self) -> bool:
-        """Whether the logits depend on the history or on a bias."""
+        """Return whether the logits depend on the history or on a bias."""
         return self.penalises or bool(self.logit_bias)
 
     @property
     def penalises(self) -> bool:
-        """Whether the logits depend on the history."""
+        """Return whether the logits depend on the history."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
         return any(penalties)
 
@@ -90,7 +90,7 @@ class TokenConstraint(Protocol):
     """
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """Says which tokens may come next.
+        """Fill a row with the tokens that may come next.
 
         row: uint32 ``[ceil(vocabulary / 32)]`` with anything in it; bit ``i % 32`` of word
         ``i // 32`` becomes 1 where token i is allowed, all others 0. False: all tokens are allowed,
@@ -98,11 +98,11 @@ class TokenConstraint(Protocol):
         """
 
     def accept(self, token_id: int) -> None:
-        """The token was generated: called once for each token of the answer, in order, the stop
+        """Accept a generated token. Called once for each token of the answer, in order, the stop
         token that ends it included."""
 
     def copy(self) -> "TokenConstraint":
-        """One like it, for another answer to the same prompt; before anything was accepted."""
+        """Return a copy for another answer to the same prompt; before anything was accepted."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -140,7 +140,7 @@ class Request:
         return self.constraint is not None or params.penalises or holds_back_stops or scores
 
     def __repr__(self) -> str:
-        """Counts only: prompts are never printed."""
+        """Return counts only: prompts are never printed."""
         return f"Request({self.request_id}, {len(self.prompt_ids)} prompt tokens)"
 
 
@@ -201,24 +201,25 @@ class Sequence:
     through preemptions."""
 
     def __post_init__(self) -> None:
-        """Every step asks for these: they are looked up once."""
+        """Look up once what every step asks for."""
         self.token_ids = list(self.request.prompt_ids)
         self.seq_id = self.request.request_id
         self.num_prompt = len(self.token_ids)
         self.order = (self.request.priority, self.arrival)
 
     def note_mask(self, seconds: float) -> None:
-        """A mask has taken so much processor time. A form that was costly may soon be so again."""
+        """Note how much processor time a mask has taken. A form that was costly may soon be
+        again."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and those generated."""
+        """Return how many tokens the prompt and the answer have so far."""
         return len(self.token_ids)
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated so far."""
+        """Return how many tokens have been generated."""
         return len(self.token_ids) - self.num_prompt
 
     @property
@@ -228,13 +229,13 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int | None:
-        """Leading tokens whose K and V may come from others. None: all but the last one, whose
-        output is wanted. Where the prompt's log-probabilities are, those that are known already."""
+        """Return how many leading tokens' K and V may come from others. None: all but the last
+        token's. Where the prompt is scored, those of the tokens that have been scored already."""
         wanted = self.request.params.prompt_logprobs is not None
         return len(self.scored) if wanted and len(self.scored) + 1 < self.num_prompt else None
 
     def __repr__(self) -> str:
-        """Counts only."""
+        """Return counts only."""
         return (
             f"Sequence({self.seq_id}, {self.status.value}, "
             f"{self.num_computed}/{self.num_tokens} tokens)"

@@ -66,7 +66,7 @@ class BlockAllocator:
         return True
 
     def grow(self, sequence: CachedSequence, num_tokens: int) -> bool:
-        """Maps memory that the sequence does not have yet, for tokens [0, num_tokens). All or
+        """Map memory that the sequence does not have yet, for tokens [0, num_tokens). All or
         nothing."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
@@ -140,7 +140,7 @@ class BlockAllocator:
         return taken
 
     def _spare_a_heap(self, count: int) -> None:
-        """Evicts prefixes that nobody uses, where the heaps that are there then have ``count`` free
+        """Evict prefixes that nobody uses, where the heaps that are there then have ``count`` free
         blocks."""
         made = self._pool.num_heaps * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
@@ -151,7 +151,7 @@ class BlockAllocator:
 
     @contextmanager
     def _keeping_count_of(self, sequence: CachedSequence) -> Iterator[None]:
-        """Around what changes the sequence's table."""
+        """Update the counts after what changes the sequence's table."""
         before = sequence.reserved_blocks
         yield
         self._reserved_blocks += sequence.reserved_blocks - before
@@ -159,7 +159,7 @@ class BlockAllocator:
         sequence.table_tokens = len(sequence.buffer.table) * self._group.tokens_per_block
 
     def check_invariants(self, sequences: Collection[CachedSequence]) -> None:
-        """sequences: all that are open. Raises AssertionError."""
+        """Check the counts. sequences: all open ones. Raises AssertionError."""
         for sequence in sequences:
             blocks = sequence.buffer.mapped_blocks, len(sequence.buffer.table)
             tokens = tuple(count * self._group.tokens_per_block for count in blocks)

@@ -51,12 +51,12 @@ class HeapPool:
 
     @property
     def capacity_blocks(self) -> int:
-        """Blocks of all heaps that the budget allows."""
+        """Return how many blocks all heaps have that the budget allows."""
         return self._max_heaps * self._group.blocks_per_heap
 
     @property
     def num_heaps(self) -> int:
-        """Heaps that have been made."""
+        """Return how many heaps have been made."""
         return len(self._heaps)
 
     @property
@@ -67,17 +67,17 @@ class HeapPool:
 
     @property
     def free_committed_bytes(self) -> int:
-        """Bytes of free blocks that may hold memory of the system: the pool's slack."""
+        """Return the bytes of free blocks that may hold memory of the system: the pool's slack."""
         return self._dirty_free * self._group.block_bytes
 
     def count(self, state: BlockState) -> int:
-        """Blocks of made heaps in that state."""
+        """Return how many blocks of made heaps are in that state."""
         return self._counts[state]
 
     # --- the circle -----------------------------------------------------------------------------
 
     def allocate(self, count: int, after: BlockRef | None = None) -> list[BlockRef] | None:
-        """Takes ``count`` free blocks, or none: None when there are not as many.
+        """Take ``count`` free blocks, or none: None when there are not as many.
 
         Prefers the block that follows ``after`` in its heap, because consecutive blocks share
         mappings. Where a run must begin anew, it begins where it can grow; but where the system
@@ -137,15 +137,15 @@ class HeapPool:
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
 
     def state(self, block: BlockRef) -> int:
-        """A BlockState."""
+        """Return the block's BlockState."""
         return self._heaps[block.heap].states[block.place]
 
     def num_buffers(self, block: BlockRef) -> int:
-        """How many buffers have it mapped."""
+        """Return how many buffers have the block mapped."""
         return self._heaps[block.heap].buffers[block.place]
 
     def num_sequences(self, block: BlockRef) -> int:
-        """How many open sequences have it."""
+        """Return how many open sequences have the block."""
         return self._heaps[block.heap].sequences[block.place]
 
     def free_unmapped(self, blocks: Iterable[BlockRef]) -> None:
@@ -206,15 +206,15 @@ class HeapPool:
     # --- choosing -------------------------------------------------------------------------------
 
     def _next(self, after: BlockRef | None) -> BlockRef | None:
-        """The block that follows, if it is free."""
+        """Return the block that follows, if it is free."""
         if after is None or after.place + 1 == self._group.blocks_per_heap:
             return None
         following = BlockRef(after.heap, after.place + 1)
         return following if self.state(following) == BlockState.FREE else None
 
     def _start(self, count: int) -> BlockRef | None:
-        """Where a run of ``count`` blocks begins; makes a heap when all are full; None at the end
-        of the budget or when the system refuses."""
+        """Return where a run of ``count`` blocks begins; make a heap when all are full; None at
+        the end of the budget or when the system refuses."""
         if not self._by_free and not self._make_heap():
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
@@ -229,7 +229,7 @@ class HeapPool:
         return BlockRef(number, place + (room - 1) // 2 if place else 0)
 
     def _make_heap(self) -> bool:
-        """False at the end of the budget, or when the system refuses."""
+        """Make a heap; False at the end of the budget, or when the system refuses."""
         if len(self._heaps) == self._max_heaps or not self._backend.add_heap():
             return False
         blocks = self._group.blocks_per_heap
@@ -239,7 +239,7 @@ class HeapPool:
         return True
 
     def _move(self, block: BlockRef, new: BlockState, *old: BlockState) -> None:
-        """To a new state, from one of the old ones; from FREE where none is named."""
+        """Move a block to a new state, from one of the old ones; from FREE where none is named."""
         heap = self._heaps[block.heap]
         state = heap.states[block.place]
         assert state in (old or (BlockState.FREE,)), f"{block} is {BlockState(state).name}"
@@ -256,7 +256,7 @@ class HeapPool:
             self._dirty_free += heap.dirty[block.place]
 
     def _commit(self, block: BlockRef) -> None:
-        """It, or its whole heap, takes memory of the system from now on."""
+        """Note that the block, or its whole heap, takes memory of the system from now on."""
         whole = self._backend.charge is not Charge.BLOCKS
         places = range(self._group.blocks_per_heap) if whole else (block.place,)
         self._dirty_free += self._heaps[block.heap].commit(places)
@@ -274,11 +274,11 @@ class HeapPool:
 
     @property
     def heaps(self) -> Sequence[SparseHeap]:
-        """Those that have been made; to be read only."""
+        """Return the heaps that have been made; to be read only."""
         return self._heaps
 
     def check_invariants(self) -> None:
-        """Counts recounted from the blocks; free slack recounted from the dirty marks."""
+        """Count blocks and free slack again. Raises AssertionError."""
         assert len(self._heaps) <= self._max_heaps
         for state in BlockState:
             counted = sum(heap.states.count(state) for heap in self._heaps)

@@ -52,14 +52,14 @@ class KVCacheManager:
         self._open: dict[int, CachedSequence] = {}
         self._closed: list[ClosedSequence] = []
         self.releases_memory = backend.releases is not Releases.NOTHING
-        """Whether memory goes back to the system before the process ends."""
+        """Whether memory can be released to the system before the process ends."""
         self._issued_epoch = self._completed_epoch = 0
 
     # --- the scheduler's side: joining ----------------------------------------------------------
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that one sequence can ever have: its addresses and the whole pool."""
+        """Return how many tokens one sequence can ever have: its addresses and the whole pool."""
         pool_tokens = self._pool.capacity_blocks * self._group.tokens_per_block
         return min(self._group.max_tokens, pool_tokens)
 
@@ -151,12 +151,12 @@ class KVCacheManager:
     # --- growing and leaving --------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Maps memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
+        """Map memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
         sequence = self._open[seq_id]
         return num_tokens <= sequence.mapped_tokens or self._allocator.grow(sequence, num_tokens)
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """The next ``len(token_ids)`` positions now hold valid K and V of these tokens."""
+        """Note that the next ``len(token_ids)`` positions hold valid K and V of these tokens."""
         sequence = self._open[seq_id]
         start, end = sequence.computed, sequence.computed + len(token_ids)
         sequence.block_hashes.extend(token_ids, start)
@@ -170,8 +170,8 @@ class KVCacheManager:
         self._open[seq_id].cancel_steps()
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
-        """The sequence leaves; its blocks wait for the newest step that may touch them.
-        keep_prefix: whether what it wrote may be shared from now on."""
+        """Close the sequence. Its blocks wait for the newest step that may touch them. keep_prefix:
+        whether what it wrote may be shared from now on."""
         sequence = self._open.pop(seq_id)
         sequence.keeps_prefix = keep_prefix
         self._allocator.remove(sequence)
@@ -180,13 +180,13 @@ class KVCacheManager:
 
     @property
     def recovering(self) -> bool:
-        """Whether blocks or mappings of closed sequences are still on their way back."""
+        """Return whether blocks or mappings of closed sequences are not free yet."""
         return bool(self._closed) or self._pool.count(BlockState.RELEASING) > 0
 
     # --- the runner's side ----------------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
-        """What a step reads and writes: ``(seq_id, start, count)`` in the order of its rows,
+        """Return what a step reads and writes: ``(seq_id, start, count)`` in the order of its rows,
         segments of one row first. Opens the next epoch."""
         segments: list[Segment] = []
         growing: list[tuple[CachedSequence, int, int]] = []
@@ -206,13 +206,13 @@ class KVCacheManager:
         return views
 
     def step_completed(self, completed_epoch: int) -> None:
-        """The device has finished all steps up to that epoch: what waited for them moves on."""
+        """Note that the device has finished all steps up to that epoch; free what waited for it."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch, len(self._closed)
         self._completed_epoch = max(self._completed_epoch, completed_epoch)
         self._advance()
-        # Blocks that were only tried are not released: while the system refuses to map them, the
-        # cache would seem to recover for ever.
+        # After failed attempts to map blocks nothing is released: while the system refuses to map
+        # them, the cache would seem to recover for ever.
         changed = (self._completed_epoch, len(self._closed)) != before
         if changed and self._backend.releases is not Releases.IDLE:
             self._allocator.release_memory(self._limits.free_slack_bytes)
@@ -237,37 +237,37 @@ class KVCacheManager:
         self._allocator.spares_heaps = short and not self.releases_memory
 
     def shut_down(self) -> bool:
-        """The ordered end: nothing may be called afterwards. False where the device did not answer:
-        then the process must end without releasing anything."""
+        """End the device's memory in order: nothing may be called afterwards. False where the
+        device did not answer: then the process must end without releasing anything."""
         return self._backend.shut_down()
 
-    # --- figures --------------------------------------------------------------------------------
+    # --- statistics -----------------------------------------------------------------------------
 
     @property
     def epochs(self) -> tuple[int, int]:
-        """The newest epoch that was opened, and the newest that has completed."""
+        """Return the newest epoch that was opened, and the newest that has completed."""
         return self._issued_epoch, self._completed_epoch
 
     @property
     def copied_bytes(self) -> int:
-        """K and V bytes that were copied from block to block since the start."""
+        """Return how many bytes of K and V were copied from block to block."""
         return self._backend.copied_bytes
 
     @property
     def mapping_waits(self) -> int:
-        """Steps that had to wait for a mapping."""
+        """Return how many steps had to wait for a mapping."""
         return self._allocator.mapping_waits
 
     def stats(self) -> KVStats:
-        """A snapshot of the figures; the parts add up to the capacity exactly."""
+        """Return a snapshot; the parts add up to the capacity exactly."""
         return self._inspector.stats(self._open.values())
 
     def memory_map(self) -> KVMap:
-        """What every block is for, and who has it."""
+        """Return what every block is for, and which sequences have it."""
         return take_map(self._group, self._pool, self._open.values())
 
     def check_invariants(self) -> None:
-        """Every block, buffer and byte is accounted for. Raises AssertionError."""
+        """Check that every block, buffer and byte is accounted for. Raises AssertionError."""
         sequences = list(self._open.values())
         self._inspector.check_invariants(sequences, [item.sequence for item in self._closed])
         self._allocator.check_invariants(sequences)
@@ -275,15 +275,15 @@ class KVCacheManager:
     # --- inside ---------------------------------------------------------------------------------
 
     def _fits(self, needed: int, found: Match) -> bool:
-        """Whether there are blocks and mappings for a sequence that shares some of its own."""
+        """Return whether there are blocks and mappings for a sequence with this cached prefix."""
         own = needed - len(found.blocks)
         if own + found.num_cached > self._allocator.available_blocks:
             return False
-        # Alone, it is told by the system itself whether it may have so many mappings.
+        # For a sequence alone, the system itself decides whether it may have so many mappings.
         return not self._open or self._buffers.has_room_for(own, found.blocks)
 
     def _advance(self) -> None:
-        """Full blocks are sealed. Closed buffers move on: epoch passed -> unmapping -> idle."""
+        """Seal full blocks. Move closed buffers on: epoch passed -> unmapping -> free."""
         self._prefixes.seal(self._completed_epoch)
         done = self._backend.completed_ticket()
         still_closed = []

@@ -65,8 +65,8 @@ class KVMap:
 
 
 def take_map(group: Group, pool: HeapPool, open_sequences: Iterable[CachedSequence]) -> KVMap:
-    """Copies what is there: some bytes for each block and some numbers for each run of blocks, so
-    that the engine soon goes on. What it means is worked out elsewhere."""
+    """Return a copy of the pool's state: some bytes for each block and some numbers for each run,
+    so that the engine soon goes on. Others work out what it means."""
     return KVMap(
         block_bytes=group.block_bytes,
         tokens_per_block=group.tokens_per_block,

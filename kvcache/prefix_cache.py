@@ -198,7 +198,7 @@ class PrefixCache:
         return block is not None
 
     def check_invariants(self, open_sequences: Iterable[CachedSequence]) -> None:
-        """Raises AssertionError."""
+        """Raise AssertionError."""
         self.index.check_invariants()
         sequences = set(open_sequences)
         for owner in set(self._pending_owners.values()):

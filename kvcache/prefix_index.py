@@ -65,12 +65,12 @@ class PrefixIndex:
         self._uses = 0
 
     def __len__(self) -> int:
-        """Blocks that can be found."""
+        """Return how many blocks can be found."""
         return len(self._entries)
 
     @property
     def num_idle(self) -> int:
-        """Blocks that could be evicted, one after the other."""
+        """Return how many blocks could be evicted, one after the other."""
         return self._idle[False] + self._idle[True]
 
     def find(self, hashes: BlockHashes, number: int) -> CachedBlock | None:
@@ -79,13 +79,13 @@ class PrefixIndex:
         return entry if entry is not None and entry.tokens == hashes.tokens[number] else None
 
     def at(self, block: BlockRef) -> CachedBlock | None:
-        """What can be found in a physical block."""
+        """Return the entry of a physical block; None where it cannot be found."""
         return self._by_block.get(block)
 
     # --- in -------------------------------------------------------------------------------------
 
     def insert(self, hashes: BlockHashes, number: int, block: BlockRef, system: bool) -> None:
-        """A block was sealed, and its parent is in the index. It is in use."""
+        """Insert a sealed block that is in use. Its parent is in the index."""
         digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._entries
         assert number == 0 or parent in self._entries
@@ -97,8 +97,8 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), entry.tokens)
 
     def replace(self, entry: CachedBlock, block: BlockRef, system: bool) -> BlockRef:
-        """The same tokens were computed again, into a block that is in use: it is kept from now on.
-        Returns the idle block that nobody needs any more."""
+        """Keep a block that is in use in place of an idle one with the same tokens. Return the idle
+        one: it can be freed."""
         assert entry.idle
         old, entry.block = entry.block, block
         del self._by_block[old]
@@ -107,7 +107,7 @@ class PrefixIndex:
         return old
 
     def use(self, entry: CachedBlock, system: bool = False) -> None:
-        """A buffer maps the block. system: as part of a system prompt."""
+        """Note that a buffer maps the block. system: as part of a system prompt."""
         if entry.idle:
             entry.idle = False
             self._idle[entry.system] -= 1
@@ -153,8 +153,8 @@ class PrefixIndex:
     # --- why not --------------------------------------------------------------------------------
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
-        """Why a prompt found no more than ``matched`` blocks: the first token at which it left what
-        is cached, and the reason; None when no more could have been shared."""
+        """Return why a prompt found no more than ``matched`` blocks: the first token at which it
+        left the longest cached prefix, and the reason; None when no more could have been shared."""
         size = hashes.tokens_per_block
         full = matched < len(hashes.digests)
         siblings = self._children.get(hashes.parent(matched), [])
@@ -210,7 +210,7 @@ class PrefixIndex:
         return entry.block
 
     def check_invariants(self) -> None:
-        """Counts recounted from the entries. Raises AssertionError."""
+        """Count again from the entries. Raises AssertionError."""
         assert {e.block for e in self._entries.values()} == set(self._by_block)
         assert sum(map(len, self._children.values())) == len(self._entries)
         queued = {(kind, *item) for kind in (False, True) for item in self._queues[kind]}
@@ -225,8 +225,8 @@ class PrefixIndex:
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
-    """Tokens that ``ids`` begins with in common with any of the sorted ones: a neighbour of the
-    place where it would stand among them has the most."""
+    """Return how many leading tokens ``ids`` has in common with the most similar one of the sorted
+    ones: a neighbour of its place among them."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),

@@ -43,12 +43,13 @@ class CachedSequence:
     """The last one of the blocks that it waits for while another sequence computes them."""
 
     def schedule(self, end: int, epoch: int) -> None:
-        """A step of that epoch will compute the tokens up to ``end``."""
+        """Note that a step of that epoch will compute the tokens up to ``end``."""
         self.scheduled = end
         self.steps.append((end, epoch))
 
     def commit(self, end: int) -> int:
-        """The oldest of its steps has computed the tokens up to ``end``; returns its epoch."""
+        """Note that the oldest of its steps has computed the tokens up to ``end``; return that
+        step's epoch."""
         assert self.steps, "committed tokens were never scheduled"
         scheduled, epoch = self.steps.popleft()
         assert end == scheduled, "committed tokens were never scheduled"

@@ -58,25 +58,25 @@ class SparseHeap:
 
     @classmethod
     def of(cls, blocks: int) -> "SparseHeap":
-        """A heap whose blocks are all free and hold no memory."""
+        """Return a heap whose blocks are all free and hold no memory."""
         nobody = array("H", bytes(2 * blocks))
         return cls(bytearray(blocks), bytearray(blocks), nobody, nobody[:], blocks)
 
     def commit(self, places: Iterable[int]) -> int:
-        """Blocks take memory of the system; how many of those that had none are free."""
+        """Note that blocks take memory of the system; return how many free ones had none before."""
         clean = [place for place in places if not self.dirty[place]]
         for place in clean:
             self.dirty[place] = True
         return sum(self.states[place] == BlockState.FREE for place in clean)
 
     def free_and_dirty(self) -> list[int]:
-        """Places of blocks that are free and may hold memory."""
+        """Return the places of blocks that are free and may hold memory."""
         both = zip(self.states, self.dirty, strict=True)
         return [i for i, (state, dirty) in enumerate(both) if dirty and state == BlockState.FREE]
 
 
 def runs_of(indices: list[int]) -> list[tuple[int, int]]:
-    """Maximal runs ``(first, count)`` of ascending numbers."""
+    """Return the longest runs ``(first, count)`` of ascending numbers."""
     runs: list[tuple[int, int]] = []
     for index in indices:
         if runs and runs[-1][0] + runs[-1][1] == index:

@@ -9,8 +9,8 @@ from kvcache.canary.report import TrialReport
 
 
 def answers(report: DoctorReport) -> dict[str, Any]:
-    """By names that keep their meaning, and none of which goes; None where nothing was asked, or
-    nothing could be."""
+    """Return the answers by names that keep their meaning and stay; None where nothing was or could
+    be asked."""
     said, memory, device = report.extension.said, report.memory, report.device
     return {
         "open_files": said.get("open_files"),
@@ -40,14 +40,14 @@ def answers(report: DoctorReport) -> dict[str, Any]:
 
 
 def _of_each(report: DoctorReport, answer: Callable[[Examination], Any]) -> dict[str, Any]:
-    """By the names of the GPU's substrates."""
+    """Return the answers by the names of the GPU's substrates."""
     return {
         its.substrate.setting: answer(its) for its in report.examinations if its.substrate.on_gpu
     }
 
 
 def _outcome(trial: TrialReport | None, *steps: str) -> dict[str, Any] | None:
-    """Whether it passed, with the figures of some steps."""
+    """Return whether it passed, with the figures of some steps."""
     if trial is None:
         return None
     figures = {

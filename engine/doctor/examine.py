@@ -99,7 +99,7 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
 
 
 def read_extension() -> Extension:
-    """The extension's own words, or why it has none."""
+    """Return the extension's own words, or why it has none."""
     installed = installed_mlx()
     outcome = run_child([sys.executable, "-m", "engine.doctor.facts"], FACTS_LIMIT_S)
     if outcome.fault:

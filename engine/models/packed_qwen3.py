@@ -17,10 +17,11 @@ class JoinedLayerViews(Protocol):
     """What the forward needs of the cache; ``kvcache.views.KVViews`` is one on a CPU."""
 
     def project_joined(self, layer: int, joined: mx.array, how: NormAndRope) -> mx.array:
-        """Norm and RoPE of the step's queries and keys, and their append; returns the queries."""
+        """Apply norm and RoPE to the step's queries and keys, and append the keys and values;
+        return the queries."""
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Attention of the step's queries of a layer."""
+        """Return the attention of the step's queries of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class PackedQwen3:
         views: JoinedLayerViews,
         rows: mx.array | None,
     ) -> mx.array | None:
-        """States ``[R, hidden]`` of the given rows after the final norm.
+        """Return the states ``[R, hidden]`` of the given rows after the final norm.
 
         token_ids: ``[T]`` int32. positions: the views know them. rows: ``[R]`` int32 indices into
         T. With rows None only the cache is filled, and None is returned.
@@ -97,5 +98,5 @@ class PackedQwen3:
         return metal_ext.rms_norm(x, self._norm.weight, self._norm.eps, workers)
 
     def head(self, states: mx.array) -> mx.array:
-        """Logits ``[R, vocab]``."""
+        """Return the logits ``[R, vocab]``."""
         return metal_ext.linear(states, self._head, self._workers)

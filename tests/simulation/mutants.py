@@ -272,14 +272,14 @@ MUTANTS = (
     Mutant(
         "somebody is let in although the system is short of memory",
         "engine/scheduler.py",
-        "most = 1 if self.holds_back else self.limits.max_num_seqs",
-        "most = self.limits.max_num_seqs",
+        "max_running = 1 if self.holds_back else self.limits.max_num_seqs",
+        "max_running = self.limits.max_num_seqs",
     ),
     Mutant(
         "nobody is let in while the system is short of memory",
         "engine/scheduler.py",
-        "most = 1 if self.holds_back else self.limits.max_num_seqs",
-        "most = 0 if self.holds_back else self.limits.max_num_seqs",
+        "max_running = 1 if self.holds_back else self.limits.max_num_seqs",
+        "max_running = 0 if self.holds_back else self.limits.max_num_seqs",
     ),
     Mutant(
         "prefixes are dropped at a warning although nothing is released",
