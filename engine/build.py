@@ -110,7 +110,7 @@ def plan_engine(
         config = replace(config, grammar_bytes=0)
     usable = machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
     arithmetic = choose_arithmetic(
-        checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, asked=config.arithmetic
+        checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, setting=config.arithmetic
     )
     demand = memory_demand(checkpoint, config, machine, shape, substrate, arithmetic.itemsize)
     demand = replace(demand, weights_bytes=arithmetic.weights_bytes)
@@ -250,15 +250,15 @@ def assemble(
         embedding_size=embedding_size,
         shared_block_tokens=memory.layout.group.tokens_per_block if shares else None,
     )
-    most = config.max_num_batched_tokens
+    max_batched_tokens = config.max_num_batched_tokens
     budget = TokenBudget(
         target_s=config.step_time_target_ms / 1000,
-        minimum=min(MIN_BUDGET_TOKENS, most),
-        maximum=most,
-        tokens=min(FIRST_BUDGET_TOKENS, most),
+        minimum=min(MIN_BUDGET_TOKENS, max_batched_tokens),
+        maximum=max_batched_tokens,
+        tokens=min(FIRST_BUDGET_TOKENS, max_batched_tokens),
     )
     loop = EngineLoop(
-        Scheduler(kv, limits, budget, most, config.max_step_mask_s),
+        Scheduler(kv, limits, budget, max_batched_tokens, config.max_step_mask_s),
         kv,
         ModelRunner(model, kv, pools=embedding_size is not None, workers=workers),
         LoopOptions(

@@ -137,11 +137,11 @@ def _check_tensor(
         raise CheckpointError(
             f"{path / scales.file}: {layer}.scales exists, but config.json has no quantization"
         )
-    wanted = {
+    expected = {
         f"{layer}.{part}": (scales.dtype if part != "weight" else "U32", part_shape)
         for part, part_shape in packed_shapes(shape, packing).items()
     }
-    for part, (dtype, part_shape) in wanted.items():
+    for part, (dtype, part_shape) in expected.items():
         found = tensors.get(part)
         if found is None:
             raise CheckpointError(f"{path}: {part} is missing beside {layer}.scales")

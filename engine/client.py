@@ -37,7 +37,7 @@ ENGINE_ENDED = "the engine has ended"
 
 
 class EngineClient:
-    """An async door to an engine that runs on a thread of its own."""
+    """An async interface to an engine that runs on a thread of its own."""
 
     def __init__(
         self,
@@ -182,10 +182,10 @@ class EngineClient:
     # --- requests -------------------------------------------------------------------------------
 
     def submit(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, **how: Any
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
     ) -> TokenStream:
-        """Hand over one request. how: what ``submit_choices`` takes as well."""
-        (stream,) = self.submit_choices(prompt_ids, (params,), **how)
+        """Hand over one request. options: those of ``submit_choices``."""
+        (stream,) = self.submit_choices(prompt_ids, (params,), **options)
         return stream
 
     def submit_choices(
@@ -213,18 +213,18 @@ class EngineClient:
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
         longest = self.limits.max_model_len
-        if len(prompt_ids) > longest - any(its_params.max_tokens for its_params in params):
+        if len(prompt_ids) > longest - any(each.max_tokens for each in params):
             raise PromptTooLongError(len(prompt_ids), longest)
         if not beyond_queue:
             self.check_room(len(params), salt.tenant)
         wake = asyncio.Event() if read_with is None else read_with.wake
         streams: list[TokenStream] = []
-        for number, its_params in enumerate(params, start=self._last_id + 1):
+        for number, answer_params in enumerate(params, start=self._last_id + 1):
             fork_of = streams[0].request.request_id if streams else None
             request = Request(
                 number,
                 prompt_ids,
-                its_params,
+                answer_params,
                 priority,
                 salt,
                 system_tokens,

@@ -98,8 +98,8 @@ class EngineLoop:
         landed = self._flights.landed
         events = self._receive()
         # So many steps may stay in flight.
-        most = int(self._options.overlap and self._scheduler.can_overlap)
-        events += self._land(most)
+        max_in_flight = int(self._options.overlap and self._scheduler.can_overlap)
+        events += self._land(max_in_flight)
         in_flight = len(self._flights) > 0
         plan = self._scheduler.schedule(overlapped=in_flight)
         if plan.begun:
@@ -108,7 +108,7 @@ class EngineLoop:
         if plan.entries:
             self._flights.begin(plan)
         events += self._check_health(self._scheduler.refuse(plan.refused))
-        events += self._land(most if plan.entries else 0)
+        events += self._land(max_in_flight if plan.entries else 0)
         self._publish(events)
         self._flights.submit()
         self._kv.step_completed(self._runner.completed_epoch)
@@ -189,10 +189,10 @@ class EngineLoop:
         except queue.Empty:
             return None
 
-    def _land(self, most_left: int) -> list[TokenEvent]:
+    def _land(self, max_left: int) -> list[TokenEvent]:
         """Read steps until no more than so many are in flight."""
         events: list[TokenEvent] = []
-        for landing in self._flights.land(most_left):
+        for landing in self._flights.land(max_left):
             events += self._check_health(landing.events, all_bad=landing.all_bad)
         return events
 

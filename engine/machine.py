@@ -44,10 +44,10 @@ class MachineMemory:
     on_gpu: bool = False
     """Whether it is what a GPU may use."""
 
-    def headroom_bytes(self, asked: int | None) -> int:
+    def headroom_bytes(self, setting: int | None) -> int:
         """Return what is left to other programs: as configured, or what is usual."""
         usual = GPU_HEADROOM_BYTES if self.on_gpu else self.total_bytes // HEADROOM_PART
-        return usual if asked is None else asked
+        return usual if setting is None else setting
 
     def usable_bytes(self, headroom_bytes: int) -> int:
         """Return what we may use in all."""
@@ -119,14 +119,14 @@ def raise_descriptor_limit() -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed, refused = _finite(soft), _finite(hard) + 1
-    asked = refused - 1
-    while allowed < asked:
+    limit = refused - 1
+    while allowed < limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (asked, hard))
-            allowed = asked
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            allowed = limit
         except (ValueError, OSError):
-            refused = asked
-        asked = (allowed + refused) // 2
+            refused = limit
+        limit = (allowed + refused) // 2
     return allowed
 
 

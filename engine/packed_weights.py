@@ -50,17 +50,17 @@ def pack_linear(modules: Sequence[Any], workers: metal_ext.CpuWorkers) -> metal_
 
 def _pack_layer(layer: Any, join: Callable[[Sequence[Any]], metal_ext.PackedLinear]) -> PackedLayer:
     attention, mlp = layer.self_attn, layer.mlp
-    how = norm_and_rope(attention)
-    assert how is not None, "no checkpoint that is served has a RoPE of its own"
+    norms = norm_and_rope(attention)
+    assert norms is not None, "no checkpoint that is served has a RoPE of its own"
     return PackedLayer(
         attention_norm=_norm(layer.input_layernorm),
         queries_keys_values=join([attention.q_proj, attention.k_proj, attention.v_proj]),
-        how=NormAndRope(
-            query_weight=_float32(how.query_weight),
-            key_weight=_float32(how.key_weight),
-            eps=how.eps,
-            rope_base=how.rope_base,
-            rope_scale=how.rope_scale,
+        norms=NormAndRope(
+            query_weight=_float32(norms.query_weight),
+            key_weight=_float32(norms.key_weight),
+            eps=norms.eps,
+            rope_base=norms.rope_base,
+            rope_scale=norms.rope_scale,
         ),
         scale=attention.scale,
         output=join([attention.o_proj]),

@@ -36,11 +36,11 @@ def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[
     """
     scoring = [entry for entry in entries if entry.scores]
     tokens = [e.sequence.token_ids[place + 1] for e in scoring for place in e.scores]
-    wanted = [e.sequence.request.params.prompt_logprobs for e in scoring for _ in e.scores]
+    num_tops = [e.sequence.request.params.prompt_logprobs for e in scoring for _ in e.scores]
     scores: list[TokenLogprobs | None] = []
     for start in range(0, len(tokens), SCORED_ROWS_AT_ONCE):
         part = slice(start, start + SCORED_ROWS_AT_ONCE)
-        scores += _score(head(states[part]), tokens[part], wanted[part])
+        scores += _score(head(states[part]), tokens[part], num_tops[part])
     rest = iter(scores)
     return [Sampled(None, scored=_all_of([next(rest) for _ in e.scores])) for e in scoring]
 
@@ -62,12 +62,12 @@ def joined(
 
 
 def _score(
-    logits: mx.array, tokens: list[int], wanted: list[int | None]
+    logits: mx.array, tokens: list[int], num_tops: list[int | None]
 ) -> list[TokenLogprobs | None]:
     """Return the scores of rows; None for a row that is not finite."""
     raw = logits.astype(mx.float32)
     finite = mx.isfinite(raw.sum(axis=-1))
-    logprobs = Logprobs.of(raw, mx.array(tokens), wanted)
+    logprobs = Logprobs.of(raw, mx.array(tokens), num_tops)
     assert logprobs is not None
     mx.eval(finite, *logprobs.arrays)
     good: list[bool] = finite.tolist()  # type: ignore[assignment]

@@ -153,8 +153,8 @@ class ModelRunner:
     def _build(self, entries: list[PlanEntry], views: KVViews) -> ModelStep:
         tokens, positions, rows = self._batch(entries)
         scored = scored_rows(entries) if any(entry.scores for entry in entries) else []
-        wanted = mx.array(rows + scored) if rows or scored else None
-        states = self._model.hidden(tokens, mx.array(positions), views, wanted)
+        output_rows = mx.array(rows + scored) if rows or scored else None
+        states = self._model.hidden(tokens, mx.array(positions), views, output_rows)
         if states is None:
             self._rows = {}
             return ModelStep(self, views, views.step_end([]), list)

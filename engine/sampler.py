@@ -64,8 +64,8 @@ def sample(
     else:
         choices = _choices(params, num_generated, raw.shape[-1])
         ids, finite = choose_tokens(raw, adjusted, choices, workers)
-    wanted = [p.logprobs for p in params]
-    reported = Logprobs.of(raw, ids, wanted)
+    num_tops = [p.logprobs for p in params]
+    reported = Logprobs.of(raw, ids, num_tops)
     arrays = [ids, finite, *(reported.arrays if reported else [])]
 
     def read() -> list[Sampled]:
@@ -73,12 +73,12 @@ def sample(
         logprobs = reported
         if masks is not None and (forbidden := masks.forbidden(tokens)):
             tokens = _likeliest_where(forbidden, adjusted, tokens)
-            logprobs = Logprobs.of(raw, mx.array(tokens), wanted)
+            logprobs = Logprobs.of(raw, mx.array(tokens), num_tops)
         good: list[bool] = finite.tolist()  # type: ignore[assignment]
-        told = logprobs.read() if logprobs else [None] * len(tokens)
+        logprob_rows = logprobs.read() if logprobs else [None] * len(tokens)
         results = [
             Sampled(token, logprob) if ok else Sampled(None)
-            for token, ok, logprob in zip(tokens, good, told, strict=True)
+            for token, ok, logprob in zip(tokens, good, logprob_rows, strict=True)
         ]
         return results if masks is None else accept(sequences, results, masks.broken)
 
@@ -164,7 +164,7 @@ def _column(
 
 
 def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab: int) -> mx.array:
-    """Return what ``choose_tokens`` is told of each row, ``[R, 5]``."""
+    """Return what ``choose_tokens`` is given for each row, ``[R, 5]``."""
     rows = [
         (
             p.temperature,

@@ -75,8 +75,8 @@ def machine_substrate(
             return "; ".join(missing)
         page_bytes, size = size_of(substrate)
         # All of a dense cache is memory from the start: it is not made twice.
-        said = "" if substrate.is_dense else size.to_argument()
-        return run_trial(SUBSTRATE, substrate, page_bytes, said).fault
+        argument = "" if substrate.is_dense else size.to_argument()
+        return run_trial(SUBSTRATE, substrate, page_bytes, argument).fault
 
     choice = choose_substrate(
         asked,
@@ -97,8 +97,8 @@ def machine_substrate(
 
 def metal_device() -> MetalDevice | None:
     """Return the Metal device; None where this build has no Metal, or the machine no device."""
-    said = metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {}
-    return MetalDevice.of(said) if said else None
+    capabilities = metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {}
+    return MetalDevice.of(capabilities) if capabilities else None
 
 
 def why_no_metal(device: MetalDevice | None) -> str:

@@ -57,10 +57,10 @@ class TokenBudget:
 
     def _steered(self, tokens: int, prefill_tokens: int, ratio: float) -> int:
         """Return a budget after a step. ratio: of its target to its time."""
-        wanted: float = tokens
+        budget: float = tokens
         if ratio < 1:
             # The prefill alone has to make up for the whole excess.
-            wanted = max(prefill_tokens, self.minimum) * ratio
+            budget = max(prefill_tokens, self.minimum) * ratio
         elif prefill_tokens >= tokens and ratio > 1 / CALM_FRACTION:
-            wanted = tokens * min(ratio * CALM_FRACTION, MAX_GROWTH)
-        return min(self.maximum, max(self.minimum, int(wanted)))
+            budget = tokens * min(ratio * CALM_FRACTION, MAX_GROWTH)
+        return min(self.maximum, max(self.minimum, int(budget)))

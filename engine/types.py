@@ -231,8 +231,8 @@ class Sequence:
     def num_reusable(self) -> int | None:
         """Return how many leading tokens' K and V may come from others. None: all but the last
         token's. Where the prompt is scored, those of the tokens that have been scored already."""
-        wanted = self.request.params.prompt_logprobs is not None
-        return len(self.scored) if wanted and len(self.scored) + 1 < self.num_prompt else None
+        is_scored = self.request.params.prompt_logprobs is not None
+        return len(self.scored) if is_scored and len(self.scored) + 1 < self.num_prompt else None
 
     def __repr__(self) -> str:
         """Return counts only."""

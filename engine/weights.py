@@ -52,17 +52,17 @@ class ArithmeticChoice:
 
 
 def choose_arithmetic(
-    checkpoint: Checkpoint, *, on_gpu: bool, memory_bytes: int, asked: Arithmetic | None
+    checkpoint: Checkpoint, *, on_gpu: bool, memory_bytes: int, setting: Arithmetic | None
 ) -> ArithmeticChoice:
     """Choose: on a GPU, as stored; on a CPU, packed for its own kernels; what these do not know, as
     float32, which a BLAS can multiply: MLX's loops for 16 and fewer bits are an order of magnitude
     slower.
 
-    memory_bytes: what weights may take. asked: the user's own choice, which wins. Raises
-    CheckpointError where packed weights are asked for and cannot be had.
+    memory_bytes: what weights may take. setting: the user's own choice, which wins. Raises
+    CheckpointError where packed weights are set and cannot be had.
     """
     packed = None if on_gpu else checkpoint.packed_bytes
-    if asked is Arithmetic.PACKED and packed is None:
+    if setting is Arithmetic.PACKED and packed is None:
         raise CheckpointError(
             f"{checkpoint.path}: engine.arithmetic is packed, which a CPU can do with groups of "
             "32, 64 or 128 weights and layers that are all stored alike"
@@ -73,8 +73,8 @@ def choose_arithmetic(
         Arithmetic.FLOAT32: checkpoint.num_weights * FLOAT32_BYTES,
         Arithmetic.QUANTIZED_FLOAT32: checkpoint.widened_bytes,
     }
-    if asked is not None:
-        chosen, reason = asked, "as configured"
+    if setting is not None:
+        chosen, reason = setting, "as configured"
     elif on_gpu:
         chosen, reason = Arithmetic.STORED, "the GPU multiplies what is stored"
     elif packed is not None:

@@ -63,7 +63,7 @@ class KVViews:
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        how: NormAndRope,
+        norms: NormAndRope,
     ) -> mx.array:
         """Apply norm and RoPE to queries and keys, and ``append``, in one kernel; return the
         queries.
@@ -72,15 +72,15 @@ class KVViews:
         one dtype, as they come from their linear layers.
         """
         self._tokens.newest[layer], queries = self._rows.project(
-            self._tokens.newest[layer], self._layers[layer], queries, keys, values, how
+            self._tokens.newest[layer], self._layers[layer], queries, keys, values, norms
         )
         return queries
 
-    def project_joined(self, layer: int, joined: mx.array, how: NormAndRope) -> mx.array:
+    def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
         """Do the same on a CPU: ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32,
         queries, keys and values as they come from one matrix; return the queries."""
         self._tokens.newest[layer], queries = self._rows.project_joined(
-            self._tokens.newest[layer], self._layers[layer], joined, how
+            self._tokens.newest[layer], self._layers[layer], joined, norms
         )
         return queries
 

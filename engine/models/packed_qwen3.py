@@ -16,7 +16,7 @@ from kvcache.backend import NormAndRope
 class JoinedLayerViews(Protocol):
     """What the forward needs of the cache; ``kvcache.views.KVViews`` is one on a CPU."""
 
-    def project_joined(self, layer: int, joined: mx.array, how: NormAndRope) -> mx.array:
+    def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
         """Apply norm and RoPE to the step's queries and keys, and append the keys and values;
         return the queries."""
 
@@ -39,7 +39,7 @@ class PackedLayer:
 
     attention_norm: Norm
     queries_keys_values: metal_ext.PackedLinear
-    how: NormAndRope
+    norms: NormAndRope
     """Its weights are float32."""
     scale: float
     """Of queries times keys."""
@@ -86,7 +86,7 @@ class PackedQwen3:
             joined = metal_ext.linear(
                 x, layer.queries_keys_values, workers, norm=norm.weight, eps=norm.eps
             )
-            queries = views.project_joined(number, joined, layer.how)
+            queries = views.project_joined(number, joined, layer.norms)
             if number + 1 == len(self._layers) and rows is None:
                 return None
             attended = views.attend(number, queries, layer.scale)

@@ -22,7 +22,7 @@ class LayerViews(Protocol):
         """Return whether ``project`` is there."""
 
     def project(
-        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, how: NormAndRope
+        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, norms: NormAndRope
     ) -> mx.array:
         """Apply norm and RoPE to the step's queries and keys, and ``append``; return the
         queries."""
@@ -87,9 +87,10 @@ class Qwen3:
         queries = queries.reshape(tokens, self._query_heads, self._head_dim)
         keys = attention.k_proj(x).reshape(tokens, self._kv_heads, self._head_dim)
         values = attention.v_proj(x).reshape(tokens, self._kv_heads, self._head_dim)
-        how = self._norms[number] if views.fuses_projection else None
-        if how is not None and how.query_weight.dtype == how.key_weight.dtype == queries.dtype:
-            return views.project(number, queries, keys, values, how)
+        norms = self._norms[number] if views.fuses_projection else None
+        dtype = queries.dtype
+        if norms is not None and norms.query_weight.dtype == norms.key_weight.dtype == dtype:
+            return views.project(number, queries, keys, values, norms)
         # A token is a batch entry here, because RoPE takes one offset per entry.
         queries = attention.rope(attention.q_norm(queries[:, :, None]), offset=positions)
         keys = attention.rope(attention.k_norm(keys[:, :, None]), offset=positions)

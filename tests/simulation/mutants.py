@@ -405,8 +405,8 @@ MUTANTS = (
     Mutant(
         "a step in flight is never read when nothing follows",
         "engine/loop.py",
-        "self._land(most if plan.entries else 0)",
-        "self._land(most)",
+        "self._land(max_in_flight if plan.entries else 0)",
+        "self._land(max_in_flight)",
     ),
     Mutant(
         "a slow reader is never cut",
