@@ -1,4 +1,4 @@
-"""What a model folder promises, checked before anything is loaded.
+"""Checks a model folder before anything of it is loaded.
 
 ``config.json`` says which tensors there must be, the files' headers say which there are.
 """

@@ -1,4 +1,4 @@
-"""What is counted: by the scheduler, by size, and what MLX holds."""
+"""Statistics of the engine: counters, histograms, and what MLX holds."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -18,7 +18,7 @@ QUEUE_BOUNDS_S = (
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """What has happened since the start."""
+    """Counters of the scheduler, since the start."""
 
     prompt_tokens: int = 0
     submitted_prompt_tokens: int = 0
@@ -39,7 +39,7 @@ class SchedulerCounters:
 
 
 class HistogramCounts(NamedTuple):
-    """Values by size."""
+    """Counts of values by size."""
 
     bounds: tuple[float, ...]
     """The most that a value of each class may be; ascending."""
@@ -76,7 +76,7 @@ def no_values(bounds: tuple[float, ...]) -> HistogramCounts:
 
 
 class Distributions(NamedTuple):
-    """What the engine has measured since its start, by size."""
+    """Histograms of what the engine has measured since its start."""
 
     step_seconds: HistogramCounts = no_values(STEP_BOUNDS_S)
     step_sequences: HistogramCounts = no_values(SEQUENCE_BOUNDS)
@@ -112,7 +112,7 @@ class StepMeter:
 
 
 class MlxMemory(NamedTuple):
-    """Bytes that MLX says of itself; zeros where no MLX runs."""
+    """Bytes that MLX reports of itself; zeros where no MLX runs."""
 
     active_bytes: int = 0
     """Of arrays in use, weights among them."""

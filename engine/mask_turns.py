@@ -1,4 +1,4 @@
-"""Who sits a step out, so that the masks of a step do not make everybody wait for long."""
+"""Chooses sequences that sit a step out, so that its masks do not take too long."""
 
 from collections.abc import Sequence as SequenceOf
 

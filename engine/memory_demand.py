@@ -1,4 +1,4 @@
-"""What serving a model asks of a machine's memory. Serving and planning ask here, both."""
+"""How much memory serving a model takes. Serving and planning share it."""
 
 from engine.config import EngineConfig
 from engine.machine import MachineMemory

@@ -1,4 +1,4 @@
-"""``config.json`` of a model folder, and the tensors that it makes necessary."""
+"""Reads ``config.json`` of a model folder, and lists the tensors that follow from it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

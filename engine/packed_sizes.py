@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors take once the CPU's kernels have packed them, before any is loaded.
+"""How many bytes a checkpoint's tensors take once they are packed for the CPU's kernels.
 
 As in kernels/cpu/linear.h: 16 outputs make a panel, numbers are filled up to 32 inputs, and float16
 is kept as float32.

@@ -1,5 +1,4 @@
-"""From a checkpoint's layers to packed ones, a layer at a time, so that weights are there twice for
-one layer only."""
+"""Packs a checkpoint's layers, one at a time, so that only one layer's weights are there twice."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

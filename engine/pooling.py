@@ -1,4 +1,4 @@
-"""The states of last tokens -> vectors of length 1."""
+"""Makes vectors of length 1 from the states of last tokens."""
 
 from collections.abc import Sequence as SequenceOf
 

@@ -1,8 +1,8 @@
-"""How short of memory the system is, by its own account.
+"""Reads the system's memory pressure.
 
-macOS says it in one number. Linux measures how long tasks wait for memory
+macOS has one number for it. Linux measures how long tasks wait for memory
 (docs.kernel.org/accounting/psi.html) and charges control groups for what they use. What cannot be
-read says nothing.
+read counts as no pressure.
 """
 
 import ctypes

@@ -1,5 +1,4 @@
-"""What weights that are not there yet will amount to: whether they could be served is known before
-they are fetched."""
+"""Sizes of weights that have not been fetched yet, to find out first whether they can be served."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: which rows of a step they are read from, and how."""
+"""Log-probabilities of prompts, read from rows of a step."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf

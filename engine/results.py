@@ -1,4 +1,4 @@
-"""What the results of a step make of their sequences: tokens, scores, vectors, ends."""
+"""Adds the results of a step to their sequences: tokens, scores, vectors, ends."""
 
 from engine.step_plan import PlanEntry
 from engine.types import FinishReason, Sampled, Sequence, TokenEvent

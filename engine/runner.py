@@ -1,4 +1,4 @@
-"""Plan and cache -> tokens, or vectors: one graph of MLX per step."""
+"""Runs plans on the model: one graph of MLX per step, for tokens or vectors."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -91,7 +91,7 @@ class ModelRunner:
         pools: bool = False,
         workers: CpuWorkers | None = None,
     ) -> None:
-        """pools: whether what is wanted of the model are vectors, not tokens. workers: a CPU's."""
+        """pools: whether the model makes vectors and no tokens. workers: a CPU's."""
         self._model = model
         self._pools = pools
         self._kv = kv

@@ -1,4 +1,4 @@
-"""What the files of a model folder say they hold, before anything of them is loaded.
+"""Reads the headers of a model folder's files, and no weights.
 
 A safetensors header is eight bytes of length (little-endian) and that many bytes of JSON: for each
 tensor its dtype, shape and the interval of the data that follows

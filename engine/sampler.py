@@ -1,4 +1,4 @@
-"""Logits -> token ids, one row per sequence, each with its own parameters.
+"""Samples token ids from logits: one row per sequence, each with its own parameters.
 
 Every operation works on rows alone, and a request's draws are a function of its seed and of how
 many tokens it has generated: what a row gets does not depend on who shares the batch.

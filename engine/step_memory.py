@@ -1,4 +1,4 @@
-"""How much memory a step computes with at most, before any step has run."""
+"""Bounds the memory that a step computes with, before any step has run."""
 
 from engine.config import EngineConfig
 from engine.model_config import Dimensions

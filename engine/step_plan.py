@@ -1,4 +1,4 @@
-"""What one step runs, and who runs it."""
+"""The plan of a step, and the interface of what runs it."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -45,7 +45,7 @@ class StepPlan:
     refused: list[Sequence] = field(default_factory=list)
     """Sequences that the system has no memory for, though nobody else has any."""
     begun: list[Request] = field(default_factory=list)
-    """Whose first tokens are computed."""
+    """Requests whose first tokens are computed."""
 
     @property
     def prefill_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""What stands under K and V on this machine: asked for, or found out by trying."""
+"""Chooses the substrate of this machine: as configured, or by trying."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which tokens a sequence has seen, and how often: what penalties are made from."""
+"""Counts the tokens of a sequence, for penalties."""
 
 from dataclasses import dataclass, field
 

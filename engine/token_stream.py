@@ -1,4 +1,4 @@
-"""What a reader has of a request that runs on the engine's thread."""
+"""The events of a request, for a reader on another thread than the engine's."""
 
 import asyncio
 from collections import deque

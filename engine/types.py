@@ -1,4 +1,4 @@
-"""The nouns that the engine and its users share. No MLX here, and no text."""
+"""Types that the engine and its users share. No MLX here, and no text."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -28,7 +28,7 @@ class FinishReason(Enum):
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is."""
+    """The state of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -83,7 +83,7 @@ class SamplingParams:
 
 
 class TokenConstraint(Protocol):
-    """What an answer must look like, as far as the engine knows: which tokens may come next.
+    """The grammar of an answer, as far as the engine knows: which tokens may come next.
 
     It belongs to one request, and from its submission on to the engine's thread. Whatever it raises
     ends that request alone, with an error.
@@ -115,17 +115,17 @@ class Request:
     priority: int = 0
     """Lower runs earlier."""
     salt: PrefixSalt = field(default_factory=PrefixSalt)
-    """With whom it shares prefixes."""
+    """Only requests of equal salts share prefixes."""
     system_tokens: int = 0
     """Leading tokens that other conversations are likely to begin with as well."""
     fork_of: int | None = None
     """A request with the same prompt, submitted before, whose pages it shares from the start."""
     constraint: TokenConstraint | None = None
-    """Its own: no other request has it."""
+    """No other request has the same object."""
     pooling: bool = False
-    """Whether it wants the vector of its prompt, and no tokens: then ``max_tokens`` is 0."""
+    """Whether its result is the vector of its prompt, and no tokens: then ``max_tokens`` is 0."""
     submitted_s: float | None = None
-    """When, by the engine's clock; None where nobody asks how long it waited."""
+    """When, by the engine's clock; None where its waiting time is not measured."""
     name: str = "unnamed"
     """What the log calls it."""
 
@@ -146,7 +146,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReport:
-    """How much of a prompt was in the cache, and why not more."""
+    """How much of a prompt was cached, and why not more."""
 
     cached_tokens: int
     """Prompt tokens whose K and V were not computed for this request."""

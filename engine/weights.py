@@ -1,4 +1,4 @@
-"""From a checked folder to a model that is ready to run, on the thread that will run it."""
+"""Loads a checked folder's weights, on the thread that will run the model."""
 
 import resource
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 class Arithmetic(Enum):
-    """What the weights are multiplied as."""
+    """The format in which weights are multiplied."""
 
     STORED = "stored"
     """As the checkpoint has them."""

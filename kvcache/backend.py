@@ -1,4 +1,4 @@
-"""The seam between sequences and device bytes.
+"""The protocol between sequences and device bytes.
 
 A backend knows heaps, buffers and blocks by number and moves memory behind addresses. Nothing above
 it knows which one runs.
@@ -144,9 +144,9 @@ class PageBackend(Protocol):
     zeroes_blocks: bool
     """Whether a block that is mapped writable holds zeros, whatever it held before."""
     mapping_limit: int | None
-    """How many mappings the process may have for its buffers; None where nobody counts."""
+    """How many mappings the process may have for its buffers; None where there is no limit."""
     heap_limit: int | None
-    """How many heaps the process may have; None where nobody counts."""
+    """How many heaps the process may have; None where there is no limit."""
     shares_blocks: bool
     """Whether one block may stand in several buffers."""
 

@@ -16,7 +16,7 @@ MAP_AHEAD_TOKENS = 8
 # Memory is released on the thread that also maps ahead: 40 ms of its time.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 # Of the heaps that the budget allows: where heaps are to be spared and so many are made, prefixes
-# that nobody uses make room before the next one is.
+# that no sequence uses make room before the next one is.
 SPARED_HEAPS_RATIO = 0.5
 
 
@@ -59,7 +59,7 @@ class BlockAllocator:
 
     def attach(self, sequence: CachedSequence, blocks: list[BlockRef]) -> bool:
         """Map sealed blocks of others, for reading only; False when the system refuses."""
-        with self._keeping_count_of(sequence):
+        with self._updating_counts(sequence):
             if blocks and not self._buffers.map(sequence.buffer, blocks, writable=False):
                 return False
         self._prefixes.attached(sequence, blocks)
@@ -82,7 +82,7 @@ class BlockAllocator:
         blocks = self._take(sequence, missing)
         if blocks is None:
             return False
-        with self._keeping_count_of(sequence):
+        with self._updating_counts(sequence):
             if self._buffers.map(buffer, blocks, writable=True):
                 return True
         self._pool.free_unmapped(blocks)
@@ -101,7 +101,7 @@ class BlockAllocator:
         blocks = self._take(sequence, missing)
         if blocks is None:
             return
-        with self._keeping_count_of(sequence):
+        with self._updating_counts(sequence):
             if self._buffers.map_ahead(buffer, blocks):
                 return
         self._pool.free_unmapped(blocks)
@@ -124,7 +124,7 @@ class BlockAllocator:
 
     def _settle(self, sequence: CachedSequence) -> None:
         """Wait for blocks that are being mapped ahead; free those that the system refused."""
-        with self._keeping_count_of(sequence):
+        with self._updating_counts(sequence):
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[BlockRef] | None:
@@ -140,8 +140,8 @@ class BlockAllocator:
         return taken
 
     def _spare_a_heap(self, count: int) -> None:
-        """Evict prefixes that nobody uses, where the heaps that are there then have ``count`` free
-        blocks."""
+        """Evict prefixes that no sequence uses, where the heaps that are there have ``count`` free
+        blocks then."""
         made = self._pool.num_heaps * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
         is_large = made >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
@@ -150,7 +150,7 @@ class BlockAllocator:
                 self._prefixes.evict()
 
     @contextmanager
-    def _keeping_count_of(self, sequence: CachedSequence) -> Iterator[None]:
+    def _updating_counts(self, sequence: CachedSequence) -> Iterator[None]:
         """Update the counts after what changes the sequence's table."""
         before = sequence.reserved_blocks
         yield

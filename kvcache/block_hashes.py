@@ -51,8 +51,9 @@ class BlockHashes:
     @property
     def shareable_blocks(self) -> int:
         """Return how many leading full blocks may come from the cache."""
-        most = self.num_tokens - 1 if self.max_cached_tokens is None else self.max_cached_tokens
-        return max(0, most) // self.tokens_per_block
+        limit = self.max_cached_tokens
+        limit = self.num_tokens - 1 if limit is None else limit
+        return max(0, limit) // self.tokens_per_block
 
     @property
     def tail(self) -> bytes:

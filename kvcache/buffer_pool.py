@@ -1,4 +1,4 @@
-"""All sparse buffers, and how many mappings they take."""
+"""Hands out sparse buffers, and counts their mappings."""
 
 from kvcache.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
 from kvcache.layout import Group

@@ -1,4 +1,4 @@
-"""Physical memory: which blocks of which heaps are free, and what the others are for.
+"""Allocates blocks of heaps, and keeps the state of each.
 
 ::
 

@@ -97,7 +97,7 @@ def _check_block(
     if state == BlockState.OWNED:
         assert sequences == buffers == 1, f"{block} is written by {sequences}"
     elif state == BlockState.SEALED:
-        assert sequences, f"{block} is sealed, and nobody has it"
+        assert sequences, f"{block} is sealed, and no sequence has it"
     elif state == BlockState.QUARANTINED:
         assert buffers, f"{block} waits for nothing"
         assert not sequences
@@ -107,7 +107,9 @@ def _check_block(
     assert entry is None or state in findable, f"{block} is {state.name} and can be found"
     if entry is not None:
         assert entry.idle == (state == BlockState.CACHED)
-    assert entry is not None or state != BlockState.CACHED, f"{block} is cached for nobody"
+    assert entry is not None or state != BlockState.CACHED, (
+        f"{block} is cached, and cannot be found"
+    )
 
 
 def _check_sequence(group: Group, pool: HeapPool, sequence: CachedSequence) -> None:

@@ -91,13 +91,13 @@ class KVCacheManager:
         system = system_tokens // self._group.tokens_per_block
         nothing, longest = Match([], 0), self._prefixes.match(block_hashes, 0)
         # A prefix in more pieces than the system has mappings for is computed again.
-        for found in (longest, nothing) if longest.blocks else (nothing,):
-            buffer = self._buffers.take() if self._fits(needed, found) else None
+        for match in (longest, nothing) if longest.blocks else (nothing,):
+            buffer = self._buffers.take() if self._fits(needed, match) else None
             if buffer is None:
                 continue
             sequence = CachedSequence(seq_id, buffer, block_hashes, needed, final_tokens, system)
             self._allocator.add(sequence)
-            if self._allocator.attach(sequence, found.blocks):
+            if self._allocator.attach(sequence, match.blocks):
                 self._open[seq_id] = sequence
                 return True
             self._allocator.remove(sequence)
@@ -109,8 +109,8 @@ class KVCacheManager:
         tokens have valid K and V."""
         sequence = self._open[seq_id]
         if self._prefixes.can_share_next(sequence):
-            found = self._prefixes.match(sequence.block_hashes, len(sequence.buffer.table))
-            self._allocator.attach(sequence, found.blocks)
+            match = self._prefixes.match(sequence.block_hashes, len(sequence.buffer.table))
+            self._allocator.attach(sequence, match.blocks)
         return sequence.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
@@ -118,21 +118,21 @@ class KVCacheManager:
         sealed blocks, copy the partial one. Return how many of its tokens have valid K and V; no
         more than before while the parent's are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
-        wanted = child.block_hashes.num_tokens - 1
-        whole, partial = divmod(wanted, self._group.tokens_per_block)
-        if parent.computed < wanted or parent.sealed < whole or not child.all_sealed:
+        num_tokens = child.block_hashes.num_tokens - 1
+        whole, partial = divmod(num_tokens, self._group.tokens_per_block)
+        if parent.computed < num_tokens or parent.sealed < whole or not child.all_sealed:
             return child.computed
-        own, theirs = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
-        blocks = theirs[len(own) :]
-        # The child may have begun with blocks of one that has failed since: nobody else has them.
+        own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
+        blocks = parents[len(own) :]
+        # The child may have begun with blocks of a sequence that has failed since.
         at_limit = any(map(self._prefixes.has_max_sharers, blocks))
-        if (blocks and theirs[: len(own)] != own) or at_limit:
+        if (blocks and parents[: len(own)] != own) or at_limit:
             return child.computed
         shared = self._allocator.attach(child, blocks)
-        if shared and partial and self.reserve(child_id, wanted):
+        if shared and partial and self.reserve(child_id, num_tokens):
             source, target = parent.buffer.number, child.buffer.number
             self._backend.copy_block(source, whole, target, whole, partial)
-            child.computed = child.scheduled = wanted
+            child.computed = child.scheduled = num_tokens
         return child.computed
 
     def add_pending_prefix(self, seq_id: int) -> None:
@@ -274,13 +274,13 @@ class KVCacheManager:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _fits(self, needed: int, found: Match) -> bool:
+    def _fits(self, needed: int, match: Match) -> bool:
         """Return whether there are blocks and mappings for a sequence with this cached prefix."""
-        own = needed - len(found.blocks)
-        if own + found.num_cached > self._allocator.available_blocks:
+        own = needed - len(match.blocks)
+        if own + match.num_cached > self._allocator.available_blocks:
             return False
         # For a sequence alone, the system itself decides whether it may have so many mappings.
-        return not self._open or self._buffers.has_room_for(own, found.blocks)
+        return not self._open or self._buffers.has_room_for(own, match.blocks)
 
     def _advance(self) -> None:
         """Seal full blocks. Move closed buffers on: epoch passed -> unmapping -> free."""

@@ -107,13 +107,13 @@ class MemoryPlan:
         K and V take their memory heap by heap, as they need it: the first one is there from the
         start.
         """
-        wanted = self.demand.fixed_bytes + self.layout.group.heap_bytes
+        needed = self.demand.fixed_bytes + self.layout.group.heap_bytes
         available = self.demand.available_bytes
-        if wanted <= available:
+        if needed <= available:
             return None
         return (
-            f"a tight fit: this takes {gib(wanted)} from the start, and {gib(available)} are "
-            f"available now; for the other {gib(wanted - available)} the system will compress or "
+            f"a tight fit: this takes {gib(needed)} from the start, and {gib(available)} are "
+            f"available now; for the other {gib(needed - available)} the system will compress or "
             "swap what other programs hold: end some, or serve a smaller model"
         )
 
@@ -177,7 +177,7 @@ def fit(
         )
     smallest = smallest_context(asked, model_max_len)
     if asked is None and request.kv_budget_bytes is not None:
-        smallest = 1  # whoever names a budget may have as little as he likes
+        smallest = 1  # a budget that is set may be as small as the user likes
     budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len, smallest)
     arena = request.largest_arena
     clamped = arena is not None and budget > arena
@@ -214,10 +214,10 @@ def fit(
     return MemoryPlan(demand, layout, heaps * group.heap_bytes, max_len, sequences, note)
 
 
-def smallest_context(asked: int | None, model_max_len: int) -> int:
-    """Return how many tokens the sequence has that must fit. asked: the longest one, where the user
-    says so."""
-    return asked or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
+def smallest_context(setting: int | None, model_max_len: int) -> int:
+    """Return how many tokens the sequence has that must fit. setting: the longest one, where the
+    user sets it."""
+    return setting or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
 
 
 def usable_bytes(
@@ -255,8 +255,8 @@ def _kv_budget(
             f"({gib(demand.headroom_bytes)} now), or take it from others with --kv-budget"
         )
     # More than every sequence at full length can never be used; a heap more covers the rounding.
-    most = request.max_num_seqs * longest * bytes_per_token
-    return min(left, most + request.heap_bytes)
+    max_bytes = request.max_num_seqs * longest * bytes_per_token
+    return min(left, max_bytes + request.heap_bytes)
 
 
 def _context_that_fits(

@@ -1,4 +1,4 @@
-"""What every block is for and who has it: a snapshot for people to look at."""
+"""A snapshot of every block's state and sequences, for people."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -45,11 +45,11 @@ class CachedBlock:
 
 
 class PrefixIndex:
-    """Finds sealed blocks by their past, and chooses who must leave.
+    """Finds sealed blocks by their hashes, and chooses which one to evict.
 
-    Whoever has a block mapped has its parents mapped as well, so an idle block has idle children
-    only. Leaves go first, the one longest unused before others; blocks of system prompts stay while
-    there are as many others.
+    A sequence that has a block mapped has its parents mapped as well, so an idle block has idle
+    children only. Leaves are evicted first, the one longest unused before others. Blocks of system
+    prompts stay while there are as many others.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the cache knows of a sequence, while it is open and on its way out."""
+"""Records of the cache for a sequence: while it is open, and until its buffer is free."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ class CachedSequence:
 
 @dataclass(slots=True)
 class ClosedSequence:
-    """A buffer on its way back: first its epoch must pass, then its unmapping be done."""
+    """A closed sequence whose buffer is not free yet: its epoch must pass, then it is unmapped."""
 
     sequence: CachedSequence
     epoch: int

@@ -1,4 +1,4 @@
-"""One sequence's addresses, and which blocks stand behind them."""
+"""A sequence's address range, and the page table behind it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class MappedRun:
 class PageTable:
     """Which physical block stands behind which block of a buffer: entry i behind block i.
 
-    The truth of the host alone. Kernels see plain addresses; the MMU is their block table.
+    A record of the host alone. Kernels see plain addresses; the MMU is their block table.
     """
 
     blocks: list[BlockRef] = field(default_factory=list)

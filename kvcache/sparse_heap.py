@@ -1,4 +1,4 @@
-"""One heap's blocks: what each is for, and who has it."""
+"""One heap's blocks: the state and the sharers of each."""
 
 from array import array
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ class BlockRef(NamedTuple):
 
 
 class BlockState(IntEnum):
-    """What a block is for."""
+    """The state of a block."""
 
     FREE = 0
     OWNED = 1
@@ -59,8 +59,8 @@ class SparseHeap:
     @classmethod
     def of(cls, blocks: int) -> "SparseHeap":
         """Return a heap whose blocks are all free and hold no memory."""
-        nobody = array("H", bytes(2 * blocks))
-        return cls(bytearray(blocks), bytearray(blocks), nobody, nobody[:], blocks)
+        counts = array("H", bytes(2 * blocks))
+        return cls(bytearray(blocks), bytearray(blocks), counts, counts[:], blocks)
 
     def commit(self, places: Iterable[int]) -> int:
         """Note that blocks take memory of the system; return how many free ones had none before."""

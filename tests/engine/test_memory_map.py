@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import EngineDeadError
 from engine.loop import EngineLoop
-from engine.memory_map import MAX_TOLD_SEQUENCES, MemoryMap
+from engine.memory_map import MAX_SHOWN_SEQUENCES, MemoryMap
 from engine.messages import GetMemoryMap, Stop
 from engine.types import Request, SamplingParams
 from tests.engines import Answers, greedy, recall_client, recall_loop
@@ -59,14 +59,14 @@ def test_a_report_counts_tokens() -> None:
 
 def test_of_many_that_wait_the_first_ones_are_told() -> None:
     loop = recall_loop(Answers.empty(), max_num_seqs=1)
-    for number in range(1, MAX_TOLD_SEQUENCES + 10):
+    for number in range(1, MAX_SHOWN_SEQUENCES + 10):
         loop.mailbox.put(Request(number, (1, 2), SamplingParams(2)))
     found: list[MemoryMap] = []
     add_map(loop, found)
     loop.step()
     (only,) = found
-    assert only.stats.waiting == MAX_TOLD_SEQUENCES + 9
-    assert [report.seq_id for report in only.waiting] == list(range(1, MAX_TOLD_SEQUENCES + 1))
+    assert only.stats.waiting == MAX_SHOWN_SEQUENCES + 9
+    assert [report.seq_id for report in only.waiting] == list(range(1, MAX_SHOWN_SEQUENCES + 1))
     loop.close()
 
 

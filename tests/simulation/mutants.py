@@ -169,8 +169,8 @@ MUTANTS = (
     Mutant(
         "a prompt finds its very last token in the cache",
         "kvcache/block_hashes.py",
-        "most = self.num_tokens - 1 if self.max_cached_tokens is None",
-        "most = self.num_tokens if self.max_cached_tokens is None",
+        "limit = self.num_tokens - 1 if limit is None",
+        "limit = self.num_tokens if limit is None",
     ),
     Mutant(
         "the tenant's salt is ignored",
@@ -399,7 +399,7 @@ MUTANTS = (
     Mutant(
         "a fork takes blocks that follow others than its own",
         "kvcache/manager.py",
-        "if (blocks and theirs[: len(own)] != own) or at_limit:",
+        "if (blocks and parents[: len(own)] != own) or at_limit:",
         "if at_limit:",
     ),
     Mutant(
