@@ -18,8 +18,10 @@ def answers(report: DoctorReport) -> dict[str, Any]:
             "device": said.get("default_device"),
             "system_page_bytes": said.get("system_page_bytes"),
         },
-        "kernels": _of_each(report, lambda its: _outcome(its.kernels)),
-        "mapping_while_commands_run": _of_each(report, lambda its: _outcome(its.stress, "end")),
+        "kernels": _of_each(report, lambda examination: _outcome(examination.kernels)),
+        "mapping_while_commands_run": _of_each(
+            report, lambda examination: _outcome(examination.stress, "end")
+        ),
         "time_after_a_pause": _figures(report.pace, "pause"),
         "memory_pressure": report.pressure,
         "memory": {
@@ -34,7 +36,7 @@ def answers(report: DoctorReport) -> dict[str, Any]:
             "warning": report.wheel_warning,
         },
         "buffers_of_real_size": _of_each(
-            report, lambda its: _outcome(its.canary, "real buffers", "last block")
+            report, lambda examination: _outcome(examination.canary, "real buffers", "last block")
         ),
     }
 
@@ -42,7 +44,9 @@ def answers(report: DoctorReport) -> dict[str, Any]:
 def _of_each(report: DoctorReport, answer: Callable[[Examination], Any]) -> dict[str, Any]:
     """Return the answers by the names of the GPU's substrates."""
     return {
-        its.substrate.setting: answer(its) for its in report.examinations if its.substrate.on_gpu
+        each.substrate.setting: answer(each)
+        for each in report.examinations
+        if each.substrate.on_gpu
     }
 
 
@@ -57,5 +61,5 @@ def _outcome(trial: TrialReport | None, *steps: str) -> dict[str, Any] | None:
 
 
 def _figures(trial: TrialReport | None, step: str) -> dict[str, int | float] | None:
-    found = [] if trial is None else [its for its in trial.steps if its.name == step]
+    found = [] if trial is None else [each for each in trial.steps if each.name == step]
     return {**found[0].figures, "seconds": found[0].seconds} if found else None

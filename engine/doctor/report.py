@@ -117,7 +117,7 @@ class DoctorReport:
 
     def of(self, substrate: Substrate) -> Examination:
         """Return what was found out about one."""
-        return next(its for its in self.examinations if its.substrate is substrate)
+        return next(each for each in self.examinations if each.substrate is substrate)
 
     @property
     def usable_bytes(self) -> int:
@@ -136,10 +136,10 @@ class DoctorReport:
                 "mlx_installed": self.extension.mlx_installed,
                 "matches": self.extension.matches,
                 "fault": self.extension.fault,
-                **{name: said for name, said in self.extension.said.items() if name != "metal"},
+                **{name: fact for name, fact in self.extension.said.items() if name != "metal"},
             },
             "metal": None if device is None else device.said,
-            "substrates": [its.as_json() for its in self.examinations],
+            "substrates": [each.as_json() for each in self.examinations],
             "memory": {
                 "total_bytes": self.memory.total_bytes,
                 "available_bytes": self.memory.available_bytes,
