@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from engine.figures import SchedulerCounters
 from engine.kv_door import KVDoor
-from engine.mask_turns import who_rests
+from engine.mask_turns import resting_sequences
 from engine.results import NO_MEMORY, NOT_FINITE, end, take
 from engine.sharing import Sharing
 from engine.step_plan import PlanEntry, StepPlan, scored_positions
@@ -130,7 +130,7 @@ class Scheduler:
         one would have to, the plan is empty until the step has been read.
         """
         self._begun = []
-        self._resting = who_rests(self._running, self.max_step_mask_s)
+        self._resting = resting_sequences(self._running, self.max_step_mask_s)
         entries, starving = self._plan_decoding(overlapped)
         if starving and overlapped and not entries:
             return StepPlan([])

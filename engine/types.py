@@ -194,8 +194,8 @@ class Sequence:
     """Kept by the sampler for sequences with penalties."""
     mask_s: float = 0.0
     """Processor time that its next mask is likely to take."""
-    rests: int = 0
-    """How many steps it has just sat out because of that."""
+    steps_rested: int = 0
+    """How many steps it has just sat out because of that, one after the other."""
     scored: "list[TokenLogprobs]" = field(default_factory=list)
     """Of the prompt's tokens from the second on, as far as the model has been asked for them. Kept
     through preemptions."""
