@@ -59,17 +59,17 @@ class EnginePlan:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether K and V are memory of a GPU."""
+        """Return whether K and V are memory of a GPU."""
         return self.substrate.substrate.on_gpu
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What somebody should do something about, a sentence each."""
+        """Return what somebody should do something about, a sentence each."""
         tight = self.memory.warning
         return (*self.substrate.warnings, *([] if tight is None else [tight]))
 
     def lines(self) -> list[str]:
-        """The plan as a person reads it, but for its warnings."""
+        """Return the plan as a person reads it, but for its warnings."""
         choice = self.substrate
         blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
         if choice.substrate.on_gpu:
@@ -93,7 +93,7 @@ def plan_engine(
     machine: MachineMemory,
     choice: SubstrateChoice,
 ) -> EnginePlan:
-    """Fits the model and its cache into the machine.
+    """Fit the model and its cache into the machine.
 
     machine: what the processor that computes may use. choice: what stands under K and V.
     Raises BudgetError or LayoutError with the figure that does not fit, and CheckpointError for an
@@ -110,7 +110,7 @@ def plan_engine(
         config = replace(config, grammar_bytes=0)
     usable = machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
     arithmetic = choose_arithmetic(
-        checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, asked=config.arithmetic
+        checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, setting=config.arithmetic
     )
     demand = memory_demand(checkpoint, config, machine, shape, substrate, arithmetic.itemsize)
     demand = replace(demand, weights_bytes=arithmetic.weights_bytes)
@@ -141,8 +141,8 @@ def plan_engine(
 
 
 def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:
-    """What weights need that are too much by themselves, and what would fit. least: bytes that the
-    model would start with."""
+    """Return what weights need that are too much by themselves, and what would fit. least: bytes
+    that the model would start with."""
     packed, others = Q4.bytes_of(checkpoint.num_weights), demand.fixed_bytes - demand.weights_bytes
     hint = "serve a smaller model"
     if packed < SMALLER * demand.weights_bytes:
@@ -159,8 +159,9 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: i
 
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
-    """K and V as wide as the checkpoint: float32 for a float32 one, bfloat16 for 16 bits; on a GPU
-    of the very kind that it computes with. Raises LayoutError for what a CPU does not know."""
+    """Return the shape of K and V, as wide as the checkpoint: float32 for a float32 one, bfloat16
+    for 16 bits; on a GPU of the very kind that it computes with. Raises LayoutError for what a CPU
+    does not know."""
     dtype = config.kv_dtype
     if dtype is None:
         stored = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
@@ -179,7 +180,7 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate)
 def build_engine(
     plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit
 ) -> EngineLoop:
-    """Makes everything, on the calling thread, which owns MLX from then on."""
+    """Make everything, on the calling thread, which owns MLX from then on."""
     mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
     workers = None if plan.substrate.substrate.on_gpu else cpu_workers(plan.threads)
@@ -200,7 +201,7 @@ def build_engine(
 
 
 def compute_device(substrate: Substrate) -> mx.Device:
-    """The processor whose memory K and V are."""
+    """Return the processor whose memory K and V are."""
     return mx.Device(mx.gpu if substrate.on_gpu else mx.cpu)
 
 
@@ -217,7 +218,7 @@ def assemble(
     embedding_size: int | None = None,
     weights: Sequence[mx.array] = (),
 ) -> EngineLoop:
-    """The engine around any model; runs a first request through it.
+    """Return the engine around any model, after a first request through it.
 
     workers: a CPU's. identity: of the model, whose K and V no other model shares. embedding_size:
     of the vectors that it makes, if it generates nothing. weights: evaluated, which a GPU keeps
@@ -249,15 +250,15 @@ def assemble(
         embedding_size=embedding_size,
         shared_block_tokens=memory.layout.group.tokens_per_block if shares else None,
     )
-    most = config.max_num_batched_tokens
+    max_batched_tokens = config.max_num_batched_tokens
     budget = TokenBudget(
         target_s=config.step_time_target_ms / 1000,
-        minimum=min(MIN_BUDGET_TOKENS, most),
-        maximum=most,
-        tokens=min(FIRST_BUDGET_TOKENS, most),
+        minimum=min(MIN_BUDGET_TOKENS, max_batched_tokens),
+        maximum=max_batched_tokens,
+        tokens=min(FIRST_BUDGET_TOKENS, max_batched_tokens),
     )
     loop = EngineLoop(
-        Scheduler(kv, limits, budget, most, config.max_step_mask_s),
+        Scheduler(kv, limits, budget, max_batched_tokens, config.max_step_mask_s),
         kv,
         ModelRunner(model, kv, pools=embedding_size is not None, workers=workers),
         LoopOptions(
@@ -279,19 +280,20 @@ def assemble(
 
 
 def substrate_faults(substrate: Substrate, backend: PageBackend) -> SubstrateFaults:
-    """Of a GPU's memory; beside a CPU's pages there is nothing better to serve from."""
+    """Return what remembers faults of a GPU's memory. Not of a CPU's pages: no other substrate is
+    safer than these."""
     if not substrate.on_gpu:
         return SubstrateFaults()
     return SubstrateFaults(backend.completed_ticket, FaultMemory(substrate).record)
 
 
 def mlx_memory() -> MlxMemory:
-    """What MLX holds now; to be asked by the thread that owns it."""
+    """Return what MLX holds now; to be asked by the thread that owns it."""
     return MlxMemory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
 
 
 def cpu_workers(threads: int) -> metal_ext.CpuWorkers:
-    """The threads of attention, of matrix products and of the choice of tokens."""
+    """Return the threads of attention, of matrix products and of sampling."""
     workers = metal_ext.CpuWorkers(threads)
     if metal_ext.fast_blas is not None:
         metal_ext.fast_blas.use(workers)

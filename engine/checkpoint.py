@@ -1,4 +1,4 @@
-"""What a model folder promises, checked before anything is loaded.
+"""Checks a model folder before anything of it is loaded.
 
 ``config.json`` says which tensors there must be, the files' headers say which there are.
 """
@@ -48,7 +48,7 @@ class Checkpoint(Dimensions):
 
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
-    """Checks a folder. embeds: whether it makes vectors; None: as its files say.
+    """Check a folder. embeds: whether it makes vectors; None: as its files say.
 
     Raises CheckpointError with one sentence that names file and field.
     """
@@ -82,8 +82,8 @@ def checkpoint_of(
     embeds: bool,
     bare_names: bool = False,
 ) -> Checkpoint:
-    """What weights amount to. shapes: of what a model consists of, unpacked, by name. tensors: what
-    the files hold."""
+    """Return what weights amount to. shapes: of what a model consists of, unpacked, by name.
+    tensors: what the files hold."""
     path = config.file.parent
     norm = tensors["norm.weight" if bare_names else "model.norm.weight"]
     return Checkpoint(
@@ -104,7 +104,7 @@ def checkpoint_of(
 
 
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Tokens that end a generation: generation_config.json's, else config.json's."""
+    """Return the tokens that end a generation: generation_config.json's, else config.json's."""
     generation = path / "generation_config.json"
     found = read_json(generation).get("eos_token_id") if generation.is_file() else None
     if found is None:
@@ -137,11 +137,11 @@ def _check_tensor(
         raise CheckpointError(
             f"{path / scales.file}: {layer}.scales exists, but config.json has no quantization"
         )
-    wanted = {
+    expected = {
         f"{layer}.{part}": (scales.dtype if part != "weight" else "U32", part_shape)
         for part, part_shape in packed_shapes(shape, packing).items()
     }
-    for part, (dtype, part_shape) in wanted.items():
+    for part, (dtype, part_shape) in expected.items():
         found = tensors.get(part)
         if found is None:
             raise CheckpointError(f"{path}: {part} is missing beside {layer}.scales")

@@ -14,8 +14,8 @@ from typing import Any
 from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError
 from engine.loop import Emit, EngineLoop
 from engine.memory_map import MemoryMap
-from engine.messages import Abort, Look, Pressure, Stop
-from engine.places import Places
+from engine.messages import Abort, GetMemoryMap, SetMemoryPressure, Stop
+from engine.slots import Slots
 from engine.token_stream import TokenStream as TokenStream
 from engine.types import (
     EngineLimits,
@@ -37,7 +37,7 @@ ENGINE_ENDED = "the engine has ended"
 
 
 class EngineClient:
-    """An async door to an engine that runs on a thread of its own."""
+    """An async interface to an engine that runs on a thread of its own."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class EngineClient:
     ) -> None:
         """build: makes the loop, called on the engine's thread. max_queue: requests that may wait
         beyond those that run. max_backlog: events that a stream keeps for a slow reader.
-        max_share_ratio: the part of all places that one tenant may take."""
+        max_share_ratio: the part of all slots that one tenant may take."""
         self._build = build
         self._max_queue = max_queue
         self._max_backlog = max_backlog
@@ -60,132 +60,132 @@ class EngineClient:
         self._hung_behind: BackendFailedError | None = None
         self._events: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, TokenStream] = {}
-        self._places = Places(max_share_ratio)
+        self._slots = Slots(max_share_ratio)
         self._last_id = 0
         self._closed = False
         self.pressure = 0
         """How short of memory the system is: a level of engine/pressure.py."""
-        self._looks: set[asyncio.Future[MemoryMap]] = set()
+        self._map_futures: set[asyncio.Future[MemoryMap]] = set()
 
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the thread and waits until the engine is built; raises what building raised."""
+        """Start the thread and wait until the engine is built; raises what building raised."""
         self._thread.start()
         self._built.wait()
         if self._failure is not None:
             raise self._failure
 
     def attach(self) -> None:
-        """Delivers events to the running event loop from now on."""
+        """Deliver events to the running event loop from now on."""
         self._events = asyncio.get_running_loop()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the engine after its running step; False when it did not end in time, and at once
-        when it was given up."""
+        """End the engine after its running step. False when it did not end in time; at once when it
+        was declared dead."""
         if self._loop is not None:
             self._loop.mailbox.put(Stop())
         self._thread.join(0.0 if isinstance(self._failure, EngineStuckError) else timeout_s)
         return not self._thread.is_alive()
 
-    def give_up(self) -> None:
-        """Nobody expects anything of the engine any more: it is dead, and all streams end with an
-        error. From any thread."""
+    def declare_dead(self) -> None:
+        """Declare the engine dead, because a step hangs: all streams end with an error. From any
+        thread."""
         assert self._loop is not None
         self._hung_behind = self._loop.faults.find()
         self._failure = EngineStuckError()
         self._call_soon(self._fail_all, ENGINE_ENDED)
 
     def end_all(self, message: str) -> None:
-        """Ends all requests with an error, and lets no more in. message: why, for
+        """End all requests with an error, and admit no more. message: why, for
         FinishReason.ERROR."""
         self._closed = True
         for request_id in list(self._streams):
             self._abort(request_id)
         self._fail_all(message)
 
-    def heed_pressure(self, level: int) -> None:
-        """Tells the engine how short of memory the system is. From any thread."""
+    def set_memory_pressure(self, level: int) -> None:
+        """Tell the engine how short of memory the system is. From any thread."""
         assert self._loop is not None
         self.pressure = level
-        self._loop.mailbox.put(Pressure(level))
+        self._loop.mailbox.put(SetMemoryPressure(level))
 
     @property
     def alive(self) -> bool:
-        """Whether the engine's thread runs and is built."""
+        """Return whether the engine's thread runs and is built."""
         return self._loop is not None and self._failure is None and self._thread.is_alive()
 
     @property
     def substrate_failed(self) -> bool:
-        """Whether it was the memory of K and V that ended the engine, or kept it from starting."""
+        """Return whether the memory of K and V ended the engine, or kept it from starting."""
         return isinstance(self._hung_behind or self._failure, BackendFailedError)
 
     @property
     def limits(self) -> EngineLimits:
-        """What requests are checked against."""
+        """Return the limits that requests are checked against."""
         assert self._loop is not None
         return self._loop.limits
 
     @property
     def stats(self) -> EngineStats:
-        """The newest snapshot; never waits for the engine."""
+        """Return the newest snapshot, without waiting for the engine."""
         return self._loop.stats if self._loop is not None else EngineStats()
 
     @property
     def busy_since(self) -> float | None:
-        """Since when (``time.monotonic``) there has been something to do and no step was completed;
-        None when there is nothing, and when the engine has failed: then it only ends. Never waits
-        for the engine."""
+        """Return since when (``time.monotonic``) there has been something to do and no step was
+        completed; None when there is nothing, and when the engine has failed: then it only ends."""
         if self._loop is None or self._failure is not None:
             return None
         return self._loop.busy_since
 
     @property
     def step_age_s(self) -> float:
-        """How long there has been something to do and no step was completed; else 0."""
+        """Return how long there has been something to do and no step was completed; else 0."""
         since = self.busy_since
         return 0.0 if since is None else max(0.0, time.monotonic() - since)
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended."""
+        """Return how many requests have not ended."""
         return len(self._streams)
 
     @property
     def capacity(self) -> int:
-        """Requests that may run or wait at the same time."""
+        """Return how many requests may run or wait at the same time."""
         return self.limits.max_num_seqs + self._max_queue
 
     @property
     def max_share(self) -> int:
-        """Requests of one tenant that may run or wait at the same time."""
-        return self._places.max_share(self.capacity)
+        """Return how many requests of one tenant may run or wait at the same time."""
+        return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:
-        """For so many more requests. Raises QueueFullError where there is none now; ShareFullError
-        where others of the tenant have to end first."""
-        self._places.check(requests, tenant, self.capacity)
+        """Check that so many more requests fit. Raises QueueFullError where they do not, and
+        ShareFullError where other requests of the tenant have to end first."""
+        self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
-        """What the memory holds, made by the engine before its next step: waits for the step that
-        runs, however long it takes. Raises EngineDeadError, also when the engine ends meanwhile."""
+        """Return what the memory holds, made by the engine before its next step: waits for the step
+        that runs, however long it takes. Raises EngineDeadError, also when the engine ends
+        meanwhile."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
-        look: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
-        self._looks.add(look)
-        self._loop.mailbox.put(Look(lambda found: self._call_soon(_answer, look, found)))
+        future: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
+        self._map_futures.add(future)
+        self._loop.mailbox.put(GetMemoryMap(lambda made: self._call_soon(_answer, future, made)))
         try:
-            return await look
+            return await future
         finally:
-            self._looks.remove(look)
+            self._map_futures.remove(future)
 
     # --- requests -------------------------------------------------------------------------------
 
     def submit(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, **how: Any
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
     ) -> TokenStream:
-        """Hands over one request. how: what ``submit_choices`` takes as well."""
-        (stream,) = self.submit_choices(prompt_ids, (params,), **how)
+        """Hand over one request. options: those of ``submit_choices``."""
+        (stream,) = self.submit_choices(prompt_ids, (params,), **options)
         return stream
 
     def submit_choices(
@@ -202,7 +202,7 @@ class EngineClient:
         beyond_queue: bool = False,
         name: str = "unnamed",
     ) -> list[TokenStream]:
-        """Hands over one request for each of ``params``, all with the same prompt; or none of them.
+        """Hand over one request for each of ``params``, all with the same prompt; or none of them.
         The first is an ordinary request, the others are forks of it.
 
         constraint: each gets a copy. pooling: for its vector. read_with: a stream that these are
@@ -213,18 +213,18 @@ class EngineClient:
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
         longest = self.limits.max_model_len
-        if len(prompt_ids) > longest - any(its_params.max_tokens for its_params in params):
+        if len(prompt_ids) > longest - any(each.max_tokens for each in params):
             raise PromptTooLongError(len(prompt_ids), longest)
         if not beyond_queue:
             self.check_room(len(params), salt.tenant)
         wake = asyncio.Event() if read_with is None else read_with.wake
         streams: list[TokenStream] = []
-        for number, its_params in enumerate(params, start=self._last_id + 1):
+        for number, answer_params in enumerate(params, start=self._last_id + 1):
             fork_of = streams[0].request.request_id if streams else None
             request = Request(
                 number,
                 prompt_ids,
-                its_params,
+                answer_params,
                 priority,
                 salt,
                 system_tokens,
@@ -238,7 +238,7 @@ class EngineClient:
             self._streams[number] = streams[-1]
             self._loop.mailbox.put(request)
         self._last_id += len(params)
-        self._places.take(len(params), salt.tenant)
+        self._slots.take(len(params), salt.tenant)
         return streams
 
     def _abort(self, request_id: int) -> None:
@@ -255,12 +255,12 @@ class EngineClient:
                 log.warning("the request %s has failed: %s", stream.request.name, event.message)
             if event.finish is not None:
                 del self._streams[event.request_id]
-                self._places.release(stream.request.salt.tenant)
+                self._slots.free(stream.request.salt.tenant)
 
     def _fail_all(self, message: str) -> None:
-        for look in self._looks:
-            if not look.done():
-                look.set_exception(EngineDeadError())
+        for future in self._map_futures:
+            if not future.done():
+                future.set_exception(EngineDeadError())
         for request_id in list(self._streams):
             self._deliver([TokenEvent(request_id, None, FinishReason.ERROR, message=message)])
 
@@ -294,7 +294,7 @@ class EngineClient:
             log.debug("the event loop has closed: events dropped")
 
 
-def _answer(look: "asyncio.Future[MemoryMap]", found: MemoryMap) -> None:
-    """Unless whoever looked has left."""
-    if not look.done():
-        look.set_result(found)
+def _answer(future: "asyncio.Future[MemoryMap]", made: MemoryMap) -> None:
+    """Set the result, unless nobody waits for it any more."""
+    if not future.done():
+        future.set_result(made)

@@ -1,4 +1,4 @@
-"""What may be chosen of an engine."""
+"""The settings of an engine."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from engine.weights import Arithmetic
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Every choice that the engine leaves to its user; None means: choose."""
+    """The settings of an engine; None means that the engine chooses."""
 
     substrate: str
     """"auto", or what a Substrate is called."""

@@ -38,14 +38,14 @@ class Masks:
     """Rows whose constraint has failed, and why: fit for clients."""
 
     def apply(self, logits: mx.array) -> mx.array:
-        """The logits ``[R, vocab]`` with minus infinity where a token is not allowed."""
+        """Return the logits ``[R, vocab]`` with minus infinity where a token is not allowed."""
         rows, vocab = logits.shape
         # Adding eight numbers of a table for each byte takes a third of what choosing takes.
         added = mx.array(ADDED)[mx.array(self.words.view(np.uint8))].reshape(rows, -1)
         return logits + (added if added.shape[1] == vocab else added[:, :vocab])
 
     def forbidden(self, tokens: list[int]) -> list[int]:
-        """The rows whose token is not allowed."""
+        """Return the rows whose token is not allowed."""
         return [
             row
             for row, token in enumerate(tokens)
@@ -62,17 +62,17 @@ class MaskThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
     def begin(self, sequences: SequenceOf[Sequence], vocab_size: int) -> Future[Masks]:
-        """The masks of a batch, one row for each sequence."""
+        """Return the masks of a batch, one row for each sequence."""
         return self._executor.submit(fill_masks, sequences, vocab_size)
 
 
 def is_masked(sequence: Sequence) -> bool:
-    """Whether the next token of a sequence must be one of some."""
+    """Return whether the next token of a sequence must be one of some."""
     return sequence.request.constraint is not None or _holds_back_stops(sequence)
 
 
 def fill_masks(sequences: SequenceOf[Sequence], vocab_size: int) -> Masks:
-    """The masks of a batch, one row for each sequence."""
+    """Return the masks of a batch, one row for each sequence."""
     words: np.ndarray = np.empty((len(sequences), -(-vocab_size // WORD_BITS)), np.uint32)
     broken: dict[int, str] = {}
     for number, sequence in enumerate(sequences):
@@ -94,7 +94,8 @@ def fill_masks(sequences: SequenceOf[Sequence], vocab_size: int) -> Masks:
 def accept(
     sequences: SequenceOf[Sequence], results: list[Sampled], broken: dict[int, str]
 ) -> list[Sampled]:
-    """Tells the constraints which tokens were chosen; results without those of broken ones."""
+    """Tell the constraints which tokens were chosen; return the results, without tokens where a
+    constraint is broken."""
     return [
         _broken_off(result, broken.get(row) or _refusal(sequence, result))
         for row, (sequence, result) in enumerate(zip(sequences, results, strict=True))
@@ -110,7 +111,7 @@ def _holds_back_stops(sequence: Sequence) -> bool:
 
 
 def _fill(sequence: Sequence, row: np.ndarray) -> bool:
-    """Fills a row; False when all tokens are allowed."""
+    """Fill a row; False when all tokens are allowed."""
     constraint = sequence.request.constraint
     filled = constraint is not None and constraint.fill_mask(row)
     if not _holds_back_stops(sequence):
@@ -127,7 +128,7 @@ def _fill(sequence: Sequence, row: np.ndarray) -> bool:
 
 
 def _refusal(sequence: Sequence, result: Sampled) -> str | None:
-    """Why the constraint does not take the token; None where it does."""
+    """Return why the constraint does not take the token; None where it does."""
     constraint = sequence.request.constraint
     if constraint is None or result.token_id is None:
         return None
@@ -144,7 +145,7 @@ def _broken_off(result: Sampled, why: str | None) -> Sampled:
 
 
 def _why(sequence: Sequence, error: Exception) -> str:
-    """What its client is told."""
+    """Return what the request's client is told."""
     if isinstance(error, FormLimitError):
         return f"{FORM_LIMITS}: {error}"
     # Its text may hold some of the answer.

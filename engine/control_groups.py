@@ -26,7 +26,7 @@ class GroupMemory:
 
 
 def own_groups(groups: Path, own: Path, controller: str = VERSION_2) -> list[Path]:
-    """The process's group and those around it; each may have a limit.
+    """Return the process's group and those around it; each may have a limit.
 
     controller: of version 1, which has a tree of groups for each. own: with lines such as
     ``4:memory:/docker/1f`` and ``0::/slice/own``.
@@ -41,7 +41,7 @@ def own_groups(groups: Path, own: Path, controller: str = VERSION_2) -> list[Pat
 
 
 def memory_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> list[GroupMemory]:
-    """All that limit the process's memory."""
+    """Return all that limit the process's memory."""
     found = [_version_2(folder) for folder in own_groups(groups, own)]
     found += [_version_1(folder) for folder in own_groups(groups, own, "memory")]
     return [memory for memory in found if memory is not None]
@@ -56,7 +56,7 @@ def _version_2(folder: Path) -> GroupMemory | None:
 
 
 def _version_1(folder: Path) -> GroupMemory | None:
-    """Without a limit the kernel tells one of almost 2^63 bytes."""
+    """Return a group's memory. Without a limit the kernel reports one of almost 2^63 bytes."""
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limit, used = (_number(folder / name) for name in names)
     if limit is None or used is None:
@@ -69,27 +69,27 @@ def _version_1(folder: Path) -> GroupMemory | None:
 
 
 def processors_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> float | None:
-    """How many processors' time the process may use; None where there is no limit."""
-    told = [_text(folder / "cpu.max").split() for folder in own_groups(groups, own)]
-    told += [
+    """Return how many processors' time the process may use; None where there is no limit."""
+    quotas = [_text(folder / "cpu.max").split() for folder in own_groups(groups, own)]
+    quotas += [
         [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         for folder in own_groups(groups, own, "cpu")
     ]
     # "max", -1 or nothing at all where there is no quota.
     return min(
-        (int(words[0]) / int(words[1]) for words in told if words and words[0].isdecimal()),
+        (int(words[0]) / int(words[1]) for words in quotas if words and words[0].isdecimal()),
         default=None,
     )
 
 
 def _figures(file: Path) -> dict[str, int]:
-    """By the name in front of each."""
+    """Return the numbers of a file, by the name in front of each."""
     lines = (line.split() for line in _text(file).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
 
 
 def _number(file: Path) -> int | None:
-    """None where there is no such file, or "max" in it."""
+    """Return the number; None where there is no such file, or "max" in it."""
     text = _text(file).strip()
     return int(text) if text.isdecimal() else None
 

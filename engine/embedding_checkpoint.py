@@ -26,8 +26,9 @@ COMPUTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
 def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -> bool:
-    """Whether a folder makes vectors. names: of its tensors. tied: whether config.json ties the
-    head to the embeddings. Raises CheckpointError where they are made in another way than here."""
+    """Return whether a folder makes vectors. names: of its tensors. tied: whether config.json ties
+    the head to the embeddings. Raises CheckpointError where they are made in another way than
+    here."""
     if (path / MODULES_FILE).is_file():
         check_modules(path)
         return True
@@ -35,7 +36,7 @@ def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -
 
 
 def check_modules(path: Path) -> None:
-    """Raises CheckpointError for modules that would make other vectors."""
+    """Raise CheckpointError for modules that would make other vectors."""
     file = path / MODULES_FILE
     modules = read_json_list(file)
     kinds = [_kind(module) for module in modules]
@@ -54,13 +55,13 @@ def check_modules(path: Path) -> None:
 
 
 def _kind(module: Any) -> str:
-    """The last part of the class that a module is of."""
+    """Return the last part of the class that a module is of."""
     kind = module.get("type") if isinstance(module, dict) else None
     return str(kind).rpartition(".")[2]
 
 
 def _pooling_modes(settings: dict[str, Any]) -> set[str]:
-    """One name in newer files, a flag for each in older ones."""
+    """Return the pooling modes: one name in newer files, a flag for each in older ones."""
     named = settings.get("pooling_mode")
     if isinstance(named, str):
         return set(named.split("+"))

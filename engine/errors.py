@@ -1,4 +1,4 @@
-"""Why the engine does not take a request, cannot go on with it, or takes none any more."""
+"""Errors of requests that the engine refuses or cannot finish, and of the engine itself."""
 
 FORM_LIMITS = "the answer's form has come to its limits"
 """How the message of a request begins that ended with a FormLimitError."""

@@ -1,4 +1,4 @@
-"""What is counted: by the scheduler, by size, and what MLX holds."""
+"""Statistics of the engine: counters, histograms, and what MLX holds."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -18,7 +18,7 @@ QUEUE_BOUNDS_S = (
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """What has happened since the start."""
+    """Counters of the scheduler, since the start."""
 
     prompt_tokens: int = 0
     submitted_prompt_tokens: int = 0
@@ -31,7 +31,7 @@ class SchedulerCounters:
     """Whose results nobody wanted any more when their step was read."""
 
     def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
-        """A prompt is about to be computed. miss: why not more of it is cached."""
+        """Count a prompt that is about to be computed. miss: why not more of it is cached."""
         self.submitted_prompt_tokens += tokens
         self.cached_prompt_tokens += cached_tokens
         if miss is not None:
@@ -39,7 +39,7 @@ class SchedulerCounters:
 
 
 class HistogramCounts(NamedTuple):
-    """Values by size."""
+    """Counts of values by size."""
 
     bounds: tuple[float, ...]
     """The most that a value of each class may be; ascending."""
@@ -60,23 +60,23 @@ class Histogram:
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """One more value."""
+        """Add a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
     @property
     def snapshot(self) -> HistogramCounts:
-        """All values so far."""
+        """Return all values so far."""
         return HistogramCounts(self._bounds, tuple(self._counts), self._total)
 
 
 def no_values(bounds: tuple[float, ...]) -> HistogramCounts:
-    """Of a histogram that has seen nothing."""
+    """Return the counts of an empty histogram."""
     return Histogram(bounds).snapshot
 
 
 class Distributions(NamedTuple):
-    """What the engine has measured since its start, by size."""
+    """Histograms of what the engine has measured since its start."""
 
     step_seconds: HistogramCounts = no_values(STEP_BOUNDS_S)
     step_sequences: HistogramCounts = no_values(SEQUENCE_BOUNDS)
@@ -97,22 +97,22 @@ class StepMeter:
         self._queue = Histogram(QUEUE_BOUNDS_S)
 
     def step_ran(self, seconds: float, sequences: int) -> None:
-        """A step has completed."""
+        """Count a completed step."""
         self._seconds.observe(seconds)
         self._sequences.observe(sequences)
 
     def left_queue(self, seconds: float) -> None:
-        """A request is about to compute its first token."""
+        """Note how long a request waited that is about to compute its first token."""
         self._queue.observe(seconds)
 
     @property
     def snapshot(self) -> Distributions:
-        """All measurements so far."""
+        """Return all measurements so far."""
         return Distributions(self._seconds.snapshot, self._sequences.snapshot, self._queue.snapshot)
 
 
 class MlxMemory(NamedTuple):
-    """Bytes that MLX says of itself; zeros where no MLX runs."""
+    """Bytes that MLX reports of itself; zeros where no MLX runs."""
 
     active_bytes: int = 0
     """Of arrays in use, weights among them."""
@@ -140,7 +140,7 @@ class EngineStats:
     cached_prompt_tokens: int = 0
     """Those that the cache had."""
     prefix_misses: tuple[tuple[MissReason, int], ...] = ()
-    """Requests whose prompt left the cached chain, by the reason."""
+    """Requests of which more could have been cached, by the reason why it was not."""
     mapping_waits: int = 0
     """Steps that had to wait for a mapping."""
     preemptions: int = 0

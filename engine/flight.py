@@ -72,7 +72,7 @@ class Flights:
                 self.meter.left_queue(started - request.submitted_s)
         flight = Flight(plan, None, started)
         try:
-            flight.step = self._runner.begin(plan, ahead=bool(self._flights))
+            flight.step = self._runner.begin(plan, overlapped=bool(self._flights))
         except FATAL:
             raise
         except Exception as error:
@@ -132,7 +132,7 @@ class Flights:
         for later in self._flights:
             if later.step is not None:
                 later.step.drop()
-                self._scheduler.retract(later.plan)
+                self._scheduler.cancel(later.plan)
         self._flights = deque(later for later in self._flights if later.step is None)
         return None
 

@@ -3,53 +3,53 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.types import MissReason, PrefixSalt, TokenChain
+from engine.types import BlockHashes, MissReason, PrefixSalt
 
 
 class KVDoor(Protocol):
     """What the scheduler asks of the cache. Tokens are counted from a sequence's first one."""
 
-    def chain(self, salt: PrefixSalt) -> TokenChain:
-        """The empty chain of a new sequence."""
+    def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
+        """Return the empty block hashes of a new sequence."""
 
     def open(
         self,
         seq_id: int,
-        chain: TokenChain,
+        block_hashes: BlockHashes,
         num_tokens: int,
         *,
         final_tokens: int,
         system_tokens: int,
     ) -> bool:
-        """A buffer, what the cache has of the chain, and blocks set aside for so many tokens."""
+        """Give the sequence a buffer, its cached prefix, and blocks for so many tokens."""
 
-    def adopt(self, seq_id: int) -> int:
-        """Takes what others have computed meanwhile; how many tokens have valid K and V."""
+    def attach_cached(self, seq_id: int) -> int:
+        """Map what others have computed meanwhile; return how many tokens have valid K and V."""
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """The same for a child, from its parent."""
+        """Do the same for a child, from its parent's blocks."""
 
-    def claim(self, seq_id: int) -> None:
-        """The sequence computes its tokens itself; others may wait for them."""
+    def add_pending_prefix(self, seq_id: int) -> None:
+        """Let others wait for the tokens that the sequence is going to compute."""
 
-    def claimant(self, seq_id: int) -> int | None:
-        """Who is going to compute the tokens that this sequence needs next."""
+    def pending_owner(self, seq_id: int) -> int | None:
+        """Return the sequence that is going to compute the tokens that this one needs next."""
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Where the sequence left what is cached, and why."""
+        """Return where the sequence left what is cached, and why."""
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Memory for tokens [0, num_tokens)."""
+        """Map memory for tokens [0, num_tokens); False where there is none."""
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """The next positions hold valid K and V."""
+        """Note that the next positions hold valid K and V."""
 
-    def retract(self, seq_id: int) -> None:
-        """What steps were asked for, and have not committed, will never be committed."""
+    def cancel_steps(self, seq_id: int) -> None:
+        """Cancel the sequence's steps that have not committed."""
 
     def close(self, seq_id: int, *, keep_prefix: bool) -> None:
-        """The sequence leaves."""
+        """Close the sequence."""
 
     @property
     def recovering(self) -> bool:
-        """Whether memory of sequences that left is still on its way back."""
+        """Return whether memory of closed sequences is not free yet."""

@@ -12,40 +12,42 @@ from engine.types import TokenLogprobs
 class Logprobs:
     """Arrays that are still to be evaluated, of some rows."""
 
-    wanted: SequenceOf[int | None]
+    num_tops: SequenceOf[int | None]
     chosen: mx.array
     top_ids: mx.array | None
     top: mx.array | None
 
     @classmethod
-    def of(cls, raw: mx.array, ids: mx.array, wanted: SequenceOf[int | None]) -> "Logprobs | None":
-        """Those of the tokens ``ids``, ``[R]``; None where no row reports anything.
+    def of(
+        cls, raw: mx.array, ids: mx.array, num_tops: SequenceOf[int | None]
+    ) -> "Logprobs | None":
+        """Return those of the tokens ``ids``, ``[R]``; None where no row reports anything.
 
-        raw: logits ``[R, vocab]`` float32. wanted: how many alternatives each row reports, None for
-        a row that reports nothing.
+        raw: logits ``[R, vocab]`` float32. num_tops: how many alternatives each row reports, None
+        for a row that reports nothing.
         """
-        if all(n is None for n in wanted):
+        if all(n is None for n in num_tops):
             return None
         logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
         chosen = mx.take_along_axis(logprobs, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
-        most = min(max(n or 0 for n in wanted), raw.shape[-1])
-        if most == 0:
-            return cls(wanted, chosen, None, None)
-        places = mx.argpartition(-logprobs, most - 1, axis=-1)[:, :most]
-        return cls(wanted, chosen, places, mx.take_along_axis(logprobs, places, axis=-1))
+        max_tops = min(max(n or 0 for n in num_tops), raw.shape[-1])
+        if max_tops == 0:
+            return cls(num_tops, chosen, None, None)
+        places = mx.argpartition(-logprobs, max_tops - 1, axis=-1)[:, :max_tops]
+        return cls(num_tops, chosen, places, mx.take_along_axis(logprobs, places, axis=-1))
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is to be evaluated."""
+        """Return what is to be evaluated."""
         return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
 
     def read(self) -> list[TokenLogprobs | None]:
-        """The values, row by row."""
+        """Return the values, row by row."""
         result: list[TokenLogprobs | None] = []
         chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
         # Whole: a row of its own would be computed behind the step that runs by now.
         ids, values = self._top()
-        for row, count in enumerate(self.wanted):
+        for row, count in enumerate(self.num_tops):
             if count is None:
                 result.append(None)
                 continue
@@ -57,7 +59,7 @@ class Logprobs:
         return result
 
     def _top(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Ids and values of the alternatives, where any row reports some."""
+        """Return the ids and values of the alternatives, where any row reports some."""
         if self.top_ids is None or self.top is None:
             return [], []
         return self.top_ids.tolist(), self.top.tolist()  # type: ignore[return-value]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
 from engine.flight import Flights
 from engine.memory_map import MemoryMap, report_first
-from engine.messages import Abort, Look, Message, Pressure
-from engine.model_trial import TRIAL_ID, ModelTrial
+from engine.messages import Abort, GetMemoryMap, Message, SetMemoryPressure
+from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pressure import PressureLevel
 from engine.scheduler import Scheduler
 from engine.step_plan import StepRunner
@@ -21,7 +21,7 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# While nothing runs, the loop looks this often whether memory has come back.
+# While nothing runs, the loop checks this often whether memory has come back.
 IDLE_POLL_S = 0.1
 # A plan may be empty although sequences wait for memory that is on its way back.
 STALLED_POLL_S = 0.001
@@ -47,7 +47,7 @@ class LoopOptions:
 
 
 class EngineLoop:
-    """Receive, schedule, begin the next step, land the one before it, say what came of that."""
+    """Receive, schedule, begin the next step, land the one before it, publish its events."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class EngineLoop:
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
         faults: SubstrateFaults = NO_FAULTS,
     ) -> None:
-        """emit: called on the engine thread, once per step with something to say. mlx_memory: what
-        MLX holds, asked for on the same thread."""
+        """emit: called on the engine thread, once per step that has events. mlx_memory: returns
+        what MLX holds; called on the same thread."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
         self._scheduler = scheduler
@@ -79,75 +79,76 @@ class EngineLoop:
         self._idle_since: float | None = None
         self._check_due = False
         self._stats_at = float("-inf")
-        self._trial = ModelTrial(scheduler.add, pooling=self.limits.embedding_size is not None)
+        pooling = self.limits.embedding_size is not None
+        self._health_check = ModelHealthCheck(scheduler.add, pooling=pooling)
         self.busy_since: float | None = None
         """Since when there has been something to do and no step was completed; None while there is
         nothing. Read from other threads."""
 
     @property
     def limits(self) -> EngineLimits:
-        """What requests are checked against."""
+        """Return the limits that requests are checked against."""
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """Begins a step and reads one: that one, or, where steps overlap, the one before it. False
+        """Begin a step and read one: that one, or, where steps overlap, the one before it. False
         when there was nothing to run or to read."""
         if self.busy_since is None:
             self.busy_since = self._clock()
         landed = self._flights.landed
         events = self._receive()
         # So many steps may stay in flight.
-        most = int(self._options.overlap and self._scheduler.runs_ahead)
-        events += self._land(most)
-        ahead = len(self._flights) > 0
-        plan = self._scheduler.schedule(ahead=ahead)
+        max_in_flight = int(self._options.overlap and self._scheduler.can_overlap)
+        events += self._land(max_in_flight)
+        in_flight = len(self._flights) > 0
+        plan = self._scheduler.schedule(overlapped=in_flight)
         if plan.begun:
-            # If this step hangs, these are the figures that are shown.
+            # If this step hangs, these are the stats that are shown.
             self.stats = self._snapshot()
         if plan.entries:
             self._flights.begin(plan)
-        events += self._judged(self._scheduler.refuse(plan.refused))
-        events += self._land(most if plan.entries else 0)
-        self._say(events)
+        events += self._check_health(self._scheduler.refuse(plan.refused))
+        events += self._land(max_in_flight if plan.entries else 0)
+        self._publish(events)
         self._flights.submit()
         self._kv.step_completed(self._runner.completed_epoch)
-        worked = ahead or bool(plan.entries)
+        worked = in_flight or bool(plan.entries)
         self._housekeep(busy=worked or self._stalled)
         self._mark_progress(worked, self._flights.landed > landed)
         return worked
 
     def run(self) -> None:
-        """Steps until told to stop; sleeps while there is nothing to do."""
+        """Run steps until told to stop; sleep while there is nothing to do."""
         with self.faults.noticed():
             while not self._stopping:
                 if not self.step() and not self._stopping:
                     self._wait()
-            self._say(self._land(0))
+            self._publish(self._land(0))
 
     def close(self) -> None:
-        """The ordered end of the device's memory, on the thread that ran the loop. Nothing may be
-        called afterwards."""
+        """End the device's memory in order, on the thread that ran the loop. Nothing may be called
+        afterwards."""
         with suppress(Exception):
             self._land(0)
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
 
     def warm_up(self, prompt_tokens: int) -> None:
-        """Runs a request of our own, so that the first real one finds everything in place.
+        """Run a request of our own, so that the first real one finds everything in place.
 
         Raises RuntimeError when the model cannot decode.
         """
         pooling = self.limits.embedding_size is not None
         params = SamplingParams(max_tokens=0 if pooling else WARM_UP_TOKENS, temperature=0.0)
-        self.mailbox.put(Request(TRIAL_ID, (0,) * prompt_tokens, params, pooling=pooling))
+        self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
-        # Until its memory is back as well: what comes back later would be kept as a prefix.
+        # Until its memory is free as well: what is freed later would be kept as a prefix.
         with self.faults.noticed():
             while self.step() or self._kv.recovering:
                 pass
         self._emit = emit
-        self._kv.drop_prefixes()
+        self._kv.evict_prefixes()
         self._scheduler.counters = SchedulerCounters()
         self._flights.meter = StepMeter()
         self._flights.landed = 0
@@ -158,22 +159,22 @@ class EngineLoop:
 
     @property
     def _stalled(self) -> bool:
-        """Whether sequences are there, if only to wait for memory."""
+        """Return whether there are sequences, though they may only wait for memory."""
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     # --- the parts of a step --------------------------------------------------------------------
 
     def _receive(self) -> list[TokenEvent]:
-        """New requests, aborts, the end."""
+        """Take all messages in."""
         events: list[TokenEvent] = []
         while (message := self._next_message()) is not None:
             if isinstance(message, Request):
                 self._scheduler.add(message)
             elif isinstance(message, Abort):
                 events += self._scheduler.abort(message.request_id)
-            elif isinstance(message, Pressure):
-                self._heed(message.level)
-            elif isinstance(message, Look):
+            elif isinstance(message, SetMemoryPressure):
+                self._set_memory_pressure(message.level)
+            elif isinstance(message, GetMemoryMap):
                 message.answer(self._memory_map())
             else:
                 self._stopping = True
@@ -188,27 +189,27 @@ class EngineLoop:
         except queue.Empty:
             return None
 
-    def _land(self, most_left: int) -> list[TokenEvent]:
-        """Reads steps until no more than so many are in flight."""
+    def _land(self, max_left: int) -> list[TokenEvent]:
+        """Read steps until no more than so many are in flight."""
         events: list[TokenEvent] = []
-        for landing in self._flights.land(most_left):
-            events += self._judged(landing.events, all_bad=landing.all_bad)
+        for landing in self._flights.land(max_left):
+            events += self._check_health(landing.events, all_bad=landing.all_bad)
         return events
 
-    def _judged(self, events: list[TokenEvent], all_bad: bool = False) -> list[TokenEvent]:
-        if all_bad or self._trial.runs:
-            return self._trial.judge(events, all_failed=all_bad)
+    def _check_health(self, events: list[TokenEvent], all_bad: bool = False) -> list[TokenEvent]:
+        if all_bad or self._health_check.is_running:
+            return self._health_check.check(events, all_failed=all_bad)
         return events
 
     def _mark_progress(self, worked: bool, landed: bool) -> None:
-        """Who looks from outside sees when the device was last known to get on."""
+        """Note for other threads since when the device has made no progress."""
         if len(self._flights):
             self.busy_since = self._clock() if landed else self.busy_since
         elif worked or not self._stalled:
             self.busy_since = None
 
-    def _say(self, events: list[TokenEvent]) -> None:
-        """Wakes the event loop once, and only when there is something to say."""
+    def _publish(self, events: list[TokenEvent]) -> None:
+        """Emit events, if there are any: this wakes the event loop once."""
         if events:
             self._emit(events)
 
@@ -222,41 +223,41 @@ class EngineLoop:
             self._idle_since = now
             self._check_due = True
         else:
-            self._give_back(now - self._idle_since)
+            self._release_idle_memory(now - self._idle_since)
         if busy and self._options.check_every_step:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:
             self._stats_at = now
-            if self._scheduler.holds_back and self._kv.gives_back:
-                self._kv.drop_prefixes()
+            if self._scheduler.holds_back and self._kv.releases_memory:
+                self._kv.evict_prefixes()
             self.stats = self._snapshot()
 
-    def _heed(self, level: int) -> None:
-        """The system is short of memory, or no longer: what nobody uses goes back as long as it is,
-        and nobody comes in beside those that run. Where nothing goes back, only the critical level
-        counts: a Mac that holds a model is rarely without a warning."""
-        least = PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL
+    def _set_memory_pressure(self, level: int) -> None:
+        """Adapt to the system's memory pressure: under pressure release what nobody uses, and admit
+        nobody beside those that run. Where nothing can be released, only the critical level counts:
+        a Mac that holds a model is rarely without a warning."""
+        least = PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
-        self._kv.heed(short=level > PressureLevel.NORMAL)
-        if self._scheduler.holds_back and self._kv.gives_back:
-            self._kv.drop_prefixes()
+        self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)
+        if self._scheduler.holds_back and self._kv.releases_memory:
+            self._kv.evict_prefixes()
         if self._scheduler.holds_back:
-            self._runner.free_cache()
+            self._runner.release_cache()
 
-    def _give_back(self, idle_s: float) -> None:
-        """What an engine without work does after a while."""
+    def _release_idle_memory(self, idle_s: float) -> None:
+        """Release memory of an engine that has been idle for so long."""
         if idle_s < self._options.idle_release_s:
             return
         if idle_s >= self._options.prefix_keep_s:
-            self._kv.drop_prefixes()
-        self._kv.idle()
+            self._kv.evict_prefixes()
+        self._kv.release_idle_memory()
         if self._check_due:
             self._check_due = False
-            self._runner.free_cache()
+            self._runner.release_cache()
             self._kv.check_invariants()
 
     def _wait(self) -> None:
-        """Sleeps until a message comes or it is time to look again."""
+        """Sleep until a message comes or it is time to check again."""
         timeout_s = STALLED_POLL_S if self._stalled else IDLE_POLL_S
         try:
             self._woken_by = self.mailbox.get(timeout=timeout_s)
@@ -264,14 +265,13 @@ class EngineLoop:
             return
 
     def last_stats(self) -> EngineStats:
-        """The figures when a fault has ended the loop, or older ones if they cannot be read."""
+        """Return the newest stats after a fault, or older ones if they cannot be read."""
         with suppress(Exception):
             self.stats = self._snapshot()
         return self.stats
 
     def _memory_map(self) -> MemoryMap:
-        """Made when somebody looks, and only then. The figures for metrics are made along with it,
-        so that both agree."""
+        """Return a memory map. The statistics are taken along with it, so that both agree."""
         self.stats = self._snapshot()
         running, waiting = map(report_first, self._scheduler.sequences)
         return MemoryMap(self.stats, self._kv.memory_map(), running, waiting)

@@ -44,13 +44,13 @@ class MachineMemory:
     on_gpu: bool = False
     """Whether it is what a GPU may use."""
 
-    def headroom_bytes(self, asked: int | None) -> int:
-        """What is left to other programs: as configured, or what is usual."""
+    def headroom_bytes(self, setting: int | None) -> int:
+        """Return what is left to other programs: as configured, or what is usual."""
         usual = GPU_HEADROOM_BYTES if self.on_gpu else self.total_bytes // HEADROOM_PART
-        return usual if asked is None else asked
+        return usual if setting is None else setting
 
     def usable_bytes(self, headroom_bytes: int) -> int:
-        """What we may use in all."""
+        """Return what we may use in all."""
         return usable_bytes(
             self.total_bytes, self.available_bytes, headroom_bytes, on_gpu=self.on_gpu
         )
@@ -59,7 +59,7 @@ class MachineMemory:
 def machine_memory(
     groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP, sysctl: Sysctl = read_sysctl
 ) -> MachineMemory:
-    """The machine's memory, or the container's where that is less.
+    """Return the machine's memory, or the container's where that is less.
 
     Shared memory is charged to a control group like any other: beyond its limit the process is
     killed.
@@ -76,7 +76,8 @@ def machine_memory(
 
 
 def macos_available_bytes(sysctl: Sysctl) -> int | None:
-    """What macOS could give without taking it from a program; None where the system is another.
+    """Return what macOS could give without taking it from a program; None where the system is
+    another.
 
     psutil counts free and inactive pages there: some of these are memory of programs, and pages of
     files that were read lately are missing.
@@ -89,14 +90,15 @@ def macos_available_bytes(sysctl: Sysctl) -> int | None:
 def gpu_memory(
     machine: MachineMemory, working_set_bytes: int, max_buffer_bytes: int | None = None
 ) -> MachineMemory:
-    """What a GPU may use of the machine's memory: the working set that its driver recommends."""
+    """Return what a GPU may use of the machine's memory: the working set that its driver
+    recommends."""
     total = min(machine.total_bytes, working_set_bytes)
     available = min(machine.available_bytes, working_set_bytes)
     return MachineMemory(total, available, max_buffer_bytes, on_gpu=True)
 
 
 def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
-    """Processors that this process may run on, as far as they can be used.
+    """Return how many processors this process may run on, as far as they can be used.
 
     A container's share of their time is rounded up, as Go and Java do it. More threads would use
     it up in the first part of each period, and all stand still for the rest.
@@ -110,22 +112,21 @@ def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int
 
 
 def raise_descriptor_limit() -> int:
-    """Raises this process's limit as far as the system lets it, and never fails. Returns what it is
-    now.
+    """Raise this process's limit as far as the system lets it. Never fails. Return what it is now.
 
     The hard limit need not be to be had. A Mac's is infinite, and setrlimit(2) refuses infinity and
     all beyond kern.maxfilesperproc: then the most that is not refused is found by halves.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed, refused = _finite(soft), _finite(hard) + 1
-    asked = refused - 1
-    while allowed < asked:
+    limit = refused - 1
+    while allowed < limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (asked, hard))
-            allowed = asked
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            allowed = limit
         except (ValueError, OSError):
-            refused = asked
-        asked = (allowed + refused) // 2
+            refused = limit
+        limit = (allowed + refused) // 2
     return allowed
 
 

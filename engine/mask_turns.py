@@ -1,13 +1,13 @@
-"""Who sits a step out, so that the masks of a step do not make everybody wait for long."""
+"""Chooses sequences that sit a step out, so that its masks do not take too long."""
 
 from collections.abc import Sequence as SequenceOf
 
 from engine.types import Sequence
 
 
-def who_rests(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
-    """Name the sequences whose masks cost more than their share, where all masks together would
-    cost more than ``max_step_mask_s``.
+def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
+    """Return the ids of sequences that sit a step out. Their masks cost more than their share, and
+    all masks together would cost more than ``max_step_mask_s``.
 
     They take turns: those that have rested longest go on, as many as fit, and one at least.
     """
@@ -19,11 +19,11 @@ def who_rests(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]
     costly = [sequence for sequence in masked if sequence.mask_s > share_s]
     left_s -= sum(sequence.mask_s for sequence in masked if sequence.mask_s <= share_s)
     resting: set[int] = set()
-    for number, sequence in enumerate(sorted(costly, key=lambda each: -each.rests)):
+    for number, sequence in enumerate(sorted(costly, key=lambda each: -each.steps_rested)):
         if number and sequence.mask_s > left_s:
-            sequence.rests += 1
+            sequence.steps_rested += 1
             resting.add(sequence.seq_id)
         else:
-            sequence.rests = 0
+            sequence.steps_rested = 0
             left_s -= sequence.mask_s
     return resting

@@ -1,4 +1,4 @@
-"""What serving a model asks of a machine's memory. Serving and planning ask here, both."""
+"""How much memory serving a model takes. Serving and planning share it."""
 
 from engine.config import EngineConfig
 from engine.machine import MachineMemory
@@ -17,7 +17,7 @@ def memory_demand(
     substrate: Substrate,
     itemsize: int,
 ) -> MemoryDemand:
-    """All but the weights.
+    """Return what is needed beside the weights.
 
     machine: what the processor that computes may use. shape: of K and V. itemsize: bytes of a
     number that the model computes with.

@@ -1,4 +1,4 @@
-"""What the engine is busy with and where it lies: a snapshot for people to look at. Counts only."""
+"""A snapshot of the engine's sequences and of their memory, for people. Counts only."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from kvcache.memory_map import HeapSnapshot as HeapSnapshot
 from kvcache.memory_map import KVMap as KVMap
 from kvcache.memory_map import MappedSequence as MappedSequence
 
-# Of the sequences that run, and of those that wait, so many are told one by one.
-MAX_TOLD_SEQUENCES = 256
+# Of the sequences that run, and of those that wait, so many are shown one by one.
+MAX_SHOWN_SEQUENCES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class SequenceReport:
     """Of the prompt and those generated."""
     computed_tokens: int
     """Those whose K and V are in the cache."""
-    most_tokens: int
+    max_tokens: int
     """Of prompt and answer, at most."""
     preemptions: int
 
@@ -44,7 +44,7 @@ class MemoryMap:
 
 
 def report_first(sequences: SequenceOf[Sequence]) -> tuple[SequenceReport, ...]:
-    """Reports of the first sequences, no more than are told one by one."""
+    """Return reports of the first sequences, no more than are shown one by one."""
     return tuple(
         SequenceReport(
             sequence.seq_id,
@@ -52,8 +52,8 @@ def report_first(sequences: SequenceOf[Sequence]) -> tuple[SequenceReport, ...]:
             sequence.num_prompt,
             sequence.num_tokens,
             sequence.num_computed,
-            sequence.most_tokens,
+            sequence.max_tokens,
             sequence.preemptions,
         )
-        for sequence in islice(sequences, MAX_TOLD_SEQUENCES)
+        for sequence in islice(sequences, MAX_SHOWN_SEQUENCES)
     )

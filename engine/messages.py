@@ -1,4 +1,4 @@
-"""What the engine's mailbox takes, beside requests."""
+"""Messages to the engine's thread, beside requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from engine.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Somebody no longer wants this request."""
+    """End a request: nobody wants its result any more."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pressure:
-    """How short of memory the system is from now on."""
+class SetMemoryPressure:
+    """Note how short of memory the system is from now on."""
 
     level: int
-    """0 is not at all: engine/pressure.py."""
+    """A PressureLevel; 0 is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Somebody wants to see what the memory holds."""
+class GetMemoryMap:
+    """Make a memory map."""
 
     answer: Callable[[MemoryMap], None]
     """Called on the engine's thread."""
@@ -32,7 +32,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The engine should end after the running step."""
+    """End the engine after the running step."""
 
 
-Message = Request | Abort | Pressure | Look | Stop
+Message = Request | Abort | SetMemoryPressure | GetMemoryMap | Stop

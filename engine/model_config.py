@@ -1,4 +1,4 @@
-"""``config.json`` of a model folder, and the tensors that it makes necessary."""
+"""Reads ``config.json`` of a model folder, and lists the tensors that follow from it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class ModelConfig:
             )
 
     def dimensions(self) -> dict[str, Any]:
-        """The fields of Dimensions."""
+        """Return the fields of Dimensions."""
         return {
             "num_layers": self.count("num_hidden_layers"),
             "hidden_size": self.count("hidden_size"),
@@ -80,19 +80,19 @@ class ModelConfig:
         }
 
     def count(self, field: str) -> int:
-        """A number above 0."""
+        """Return a number above 0."""
         value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CheckpointError(f"{self.file}: {field} is {value!r}; it must be a number above 0")
         return value
 
     def number(self, field: str, value: object) -> None:
-        """Checks that the value is a number above 0."""
+        """Check that the value is a number above 0."""
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise CheckpointError(f"{self.file}: {field} is {value!r}; it must be a number above 0")
 
     def flag(self, field: str) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self.values.get(field)
         if not isinstance(value, bool):
             raise CheckpointError(f"{self.file}: {field} is {value!r}; it must be true or false")
@@ -100,7 +100,7 @@ class ModelConfig:
 
     @property
     def has_plain_rope(self) -> bool:
-        """Whether angles grow with positions, and with nothing else."""
+        """Return whether angles grow with positions, and with nothing else."""
         nested = self.values.get("rope_parameters")
         scaling = self.values.get("rope_scaling") or nested or {}
         if not isinstance(scaling, dict):
@@ -109,7 +109,7 @@ class ModelConfig:
         return kind in ("default", "linear")
 
     def quantization(self, layer: str) -> Quantization | None:
-        """How the layer of that name is packed, where the config says that any is."""
+        """Return how the layer of that name is packed, where the config says that any is."""
         default = self.values.get("quantization")
         if not isinstance(default, dict):
             return None
@@ -135,8 +135,8 @@ class ModelConfig:
 def expected_shapes(
     config: ModelConfig, start: str = "model.", *, with_head: bool
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor of a Qwen3 model, by its name on the hub, unpacked. start: of the names of all
-    below the head."""
+    """Return every tensor of a Qwen3 model, by its name on the hub, unpacked. start: of the names
+    of all below the head."""
     hidden, inner = config.count("hidden_size"), config.count("intermediate_size")
     head = config.count("head_dim")
     queries = config.count("num_attention_heads") * head
@@ -162,7 +162,8 @@ def expected_shapes(
 
 
 def packed_shapes(shape: tuple[int, ...], packing: Quantization) -> dict[str, tuple[int, int]]:
-    """A matrix as MLX packs it: codes in words of 32 bits, a scale and a bias for each group."""
+    """Return a matrix as MLX packs it: codes in words of 32 bits, a scale and a bias for each
+    group."""
     rows, columns = shape
     groups = (rows, columns // packing.group_size)
     return {"weight": (rows, columns * packing.bits // 32), "scales": groups, "biases": groups}

@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors take once the CPU's kernels have packed them, before any is loaded.
+"""How many bytes a checkpoint's tensors take once they are packed for the CPU's kernels.
 
 As in kernels/cpu/linear.h: 16 outputs make a panel, numbers are filled up to 32 inputs, and float16
 is kept as float32.
@@ -28,7 +28,7 @@ def packed_bytes(
     tensors: Mapping[str, Tensor],
     packing_of: Callable[[str], Quantization | None],
 ) -> int | None:
-    """Of all tensors; None where a layer cannot be packed.
+    """Return the bytes of all tensors; None where a layer cannot be packed.
 
     shapes: unpacked ones, by name. packing_of: how the checkpoint groups a layer of that name.
     """
@@ -59,7 +59,8 @@ def _layer_bytes(shape: Sequence[int], kind: Kind) -> int:
 
 
 def _can_be_joined(shapes: Mapping[str, tuple[int, ...]], kinds: Mapping[str, Kind]) -> bool:
-    """Whether the parts of every joined layer are alike, and fill their panels but for the last."""
+    """Return whether the parts of every joined layer are alike, and fill their panels but for the
+    last."""
     for layer in kinds:
         for names in JOINED:
             if not layer.endswith(names[0]):

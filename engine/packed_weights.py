@@ -1,5 +1,4 @@
-"""From a checkpoint's layers to packed ones, a layer at a time, so that weights are there twice for
-one layer only."""
+"""Packs a checkpoint's layers, one at a time, so that only one layer's weights are there twice."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +15,8 @@ Packed = Callable[[int], None]
 
 
 def pack_qwen3(model: Any, workers: metal_ext.CpuWorkers, packed: Packed) -> PackedQwen3:
-    """The packed forward of an ``mlx_lm.models.qwen3.Model`` that is not evaluated yet. Takes the
-    model apart: it is of no use afterwards."""
+    """Return the packed forward of an ``mlx_lm.models.qwen3.Model`` that is not evaluated yet.
+    Takes the model apart: it is of no use afterwards."""
 
     def join(modules: Sequence[Any]) -> metal_ext.PackedLinear:
         layer = pack_linear(modules, workers)
@@ -37,7 +36,7 @@ def pack_qwen3(model: Any, workers: metal_ext.CpuWorkers, packed: Packed) -> Pac
 
 
 def pack_linear(modules: Sequence[Any], workers: metal_ext.CpuWorkers) -> metal_ext.PackedLinear:
-    """Linear layers or an embedding, plain or in MLX's groups, one behind the other as one.
+    """Pack linear layers or an embedding, plain or in MLX's groups, one behind the other as one.
 
     Raises ValueError where they cannot be.
     """
@@ -50,17 +49,17 @@ def pack_linear(modules: Sequence[Any], workers: metal_ext.CpuWorkers) -> metal_
 
 def _pack_layer(layer: Any, join: Callable[[Sequence[Any]], metal_ext.PackedLinear]) -> PackedLayer:
     attention, mlp = layer.self_attn, layer.mlp
-    how = norm_and_rope(attention)
-    assert how is not None, "no checkpoint that is served has a RoPE of its own"
+    norms = norm_and_rope(attention)
+    assert norms is not None, "no checkpoint that is served has a RoPE of its own"
     return PackedLayer(
         attention_norm=_norm(layer.input_layernorm),
         queries_keys_values=join([attention.q_proj, attention.k_proj, attention.v_proj]),
-        how=NormAndRope(
-            query_weight=_float32(how.query_weight),
-            key_weight=_float32(how.key_weight),
-            eps=how.eps,
-            rope_base=how.rope_base,
-            rope_scale=how.rope_scale,
+        norms=NormAndRope(
+            query_weight=_float32(norms.query_weight),
+            key_weight=_float32(norms.key_weight),
+            eps=norms.eps,
+            rope_base=norms.rope_base,
+            rope_scale=norms.rope_scale,
         ),
         scale=attention.scale,
         output=join([attention.o_proj]),
@@ -71,7 +70,7 @@ def _pack_layer(layer: Any, join: Callable[[Sequence[Any]], metal_ext.PackedLine
 
 
 def _taken(module: Any, name: str) -> Any:
-    """A part of a model, which has it no longer."""
+    """Return a part of a model, which has it no longer."""
     part = getattr(module, name)
     delattr(module, name)
     return part

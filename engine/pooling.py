@@ -1,4 +1,4 @@
-"""The states of last tokens -> vectors of length 1."""
+"""Makes vectors of length 1 from the states of last tokens."""
 
 from collections.abc import Sequence as SequenceOf
 
@@ -10,7 +10,7 @@ from engine.types import Sampled, Sequence
 
 
 def pool(states: mx.array, sequences: SequenceOf[Sequence]) -> PendingSamples:
-    """The vector of each sequence: the state of its last token, at length 1, in float32.
+    """Return the vector of each sequence: the state of its last token, at length 1, in float32.
 
     states: ``[R, hidden]`` after the final norm, any float type.
     """

@@ -1,8 +1,8 @@
-"""How short of memory the system is, by its own account.
+"""Reads the system's memory pressure.
 
-macOS says it in one number. Linux measures how long tasks wait for memory
+macOS has one number for it. Linux measures how long tasks wait for memory
 (docs.kernel.org/accounting/psi.html) and charges control groups for what they use. What cannot be
-read says nothing.
+read counts as no pressure.
 """
 
 import ctypes
@@ -39,17 +39,17 @@ MACOS_LEVELS = {1: PressureLevel.NORMAL, 2: PressureLevel.WARNING, 4: PressureLe
 
 
 def pressure_source(platform: str = sys.platform) -> PressureSource:
-    """What to ask on this system."""
+    """Return what to ask on this system."""
     return macos_pressure if platform == "darwin" else linux_pressure
 
 
 def macos_pressure(sysctl: Sysctl | None = None) -> PressureLevel:
-    """The level that the kernel tells programs. sysctl: reads an integer by its name."""
+    """Return the level that the kernel tells programs. sysctl: reads an integer by its name."""
     return MACOS_LEVELS.get((sysctl or read_sysctl)(SYSCTL) or 0, PressureLevel.NORMAL)
 
 
 def read_sysctl(name: bytes) -> int | None:
-    """An integer of the kernel; None where this system has none of that name."""
+    """Return an integer of the kernel; None where this system has none of that name."""
     call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if call is None:
         return None
@@ -59,7 +59,7 @@ def read_sysctl(name: bytes) -> int | None:
 
 
 def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> PressureLevel:
-    """The worst of what the machine and the process's control groups say."""
+    """Return the worst of what the machine and the process's control groups say."""
     own = proc / "self/cgroup"
     stalls = [proc / "pressure/memory"]
     stalls += [folder / "memory.pressure" for folder in own_groups(groups, own)]
@@ -71,7 +71,7 @@ def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> Pressure
 
 
 def _stalled(file: Path) -> PressureLevel:
-    """By the line ``some avg10=0.00 avg60=...``."""
+    """Return the level of the line ``some avg10=0.00 avg60=...``."""
     for line in _text(file).splitlines():
         kind, _, figures = line.partition(" avg10=")
         if kind == "some":
@@ -80,13 +80,13 @@ def _stalled(file: Path) -> PressureLevel:
 
 
 def _used(group: GroupMemory) -> PressureLevel:
-    """By what a group is charged with and would not give back."""
+    """Return the level of what a group is charged with and cannot reclaim."""
     kept = group.used_bytes - group.reclaimable_bytes
     return _level(kept / max(1, group.limit_bytes), USED_WARNING, USED_CRITICAL)
 
 
 def _available(file: Path) -> PressureLevel:
-    """By MemAvailable, of MemTotal."""
+    """Return the level of MemAvailable, of MemTotal."""
     figures = {name: rest.split() for name, _, rest in map(_parted, _text(file).splitlines())}
     total, available = (_number((figures.get(n) or [""])[0]) for n in ("MemTotal", "MemAvailable"))
     if not total or "MemAvailable" not in figures:
@@ -112,7 +112,7 @@ def _text(file: Path) -> str:
 
 
 def _number(text: str) -> float:
-    """0 where there is none."""
+    """Return the number; 0 where there is none."""
     try:
         return float(text)
     except ValueError:

@@ -1,5 +1,4 @@
-"""What weights that are not there yet will amount to: whether they could be served is known before
-they are fetched."""
+"""Sizes of weights that have not been fetched yet, to find out first whether they can be served."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ EMBEDDING = "model.embed_tokens."
 
 
 def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = None) -> Checkpoint:
-    """A folder as it will be once it has its weights, as ``config.json`` promises it.
+    """Return a folder as it will be once it has its weights, as ``config.json`` promises it.
 
     stored_bytes: of the weights' files. embeds: as for ``read_checkpoint``. Raises CheckpointError
     with one sentence that names file and field.

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: which rows of a step they are read from, and how."""
+"""Log-probabilities of prompts, read from rows of a step."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -17,7 +17,8 @@ Head = Callable[[mx.array], mx.array]
 
 
 def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
-    """The rows of the step's flat token array at which the next token of a prompt is scored."""
+    """Return the rows of the step's flat token array at which the next token of a prompt is
+    scored."""
     rows: list[int] = []
     first = 0
     for entry in entries:
@@ -28,18 +29,18 @@ def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
 
 
 def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[Sampled]:
-    """What is reported of each entry that scores, as results without a token.
+    """Return the scores of each entry that scores, as results without a token.
 
     states: ``[R, hidden]``, evaluated: the rows of ``scored_rows``. The logits of no more than
     SCORED_ROWS_AT_ONCE of them are ever there at once.
     """
     scoring = [entry for entry in entries if entry.scores]
     tokens = [e.sequence.token_ids[place + 1] for e in scoring for place in e.scores]
-    wanted = [e.sequence.request.params.prompt_logprobs for e in scoring for _ in e.scores]
+    num_tops = [e.sequence.request.params.prompt_logprobs for e in scoring for _ in e.scores]
     scores: list[TokenLogprobs | None] = []
     for start in range(0, len(tokens), SCORED_ROWS_AT_ONCE):
         part = slice(start, start + SCORED_ROWS_AT_ONCE)
-        scores += _score(head(states[part]), tokens[part], wanted[part])
+        scores += _score(head(states[part]), tokens[part], num_tops[part])
     rest = iter(scores)
     return [Sampled(None, scored=_all_of([next(rest) for _ in e.scores])) for e in scoring]
 
@@ -47,8 +48,8 @@ def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[
 def joined(
     entries: SequenceOf[PlanEntry], sampled: SequenceOf[Sampled], scored: SequenceOf[Sampled]
 ) -> list[Sampled]:
-    """One result for each entry that has one. sampled, scored: those of the entries that sample,
-    and of those that score."""
+    """Return one result for each entry that has one. sampled, scored: the results of the entries
+    that sample, and of those that score."""
 
     def results() -> Iterator[Sampled]:
         samples, scores = iter(sampled), iter(scored)
@@ -61,12 +62,12 @@ def joined(
 
 
 def _score(
-    logits: mx.array, tokens: list[int], wanted: list[int | None]
+    logits: mx.array, tokens: list[int], num_tops: list[int | None]
 ) -> list[TokenLogprobs | None]:
-    """None for a row that is not finite."""
+    """Return the scores of rows; None for a row that is not finite."""
     raw = logits.astype(mx.float32)
     finite = mx.isfinite(raw.sum(axis=-1))
-    logprobs = Logprobs.of(raw, mx.array(tokens), wanted)
+    logprobs = Logprobs.of(raw, mx.array(tokens), num_tops)
     assert logprobs is not None
     mx.eval(finite, *logprobs.arrays)
     good: list[bool] = finite.tolist()  # type: ignore[assignment]
@@ -74,6 +75,6 @@ def _score(
 
 
 def _all_of(scores: list[TokenLogprobs | None]) -> tuple[TokenLogprobs, ...] | None:
-    """None where one of them is missing."""
+    """Return all scores; None where one of them is missing."""
     found = tuple(value for value in scores if value is not None)
     return found if len(found) == len(scores) else None

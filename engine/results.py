@@ -1,4 +1,4 @@
-"""What the results of a step make of their sequences: tokens, scores, vectors, ends."""
+"""Adds the results of a step to their sequences: tokens, scores, vectors, ends."""
 
 from engine.step_plan import PlanEntry
 from engine.types import FinishReason, Sampled, Sequence, TokenEvent
@@ -8,8 +8,8 @@ NO_MEMORY = "the system has no memory for it"
 
 
 def take(entry: PlanEntry, result: Sampled) -> TokenEvent | None:
-    """The sequence takes its result in. Returns what is to be said of it, with ``finish`` where it
-    ends; None while there is nothing to say."""
+    """Add its result to the sequence. Return the event, with ``finish`` where the sequence ends;
+    None while there is nothing to report."""
     sequence, token = entry.sequence, result.token_id
     if result.scored:
         sequence.scored += result.scored
@@ -25,7 +25,7 @@ def take(entry: PlanEntry, result: Sampled) -> TokenEvent | None:
     finish = None
     if token in params.stop_token_ids:
         finish = FinishReason.STOP
-    elif len(tokens) >= sequence.most_tokens:
+    elif len(tokens) >= sequence.max_tokens:
         finish = FinishReason.LENGTH
     prefix = sequence.prefix if first or finish is not None else None
     return TokenEvent(sequence.seq_id, token, finish, result.logprobs, None, prefix, scores)
@@ -42,5 +42,5 @@ def _without_token(entry: PlanEntry, result: Sampled) -> TokenEvent | None:
 
 
 def end(sequence: Sequence, reason: FinishReason, message: str | None = None) -> TokenEvent:
-    """The end of a sequence, without a token."""
+    """Return the event of a sequence's end, without a token."""
     return TokenEvent(sequence.seq_id, None, reason, None, message, sequence.prefix)

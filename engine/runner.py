@@ -1,4 +1,4 @@
-"""Plan and cache -> tokens, or vectors: one graph of MLX per step."""
+"""Runs plans on the model: one graph of MLX per step, for tokens or vectors."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -31,7 +31,8 @@ class Model(Protocol):
     def hidden(
         self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
     ) -> mx.array | None:
-        """States of the given rows, ready for the head; with rows None only the cache is filled."""
+        """Return the states of the given rows, ready for the head; with rows None only the cache is
+        filled."""
 
     def head(self, states: mx.array) -> mx.array:
         """Their logits."""
@@ -41,7 +42,7 @@ class ViewSource(Protocol):
     """Where the runner gets its view of the cache."""
 
     def views(self, plan: SequenceOf[tuple[int, int, int]]) -> KVViews:
-        """What a step reads and writes; opens the next epoch."""
+        """Return what a step reads and writes; opens the next epoch."""
 
 
 class ModelStep:
@@ -62,12 +63,12 @@ class ModelStep:
 
     def submit(self) -> None:
         """Hands the device all of the graph; waits for room in MLX's queue."""
-        with self._runner.giving_up(self._views):
+        with self._runner.cancelling(self._views):
             mx.async_eval(*self._arrays)  # type: ignore[no-untyped-call]
 
     def read(self) -> list[Sampled]:
         """Waits for the step, and reads what came of it."""
-        with self._runner.giving_up(self._views):
+        with self._runner.cancelling(self._views):
             mx.eval(*self._arrays)
             results = self._results()
         self._runner.has_completed(self._views.epoch)
@@ -75,7 +76,7 @@ class ModelStep:
 
     def drop(self) -> None:
         """Nobody will read it; what was queued of it has run, or has failed."""
-        self._views.give_up()
+        self._views.cancel()
         self._runner.has_completed(self._views.epoch)
 
 
@@ -90,7 +91,7 @@ class ModelRunner:
         pools: bool = False,
         workers: CpuWorkers | None = None,
     ) -> None:
-        """pools: whether what is wanted of the model are vectors, not tokens. workers: a CPU's."""
+        """pools: whether the model makes vectors and no tokens. workers: a CPU's."""
         self._model = model
         self._pools = pools
         self._kv = kv
@@ -102,8 +103,8 @@ class ModelRunner:
         """Whose they are."""
         self.completed_epoch = 0
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> ModelStep:
-        """Builds the graph of the plan's rows. ahead: its beginning is submitted at once, and
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> ModelStep:
+        """Build the graph of the plan's rows. overlapped: its beginning is submitted at once, and
         tokens that are not known yet are those of the step before.
 
         Raises EngineFailedError where the device is lost, BackendFailedError where what is mapped
@@ -111,38 +112,39 @@ class ModelRunner:
         """
         entries = plan.entries
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in entries])
-        with self.giving_up(views):
+        with self.cancelling(views):
             step = self._build(entries, views)
-            if ahead:
+            if overlapped:
                 mx.async_eval(views.first_rows)  # type: ignore[no-untyped-call]
         return step
 
     def has_completed(self, epoch: int) -> None:
-        """All steps up to that epoch have ended."""
+        """Note that all steps up to that epoch have ended."""
         self.completed_epoch = max(self.completed_epoch, epoch)
 
-    def free_cache(self) -> None:
-        """Memory that MLX keeps for its next arrays goes back to the system."""
+    def release_cache(self) -> None:
+        """Release memory that MLX keeps for its next arrays."""
         mx.clear_cache()
 
     @contextmanager
-    def giving_up(self, views: KVViews) -> Iterator[None]:
-        """Around what can fail. What was queued before a fault may still run. Where even waiting
-        for it fails, or where the fault is the GPU's own, nobody knows what runs, and the step is
-        never complete."""
+    def cancelling(self, views: KVViews) -> Iterator[None]:
+        """Cancel the step on an error. First wait for what was queued: it may still run. Where
+        waiting fails, or the fault is the GPU's own, nobody knows what runs: the step never
+        completes. Raises EngineFailedError then, and BackendFailedError on a page fault."""
         try:
             yield
         except Exception as error:
-            said = str(error)
-            if GPU_FAULT in said and any(words in said for words in PAGE_FAULTS):
-                raise BackendFailedError(f"a step met memory that is not mapped: {said}") from error
+            message = str(error)
+            if GPU_FAULT in message and any(words in message for words in PAGE_FAULTS):
+                what = f"a step met memory that is not mapped: {message}"
+                raise BackendFailedError(what) from error
             try:
                 mx.synchronize()
             except Exception as lost:
                 raise EngineFailedError("the device is lost") from lost
-            if GPU_FAULT in said:
+            if GPU_FAULT in message:
                 raise EngineFailedError("the device has failed") from error
-            views.give_up()
+            views.cancel()
             self.has_completed(views.epoch)
             raise
 
@@ -151,8 +153,8 @@ class ModelRunner:
     def _build(self, entries: list[PlanEntry], views: KVViews) -> ModelStep:
         tokens, positions, rows = self._batch(entries)
         scored = scored_rows(entries) if any(entry.scores for entry in entries) else []
-        wanted = mx.array(rows + scored) if rows or scored else None
-        states = self._model.hidden(tokens, mx.array(positions), views, wanted)
+        output_rows = mx.array(rows + scored) if rows or scored else None
+        states = self._model.hidden(tokens, mx.array(positions), views, output_rows)
         if states is None:
             self._rows = {}
             return ModelStep(self, views, views.step_end([]), list)
@@ -168,7 +170,7 @@ class ModelRunner:
         return ModelStep(self, views, views.step_end([*pending.arrays, inner]), results)
 
     def _batch(self, entries: list[PlanEntry]) -> tuple[mx.array, list[int], list[int]]:
-        """The flat tokens, their positions, and the rows that sample."""
+        """Return the flat tokens, their positions, and the rows that sample."""
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -186,8 +188,8 @@ class ModelRunner:
         return self._tokens(tokens, coming), positions, rows
 
     def _tokens(self, known: list[int], coming: list[tuple[int, int]]) -> mx.array:
-        """The flat tokens on the device. coming: places whose token is the newest step's of that
-        row."""
+        """Return the flat tokens on the device. coming: places whose token is the newest step's of
+        that row."""
         if not coming:
             return mx.array(known)
         if len(known) == self._newest.size and all(place == row for place, row in coming):
@@ -199,7 +201,7 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._newest])[mx.array(places)]
 
     def _choose(self, entries: list[PlanEntry], states: mx.array) -> PendingSamples:
-        """What the entries that sample say. states: of their last tokens."""
+        """Return the results of the entries that sample. states: of their last tokens."""
         sampling = [entry for entry in entries if entry.samples]
         self._rows = {entry.sequence.seq_id: row for row, entry in enumerate(sampling)}
         sequences = [entry.sequence for entry in sampling]

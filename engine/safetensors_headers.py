@@ -1,4 +1,4 @@
-"""What the files of a model folder say they hold, before anything of them is loaded.
+"""Reads the headers of a model folder's files, and no weights.
 
 A safetensors header is eight bytes of length (little-endian) and that many bytes of JSON: for each
 tensor its dtype, shape and the interval of the data that follows
@@ -35,17 +35,17 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Return how many numbers it has."""
         return math.prod(self.shape)
 
     @property
     def stored_bytes(self) -> int:
-        """What its numbers take in the file."""
+        """Return how many bytes its numbers take in the file."""
         return self.size * ITEM_BYTES[self.dtype]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of the folder's safetensors files, by name."""
+    """Return all tensors of the folder's safetensors files, by name."""
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(path):
         for name, tensor in _read_header(file).items():
@@ -56,8 +56,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of every tensor, by its name, where the folder has an index of several files; else
-    nothing."""
+    """Return the file of every tensor, by its name, where the folder has an index of several files;
+    else nothing."""
     index = path / INDEX_FILE
     if not index.is_file():
         return {}
@@ -89,7 +89,7 @@ def _read_header(file: Path) -> dict[str, Tensor]:
 
 
 def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """The tensors' entries, and how many bytes of data follow."""
+    """Return the tensors' entries, and how many bytes of data follow."""
     prefix = stream.read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
@@ -138,7 +138,8 @@ def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A file that must be a JSON object. Raises CheckpointError that names it."""
+    """Return the contents of a file that must be a JSON object. Raises CheckpointError that names
+    it."""
     values = _load(file)
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: the file is not a JSON object")
@@ -146,7 +147,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_json_list(file: Path) -> list[Any]:
-    """A file that must be a JSON array. Raises CheckpointError that names it."""
+    """Return the contents of a file that must be a JSON array. Raises CheckpointError that names
+    it."""
     values = _load(file)
     if not isinstance(values, list):
         raise CheckpointError(f"{file}: the file is not a JSON array")

@@ -1,4 +1,4 @@
-"""Logits -> token ids, one row per sequence, each with its own parameters.
+"""Samples token ids from logits: one row per sequence, each with its own parameters.
 
 Every operation works on rows alone, and a request's draws are a function of its seed and of how
 many tokens it has generated: what a row gets does not depend on who shares the batch.
@@ -38,7 +38,7 @@ def sample(
     workers: CpuWorkers | None = None,
     num_generated: SequenceOf[int] | None = None,
 ) -> PendingSamples:
-    """Chooses the next token of each sequence; their ids are the first of the arrays.
+    """Choose the next token of each sequence; their ids are the first of the arrays.
 
     logits: ``[R, vocab]``, any float type. workers: those of the CPU where the model runs on one;
     they choose in one operation. num_generated: how many tokens each has before this one, where not
@@ -64,8 +64,8 @@ def sample(
     else:
         choices = _choices(params, num_generated, raw.shape[-1])
         ids, finite = choose_tokens(raw, adjusted, choices, workers)
-    wanted = [p.logprobs for p in params]
-    reported = Logprobs.of(raw, ids, wanted)
+    num_tops = [p.logprobs for p in params]
+    reported = Logprobs.of(raw, ids, num_tops)
     arrays = [ids, finite, *(reported.arrays if reported else [])]
 
     def read() -> list[Sampled]:
@@ -73,12 +73,12 @@ def sample(
         logprobs = reported
         if masks is not None and (forbidden := masks.forbidden(tokens)):
             tokens = _likeliest_where(forbidden, adjusted, tokens)
-            logprobs = Logprobs.of(raw, mx.array(tokens), wanted)
+            logprobs = Logprobs.of(raw, mx.array(tokens), num_tops)
         good: list[bool] = finite.tolist()  # type: ignore[assignment]
-        told = logprobs.read() if logprobs else [None] * len(tokens)
+        logprob_rows = logprobs.read() if logprobs else [None] * len(tokens)
         results = [
             Sampled(token, logprob) if ok else Sampled(None)
-            for token, ok, logprob in zip(tokens, good, told, strict=True)
+            for token, ok, logprob in zip(tokens, good, logprob_rows, strict=True)
         ]
         return results if masks is None else accept(sequences, results, masks.broken)
 
@@ -86,7 +86,8 @@ def sample(
 
 
 def draw(seed: int, index: int) -> float:
-    """The number in [0, 1) that decides generated token ``index`` of a request with this seed."""
+    """Return the number in [0, 1) that decides generated token ``index`` of a request with this
+    seed."""
     digest = hashlib.blake2b(struct.pack("<QQ", seed, index), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> (64 - DRAW_BITS)) * 2.0**-DRAW_BITS
 
@@ -95,7 +96,7 @@ def draw(seed: int, index: int) -> float:
 
 
 def _adjust(logits: mx.array, sequences: SequenceOf[Sequence]) -> mx.array:
-    """Penalties and biases of the rows that have any."""
+    """Apply penalties and biases to the rows that have any."""
     rows = [i for i, s in enumerate(sequences) if s.request.params.changes_logits]
     if not rows:
         return logits
@@ -144,7 +145,7 @@ def _history(sequence: Sequence) -> TokenCounts:
 
 
 def _padded(rows: SequenceOf[SequenceOf[float]], dtype: type[np.generic]) -> np.ndarray:
-    """Rows of one length: shorter ones repeat their first entry, which changes nothing."""
+    """Return rows of one length: shorter ones repeat their first entry, which changes nothing."""
     longest = max(len(row) for row in rows)
     table: np.ndarray = np.empty((len(rows), longest), dtype)
     for target, row in zip(table, rows, strict=True):
@@ -163,7 +164,7 @@ def _column(
 
 
 def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab: int) -> mx.array:
-    """What ``choose_tokens`` is told of each row, ``[R, 5]``."""
+    """Return what ``choose_tokens`` is given for each row, ``[R, 5]``."""
     rows = [
         (
             p.temperature,
@@ -180,7 +181,7 @@ def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab
 def _choose(
     logits: mx.array, params: SequenceOf[SamplingParams], indices: SequenceOf[int]
 ) -> mx.array:
-    """Token ids ``[R]``. indices: how many tokens each row has generated before."""
+    """Return token ids ``[R]``. indices: how many tokens each row has generated before."""
     likeliest = mx.argmax(logits, axis=-1)
     rows = [i for i, p in enumerate(params) if not p.greedy]
     if not rows:
@@ -197,14 +198,14 @@ def _choose(
 
 
 def _likeliest_where(rows: list[int], logits: mx.array, tokens: list[int]) -> list[int]:
-    """The tokens, with the likeliest ones in some rows: sums are rounded, and a draw may come to
-    lie on a token without probability."""
+    """Return the tokens, with the likeliest ones in some rows: sums are rounded, and a draw may
+    come to lie on a token without probability."""
     likeliest: list[int] = mx.argmax(logits, axis=-1).tolist()  # type: ignore[assignment]
     return [likeliest[row] if row in rows else token for row, token in enumerate(tokens)]
 
 
 def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:
-    """Inverts the cumulative distribution of what the filters leave."""
+    """Draw token ids ``[R]``: invert the cumulative distribution of what the filters leave."""
     probabilities = mx.softmax(logits / _column(params, lambda p: p.temperature), axis=-1)
     floor = _floor(probabilities, params)
     if floor is not None:
@@ -215,7 +216,8 @@ def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array)
 
 
 def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.array | None:
-    """The probability ``[R, 1]`` below which a token is out; None where nothing is filtered."""
+    """Return the probability ``[R, 1]`` below which a token is out; None where nothing is
+    filtered."""
     vocab = probabilities.shape[-1]
     floors: list[mx.array] = []
     if any(p.min_p > 0 for p in params):

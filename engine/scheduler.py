@@ -1,7 +1,7 @@
-"""Who runs next, and how much of it: policy over counts. No MLX, no clock, no pages.
+"""Chooses what the next step computes: policy over counts. No MLX, no clock, no pages.
 
 There is no prefill phase and no decode phase. A sequence has ``num_computed`` and ``num_tokens``;
-a step's plan closes the gap under a token budget. Who misses one token goes first, then chunks.
+a step's plan closes the gap under a token budget: single tokens first, then chunks.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from engine.figures import SchedulerCounters
 from engine.kv_door import KVDoor
-from engine.mask_turns import who_rests
+from engine.mask_turns import resting_sequences
 from engine.results import NO_MEMORY, NOT_FINITE, end, take
 from engine.sharing import Sharing
 from engine.step_plan import PlanEntry, StepPlan, scored_positions
@@ -33,9 +33,9 @@ from engine.types import (
 class Scheduler:
     """First come, first served within a priority; preemption by recomputation.
 
-    The oldest sequence always progresses: when blocks run out, the one of lowest priority and
-    latest arrival gives up its memory, waits, and later recomputes what it had; who needs the
-    memory sits out the steps until then. Tokens that were emitted are never sampled again.
+    The oldest sequence always progresses. When blocks run out, the one of lowest priority and
+    latest arrival is preempted: its memory is freed, it waits, and it later recomputes what it had.
+    Until then the one that needs the memory sits out. Emitted tokens are never sampled again.
     """
 
     kv: KVDoor
@@ -53,10 +53,10 @@ class Scheduler:
     _resting: set[int] = field(default_factory=set)
     _arrivals: int = 0
     _is_stuck: bool = False
-    """Whether the last plan was empty: then those that run must go on before others come in."""
+    """Whether the last plan was empty: then no sequence is admitted while others run."""
     holds_back: bool = False
-    """Whether nobody is let in as long as somebody runs."""
-    _need_host: int = 0
+    """Whether no sequence is admitted while another one runs."""
+    _num_needing_sync: int = 0
     """Requests whose steps can only be built when all of their tokens are known."""
 
     def __post_init__(self) -> None:
@@ -66,94 +66,94 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without memory."""
+        """Return how many sequences wait, without memory."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Sequences with memory."""
+        """Return how many sequences run, with memory."""
         return len(self._running)
 
     @property
     def sequences(self) -> tuple[SequenceOf[Sequence], SequenceOf[Sequence]]:
-        """Those that run, and those that wait, in their order; to be read only."""
+        """Return those that run, and those that wait, in their order; to be read only."""
         return self._running, self._waiting
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether a step may be planned before the one in flight has been read. One request that
-        needs the host makes all wait: sitting out every other step would cost it half its speed."""
-        return self._need_host == 0
+    def can_overlap(self) -> bool:
+        """Return whether a step may be scheduled before the one in flight is read. One request that
+        needs a sync makes all wait: sitting out every other step would halve its speed."""
+        return self._num_needing_sync == 0
 
     def add(self, request: Request) -> None:
-        """Queues a request. Its prompt fits: the client has checked it against the limits."""
+        """Queue a request. Its prompt fits: the client has checked it against the limits."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
         assert 0 < prompt <= self.limits.max_model_len - min(1, answer)
         assert answer or request.pooling or request.params.prompt_logprobs is not None
         assert request.request_id not in self._by_id
-        sequence = Sequence(
-            request, self._arrivals, min(prompt + answer, self.limits.max_model_len)
-        )
+        max_tokens = min(prompt + answer, self.limits.max_model_len)
+        sequence = Sequence(request, self._arrivals, max_tokens)
         self._arrivals += 1
-        self._need_host += request.needs_host
+        self._num_needing_sync += request.needs_sync
         self._by_id[request.request_id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def abort(self, request_id: int) -> list[TokenEvent]:
-        """Ends a request; nothing when it has ended already."""
+        """End a request; nothing happens when it has ended already."""
         sequence = self._by_id.get(request_id)
         return [] if sequence is None else [self._finish(sequence, FinishReason.ABORTED)]
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
-        """A step could not be run: all of its requests end with an error."""
+        """End all requests of a step that could not be run, with an error."""
         left = [e.sequence for e in plan.entries if e.sequence.status is SequenceStatus.RUNNING]
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
     def refuse(self, sequences: SequenceOf[Sequence]) -> list[TokenEvent]:
-        """The system has no memory for them, though nobody else has any: they end with an error."""
+        """End sequences that the system has no memory for, though no other has any, with an
+        error."""
         return [self._finish(sequence, FinishReason.ERROR, NO_MEMORY) for sequence in sequences]
 
-    def retract(self, plan: StepPlan) -> None:
-        """A step will never be read, because the one before it failed: who was not in that one is
-        planned again."""
+    def cancel(self, plan: StepPlan) -> None:
+        """Cancel a step, because the one before it failed: its sequences that were not in that one
+        are scheduled again."""
         for entry in plan.entries:
             if entry.sequence.status is SequenceStatus.RUNNING:
-                self.kv.retract(entry.sequence.seq_id)
+                self.kv.cancel_steps(entry.sequence.seq_id)
                 entry.cancel()
 
     # --- a step ---------------------------------------------------------------------------------
 
-    def schedule(self, *, ahead: bool = False) -> StepPlan:
-        """The next step's plan; empty when there is nothing to do.
+    def schedule(self, *, overlapped: bool = False) -> StepPlan:
+        """Return the next step's plan; empty when there is nothing to do. May preempt sequences.
 
-        ahead: whether a step is in flight. Nobody loses memory that it uses: where somebody would
-        have to, the plan is empty until the step has been read.
+        overlapped: whether a step is in flight. No sequence loses memory that this step uses: where
+        one would have to, the plan is empty until the step has been read.
         """
         self._begun = []
-        self._resting = who_rests(self._running, self.max_step_mask_s)
-        entries, starving = self._plan_decoding(ahead)
-        if starving and ahead and not entries:
+        self._resting = resting_sequences(self._running, self.max_step_mask_s)
+        entries, starving = self._plan_decoding(overlapped)
+        if starving and overlapped and not entries:
             return StepPlan([])
         if len(entries) < len(self._running):
-            self.sharing.adopt(self._running, in_parts=bool(self._waiting))
+            self.sharing.attach_cached(self._running, in_parts=bool(self._waiting))
         if not starving and not (self._is_stuck and self._running):
             self._admit()
         if len(entries) < len(self._running):
             self._plan_chunks(entries)
             entries.sort(key=lambda entry: entry.count > 1)
-        self._is_stuck = not entries and not ahead
+        self._is_stuck = not entries and not overlapped
         for entry in entries:
-            entry.depart()
+            entry.schedule()
         return StepPlan(entries, self._break_deadlock() if self._is_stuck else [], self._begun)
 
     def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
-        """Takes in what the step computed; ``sampled`` follows the entries that have results."""
+        """Commit what a step computed. sampled: in the order of the entries that have results."""
         events: list[TokenEvent] = []
         results = iter(sampled)
         for entry in plan.entries:
             sequence, start = entry.sequence, entry.start
             if sequence.status is not SequenceStatus.RUNNING:
-                self._throw_away(entry, results)
+                self._discard_result(entry, results)
                 continue
             stop = start + entry.count
             self.kv.commit(sequence.seq_id, sequence.token_ids[start:stop])
@@ -167,13 +167,13 @@ class Scheduler:
                     self.counters.generated_tokens += event.token_id is not None
                     if event.finish is not None:
                         self.counters.failed_rows += event.message == NOT_FINITE
-                        self._leave(sequence, event.finish)
+                        self._close(sequence, event.finish)
                     else:
-                        sequence.num_coming -= 1
+                        sequence.num_output_placeholders -= 1
         return events
 
-    def _throw_away(self, entry: PlanEntry, results: Iterator[Sampled]) -> None:
-        """The request has ended since: nobody wants its result, or will read what was written."""
+    def _discard_result(self, entry: PlanEntry, results: Iterator[Sampled]) -> None:
+        """Discard the result of an entry whose request has ended since."""
         assert entry.sequence.status is SequenceStatus.FINISHED, "preempted in flight"
         if entry.has_result:
             self.counters.wasted_rows += 1
@@ -181,31 +181,32 @@ class Scheduler:
 
     # --- planning -------------------------------------------------------------------------------
 
-    def _plan_decoding(self, ahead: bool) -> tuple[list[PlanEntry], bool]:
-        """One token for every sequence that misses one, the oldest first; and whether one of them
-        goes without."""
+    def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
+        """Return entries of one token for the sequences that miss one, the oldest first; and
+        whether one of them gets none."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
-            planned, tokens = sequence.num_planned, len(sequence.token_ids) + sequence.num_coming
-            decoding = tokens - planned == 1 and sequence.prefix is not None
+            start, tokens = sequence.num_scheduled, len(sequence.token_ids)
+            tokens += sequence.num_output_placeholders
+            decoding = tokens - start == 1 and sequence.prefix is not None
             runs = sequence.status is SequenceStatus.RUNNING
             if not decoding or not runs or sequence.seq_id in self._resting:
                 continue
             if len(entries) == self.max_num_batched_tokens:
                 return entries, True
             fits = self.kv.reserve(sequence.seq_id, tokens)
-            if fits or (not ahead and self._make_room(sequence)):
-                entries.append(PlanEntry(sequence, planned, 1, True))
-            elif ahead and not self.kv.recovering:
+            if fits or (not overlapped and self._make_room(sequence)):
+                entries.append(PlanEntry(sequence, start, 1, True))
+            elif overlapped and not self.kv.recovering:
                 return [], True
             else:
                 starving = starving or sequence.status is SequenceStatus.RUNNING
         return entries, starving
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Reserves the next token of a sequence for which there is no memory: it must come back
-        first, the youngest sequence's, unless some is on its way already."""
+        """Reserve the next token of a sequence for which there is no memory. Preempt the youngest
+        sequences, unless memory is being freed already. False when there is none yet."""
         while not self.kv.reserve(sequence.seq_id, sequence.num_tokens):
             if self.kv.recovering or len(self._running) == 1:
                 return False
@@ -214,8 +215,8 @@ class Scheduler:
         return True
 
     def _break_deadlock(self) -> list[Sequence]:
-        """Nothing can run: where that is because the system refuses to map more, one that gives up
-        its mappings lets the others go on. A sequence that has nobody beside it is returned."""
+        """Preempt a sequence when nothing can run, because the system refuses to map more. Return
+        the sequence that cannot run although it is alone."""
         if self.kv.recovering:
             return []
         if len(self._running) > 1:
@@ -224,60 +225,59 @@ class Scheduler:
         return list(self._running or self._waiting[:1])
 
     def _admit(self) -> None:
-        """Lets all in that fit, in their order; whoever does not fit holds up those behind. A fork
-        whose parent is not ready keeps its place."""
-        most = 1 if self.holds_back else self.limits.max_num_seqs
-        places = most - len(self._running)
-        for sequence in self._waiting[: max(0, places)]:
-            if self.sharing.parent_is_ahead(sequence):
+        """Admit waiting sequences in their order, until one does not fit. Skip forks whose parent
+        is still computing their prompt."""
+        max_running = 1 if self.holds_back else self.limits.max_num_seqs
+        for sequence in self._waiting[: max(0, max_running - len(self._running))]:
+            if self.sharing.waits_for_parent(sequence):
                 continue
             if not self.sharing.open(sequence):
                 return
             self._waiting.remove(sequence)
             sequence.status = SequenceStatus.RUNNING
             insort(self._running, sequence, key=lambda s: s.order)
-            self.sharing.adopt([sequence], in_parts=bool(self._waiting))
+            self.sharing.attach_cached([sequence], in_parts=bool(self._waiting))
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
-        """Fills what the budget leaves with chunks of prompts, the first in order first."""
+        """Add chunks of prompts, as far as the budget allows, the first in order first."""
         room = self.budget.room(decoding=any(sequence.num_generated for sequence in self._running))
         room = min(room, self.max_num_batched_tokens - len(entries))
         done = {entry.sequence.seq_id for entry in entries} | self._resting
         for sequence in self._running:
             if room <= 0:
                 return
-            has_more = sequence.num_missing and sequence.seq_id not in done
-            if has_more and not self.sharing.is_behind(sequence):
+            has_more = sequence.num_uncomputed and sequence.seq_id not in done
+            if has_more and not self.sharing.waits_for_owner(sequence):
                 room -= self._plan_chunk(sequence, room, entries)
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
-        """Adds a chunk of at most ``room`` tokens; returns how many."""
-        count = min(sequence.num_missing, room)
-        stop = sequence.num_planned + count
+        """Add a chunk of at most ``room`` tokens; return how many."""
+        count = min(sequence.num_uncomputed, room)
+        stop = sequence.num_scheduled + count
         if not self.kv.reserve(sequence.seq_id, stop):
             return 0
         if sequence.prefix is None:
             self._report(sequence)
-        self.kv.claim(sequence.seq_id)
-        samples = stop == sequence.num_tokens + sequence.num_coming
+        self.kv.add_pending_prefix(sequence.seq_id)
+        samples = stop == sequence.num_tokens + sequence.num_output_placeholders
         scores = scored_positions(sequence, stop)
         entries.append(PlanEntry(sequence, stop - count, count, samples, scores))
         return count
 
     def _report(self, sequence: Sequence) -> None:
-        """The sequence is about to compute its first token: what it has came from the cache."""
+        """Report how much of a prompt was cached: its first token is about to be computed."""
         left_at, miss = self.kv.explain(sequence.seq_id)
         sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
         self._begun.append(sequence.request)
         self.counters.count_prompt(sequence.num_prompt, sequence.num_computed, miss)
 
     def _preempt_youngest(self) -> Sequence:
-        """Takes the memory of the last in order; it waits where its arrival puts it."""
+        """Preempt the last sequence in order; it waits where its arrival puts it."""
         sequence = self._running.pop()
-        assert sequence.num_planned == sequence.num_computed, "preempted in flight"
+        assert sequence.num_scheduled == sequence.num_computed, "preempted in flight"
         self.kv.close(sequence.seq_id, keep_prefix=True)
         sequence.status = SequenceStatus.WAITING
-        sequence.num_computed = sequence.num_planned = 0
+        sequence.num_computed = sequence.num_scheduled = 0
         sequence.preemptions += 1
         self.counters.preemptions += 1
         insort(self._waiting, sequence, key=lambda s: s.order)
@@ -286,15 +286,15 @@ class Scheduler:
     # --- results --------------------------------------------------------------------------------
 
     def _finish(self, sequence: Sequence, reason: FinishReason, why: str = "") -> TokenEvent:
-        self._leave(sequence, reason)
+        self._close(sequence, reason)
         return end(sequence, reason, why or None)
 
-    def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _close(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is SequenceStatus.RUNNING:
             self.kv.close(sequence.seq_id, keep_prefix=reason is not FinishReason.ERROR)
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
-        self._need_host -= sequence.request.needs_host
+        self._num_needing_sync -= sequence.request.needs_sync
         del self._by_id[sequence.seq_id]

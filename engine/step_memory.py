@@ -1,4 +1,4 @@
-"""How much memory a step computes with at most, before any step has run."""
+"""Bounds the memory that a step computes with, before any step has run."""
 
 from engine.config import EngineConfig
 from engine.model_config import Dimensions
@@ -19,7 +19,7 @@ GATHERED_LAYERS = 2
 
 
 def activation_bytes(model: Dimensions, config: EngineConfig, itemsize: int) -> int:
-    """An upper bound of what one step computes with; attention's own aside.
+    """Return an upper bound of what one step computes with; attention's own aside.
 
     itemsize: bytes of a number of the hidden state; logits are widened to float32. Where an
     operation takes a whole MLP, it computes with less: with 256 rows at a time.
@@ -37,7 +37,7 @@ def activation_bytes(model: Dimensions, config: EngineConfig, itemsize: int) -> 
 def attention_scratch_bytes(
     model: Dimensions, config: EngineConfig, shape: KVShape, substrate: Substrate
 ) -> int:
-    """An upper bound of what attention computes with: a partial sum for every split of every
+    """Return an upper bound of what attention computes with: a partial sum for every split of every
     sequence that decodes; and where pages are no one array, a copy of a prompt's past."""
     longest = config.max_model_len or model.max_position_embeddings
     splits = config.max_num_seqs * -(-longest // SPLIT_TOKENS)

@@ -1,4 +1,4 @@
-"""What one step runs, and who runs it."""
+"""The plan of a step, and the interface of what runs it."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,21 +19,21 @@ class PlanEntry:
     scores: range = NOTHING
     """Positions of the chunk at which the log-probability of the prompt's next token is wanted."""
 
-    def depart(self) -> None:
-        """The step will run: the sequence goes on from where it will be after it."""
-        stop = self.start + self.count
-        self.sequence.num_planned = stop
+    def schedule(self) -> None:
+        """Note in the sequence that the step will run."""
+        sequence, stop = self.sequence, self.start + self.count
+        sequence.num_scheduled = stop
         # The last token that is sampled is never computed.
-        self.sequence.num_coming += self.samples and stop + 1 < self.sequence.most_tokens
+        sequence.num_output_placeholders += self.samples and stop + 1 < sequence.max_tokens
 
     def cancel(self) -> None:
-        """It will not, and neither does any before it that has not been read."""
-        self.sequence.num_planned = self.sequence.num_computed
-        self.sequence.num_coming = 0
+        """Note in the sequence that none of the steps in flight will commit."""
+        self.sequence.num_scheduled = self.sequence.num_computed
+        self.sequence.num_output_placeholders = 0
 
     @property
     def has_result(self) -> bool:
-        """Whether the step says something of it."""
+        """Return whether the step has a result for it."""
         return self.samples or bool(self.scores)
 
 
@@ -45,16 +45,16 @@ class StepPlan:
     refused: list[Sequence] = field(default_factory=list)
     """Sequences that the system has no memory for, though nobody else has any."""
     begun: list[Request] = field(default_factory=list)
-    """Whose first tokens are computed."""
+    """Requests whose first tokens are computed."""
 
     @property
     def prefill_tokens(self) -> int:
-        """Rows of entries that are chunks, not single decoded tokens."""
+        """Return how many rows belong to entries that are chunks, not single decoded tokens."""
         return sum(entry.count for entry in self.entries if entry.count > 1)
 
     @property
     def decodes(self) -> bool:
-        """Whether it has single tokens, beside chunks or alone."""
+        """Return whether it has single tokens, beside chunks or alone."""
         return bool(self.entries) and self.entries[0].count == 1
 
 
@@ -80,21 +80,21 @@ class StepRunner(Protocol):
     completed_epoch: int
     """The newest epoch that the device has finished."""
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> RunningStep:
-        """Builds the step. ahead: the one before it has not been read. Then so much of this one is
-        submitted at once that the device has work while that one is read; and the token of an entry
-        whose sequence does not know it yet is the one that that step samples.
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> RunningStep:
+        """Build the step. overlapped: the one before it has not been read. Then so much of this one
+        is submitted at once that the device has work while that one is read; and the token of an
+        entry whose sequence does not know it yet is the one that that step samples.
 
         Raises EngineFailedError where the device is lost. After any other error nothing of the step
         runs, and the one before it can still be read.
         """
 
-    def free_cache(self) -> None:
-        """Memory that is kept for the next steps goes back to the system."""
+    def release_cache(self) -> None:
+        """Release memory that is kept for the next steps."""
 
 
 def scored_positions(sequence: Sequence, end: int) -> range:
-    """Which positions before ``end`` are still to be asked for the prompt's next token."""
+    """Return the positions before ``end`` that are still to be scored."""
     if sequence.request.params.prompt_logprobs is None:
         return NOTHING
     first = max(sequence.num_computed, len(sequence.scored))

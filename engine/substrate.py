@@ -1,4 +1,4 @@
-"""What stands under K and V on this machine: asked for, or found out by trying."""
+"""Chooses the substrate of this machine: as configured, or by trying."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ from kvcache.substrates import Substrate
 
 
 def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> EnginePlan:
-    """Chooses the substrate, and fits model and cache into what it may use.
+    """Choose the substrate, and fit model and cache into what it may use.
 
     Raises SubstrateError that names what a substrate that was asked for lacks; BudgetError or
     LayoutError with the figure that does not fit.
@@ -49,7 +49,7 @@ def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> Engin
 
 
 def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
-    """Raises BudgetError where the system lets no file become as large as a heap."""
+    """Raise BudgetError where the system lets no file become as large as a heap."""
     if limit_bytes is not None and heap_bytes > limit_bytes:
         raise BudgetError(
             f"a heap of {gib(heap_bytes)} is a file to the system, and this process may have none "
@@ -60,7 +60,7 @@ def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
 def machine_substrate(
     asked: str, size_of: Callable[[Substrate], tuple[int, CacheSize]], *, release_heaps: bool
 ) -> SubstrateChoice:
-    """Tries substrates of the GPU with the pages and addresses that the model's cache will have.
+    """Try substrates of the GPU with the pages and addresses that the model's cache will have.
 
     asked: "auto", or what a substrate is called. size_of: bytes of a page of that cache, and what
     else it is made of. release_heaps: whether a GPU is to release heaps. Raises SubstrateError that
@@ -75,8 +75,8 @@ def machine_substrate(
             return "; ".join(missing)
         page_bytes, size = size_of(substrate)
         # All of a dense cache is memory from the start: it is not made twice.
-        said = "" if substrate.is_dense else size.to_argument()
-        return run_trial(SUBSTRATE, substrate, page_bytes, said).fault
+        argument = "" if substrate.is_dense else size.to_argument()
+        return run_trial(SUBSTRATE, substrate, page_bytes, argument).fault
 
     choice = choose_substrate(
         asked,
@@ -96,20 +96,20 @@ def machine_substrate(
 
 
 def metal_device() -> MetalDevice | None:
-    """None where this build has no Metal, or the machine no device."""
-    said = metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {}
-    return MetalDevice.of(said) if said else None
+    """Return the Metal device; None where this build has no Metal, or the machine no device."""
+    capabilities = metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {}
+    return MetalDevice.of(capabilities) if capabilities else None
 
 
 def why_no_metal(device: MetalDevice | None) -> str:
-    """Why nothing can be done on a GPU here, or ""."""
+    """Return why nothing can be done on a GPU here, or ""."""
     if not metal_ext.HAS_METAL:
         return NO_METAL
     return NO_DEVICE if device is None else ""
 
 
 def memory_for(substrate: Substrate) -> MachineMemory:
-    """What the processor that computes may use of this machine."""
+    """Return what the processor that computes may use of this machine."""
     machine = machine_memory()
     if not substrate.on_gpu:
         return machine

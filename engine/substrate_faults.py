@@ -1,5 +1,4 @@
-"""Faults of the memory of K and V, which no engine survives: noticed where they end it, and
-remembered at once, whatever becomes of the process."""
+"""Records faults of the memory of K and V at once, because no engine survives them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from kvcache.backend import BackendFailedError
 
 @dataclass(frozen=True, slots=True)
 class SubstrateFaults:
-    """Of one engine."""
+    """The faults of one engine."""
 
     require: Callable[[], object] = lambda: None
     """Raises BackendFailedError where something has failed already. Any thread."""
@@ -19,7 +18,7 @@ class SubstrateFaults:
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Around what runs steps."""
+        """Record faults of what runs steps."""
         try:
             yield
         except BackendFailedError as error:
@@ -27,7 +26,7 @@ class SubstrateFaults:
             raise
 
     def find(self) -> BackendFailedError | None:
-        """What a step may hang behind. Any thread."""
+        """Return what a step may hang behind. Any thread."""
         try:
             with self.noticed():
                 self.require()

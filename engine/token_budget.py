@@ -32,17 +32,17 @@ class TokenBudget:
     """What steps without prefill take; 0 before there was one."""
 
     def __post_init__(self) -> None:
-        """Checks the order of the limits."""
+        """Check the order of the limits."""
         assert 1 <= self.minimum <= self.tokens <= self.maximum
         assert self.target_s > 0
         self.alone = self.tokens
 
     def room(self, *, decoding: bool) -> int:
-        """For a step with rows that decode, or without any."""
+        """Return the budget of a step with rows that decode, or without any."""
         return self.tokens if decoding else self.alone
 
     def observe(self, prefill_tokens: int, seconds: float, *, decoding: bool = True) -> None:
-        """Takes in a step of so many prompt tokens. decoding: beside rows that decode."""
+        """Take in a step of so many prompt tokens. decoding: beside rows that decode."""
         if seconds <= 0:
             return
         if prefill_tokens == 0:
@@ -56,11 +56,11 @@ class TokenBudget:
             self.alone = self._steered(self.alone, prefill_tokens, target_s / seconds)
 
     def _steered(self, tokens: int, prefill_tokens: int, ratio: float) -> int:
-        """A budget after a step. ratio: of its target to its time."""
-        wanted: float = tokens
+        """Return a budget after a step. ratio: of its target to its time."""
+        budget: float = tokens
         if ratio < 1:
-            # The whole excess is the prefill's to give back.
-            wanted = max(prefill_tokens, self.minimum) * ratio
+            # The prefill alone has to make up for the whole excess.
+            budget = max(prefill_tokens, self.minimum) * ratio
         elif prefill_tokens >= tokens and ratio > 1 / CALM_FRACTION:
-            wanted = tokens * min(ratio * CALM_FRACTION, MAX_GROWTH)
-        return min(self.maximum, max(self.minimum, int(wanted)))
+            budget = tokens * min(ratio * CALM_FRACTION, MAX_GROWTH)
+        return min(self.maximum, max(self.minimum, int(budget)))

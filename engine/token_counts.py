@@ -1,4 +1,4 @@
-"""Which tokens a sequence has seen, and how often: what penalties are made from."""
+"""Counts the tokens of a sequence, for penalties."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ class TokenCounts:
     _seen: int = 0
 
     def update(self, token_ids: list[int], num_prompt: int) -> None:
-        """Takes in what was appended to ``token_ids`` since the last call."""
+        """Take in what was appended to ``token_ids`` since the last call."""
         for position in range(self._seen, len(token_ids)):
             token = token_ids[position]
             slot = self._slots.setdefault(token, len(self.ids))

@@ -1,4 +1,4 @@
-"""What a reader has of a request that runs on the engine's thread."""
+"""The events of a request, for a reader on another thread than the engine's."""
 
 import asyncio
 from collections import deque
@@ -27,8 +27,8 @@ class TokenStream:
         self._ended = False
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
-        """All events since the last call; waits for the first one. Empty when the time passed
-        first, and for ever after the last event."""
+        """Return all events since the last call; wait for the first one. Empty when the time
+        passed first, and for ever after the last event."""
         (batch,) = await self.next_batches((self,), timeout_s)
         return batch
 
@@ -36,8 +36,8 @@ class TokenStream:
     async def next_batches(
         streams: Sequence["TokenStream"], timeout_s: float
     ) -> list[list[TokenEvent]]:
-        """``next_batch`` of streams that are read together: waits for the first event of any of
-        them, and takes those of all."""
+        """Do what ``next_batch`` does for streams that are read together: wait for the first event
+        of any of them, and return those of all."""
         if _silent(streams):
             wake = streams[0].wake
             with suppress(TimeoutError):
@@ -50,17 +50,17 @@ class TokenStream:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is nothing left to read, now or ever."""
+        """Return whether there is nothing left to read, now or ever."""
         return self._ended and not self._events
 
     def close(self) -> None:
-        """The reader is done. Idempotent."""
+        """Abort the request unless it has ended: nobody reads any more. Idempotent."""
         if not self._ended:
             self._ended = True
             self._abort(self.request.request_id)
 
     def deliver(self, event: TokenEvent) -> None:
-        """Takes an event; a reader that never comes ends its own request."""
+        """Take an event; a reader that never comes ends its own request."""
         if self._ended:
             return
         if len(self._events) >= self._max_backlog:
@@ -79,5 +79,5 @@ class TokenStream:
 
 
 def _silent(streams: Sequence[TokenStream]) -> bool:
-    """Whether there is nothing to read, but may be later."""
+    """Return whether there is nothing to read, but may be later."""
     return not any(s._events for s in streams) and not all(s._ended for s in streams)

@@ -1,4 +1,4 @@
-"""The nouns that the engine and its users share. No MLX here, and no text."""
+"""Types that the engine and its users share. No MLX here, and no text."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,10 +12,10 @@ from engine.figures import Histogram as Histogram
 from engine.figures import HistogramCounts as HistogramCounts
 from engine.figures import MlxMemory as MlxMemory
 from engine.token_counts import TokenCounts
+from kvcache.block_hashes import BlockHashes as BlockHashes
+from kvcache.block_hashes import PrefixSalt as PrefixSalt
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.stats import KVStats as KVStats
-from kvcache.token_chain import PrefixSalt as PrefixSalt
-from kvcache.token_chain import TokenChain as TokenChain
 
 
 class FinishReason(Enum):
@@ -28,7 +28,7 @@ class FinishReason(Enum):
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is."""
+    """The state of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -67,30 +67,30 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken without a draw."""
+        """Return whether the likeliest token is taken without a draw."""
         return self.temperature == 0.0
 
     @property
     def changes_logits(self) -> bool:
-        """Whether the logits depend on the history or on a bias."""
+        """Return whether the logits depend on the history or on a bias."""
         return self.penalises or bool(self.logit_bias)
 
     @property
     def penalises(self) -> bool:
-        """Whether the logits depend on the history."""
+        """Return whether the logits depend on the history."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
         return any(penalties)
 
 
 class TokenConstraint(Protocol):
-    """What an answer must look like, as far as the engine knows: which tokens may come next.
+    """The grammar of an answer, as far as the engine knows: which tokens may come next.
 
     It belongs to one request, and from its submission on to the engine's thread. Whatever it raises
     ends that request alone, with an error.
     """
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """Says which tokens may come next.
+        """Fill a row with the tokens that may come next.
 
         row: uint32 ``[ceil(vocabulary / 32)]`` with anything in it; bit ``i % 32`` of word
         ``i // 32`` becomes 1 where token i is allowed, all others 0. False: all tokens are allowed,
@@ -98,11 +98,11 @@ class TokenConstraint(Protocol):
         """
 
     def accept(self, token_id: int) -> None:
-        """The token was generated: called once for each token of the answer, in order, the stop
+        """Accept a generated token. Called once for each token of the answer, in order, the stop
         token that ends it included."""
 
     def copy(self) -> "TokenConstraint":
-        """One like it, for another answer to the same prompt; before anything was accepted."""
+        """Return a copy for another answer to the same prompt; before anything was accepted."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -115,42 +115,43 @@ class Request:
     priority: int = 0
     """Lower runs earlier."""
     salt: PrefixSalt = field(default_factory=PrefixSalt)
-    """With whom it shares prefixes."""
+    """Only requests of equal salts share prefixes."""
     system_tokens: int = 0
     """Leading tokens that other conversations are likely to begin with as well."""
     fork_of: int | None = None
     """A request with the same prompt, submitted before, whose pages it shares from the start."""
     constraint: TokenConstraint | None = None
-    """Its own: no other request has it."""
+    """No other request has the same object."""
     pooling: bool = False
-    """Whether it wants the vector of its prompt, and no tokens: then ``max_tokens`` is 0."""
+    """Whether its result is the vector of its prompt, and no tokens: then ``max_tokens`` is 0."""
     submitted_s: float | None = None
-    """When, by the engine's clock; None where nobody asks how long it waited."""
+    """When, by the engine's clock; None where its waiting time is not measured."""
     name: str = "unnamed"
     """What the log calls it."""
 
     @property
-    def needs_host(self) -> bool:
-        """Whether its steps can only be built when all of its tokens are known on the host, or are
-        read with more work for the device: constraints, penalties, held-back stops, scores."""
+    def needs_sync(self) -> bool:
+        """Return whether each of its steps must be read before the next one is built. The next one
+        needs all tokens on the host, or reading needs the device again: constraints, penalties,
+        held-back stop tokens, scores of the prompt."""
         params = self.params
         holds_back_stops = params.min_tokens > 0 and bool(params.stop_token_ids)
         scores = params.prompt_logprobs is not None
         return self.constraint is not None or params.penalises or holds_back_stops or scores
 
     def __repr__(self) -> str:
-        """Counts only: prompts are never printed."""
+        """Return counts only: prompts are never printed."""
         return f"Request({self.request_id}, {len(self.prompt_ids)} prompt tokens)"
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixReport:
-    """How much of a prompt was in the cache, and why not more."""
+    """How much of a prompt was cached, and why not more."""
 
     cached_tokens: int
     """Prompt tokens whose K and V were not computed for this request."""
     left_at: int
-    """The first token at which the prompt left the longest cached chain of blocks."""
+    """The first token at which the prompt left the longest cached prefix."""
     miss: MissReason | None
     """Why it left; None when nothing more could have been shared."""
 
@@ -164,14 +165,14 @@ class Sequence:
         0 ......... num_prompt ............ num_tokens
         prompt      | generated             |
         0 ... num_computed: their K and V are in the cache
-        0 ... num_planned: or will be, after the steps in flight
+        0 ... num_scheduled: or will be, once the steps in flight have run
     """
 
     request: Request
     arrival: int
     """Counts up: who came first."""
-    most_tokens: int
-    """Tokens of prompt and answer together, at most."""
+    max_tokens: int
+    """Limit of prompt and answer together."""
     token_ids: list[int] = field(init=False)
     seq_id: int = field(init=False)
     """The sequence's name in the cache: its request's."""
@@ -180,12 +181,12 @@ class Sequence:
     order: tuple[int, int] = field(init=False)
     """First come, first served within a priority."""
     num_computed: int = 0
-    num_planned: int = 0
-    num_coming: int = 0
-    """Tokens that steps in flight will add, and that later steps must compute."""
+    num_scheduled: int = 0
+    num_output_placeholders: int = 0
+    """Tokens that steps in flight will sample, and that later steps must compute."""
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
-    chain: TokenChain | None = None
+    block_hashes: BlockHashes | None = None
     """What the cache finds its prefix by; kept through preemptions."""
     prefix: PrefixReport | None = None
     """Made when it first computes a token of its own."""
@@ -193,48 +194,48 @@ class Sequence:
     """Kept by the sampler for sequences with penalties."""
     mask_s: float = 0.0
     """Processor time that its next mask is likely to take."""
-    rests: int = 0
-    """How many steps it has just sat out because of that."""
+    steps_rested: int = 0
+    """How many steps it has just sat out because of that, one after the other."""
     scored: "list[TokenLogprobs]" = field(default_factory=list)
     """Of the prompt's tokens from the second on, as far as the model has been asked for them. Kept
     through preemptions."""
 
     def __post_init__(self) -> None:
-        """Every step asks for these: they are looked up once."""
+        """Look up once what every step asks for."""
         self.token_ids = list(self.request.prompt_ids)
         self.seq_id = self.request.request_id
         self.num_prompt = len(self.token_ids)
         self.order = (self.request.priority, self.arrival)
 
     def note_mask(self, seconds: float) -> None:
-        """A mask has taken so much processor time. A form that was costly may soon be so again."""
+        """Note how much processor time a mask has taken. A form that was costly may soon be
+        again."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and those generated."""
+        """Return how many tokens the prompt and the answer have so far."""
         return len(self.token_ids)
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated so far."""
+        """Return how many tokens have been generated."""
         return len(self.token_ids) - self.num_prompt
 
     @property
-    def num_missing(self) -> int:
-        """Tokens whose K and V no step was asked for yet and must be computed before the next one
-        can be sampled."""
-        return len(self.token_ids) + self.num_coming - self.num_planned
+    def num_uncomputed(self) -> int:
+        """Return how many tokens still have to be scheduled before the next one can be sampled."""
+        return len(self.token_ids) + self.num_output_placeholders - self.num_scheduled
 
     @property
     def num_reusable(self) -> int | None:
-        """Leading tokens whose K and V may come from others. None: all but the last one, whose
-        output is wanted. Where the prompt's log-probabilities are, those that are known already."""
-        wanted = self.request.params.prompt_logprobs is not None
-        return len(self.scored) if wanted and len(self.scored) + 1 < self.num_prompt else None
+        """Return how many leading tokens' K and V may come from others. None: all but the last
+        token's. Where the prompt is scored, those of the tokens that have been scored already."""
+        is_scored = self.request.params.prompt_logprobs is not None
+        return len(self.scored) if is_scored and len(self.scored) + 1 < self.num_prompt else None
 
     def __repr__(self) -> str:
-        """Counts only."""
+        """Return counts only."""
         return (
             f"Sequence({self.seq_id}, {self.status.value}, "
             f"{self.num_computed}/{self.num_tokens} tokens)"

@@ -1,4 +1,4 @@
-"""From a checked folder to a model that is ready to run, on the thread that will run it."""
+"""Loads a checked folder's weights, on the thread that will run the model."""
 
 import resource
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 class Arithmetic(Enum):
-    """What the weights are multiplied as."""
+    """The format in which weights are multiplied."""
 
     STORED = "stored"
     """As the checkpoint has them."""
@@ -52,16 +52,17 @@ class ArithmeticChoice:
 
 
 def choose_arithmetic(
-    checkpoint: Checkpoint, *, on_gpu: bool, memory_bytes: int, asked: Arithmetic | None
+    checkpoint: Checkpoint, *, on_gpu: bool, memory_bytes: int, setting: Arithmetic | None
 ) -> ArithmeticChoice:
-    """On a GPU, as stored. On a CPU packed for its own kernels; what these do not know, as float32,
-    which a BLAS can multiply: MLX's loops for 16 and fewer bits are an order of magnitude slower.
+    """Choose: on a GPU, as stored; on a CPU, packed for its own kernels; what these do not know, as
+    float32, which a BLAS can multiply: MLX's loops for 16 and fewer bits are an order of magnitude
+    slower.
 
-    memory_bytes: what weights may take. asked: the user's own choice, which wins. Raises
-    CheckpointError where packed weights are asked for and cannot be had.
+    memory_bytes: what weights may take. setting: the user's own choice, which wins. Raises
+    CheckpointError where packed weights are set and cannot be had.
     """
     packed = None if on_gpu else checkpoint.packed_bytes
-    if asked is Arithmetic.PACKED and packed is None:
+    if setting is Arithmetic.PACKED and packed is None:
         raise CheckpointError(
             f"{checkpoint.path}: engine.arithmetic is packed, which a CPU can do with groups of "
             "32, 64 or 128 weights and layers that are all stored alike"
@@ -72,8 +73,8 @@ def choose_arithmetic(
         Arithmetic.FLOAT32: checkpoint.num_weights * FLOAT32_BYTES,
         Arithmetic.QUANTIZED_FLOAT32: checkpoint.widened_bytes,
     }
-    if asked is not None:
-        chosen, reason = asked, "as configured"
+    if setting is not None:
+        chosen, reason = setting, "as configured"
     elif on_gpu:
         chosen, reason = Arithmetic.STORED, "the GPU multiplies what is stored"
     elif packed is not None:
@@ -88,8 +89,8 @@ def choose_arithmetic(
 
 
 def compute_itemsize(dtype: str, arithmetic: Arithmetic, *, on_gpu: bool) -> int:
-    """Bytes of a number between two layers: those of what is stored on a GPU, which multiplies
-    that; float32's on a CPU, whose kernels sum in it.
+    """Return the bytes of a number between two layers: those of what is stored on a GPU, which
+    multiplies that; float32's on a CPU, whose kernels sum in it.
 
     dtype: of the checkpoint's numbers, as safetensors calls it.
     """
@@ -103,7 +104,7 @@ def load_qwen3(
     progress: Progress,
     workers: metal_ext.CpuWorkers | None,
 ) -> Qwen3 | PackedQwen3:
-    """Loads and evaluates all weights on the calling thread. workers: a CPU's, who also pack."""
+    """Load and evaluate all weights on the calling thread. workers: a CPU's, who also pack."""
     if arithmetic is not Arithmetic.PACKED:
         return Qwen3(load_reference(checkpoint, arithmetic, progress))
     assert workers is not None, "packed weights are a CPU's"
@@ -121,8 +122,8 @@ def load_qwen3(
 
 
 def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progress) -> Any:
-    """mlx-lm's model of that checkpoint, in that arithmetic: its layers are ours, its forward is
-    what ours is compared with."""
+    """Return mlx-lm's model of that checkpoint, in that arithmetic: its layers are ours, its
+    forward is what ours is compared with."""
     model = lazy_reference(checkpoint)
     if arithmetic is Arithmetic.FLOAT32:
         model = dequantize_model(model)
@@ -141,7 +142,7 @@ def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Pro
 
 
 def lazy_reference(checkpoint: Checkpoint) -> Any:
-    """mlx-lm's model of that checkpoint, of which nothing has been read yet."""
+    """Return mlx-lm's model of that checkpoint, before its weights are read."""
     # Without a head of its own the model is built as if it were tied.
     config = {"tie_word_embeddings": checkpoint.tied_embeddings or checkpoint.embeds}
     model, _ = load_model(
@@ -155,11 +156,11 @@ def lazy_reference(checkpoint: Checkpoint) -> Any:
 
 
 def _class_of(checkpoint: Checkpoint) -> type:
-    """mlx-lm's model, which takes the checkpoint's weights by their own names."""
+    """Return mlx-lm's model class, which takes the checkpoint's weights by their own names."""
 
     class NamedModel(Model):  # type: ignore[misc]
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            """Without the head that nobody uses."""
+            """Return the weights without the head that nobody uses."""
             kept: dict[str, mx.array] = super().sanitize(weights)
             start = "model." if checkpoint.bare_names else ""
             heads = {name for name in kept if name.startswith("lm_head.")}

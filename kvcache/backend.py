@@ -1,4 +1,4 @@
-"""The seam between sequences and device bytes.
+"""The protocol between sequences and device bytes.
 
 A backend knows heaps, buffers and blocks by number and moves memory behind addresses. Nothing above
 it knows which one runs.
@@ -42,9 +42,8 @@ class LayerRegions:
 
 @dataclass(frozen=True, slots=True)
 class NormAndRope:
-    """What a layer does to its queries and keys before they meet: RMS norm over head_dim, then
-    RoPE over the halves of a head. The angle of dimension i is
-    ``position * rope_scale * rope_base ** (-2 * i / head_dim)``."""
+    """RMS norm of queries and keys over head_dim, then RoPE over the halves of a head. The angle of
+    dimension i is ``position * rope_scale * rope_base ** (-2 * i / head_dim)``."""
 
     query_weight: mx.array
     """``[head_dim]``, as is ``key_weight``."""
@@ -55,7 +54,7 @@ class NormAndRope:
 
 
 class Releases(Enum):
-    """What memory goes back to the system before the process ends."""
+    """Which memory can be released to the system before the process ends."""
 
     BLOCKS = "any blocks, at any time"
     HEAPS = "whole heaps, at any time"
@@ -81,12 +80,12 @@ class StepRows(Protocol):
     layer's newest cache token: an array of one element that orders reads after writes."""
 
     fuses_projection: bool
-    """Whether ``project`` is there."""
+    """Whether ``project`` can be used, not ``project_joined``."""
 
     def append(
         self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
     ) -> mx.array:
-        """Writes ``[T, kv_heads, head_dim]`` keys and values; returns the next token."""
+        """Write ``[T, kv_heads, head_dim]`` keys and values; return the next token."""
 
     def project(
         self,
@@ -97,36 +96,36 @@ class StepRows(Protocol):
         values: mx.array,
         how: NormAndRope,
     ) -> tuple[mx.array, mx.array]:
-        """``append`` of keys after norm and RoPE, and the queries after theirs: the next token, and
-        ``[T, query_heads, head_dim]``. A GPU's."""
+        """Apply norm and RoPE to queries and keys, and append keys and values. On a GPU. Return the
+        next token, and the queries ``[T, query_heads, head_dim]``."""
 
     def project_joined(
         self, token: mx.array, layer: LayerRegions, joined: mx.array, how: NormAndRope
     ) -> tuple[mx.array, mx.array]:
-        """``project`` of ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32: queries, keys and
-        values of one matrix. A CPU's."""
+        """Do the same on a CPU with ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32:
+        queries, keys and values of one matrix."""
 
     def decode_attention(
         self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
-        """Attention of the step's first R rows, each over its sequence up to itself.
+        """Return the attention of the step's first R rows, each over its sequence up to itself.
         queries: ``[R, query_heads, head_dim]``."""
 
     def chunk_attention(
         self, token: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
     ) -> mx.array:
-        """The same for all rows of one segment: ``[count, query_heads, head_dim]``."""
+        """Do the same for all rows of one segment: ``[count, query_heads, head_dim]``."""
 
     def region(self, token: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        """ "keys" or "values" of a segment's whole past, itself included: ``[start + count,
+        """Return "keys" or "values" of a segment's whole past, itself included: ``[start + count,
         kv_heads, head_dim]``, valid until the sequence closes."""
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        """What to evaluate so that the arrays are there and the device knows that the step is done.
-        arrays: the step's results, and the newest cache token of every layer."""
+        """Return what to evaluate so that the arrays are there and the device knows that the step
+        is done. arrays: the step's results, and the newest cache token of every layer."""
 
-    def abandon(self) -> None:
-        """The step failed, and nothing of it runs any more."""
+    def cancel(self) -> None:
+        """Cancel the step: it failed, and nothing of it runs any more."""
 
 
 class PageBackend(Protocol):
@@ -145,69 +144,68 @@ class PageBackend(Protocol):
     zeroes_blocks: bool
     """Whether a block that is mapped writable holds zeros, whatever it held before."""
     mapping_limit: int | None
-    """How many mappings the process may have for its buffers; None where nobody counts."""
+    """How many mappings the process may have for its buffers; None where there is no limit."""
     heap_limit: int | None
-    """How many heaps the process may have; None where nobody counts."""
+    """How many heaps the process may have; None where there is no limit."""
     shares_blocks: bool
     """Whether one block may stand in several buffers."""
 
     @property
     def copied_bytes(self) -> int:
-        """K and V bytes that ``copy_block`` has copied."""
+        """Return how many bytes of K and V ``copy_block`` has copied."""
 
     def add_heap(self) -> bool:
-        """Makes the next heap (0, 1, ...); False when the system refuses."""
+        """Make the next heap (0, 1, ...); False when the system refuses."""
 
     def add_buffer(self) -> bool:
-        """Makes the next buffer (0, 1, ...); False when the system refuses."""
+        """Make the next buffer (0, 1, ...); False when the system refuses."""
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
-        """Puts ``count`` blocks of a heap behind a buffer's; False, with nothing changed, when the
+        """Put ``count`` blocks of a heap behind a buffer's; False, with nothing changed, when the
         system refuses. Blocks that are not writable need ``shares_blocks``."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        """Starts mapping writable blocks on another thread, memory included, so that the step that
-        first writes there waits for nothing; returns the ticket. They count as mapped when it has
+        """Start mapping writable blocks on another thread, memory included, so that the step that
+        first writes there waits for nothing; return the ticket. They count as mapped when it has
         completed and was not ``refused``."""
 
     def refused(self, ticket: int) -> bool:
-        """Whether the system refused that ``map_ahead``, which has then changed nothing; to be
-        asked once, when its ticket has completed."""
+        """Return whether the system refused that ``map_ahead``, which has then changed nothing; to
+        be asked once, when its ticket has completed."""
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
-        """Takes blocks from behind a buffer; returns the ticket."""
+        """Start unmapping blocks of a buffer; return the ticket."""
 
     def release(self, heap: int, block: int, count: int) -> int:
-        """Gives the memory of unmapped blocks back to the system; returns the ticket."""
+        """Release the memory of unmapped blocks to the system; return the ticket."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        """Copies the first ``tokens`` tokens of a block of one buffer into a writable block of
+        """Copy the first ``tokens`` tokens of a block of one buffer into a writable block of
         another, in all regions. Done when it returns, and after all steps that were started."""
 
     def completed_ticket(self) -> int:
-        """The newest ticket such that all up to it are done. Raises BackendFailedError."""
+        """Return the newest ticket such that all up to it are done. Raises BackendFailedError."""
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
-        """Waits for a ticket; False when the time passed first."""
+        """Wait for a ticket; False when the time passed first."""
 
     def committed_bytes(self) -> int:
-        """What the system charges for all heaps. Any thread."""
+        """Return what the system charges for all heaps. Any thread."""
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """The rows of a step, in order. A step that is begun is ended, or abandoned."""
+        """Return the rows of a step, in order. A step that is begun is ended, or cancelled."""
 
     def shut_down(self) -> bool:
-        """The ordered end: waits for the device and takes everything from behind the buffers. False
-        where the device did not answer: then the process must end without releasing anything.
-        Nothing may be called afterwards."""
+        """Wait for the device and unmap everything. False where the device did not answer: then the
+        process must end without releasing anything. Nothing may be called afterwards."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:
-    """A group's shape as the native side wants it."""
+    """Return a group's shape as the native side wants it."""
     return metal_ext.Geometry(
         page_bytes=group.page_bytes,
         tokens_per_block=group.tokens_per_block,

@@ -1,4 +1,4 @@
-"""All sparse buffers, and how many mappings they take."""
+"""Hands out sparse buffers, and counts their mappings."""
 
 from kvcache.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
 from kvcache.layout import Group
@@ -7,7 +7,7 @@ from kvcache.sparse_heap import BlockRef
 
 
 class BufferPool:
-    """Buffers that are taken and given back; maps and unmaps blocks within the system's limit."""
+    """Hands out buffers; maps and unmaps blocks behind them within the system's limit."""
 
     def __init__(self, group: Group, backend: PageBackend, max_buffers: int) -> None:
         self._regions = len(group.regions)
@@ -23,7 +23,7 @@ class BufferPool:
         """Blocks that were taken from behind a buffer."""
 
     def take(self) -> SparseBuffer | None:
-        """An empty buffer; None when all are taken or the system refuses to make one."""
+        """Return an empty buffer; None when all are taken or the system refuses to make one."""
         if self._idle:
             return self._idle.pop()
         if self._num_buffers == self._max_buffers or not self._backend.add_buffer():
@@ -31,15 +31,15 @@ class BufferPool:
         self._num_buffers += 1
         return SparseBuffer(self._num_buffers - 1)
 
-    def give_back(self, buffer: SparseBuffer) -> None:
-        """Nothing is mapped behind it any more: its table is emptied."""
+    def free(self, buffer: SparseBuffer) -> None:
+        """Free a buffer: nothing is mapped behind it any more."""
         self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)
 
     def has_room_for(self, new_blocks: int, shared: list[BlockRef]) -> bool:
-        """Whether a new buffer with these blocks is likely to stay within the limit, if its own
-        make runs as long as heaps."""
+        """Return whether a new buffer with these blocks is likely to stay within the limit, if its
+        own make runs as long as heaps."""
         limit = self._backend.mapping_limit
         if limit is None:
             return True
@@ -49,7 +49,7 @@ class BufferPool:
         return self._mappings + self._regions * runs <= limit
 
     def map(self, buffer: SparseBuffer, blocks: list[BlockRef], *, writable: bool) -> bool:
-        """Maps blocks behind the buffer's last one; False, with nothing changed, when refused."""
+        """Map blocks behind the buffer's last one; False, with nothing changed, when refused."""
         assert not buffer.pending
         first = len(buffer.table)
         pieces = self._append(buffer, blocks, writable)
@@ -72,7 +72,7 @@ class BufferPool:
         return False
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[BlockRef]) -> bool:
-        """Starts mapping blocks behind the buffer's last one; False when the limit forbids it."""
+        """Start mapping blocks behind the buffer's last one; False when the limit forbids it."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
             return False
@@ -84,11 +84,11 @@ class BufferPool:
         return True
 
     def is_settled(self, buffer: SparseBuffer) -> bool:
-        """Whether ``settle`` would not have to wait."""
+        """Return whether ``settle`` would not have to wait."""
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[BlockRef]:
-        """Waits for what is being mapped. Returns the blocks from the first one on that the system
+        """Wait for what is being mapped. Return the blocks from the first one on that the system
         refused: they are in the table no more, and not mapped."""
         place = kept = buffer.mapped_blocks
         for item in buffer.pending:
@@ -105,14 +105,14 @@ class BufferPool:
         return self._cut(buffer, kept)
 
     def unmap(self, buffer: SparseBuffer) -> int:
-        """Starts taking everything from behind the buffer; returns the ticket."""
+        """Start unmapping all of the buffer; return the ticket."""
         assert not buffer.pending
         return self._backend.unmap(buffer.number, 0, len(buffer.table))
 
     def _append(
         self, buffer: SparseBuffer, blocks: list[BlockRef], writable: bool
     ) -> list[MappedRun] | None:
-        """Adds blocks to the table; returns what to map, or None, with nothing changed, when that
+        """Add blocks to the table; return what to map, or None, with nothing changed, when that
         would be more mappings than the limit allows."""
         first, before = len(buffer.table), buffer.mappings(self._regions)
         pieces = buffer.table.append(blocks, writable)
@@ -124,7 +124,7 @@ class BufferPool:
         return pieces
 
     def _cut(self, buffer: SparseBuffer, length: int) -> list[BlockRef]:
-        """Removes and returns the blocks from ``length`` on, which are not mapped."""
+        """Remove and return the blocks from ``length`` on, which are not mapped."""
         before = buffer.mappings(self._regions)
         gone = buffer.table.cut(length)
         self._mappings += buffer.mappings(self._regions) - before
@@ -135,7 +135,7 @@ class BufferPool:
             raise BackendFailedError(f"a mapping operation took over {MAPPING_LIMIT_S:.0f} s")
 
     def check_invariants(self, taken: list[SparseBuffer]) -> None:
-        """taken: every buffer that has not been given back. Raises AssertionError."""
+        """Check the counts. taken: every buffer that is not free. Raises AssertionError."""
         buffers = taken + self._idle
         assert sorted(buffer.number for buffer in buffers) == list(range(self._num_buffers))
         assert all(not b.table.blocks and not b.table.runs for b in self._idle)

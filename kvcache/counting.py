@@ -29,11 +29,11 @@ class CountingBackend:
     _ticket: int = 0
 
     def add_heap(self) -> bool:
-        """There is always one more."""
+        """Return True: there is always one more."""
         return True
 
     def add_buffer(self) -> bool:
-        """There is always one more."""
+        """Return True: there is always one more."""
         return True
 
     def map(
@@ -45,52 +45,52 @@ class CountingBackend:
         count: int,
         writable: bool,
     ) -> bool:
-        """Commits the blocks."""
+        """Commit the blocks."""
         self._committed.update((heap, heap_block + i) for i in range(count))
         return True
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        """Commits the blocks; done already."""
+        """Commit the blocks; done already."""
         self.map(buffer, block, heap, heap_block, count, True)
         return self._next_ticket()
 
     def refused(self, ticket: int) -> bool:
-        """Nothing is."""
+        """Return False: nothing is refused."""
         return False
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
-        """Blocks keep their memory until it is released."""
+        """Unmap blocks: they keep their memory until it is released."""
         return self._next_ticket()
 
     def release(self, heap: int, block: int, count: int) -> int:
-        """The blocks are no longer committed."""
+        """Release the blocks: they are no longer committed."""
         self._committed.difference_update((heap, block + i) for i in range(count))
         return self._next_ticket()
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        """Counts the bytes."""
+        """Count the bytes."""
         self.copied_bytes += tokens * self.group.bytes_per_token
 
     def completed_ticket(self) -> int:
-        """All."""
+        """Return the newest ticket: all are done."""
         return self._ticket
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
-        """There is nothing to wait for."""
+        """Return True: there is nothing to wait for."""
         return True
 
     def committed_bytes(self) -> int:
-        """Of all blocks that hold memory."""
+        """Return the bytes of all blocks that hold memory."""
         return len(self._committed) * self.group.block_bytes
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """The segments stand for their rows: nobody follows them to memory."""
+        """Return the segments in place of rows: nobody follows them to memory."""
         return cast(StepRows, tuple(segments))
 
     def shut_down(self) -> bool:
-        """There is nothing to end."""
+        """Return True: there is nothing to end."""
         return True
 
     def _next_ticket(self) -> int:

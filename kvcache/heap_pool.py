@@ -1,4 +1,4 @@
-"""Physical memory: which blocks of which heaps are free, and what the others are for.
+"""Allocates blocks of heaps, and keeps the state of each.
 
 ::
 
@@ -6,12 +6,12 @@
               |         ^           ^  |         |
               |         +-----------|--+---------+        (shared again)
               +---------------------+
-    free -> returning (memory goes back to the system) -> free
+    free -> releasing (its memory, to the system) -> free
 
 An *owned* block is written by its only sequence. A *sealed* one is full, never written again, and
 stands in any number of buffers. A *quarantined* one waits until the device can no longer touch it
 and no buffer has it mapped; then it is *cached* if it can be found by its prefix, or free.
-*Returning* ones wait until their memory is gone.
+A *releasing* one waits until its memory is released.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.layout import Group
-from kvcache.sparse_heap import BlockRef, BlockState, MemoryReturn, SparseHeap, runs_of
+from kvcache.sparse_heap import BlockRef, BlockState, PendingRelease, SparseHeap, runs_of
 
 # Free blocks that a new run of blocks would like around it: as many as can be had.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
@@ -35,7 +35,7 @@ class HeapPool:
         self._heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
         """Heaps by the number of their free blocks, which is not 0."""
-        self._returns: list[MemoryReturn] = []
+        self._releases: list[PendingRelease] = []
         self._max_heaps = budget_bytes // group.heap_bytes
         if backend.heap_limit is not None:
             self._max_heaps = min(self._max_heaps, backend.heap_limit)
@@ -51,45 +51,45 @@ class HeapPool:
 
     @property
     def capacity_blocks(self) -> int:
-        """Blocks of all heaps that the budget allows."""
+        """Return how many blocks all heaps have that the budget allows."""
         return self._max_heaps * self._group.blocks_per_heap
 
     @property
     def num_heaps(self) -> int:
-        """Heaps that have been made."""
+        """Return how many heaps have been made."""
         return len(self._heaps)
 
     @property
-    def available_blocks(self) -> int:
-        """Blocks that ``allocate`` could hand out now."""
+    def free_blocks(self) -> int:
+        """Return how many blocks ``allocate`` could hand out now, those of heaps to be made too."""
         unmade = self._max_heaps - len(self._heaps)
         return self._counts[BlockState.FREE] + unmade * self._group.blocks_per_heap
 
     @property
     def free_committed_bytes(self) -> int:
-        """Bytes of free blocks that may hold memory of the system: the pool's slack."""
+        """Return the bytes of free blocks that may hold memory of the system: the pool's slack."""
         return self._dirty_free * self._group.block_bytes
 
     def count(self, state: BlockState) -> int:
-        """Blocks of made heaps in that state."""
+        """Return how many blocks of made heaps are in that state."""
         return self._counts[state]
 
     # --- the circle -----------------------------------------------------------------------------
 
     def allocate(self, count: int, after: BlockRef | None = None) -> list[BlockRef] | None:
-        """Takes ``count`` free blocks, or none: None when there are not as many.
+        """Take ``count`` free blocks, or none: None when there are not as many.
 
         Prefers the block that follows ``after`` in its heap, because consecutive blocks share
         mappings. Where a run must begin anew, it begins where it can grow; but where the system
         takes back whole heaps only, in the fullest heap, so that others can empty.
         """
-        if count > self.available_blocks:
+        if count > self.free_blocks:
             return None
         taken: list[BlockRef] = []
         while len(taken) < count:
             block = self._next(after) or self._start(count - len(taken))
             if block is None:
-                self.give_up(taken)
+                self.free_unmapped(taken)
                 return None
             self._move(block, BlockState.OWNED)
             heap = self._heaps[block.heap]
@@ -99,69 +99,70 @@ class HeapPool:
         return taken
 
     def seal(self, block: BlockRef) -> None:
-        """It is full, and its writer has completed. Its sequence may have left meanwhile."""
+        """Seal a block: it is full, and its writer has completed. Its sequence may be closed."""
         if self.state(block) != BlockState.QUARANTINED:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
 
-    def share(self, block: BlockRef) -> None:
-        """One more sequence gets a sealed block."""
+    def attach(self, block: BlockRef) -> None:
+        """Attach a sealed block to one more sequence."""
         heap = self._heaps[block.heap]
-        self.saved_blocks += heap.join(block.place)
+        self.saved_blocks += heap.attach(block.place)
         if heap.states[block.place] != BlockState.SEALED:
             self._move(block, BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED)
 
-    def let_go(self, blocks: Iterable[BlockRef]) -> None:
-        """A sequence leaves them; its buffer still has them mapped, and the device may read."""
+    def detach(self, blocks: Iterable[BlockRef]) -> None:
+        """Detach blocks from a sequence. Its buffer still has them mapped, and the device may read
+        them."""
         for block in blocks:
             heap = self._heaps[block.heap]
-            if heap.leave(block.place):
+            if heap.detach(block.place):
                 self.saved_blocks -= 1
             else:
                 self._move(block, BlockState.QUARANTINED, BlockState.OWNED, BlockState.SEALED)
 
-    def unmapped(self, block: BlockRef) -> bool:
-        """A buffer that was let go of has it no more; whether none has."""
+    def remove_buffer(self, block: BlockRef) -> bool:
+        """Note that one buffer less has the block mapped; return whether none has."""
         buffers = self._heaps[block.heap].buffers
         buffers[block.place] -= 1
         return not buffers[block.place]
 
     def cache(self, block: BlockRef) -> None:
-        """Nothing has it mapped, but it is worth keeping."""
+        """Keep the block for others: nothing has it mapped, and it can be found."""
         assert not self.num_buffers(block), f"{block} is mapped"
         self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
 
     def free(self, block: BlockRef) -> None:
-        """Nothing can touch it any more, nor wants to: it may be handed out again."""
+        """Free the block: nothing has it mapped, and it cannot be found."""
         assert not self.num_buffers(block), f"{block} is mapped"
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
 
     def state(self, block: BlockRef) -> int:
-        """A BlockState."""
+        """Return the block's BlockState."""
         return self._heaps[block.heap].states[block.place]
 
     def num_buffers(self, block: BlockRef) -> int:
-        """How many buffers have it mapped."""
+        """Return how many buffers have the block mapped."""
         return self._heaps[block.heap].buffers[block.place]
 
     def num_sequences(self, block: BlockRef) -> int:
-        """How many open sequences have it."""
+        """Return how many open sequences have the block."""
         return self._heaps[block.heap].sequences[block.place]
 
-    def give_up(self, blocks: Iterable[BlockRef]) -> None:
-        """Blocks that were allocated and never mapped."""
+    def free_unmapped(self, blocks: Iterable[BlockRef]) -> None:
+        """Free blocks that were allocated and never mapped."""
         for block in blocks:
             heap = self._heaps[block.heap]
             heap.buffers[block.place] = heap.sequences[block.place] = 0
             self._move(block, BlockState.FREE, BlockState.OWNED)
 
-    # --- giving memory back ---------------------------------------------------------------------
+    # --- releasing memory -----------------------------------------------------------------------
 
-    def trim(self, slack_bytes: int, most_blocks: int) -> None:
-        """Starts giving memory of free blocks back, until no more than the slack is kept.
+    def release_memory(self, slack_bytes: int, max_blocks: int) -> None:
+        """Start releasing memory of free blocks, until no more than the slack is kept.
 
         Whole heaps first, the emptiest before others; single blocks where the backend can; nothing
-        where it keeps what it has. No more than ``most_blocks``: until their memory is gone they
-        cannot be handed out.
+        where it can release nothing. No more than ``max_blocks``: until their memory is released
+        they cannot be allocated.
         """
         releases = self._backend.releases
         if releases is Releases.NOTHING or self.free_committed_bytes <= slack_bytes:
@@ -172,48 +173,48 @@ class HeapPool:
                     return
                 heap = self._heaps[number]
                 if (heap.free == self._group.blocks_per_heap) == whole and any(heap.dirty):
-                    most_blocks -= self._return_memory(number, slack_bytes, most_blocks, whole)
+                    max_blocks -= self._release_heap(number, slack_bytes, max_blocks, whole)
 
     def poll(self, completed_ticket: int) -> None:
-        """Blocks whose memory has gone back are free again."""
+        """Free the blocks whose memory has been released."""
         waiting = []
-        for item in self._returns:
+        for item in self._releases:
             if item.ticket > completed_ticket:
                 waiting.append(item)
                 continue
             for block in item.blocks:
                 self._heaps[block.heap].dirty[block.place] = False
-                self._move(block, BlockState.FREE, BlockState.RETURNING)
-        self._returns = waiting
+                self._move(block, BlockState.FREE, BlockState.RELEASING)
+        self._releases = waiting
 
-    def _return_memory(self, number: int, slack_bytes: int, most_blocks: int, whole: bool) -> int:
-        """Returns how many blocks are on their way."""
+    def _release_heap(self, number: int, slack_bytes: int, max_blocks: int, whole: bool) -> int:
+        """Start releasing memory of one heap; return how many blocks'."""
         heap = self._heaps[number]
         runs = [(0, self._group.blocks_per_heap)] if whole else runs_of(heap.free_and_dirty())
-        returned = 0
+        released = 0
         for first, count in runs:
-            if self.free_committed_bytes <= slack_bytes or returned + count > most_blocks:
+            if self.free_committed_bytes <= slack_bytes or released + count > max_blocks:
                 break
             ticket = self._backend.release(number, first, count)
             blocks = [BlockRef(number, index) for index in range(first, first + count)]
             for block in blocks:
-                self._move(block, BlockState.RETURNING, BlockState.FREE)
-            self._returns.append(MemoryReturn(ticket, blocks))
-            returned += count
-        return returned
+                self._move(block, BlockState.RELEASING, BlockState.FREE)
+            self._releases.append(PendingRelease(ticket, blocks))
+            released += count
+        return released
 
     # --- choosing -------------------------------------------------------------------------------
 
     def _next(self, after: BlockRef | None) -> BlockRef | None:
-        """The block that follows, if it is free."""
+        """Return the block that follows, if it is free."""
         if after is None or after.place + 1 == self._group.blocks_per_heap:
             return None
         following = BlockRef(after.heap, after.place + 1)
         return following if self.state(following) == BlockState.FREE else None
 
     def _start(self, count: int) -> BlockRef | None:
-        """Where a run of ``count`` blocks begins; makes a heap when all are full; None at the end
-        of the budget or when the system refuses."""
+        """Return where a run of ``count`` blocks begins; make a heap when all are full; None at
+        the end of the budget or when the system refuses."""
         if not self._by_free and not self._make_heap():
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
@@ -228,7 +229,7 @@ class HeapPool:
         return BlockRef(number, place + (room - 1) // 2 if place else 0)
 
     def _make_heap(self) -> bool:
-        """False at the end of the budget, or when the system refuses."""
+        """Make a heap; False at the end of the budget, or when the system refuses."""
         if len(self._heaps) == self._max_heaps or not self._backend.add_heap():
             return False
         blocks = self._group.blocks_per_heap
@@ -238,7 +239,7 @@ class HeapPool:
         return True
 
     def _move(self, block: BlockRef, new: BlockState, *old: BlockState) -> None:
-        """To a new state, from one of the old ones; from FREE where none is named."""
+        """Move a block to a new state, from one of the old ones; from FREE where none is named."""
         heap = self._heaps[block.heap]
         state = heap.states[block.place]
         assert state in (old or (BlockState.FREE,)), f"{block} is {BlockState(state).name}"
@@ -255,7 +256,7 @@ class HeapPool:
             self._dirty_free += heap.dirty[block.place]
 
     def _commit(self, block: BlockRef) -> None:
-        """It, or its whole heap, takes memory of the system from now on."""
+        """Note that the block, or its whole heap, takes memory of the system from now on."""
         whole = self._backend.charge is not Charge.BLOCKS
         places = range(self._group.blocks_per_heap) if whole else (block.place,)
         self._dirty_free += self._heaps[block.heap].commit(places)
@@ -273,11 +274,11 @@ class HeapPool:
 
     @property
     def heaps(self) -> Sequence[SparseHeap]:
-        """Those that have been made; to be read only."""
+        """Return the heaps that have been made; to be read only."""
         return self._heaps
 
     def check_invariants(self) -> None:
-        """Counts recounted from the blocks; free slack recounted from the dirty marks."""
+        """Count blocks and free slack again. Raises AssertionError."""
         assert len(self._heaps) <= self._max_heaps
         for state in BlockState:
             counted = sum(heap.states.count(state) for heap in self._heaps)
@@ -290,5 +291,5 @@ class HeapPool:
         assert dirty_free == self._dirty_free
         had = (had for heap in self._heaps for had in heap.sequences)
         assert self.saved_blocks == sum(max(0, sequences - 1) for sequences in had)
-        returning = sum(len(item.blocks) for item in self._returns)
-        assert returning == self._counts[BlockState.RETURNING]
+        releasing = sum(len(item.blocks) for item in self._releases)
+        assert releasing == self._counts[BlockState.RELEASING]

@@ -37,12 +37,12 @@ class KVShape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token in one region."""
+        """Return the bytes of one token in one region."""
         return self.kv_heads * self.head_dim * self.itemsize
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in all regions."""
+        """Return the bytes of one token in all regions."""
         return 2 * self.num_layers * self.row_bytes
 
 
@@ -68,30 +68,30 @@ class Group:
 
     @cached_property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in all regions of the group."""
+        """Return the bytes of one token in all regions of the group."""
         return sum(region.row_bytes for region in self.regions)
 
     @cached_property
     def block_bytes(self) -> int:
-        """Bytes of one block: the unit of allocation."""
+        """Return the bytes of one block: the unit of allocation."""
         return self.bytes_per_token * self.tokens_per_block
 
     @cached_property
     def heap_bytes(self) -> int:
-        """Bytes of one heap."""
+        """Return the bytes of one heap."""
         return self.block_bytes * self.blocks_per_heap
 
     @cached_property
     def max_tokens(self) -> int:
-        """Tokens that one sparse buffer has addresses for."""
+        """Return how many tokens one sparse buffer has addresses for."""
         return self.tokens_per_block * self.blocks_per_buffer
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Return how many blocks hold so many tokens."""
         return -(-tokens // self.tokens_per_block)
 
     def key_region(self, layer: int) -> int:
-        """Index of a layer's keys; its values follow."""
+        """Return the index of a layer's keys; its values follow."""
         return 2 * layer
 
 
@@ -105,7 +105,7 @@ class KVLayout:
 
     @property
     def group(self) -> Group:
-        """The only group."""
+        """Return the only group."""
         (group,) = self.groups
         return group
 
@@ -119,7 +119,7 @@ def paged_layout(
     page_bytes: int | None = None,
     device_pages: tuple[int, ...] | None = None,
 ) -> KVLayout:
-    """The layout of a substrate with pages.
+    """Return the layout of a substrate with pages.
 
     heap_bytes: the size that a heap should not exceed; a heap holds one block at least.
     page_bytes: one region's part of a block; None chooses it. device_pages: those that the device
@@ -153,7 +153,7 @@ def paged_layout(
 
 
 def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> KVLayout:
-    """The layout of a substrate without pages: a block is the whole context."""
+    """Return the layout of a substrate without pages: a block is the whole context."""
     unit = tokens_of_whole_pages(shape, system_page_bytes)
     tokens = -(-max_tokens // unit) * unit
     return _one_group(
@@ -168,8 +168,8 @@ def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> 
 def choose_page(
     shape: KVShape, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
 ) -> int:
-    """The preferred page that a row divides and that makes a block of 16 to 64 tokens; otherwise
-    the one that comes nearest to that.
+    """Return the preferred page that a row divides and that makes a block of 16 to 64 tokens;
+    otherwise the one that comes nearest to that.
 
     Raises LayoutError where a row divides none.
     """
@@ -191,7 +191,7 @@ def choose_page(
 
 
 def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
-    """The fewest tokens whose rows in one region are whole pages."""
+    """Return the fewest tokens whose rows in one region are whole pages."""
     return system_page_bytes // gcd(system_page_bytes, shape.row_bytes)
 
 

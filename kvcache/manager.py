@@ -1,17 +1,16 @@
-"""The one door to the cache, in sequence ids and token counts only.
+"""The KV cache in sequence ids and token counts: scheduler and runner see no blocks.
 
-Scheduler and runner come through here; neither sees a block. A sequence that begins like another
-one maps the other's sealed blocks instead of computing them; which ones there are, the prefix index
-knows, and what a block is for, the heap pool.
+A sequence that begins like another one maps the other's sealed blocks instead of computing them.
 """
 
 from collections.abc import Sequence
 
-from kvcache.accounts import Books
 from kvcache.backend import PageBackend, Releases, Segment
-from kvcache.block_supply import MAP_AHEAD_TOKENS, BlockSupply
+from kvcache.block_allocator import MAP_AHEAD_TOKENS, BlockAllocator
+from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
+from kvcache.inspector import CacheInspector
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap, take_map
@@ -20,10 +19,9 @@ from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, ClosedSequence
 from kvcache.sparse_heap import BlockState
 from kvcache.stats import KVStats
-from kvcache.token_chain import PrefixSalt, TokenChain
 from kvcache.views import CacheTokens, KVViews, layer_regions
 
-BLOCKS_DROPPED_AT_ONCE = 4096  # 30 ms of a Python thread
+BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
 
 
 class KVCacheManager:
@@ -46,39 +44,40 @@ class KVCacheManager:
             max_sharers=limits.max_sharers,
             enabled=limits.shares_prefixes and backend.shares_blocks,
         )
-        self._supply = BlockSupply(self._group, self._pool, self._buffers, self._prefixes)
-        self._books = Books(self._group, self._pool, self._buffers, self._prefixes, backend)
+        parts = self._group, self._pool, self._buffers, self._prefixes
+        self._allocator = BlockAllocator(*parts)
+        self._inspector = CacheInspector(*parts, backend)
         self._layers = layer_regions(layout)
         self._tokens = CacheTokens(len(self._layers))
         self._open: dict[int, CachedSequence] = {}
         self._closed: list[ClosedSequence] = []
-        self.gives_back = backend.releases is not Releases.NOTHING
-        """Whether memory goes back to the system before the process ends."""
+        self.releases_memory = backend.releases is not Releases.NOTHING
+        """Whether memory can be released to the system before the process ends."""
         self._issued_epoch = self._completed_epoch = 0
 
     # --- the scheduler's side: joining ----------------------------------------------------------
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that one sequence can ever have: its addresses and the whole pool."""
+        """Return how many tokens one sequence can ever have: its addresses and the whole pool."""
         pool_tokens = self._pool.capacity_blocks * self._group.tokens_per_block
         return min(self._group.max_tokens, pool_tokens)
 
-    def chain(self, salt: PrefixSalt) -> TokenChain:
-        """The empty chain of a new sequence."""
-        return TokenChain(self._identity, salt, self._group.tokens_per_block)
+    def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
+        """Return the empty block hashes of a new sequence."""
+        return BlockHashes(self._identity, salt, self._group.tokens_per_block)
 
     def open(
         self,
         seq_id: int,
-        chain: TokenChain,
+        block_hashes: BlockHashes,
         num_tokens: int,
         *,
         final_tokens: int,
         system_tokens: int = 0,
     ) -> bool:
-        """Gives the sequence a buffer, maps the sealed blocks that its chain begins with, and sets
-        blocks aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
+        """Give the sequence a buffer, map the cached blocks that it begins with, and set blocks
+        aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
 
         final_tokens: the most that it will need. system_tokens: how many of the first ones are a
         system prompt. False, with nothing changed, when it does not fit now.
@@ -87,203 +86,204 @@ class KVCacheManager:
         if len(self._open) == self._limits.max_sequences or num_tokens > self._group.max_tokens:
             return False
         needed = self._group.blocks_for(num_tokens)
-        if needed - chain.shareable_blocks > self._supply.unpromised_blocks:
+        if needed - block_hashes.shareable_blocks > self._allocator.available_blocks:
             return False
-        system_blocks = system_tokens // self._group.tokens_per_block
-        nothing, longest = Match([], 0), self._prefixes.match(chain, 0)
+        system = system_tokens // self._group.tokens_per_block
+        nothing, longest = Match([], 0), self._prefixes.match(block_hashes, 0)
         # A prefix in more pieces than the system has mappings for is computed again.
-        for found in (longest, nothing) if longest.blocks else (nothing,):
-            buffer = self._buffers.take() if self._fits(needed, found) else None
+        for match in (longest, nothing) if longest.blocks else (nothing,):
+            buffer = self._buffers.take() if self._fits(needed, match) else None
             if buffer is None:
                 continue
-            sequence = CachedSequence(seq_id, buffer, chain, needed, final_tokens, system_blocks)
-            self._supply.promise(sequence)
-            if self._supply.share(sequence, found.blocks):
+            sequence = CachedSequence(seq_id, buffer, block_hashes, needed, final_tokens, system)
+            self._allocator.add(sequence)
+            if self._allocator.attach(sequence, match.blocks):
                 self._open[seq_id] = sequence
                 return True
-            self._supply.release(sequence)
-            self._buffers.give_back(buffer)
+            self._allocator.remove(sequence)
+            self._buffers.free(buffer)
         return False
 
-    def adopt(self, seq_id: int) -> int:
-        """Maps what others have sealed of the sequence's tokens meanwhile. Returns how many of its
+    def attach_cached(self, seq_id: int) -> int:
+        """Map what others have sealed of the sequence's tokens meanwhile. Return how many of its
         tokens have valid K and V."""
         sequence = self._open[seq_id]
-        if self._prefixes.continues(sequence):
-            found = self._prefixes.match(sequence.chain, len(sequence.buffer.table))
-            self._supply.share(sequence, found.blocks)
+        if self._prefixes.can_share_next(sequence):
+            match = self._prefixes.match(sequence.block_hashes, len(sequence.buffer.table))
+            self._allocator.attach(sequence, match.blocks)
         return sequence.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """Gives a child with the same prompt all of its parent's K and V but the last token's:
-        sealed blocks are shared, the partial one is copied. Returns how many of its tokens have
-        valid K and V; no more than before while the parent's are not sealed."""
+        """Give a child with the same prompt all of its parent's K and V but the last token's: share
+        sealed blocks, copy the partial one. Return how many of its tokens have valid K and V; no
+        more than before while the parent's are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
-        wanted = child.chain.num_tokens - 1
-        whole, partial = divmod(wanted, self._group.tokens_per_block)
-        if parent.computed < wanted or parent.sealed < whole or not child.at_edge:
+        num_tokens = child.block_hashes.num_tokens - 1
+        whole, partial = divmod(num_tokens, self._group.tokens_per_block)
+        if parent.computed < num_tokens or parent.sealed < whole or not child.all_sealed:
             return child.computed
-        own, theirs = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
-        blocks = theirs[len(own) :]
-        # The child may have begun with blocks of one that has failed since: nobody else has them.
-        if (blocks and theirs[: len(own)] != own) or any(map(self._prefixes.is_crowded, blocks)):
+        own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
+        blocks = parents[len(own) :]
+        # The child may have begun with blocks of a sequence that has failed since.
+        at_limit = any(map(self._prefixes.has_max_sharers, blocks))
+        if (blocks and parents[: len(own)] != own) or at_limit:
             return child.computed
-        shared = self._supply.share(child, blocks)
-        if shared and partial and self.reserve(child_id, wanted):
+        shared = self._allocator.attach(child, blocks)
+        if shared and partial and self.reserve(child_id, num_tokens):
             source, target = parent.buffer.number, child.buffer.number
             self._backend.copy_block(source, whole, target, whole, partial)
-            child.computed = child.planned = wanted
+            child.computed = child.scheduled = num_tokens
         return child.computed
 
-    def claim(self, seq_id: int) -> None:
-        """The sequence computes its blocks itself; others may wait for them."""
-        self._prefixes.claim(self._open[seq_id])
+    def add_pending_prefix(self, seq_id: int) -> None:
+        """Let others wait for the blocks that the sequence is going to compute."""
+        self._prefixes.add_pending_prefix(self._open[seq_id])
 
-    def claimant(self, seq_id: int) -> int | None:
-        """The other open sequence that will compute this one's next block, if it can be shared."""
-        return self._prefixes.claimant(self._open[seq_id])
+    def pending_owner(self, seq_id: int) -> int | None:
+        """Return the sequence that will compute this one's next blocks, if those can be shared."""
+        return self._prefixes.pending_owner(self._open[seq_id])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Why the sequence shares no more than it does: the token at which it left the longest
-        cached chain, and the reason; None when no more could be shared."""
+        """Return the token at which the sequence left the longest cached prefix, and why it shares
+        no more; None when no more could be shared."""
         return self._prefixes.explain(self._open[seq_id])
 
     # --- growing and leaving --------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Maps memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
+        """Map memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
         sequence = self._open[seq_id]
-        return num_tokens <= sequence.mapped_tokens or self._supply.grow(sequence, num_tokens)
+        return num_tokens <= sequence.mapped_tokens or self._allocator.grow(sequence, num_tokens)
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """The next ``len(token_ids)`` positions now hold valid K and V of these tokens."""
+        """Note that the next ``len(token_ids)`` positions hold valid K and V of these tokens."""
         sequence = self._open[seq_id]
         start, end = sequence.computed, sequence.computed + len(token_ids)
-        sequence.chain.extend(token_ids, start)
+        sequence.block_hashes.extend(token_ids, start)
         epoch = sequence.commit(end)
         size = self._group.tokens_per_block
         for number in range(start // size, end // size):
             self._prefixes.filled(epoch, sequence, number)
 
-    def retract(self, seq_id: int) -> None:
-        """What steps were asked for and have not committed is never committed."""
-        self._open[seq_id].retract()
+    def cancel_steps(self, seq_id: int) -> None:
+        """Cancel the sequence's steps that have not committed."""
+        self._open[seq_id].cancel_steps()
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
-        """The sequence leaves; its blocks wait for the newest step that may touch them.
-        keep_prefix: whether what it wrote may be shared from now on."""
+        """Close the sequence. Its blocks wait for the newest step that may touch them. keep_prefix:
+        whether what it wrote may be shared from now on."""
         sequence = self._open.pop(seq_id)
         sequence.keeps_prefix = keep_prefix
-        self._supply.release(sequence)
-        self._prefixes.leave(sequence)
+        self._allocator.remove(sequence)
+        self._prefixes.close(sequence)
         self._closed.append(ClosedSequence(sequence, self._issued_epoch))
 
     @property
     def recovering(self) -> bool:
-        """Whether blocks or mappings of closed sequences are still on their way back."""
-        return bool(self._closed) or self._pool.count(BlockState.RETURNING) > 0
+        """Return whether blocks or mappings of closed sequences are not free yet."""
+        return bool(self._closed) or self._pool.count(BlockState.RELEASING) > 0
 
     # --- the runner's side ----------------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
-        """What a step reads and writes: ``(seq_id, start, count)`` in the order of its rows,
+        """Return what a step reads and writes: ``(seq_id, start, count)`` in the order of its rows,
         segments of one row first. Opens the next epoch."""
         segments: list[Segment] = []
         growing: list[tuple[CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
         for seq_id, start, count in plan:
             sequence = self._open[seq_id]
-            assert start == sequence.planned, f"sequence {seq_id}: {start} != {sequence.planned}"
-            sequence.plan(end := start + count, epoch)
+            assert start == sequence.scheduled, f"{seq_id}: {start} != {sequence.scheduled}"
+            sequence.schedule(end := start + count, epoch)
             segments.append(Segment(sequence.buffer.number, start, count))
             if end + max(count, MAP_AHEAD_TOKENS) > sequence.table_tokens:
                 growing.append((sequence, end, count))
-        self._supply.next_step()
+        self._allocator.next_step()
         views = KVViews(self._layers, self._tokens, self._backend, segments, epoch)
         self._issued_epoch = epoch
         for sequence, end, count in growing:
-            self._supply.map_ahead(sequence, end, count)
+            self._allocator.map_ahead(sequence, end, count)
         return views
 
     def step_completed(self, completed_epoch: int) -> None:
-        """The device has finished all steps up to that epoch: what waited for them moves on."""
+        """Note that the device has finished all steps up to that epoch; free what waited for it."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch, len(self._closed)
         self._completed_epoch = max(self._completed_epoch, completed_epoch)
         self._advance()
-        # Blocks that were only tried are not given back: while the system refuses to map them, the
-        # cache would seem to recover for ever.
+        # After failed attempts to map blocks nothing is released: while the system refuses to map
+        # them, the cache would seem to recover for ever.
         changed = (self._completed_epoch, len(self._closed)) != before
         if changed and self._backend.releases is not Releases.IDLE:
-            self._supply.trim(self._limits.free_slack_bytes)
+            self._allocator.release_memory(self._limits.free_slack_bytes)
 
-    def idle(self) -> None:
-        """Nothing runs or waits: memory of free blocks goes back, but for one heap."""
+    def release_idle_memory(self) -> None:
+        """Release memory of free blocks, but for one heap's. Nothing runs or waits."""
         self._advance()
-        self._supply.trim(0)
+        self._allocator.release_memory(0)
 
-    def drop_prefixes(self) -> None:
-        """Forgets prefixes that no sequence uses: so many at a time that nobody waits for it."""
-        for _ in range(BLOCKS_DROPPED_AT_ONCE):
+    def evict_prefixes(self) -> None:
+        """Evict prefixes that no sequence uses: so few at a time that no step has to wait."""
+        for _ in range(BLOCKS_EVICTED_AT_ONCE):
             if not self._prefixes.evict():
                 break
         runs = self._open or self._completed_epoch < self._issued_epoch
         if not runs or self._backend.releases is not Releases.IDLE:
-            self._supply.trim(self._limits.free_slack_bytes)
+            self._allocator.release_memory(self._limits.free_slack_bytes)
 
-    def heed(self, *, short: bool) -> None:
-        """Whether the system is short of memory."""
-        self._supply.keeps_slack = not short
-        self._supply.spares_heaps = short and not self.gives_back
+    def set_memory_pressure(self, *, short: bool) -> None:
+        """Note whether the system is short of memory."""
+        self._allocator.keeps_slack = not short
+        self._allocator.spares_heaps = short and not self.releases_memory
 
     def shut_down(self) -> bool:
-        """The ordered end: nothing may be called afterwards. False where the device did not answer:
-        then the process must end without releasing anything."""
+        """End the device's memory in order: nothing may be called afterwards. False where the
+        device did not answer: then the process must end without releasing anything."""
         return self._backend.shut_down()
 
-    # --- figures --------------------------------------------------------------------------------
+    # --- statistics -----------------------------------------------------------------------------
 
     @property
     def epochs(self) -> tuple[int, int]:
-        """The newest epoch that was opened, and the newest that has completed."""
+        """Return the newest epoch that was opened, and the newest that has completed."""
         return self._issued_epoch, self._completed_epoch
 
     @property
     def copied_bytes(self) -> int:
-        """K and V bytes that were copied from block to block since the start."""
+        """Return how many bytes of K and V were copied from block to block."""
         return self._backend.copied_bytes
 
     @property
     def mapping_waits(self) -> int:
-        """Steps that had to wait for a mapping."""
-        return self._supply.waits
+        """Return how many steps had to wait for a mapping."""
+        return self._allocator.mapping_waits
 
     def stats(self) -> KVStats:
-        """A snapshot of the figures; the parts add up to the capacity exactly."""
-        return self._books.stats(self._open.values())
+        """Return a snapshot; the parts add up to the capacity exactly."""
+        return self._inspector.stats(self._open.values())
 
     def memory_map(self) -> KVMap:
-        """What every block is for, and who has it."""
+        """Return what every block is for, and which sequences have it."""
         return take_map(self._group, self._pool, self._open.values())
 
     def check_invariants(self) -> None:
-        """Every block, buffer and byte is accounted for. Raises AssertionError."""
+        """Check that every block, buffer and byte is accounted for. Raises AssertionError."""
         sequences = list(self._open.values())
-        self._books.check(sequences, [item.sequence for item in self._closed])
-        self._supply.check_invariants(sequences)
+        self._inspector.check_invariants(sequences, [item.sequence for item in self._closed])
+        self._allocator.check_invariants(sequences)
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _fits(self, needed: int, found: Match) -> bool:
-        """Whether there are blocks and mappings for a sequence that shares some of its own."""
-        own = needed - len(found.blocks)
-        if own + found.num_cached > self._supply.unpromised_blocks:
+    def _fits(self, needed: int, match: Match) -> bool:
+        """Return whether there are blocks and mappings for a sequence with this cached prefix."""
+        own = needed - len(match.blocks)
+        if own + match.num_cached > self._allocator.available_blocks:
             return False
-        # Alone, it is told by the system itself whether it may have so many mappings.
-        return not self._open or self._buffers.has_room_for(own, found.blocks)
+        # For a sequence alone, the system itself decides whether it may have so many mappings.
+        return not self._open or self._buffers.has_room_for(own, match.blocks)
 
     def _advance(self) -> None:
-        """Full blocks are sealed. Closed buffers move on: epoch passed -> unmapping -> idle."""
+        """Seal full blocks. Move closed buffers on: epoch passed -> unmapping -> free."""
         self._prefixes.seal(self._completed_epoch)
         done = self._backend.completed_ticket()
         still_closed = []
@@ -294,7 +294,7 @@ class KVCacheManager:
             if buffer.table and (closed.ticket is None or closed.ticket > done):
                 still_closed.append(closed)
                 continue
-            self._prefixes.unmapped(buffer.table.blocks)
-            self._buffers.give_back(buffer)
+            self._prefixes.cache_or_free(buffer.table.blocks)
+            self._buffers.free(buffer)
         self._closed = still_closed
         self._pool.poll(done)

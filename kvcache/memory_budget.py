@@ -55,13 +55,13 @@ class MemoryDemand:
 
     @property
     def fixed_bytes(self) -> int:
-        """All but K and V."""
+        """Return all but K and V."""
         held = self.mlx_cache_bytes + self.grammar_bytes
         return self.weights_bytes + self.activation_bytes + held
 
     @property
     def usable_bytes(self) -> int:
-        """What we may use in all."""
+        """Return what we may use in all."""
         return usable_bytes(
             self.machine_bytes, self.available_bytes, self.headroom_bytes, on_gpu=self.on_gpu
         )
@@ -82,7 +82,8 @@ class CacheRequest:
 
     @property
     def largest_arena(self) -> int | None:
-        """Bytes that all sequences can have together, where they are slices of one allocation."""
+        """Return how many bytes all sequences can have together, where they are slices of one
+        allocation."""
         return self.max_buffer_bytes if self.substrate is Substrate.METAL_DENSE else None
 
 
@@ -101,23 +102,23 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """What is tight about it, as a sentence; None where nothing is.
+        """Return what is tight about it, as a sentence; None where nothing is.
 
         K and V take their memory heap by heap, as they need it: the first one is there from the
         start.
         """
-        wanted = self.demand.fixed_bytes + self.layout.group.heap_bytes
+        needed = self.demand.fixed_bytes + self.layout.group.heap_bytes
         available = self.demand.available_bytes
-        if wanted <= available:
+        if needed <= available:
             return None
         return (
-            f"a tight fit: this takes {gib(wanted)} from the start, and {gib(available)} are "
-            f"available now; for the other {gib(wanted - available)} the system will compress or "
+            f"a tight fit: this takes {gib(needed)} from the start, and {gib(available)} are "
+            f"available now; for the other {gib(needed - available)} the system will compress or "
             "swap what other programs hold: end some, or serve a smaller model"
         )
 
     def lines(self) -> list[str]:
-        """The sum as a person reads it."""
+        """Return the sum as a person reads it."""
         demand, group = self.demand, self.layout.group
         memory = "working set of the GPU" if demand.on_gpu else "memory of this machine"
         sizes = [
@@ -164,7 +165,7 @@ def fit(
     model_max_len: int,
     system_page_bytes: int,
 ) -> MemoryPlan:
-    """The largest limits that fit, or the user's own where they do.
+    """Return the largest limits that fit, or the user's own where they do.
 
     model_max_len: positions that the model knows. Raises BudgetError with the figure that does not
     fit, LayoutError where the page does not suit the shape.
@@ -176,7 +177,7 @@ def fit(
         )
     smallest = smallest_context(asked, model_max_len)
     if asked is None and request.kv_budget_bytes is not None:
-        smallest = 1  # whoever names a budget may have as little as he likes
+        smallest = 1  # a budget that is set may be as small as the user likes
     budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len, smallest)
     arena = request.largest_arena
     clamped = arena is not None and budget > arena
@@ -213,15 +214,16 @@ def fit(
     return MemoryPlan(demand, layout, heaps * group.heap_bytes, max_len, sequences, note)
 
 
-def smallest_context(asked: int | None, model_max_len: int) -> int:
-    """Tokens of the sequence that must fit. asked: the longest one, where the user says so."""
-    return asked or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
+def smallest_context(setting: int | None, model_max_len: int) -> int:
+    """Return how many tokens the sequence has that must fit. setting: the longest one, where the
+    user sets it."""
+    return setting or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
 
 
 def usable_bytes(
     machine_bytes: int, available_bytes: int, headroom_bytes: int, *, on_gpu: bool
 ) -> int:
-    """What we may use of a machine, or of a GPU's working set."""
+    """Return what we may use of a machine, or of a GPU's working set."""
     left = machine_bytes - headroom_bytes
     return left if on_gpu else min(left, available_bytes)
 
@@ -229,8 +231,8 @@ def usable_bytes(
 def _kv_budget(
     demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, longest: int, smallest: int
 ) -> int:
-    """Bytes for K and V, not yet whole heaps. longest, smallest: tokens of the longest sequence,
-    and of one that must fit."""
+    """Return the bytes for K and V, not yet whole heaps. longest, smallest: tokens of the longest
+    sequence, and of one that must fit."""
     asked = request.kv_budget_bytes
     if asked is not None:
         room = demand.machine_bytes - demand.fixed_bytes
@@ -253,8 +255,8 @@ def _kv_budget(
             f"({gib(demand.headroom_bytes)} now), or take it from others with --kv-budget"
         )
     # More than every sequence at full length can never be used; a heap more covers the rounding.
-    most = request.max_num_seqs * longest * bytes_per_token
-    return min(left, most + request.heap_bytes)
+    max_bytes = request.max_num_seqs * longest * bytes_per_token
+    return min(left, max_bytes + request.heap_bytes)
 
 
 def _context_that_fits(
@@ -283,7 +285,7 @@ def _layout(
 
 
 def gib(amount: int) -> str:
-    """A size as a person reads it."""
+    """Return a size as a person reads it."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
         if abs(amount) >= unit:
             return f"{amount / unit:.2f} {name}"

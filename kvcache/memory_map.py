@@ -1,4 +1,4 @@
-"""What every block is for and who has it: a snapshot for people to look at."""
+"""A snapshot of every block's state and sequences, for people."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class MappedSequence:
     """Those of ``runs``."""
     sealed_blocks: int
     """Leading ones that are never written again."""
-    borrowed_blocks: int
-    """Leading ones that others wrote."""
+    shared_blocks: int
+    """Leading ones that other sequences wrote."""
     computed_tokens: int
     final_tokens: int
     """The most that it will need memory for."""
@@ -65,8 +65,8 @@ class KVMap:
 
 
 def take_map(group: Group, pool: HeapPool, open_sequences: Iterable[CachedSequence]) -> KVMap:
-    """Copies what is there: some bytes for each block and some numbers for each run of blocks, so
-    that the engine soon goes on. What it means is worked out elsewhere."""
+    """Return a copy of the pool's state: some bytes for each block and some numbers for each run,
+    so that the engine soon goes on. Others work out what it means."""
     return KVMap(
         block_bytes=group.block_bytes,
         tokens_per_block=group.tokens_per_block,
@@ -89,7 +89,7 @@ def _mapped(sequence: CachedSequence) -> MappedSequence:
         runs=tuple(BlockRun(run.heap, run.heap_block, run.count) for run in table.runs),
         mapped_blocks=len(table),
         sealed_blocks=sequence.sealed,
-        borrowed_blocks=sequence.borrowed,
+        shared_blocks=sequence.shared_blocks,
         computed_tokens=sequence.computed,
         final_tokens=sequence.final_tokens,
     )

@@ -132,5 +132,5 @@ class MetalStepRows:
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
         return [metal_ext.step_end(arrays, self._rows, self._substrate)]
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         self._substrate.abandon(self._rows)

@@ -117,7 +117,7 @@ class NativeStepRows:
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
         return arrays
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """The CPU keeps no account of steps."""
 
 

@@ -1,26 +1,26 @@
-"""Who shares which sealed blocks: from the moment a block is full until nobody needs it.
+"""Shares sealed blocks between sequences: from the moment a block is full until it is evicted.
 
-Sharing goes by the chain: whoever takes a block from the index has taken all before it from there,
-so that whoever has a block mapped has its parents mapped as well.
+A sequence takes blocks from the index in their order, from the first one on. So a sequence that has
+a block mapped has the blocks before it mapped as well.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from kvcache.block_hashes import BlockHashes
 from kvcache.heap_pool import HeapPool
 from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence, FullBlock
 from kvcache.sparse_heap import BlockRef
-from kvcache.token_chain import TokenChain
 
 
 class Match(NamedTuple):
-    """Sealed blocks that continue a chain."""
+    """Cached blocks that a sequence can go on with."""
 
     blocks: list[BlockRef]
     num_cached: int
-    """Those of them that no sequence has now: taking them leaves fewer to be evicted."""
+    """How many of them no sequence has now: taking these leaves fewer to evict."""
 
 
 class PrefixCache:
@@ -34,100 +34,104 @@ class PrefixCache:
         self._max_sharers = max_sharers
         self._enabled = enabled
         self._full: deque[FullBlock] = deque()
-        self._claims: dict[bytes, CachedSequence] = {}
-        """Who is going to compute the block of that digest."""
+        self._pending_owners: dict[bytes, CachedSequence] = {}
+        """The sequence that is going to compute a block, by the block's digest."""
         self.evicted_blocks = 0
         """Cached blocks that were freed since the start."""
 
     # --- sharing --------------------------------------------------------------------------------
 
-    def match(self, chain: TokenChain, start: int) -> Match:
-        """The sealed blocks that follow the chain's first ``start`` ones."""
+    def match(self, hashes: BlockHashes, start: int) -> Match:
+        """Return the sealed blocks with these hashes, from block ``start`` on."""
         blocks: list[BlockRef] = []
         num_cached = 0
-        for number in range(start, chain.shareable_blocks):
-            entry = self.index.find(chain, number)
-            if entry is None or self.is_crowded(entry.block):
+        for number in range(start, hashes.shareable_blocks):
+            entry = self.index.find(hashes, number)
+            if entry is None or self.has_max_sharers(entry.block):
                 break
             blocks.append(entry.block)
             num_cached += entry.idle
         return Match(blocks, num_cached)
 
-    def is_crowded(self, block: BlockRef) -> bool:
-        """Whether no further buffer may map the block."""
+    def has_max_sharers(self, block: BlockRef) -> bool:
+        """Return whether no further buffer may map the block."""
         return self._pool.num_buffers(block) >= self._max_sharers
 
-    def continues(self, sequence: CachedSequence) -> bool:
-        """Whether the sequence's next block could be one of the index: so far it has nothing that
-        the index does not have."""
-        return sequence.at_edge and self._can_be_found(sequence, len(sequence.buffer.table))
+    def can_share_next(self, sequence: CachedSequence) -> bool:
+        """Return whether the index may have the sequence's next block: it has all blocks before."""
+        return sequence.all_sealed and self._is_indexed(sequence, len(sequence.buffer.table))
 
-    def shared(self, sequence: CachedSequence, blocks: list[BlockRef]) -> None:
-        """The sequence has mapped these sealed blocks of others, the last ones of its table."""
+    def attached(self, sequence: CachedSequence, blocks: list[BlockRef]) -> None:
+        """Count the sequence among the sharers of these sealed blocks. It has mapped them: they are
+        the last ones of its table."""
         first = len(sequence.buffer.table) - len(blocks)
         for number, block in enumerate(blocks, first):
             entry = self.index.at(block)
             if entry is not None:
                 self.index.use(entry, system=number < sequence.system_blocks)
-            self._pool.share(block)
+            self._pool.attach(block)
         sequence.sealed = len(sequence.buffer.table)
-        sequence.computed = sequence.planned = sequence.sealed * sequence.chain.tokens_per_block
+        tokens = sequence.sealed * sequence.block_hashes.tokens_per_block
+        sequence.computed = sequence.scheduled = tokens
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
-        """Why the sequence shares no more than it does: see PrefixIndex. Where nothing is shared
-        at all, nothing is missed."""
-        left_at, miss = self.index.explain(sequence.chain, sequence.sealed)
+        """Return why the sequence shares no more than it does: see PrefixIndex. No reason where
+        prefixes are not shared at all."""
+        left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed)
         return left_at, miss if self._enabled else None
 
-    # --- who computes what ----------------------------------------------------------------------
+    # --- pending prefixes -----------------------------------------------------------------------
 
-    def claim(self, sequence: CachedSequence) -> None:
-        """The sequence computes its blocks itself; others may wait for those that will be found.
-        Nobody waits for one that computes what others may have long had."""
-        if sequence.has_claimed or not self._enabled or sequence.chain.most_shared is not None:
+    def add_pending_prefix(self, sequence: CachedSequence) -> None:
+        """Make the sequence the owner of the blocks that it is going to compute, where the index
+        will have them: others may wait for these. Not where it may take no blocks of others: it
+        computes what they may have had for long."""
+        hashes = sequence.block_hashes
+        if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
-        sequence.has_claimed = True
-        if self._can_be_found(sequence, sequence.sealed):
-            for digest in sequence.chain.digests[sequence.sealed :]:
-                self._claims[digest] = sequence
+        sequence.has_pending_prefix = True
+        if self._is_indexed(sequence, sequence.sealed):
+            for digest in hashes.digests[sequence.sealed :]:
+                self._pending_owners[digest] = sequence
 
-    def claimant(self, sequence: CachedSequence) -> int | None:
-        """The other sequence that is going to compute this one's next blocks, if it could share
-        them then. Stays the same until the last of these is sealed, so that they are mapped in one
-        go."""
-        digests = sequence.chain.digests
-        if sequence.awaited is not None:
-            owner = self._claims.get(digests[sequence.awaited])
+    def pending_owner(self, sequence: CachedSequence) -> int | None:
+        """Return the other sequence that is going to compute this one's next blocks; None where
+        there is none, or this one could not share them. The answer stays the same until the last of
+        these blocks is sealed, so that all are mapped at once."""
+        hashes = sequence.block_hashes
+        digests = hashes.digests
+        if sequence.pending_block is not None:
+            owner = self._pending_owners.get(digests[sequence.pending_block])
             if owner is not None and owner is not sequence:
                 return owner.seq_id
-            sequence.awaited = None
+            sequence.pending_block = None
         number = len(sequence.buffer.table)
-        if number >= sequence.chain.shareable_blocks or not self.continues(sequence):
+        if number >= hashes.shareable_blocks or not self.can_share_next(sequence):
             return None
-        owner = self._claims.get(digests[number])
+        owner = self._pending_owners.get(digests[number])
         if owner is None or owner is sequence:
             return None
-        while number + 1 < sequence.chain.shareable_blocks:
-            if self._claims.get(digests[number + 1]) is not owner:
+        while number + 1 < hashes.shareable_blocks:
+            if self._pending_owners.get(digests[number + 1]) is not owner:
                 break
             number += 1
-        sequence.awaited = number
+        sequence.pending_block = number
         return owner.seq_id
 
-    def _unclaim(self, sequence: CachedSequence) -> None:
-        """Nobody is to wait for the sequence any more."""
-        for digest in sequence.chain.digests if sequence.has_claimed else []:
-            if self._claims.get(digest) is sequence:
-                del self._claims[digest]
+    def _remove_pending_prefix(self, sequence: CachedSequence) -> None:
+        """Remove what the sequence owns: no other one waits for it any more."""
+        for digest in sequence.block_hashes.digests if sequence.has_pending_prefix else []:
+            if self._pending_owners.get(digest) is sequence:
+                del self._pending_owners[digest]
 
     # --- the life of a block --------------------------------------------------------------------
 
     def filled(self, epoch: int, sequence: CachedSequence, number: int) -> None:
-        """A step of that epoch filled a block."""
+        """Note that a step of that epoch fills a block."""
         self._full.append(FullBlock(epoch, sequence, number))
 
     def seal(self, completed_epoch: int) -> None:
-        """Blocks that were filled up to that epoch can be shared from now on."""
+        """Seal the blocks that were filled up to that epoch: they can be shared from now on."""
         while self._full and self._full[0].epoch <= completed_epoch:
             full = self._full.popleft()
             sequence = full.sequence
@@ -138,54 +142,55 @@ class PrefixCache:
                 self._publish(sequence, full.number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
-        """Lets a sealed block be found, unless its past cannot be, or others use its equal: then
-        nothing that follows it can be found either."""
-        blocks, chain = sequence.buffer.table.blocks, sequence.chain
-        if not self._enabled or not self._can_be_found(sequence, number):
+        """Put a sealed block in the index. Not where the block before it is not there, or where
+        others use one of equal contents: then none that follows it is put there either."""
+        blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
+        if not self._enabled or not self._is_indexed(sequence, number):
             return
-        entry, system = self.index.find(chain, number), number < sequence.system_blocks
+        entry, system = self.index.find(hashes, number), number < sequence.system_blocks
         if entry is None:
-            self.index.insert(chain, number, blocks[number], system)
+            self.index.insert(hashes, number, blocks[number], system)
         elif entry.idle:
             self._pool.free(self.index.replace(entry, blocks[number], system))
         else:
-            self._unclaim(sequence)
-        self._claims.pop(chain.digests[number], None)
+            self._remove_pending_prefix(sequence)
+        self._pending_owners.pop(hashes.digests[number], None)
 
-    def _can_be_found(self, sequence: CachedSequence, length: int) -> bool:
-        """Whether the first blocks of its table are those that its chain leads to."""
+    def _is_indexed(self, sequence: CachedSequence, length: int) -> bool:
+        """Return whether the index has the first ``length`` blocks of the sequence's table."""
         if length == 0:
             return True
         entry = self.index.at(sequence.buffer.table.blocks[length - 1])
-        return entry is not None and entry.digest == sequence.chain.digests[length - 1]
+        return entry is not None and entry.digest == sequence.block_hashes.digests[length - 1]
 
-    def leave(self, sequence: CachedSequence) -> None:
-        """A sequence closes; where it does not keep its prefix, nobody is to find what it wrote."""
-        self._unclaim(sequence)
+    def close(self, sequence: CachedSequence) -> None:
+        """Detach a sequence's blocks; invalidate what it wrote where its prefix is not kept."""
+        self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
-        if not sequence.keeps_prefix and len(blocks) > sequence.borrowed:
-            entry = self.index.at(blocks[sequence.borrowed])
-            for block in self.index.forget(entry) if entry is not None else []:
+        if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
+            entry = self.index.at(blocks[sequence.shared_blocks])
+            for block in self.index.invalidate(entry) if entry is not None else []:
                 self._pool.free(block)
-            for owner in set(self._claims.values()):
-                if not self._can_be_found(owner, owner.sealed):
-                    self._unclaim(owner)
-        self._pool.let_go(blocks)
+            for owner in set(self._pending_owners.values()):
+                if not self._is_indexed(owner, owner.sealed):
+                    self._remove_pending_prefix(owner)
+        self._pool.detach(blocks)
 
-    def unmapped(self, blocks: Iterable[BlockRef]) -> None:
-        """A closed sequence's buffer has them no more: who can be found stays."""
+    def cache_or_free(self, blocks: Iterable[BlockRef]) -> None:
+        """Note that a closed sequence's buffer maps these blocks no more: cache those that can be
+        found and that no other buffer maps, and free the rest."""
         self.index.tick()
         for block in blocks:
-            if self._pool.unmapped(block):
+            if self._pool.remove_buffer(block):
                 entry = self.index.at(block)
                 if entry is None:
                     self._pool.free(block)
                 else:
-                    self.index.rest(entry)
+                    self.index.make_idle(entry)
                     self._pool.cache(block)
 
     def evict(self) -> bool:
-        """Frees the cached block that will be missed least; False when there is none."""
+        """Evict the cached block that is likely to be missed least; False when there is none."""
         block = self.index.evict()
         if block is not None:
             self._pool.free(block)
@@ -193,9 +198,11 @@ class PrefixCache:
         return block is not None
 
     def check_invariants(self, open_sequences: Iterable[CachedSequence]) -> None:
-        """Raises AssertionError."""
+        """Raise AssertionError."""
         self.index.check_invariants()
         sequences = set(open_sequences)
-        for owner in set(self._claims.values()):
+        for owner in set(self._pending_owners.values()):
             assert owner in sequences, "a sequence that left is waited for"
-            assert self._can_be_found(owner, owner.sealed), "what is waited for will not be found"
+            assert self._is_indexed(owner, owner.sealed), (
+                "what is waited for will not be in the index"
+            )

@@ -1,6 +1,6 @@
-"""Sealed blocks by what they hold, and who leaves first.
+"""Finds sealed blocks by what they hold, and chooses which one is evicted first.
 
-Blocks are found by the digests of a token chain, and their token ids are compared all the same.
+Blocks are found by their hashes, and their token ids are compared all the same.
 """
 
 from bisect import bisect_left, insort
@@ -10,8 +10,8 @@ from enum import Enum
 from hashlib import sha256
 from heapq import heapify, heappop, heappush
 
+from kvcache.block_hashes import TOKEN_BYTES, BlockHashes
 from kvcache.sparse_heap import BlockRef
-from kvcache.token_chain import TOKEN_BYTES, TokenChain
 
 # Digests of evicted blocks that are remembered, to tell "evicted" from "never cached".
 REMEMBERED_EVICTIONS = 65536
@@ -20,7 +20,7 @@ STALE_QUEUE_ENTRIES = 64
 
 
 class MissReason(Enum):
-    """Why a prompt left the longest cached chain."""
+    """Why a prompt shares no more of what is cached."""
 
     NEVER_CACHED = "never_cached"
     EVICTED = "evicted"
@@ -34,7 +34,7 @@ class CachedBlock:
 
     digest: bytes
     parent: bytes
-    tenant_digest: bytes
+    unsalted_digest: bytes
     tokens: bytes
     block: BlockRef
     system: bool
@@ -45,11 +45,11 @@ class CachedBlock:
 
 
 class PrefixIndex:
-    """Finds sealed blocks by their past, and chooses who must leave.
+    """Finds sealed blocks by their hashes, and chooses which one to evict.
 
-    Whoever has a block mapped has its parents mapped as well, so an idle block has idle children
-    only. Leaves go first, the one longest unused before others; blocks of system prompts stay while
-    there are as many others.
+    A sequence that has a block mapped has its parents mapped as well, so an idle block has idle
+    children only. Leaves are evicted first, the one longest unused before others. Blocks of system
+    prompts stay while there are as many others.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class PrefixIndex:
         self._by_block: dict[BlockRef, CachedBlock] = {}
         self._children: dict[bytes, list[bytes]] = {}
         """By the parent's digest: token ids of the blocks that follow it, sorted."""
-        self._tenants: Counter[bytes] = Counter()
+        self._unsalted: Counter[bytes] = Counter()
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
         """Idle leaves by last use: of system prompts, and others. Some entries are out of date."""
@@ -65,40 +65,40 @@ class PrefixIndex:
         self._uses = 0
 
     def __len__(self) -> int:
-        """Blocks that can be found."""
+        """Return how many blocks can be found."""
         return len(self._entries)
 
     @property
     def num_idle(self) -> int:
-        """Blocks that could be evicted, one after the other."""
+        """Return how many blocks could be evicted, one after the other."""
         return self._idle[False] + self._idle[True]
 
-    def find(self, chain: TokenChain, number: int) -> CachedBlock | None:
-        """The block with the same past and the same ids as the chain's block of that number."""
-        entry = self._entries.get(chain.digests[number])
-        return entry if entry is not None and entry.tokens == chain.tokens[number] else None
+    def find(self, hashes: BlockHashes, number: int) -> CachedBlock | None:
+        """Return the block with this hash and these ids; None where there is none."""
+        entry = self._entries.get(hashes.digests[number])
+        return entry if entry is not None and entry.tokens == hashes.tokens[number] else None
 
     def at(self, block: BlockRef) -> CachedBlock | None:
-        """What can be found in a physical block."""
+        """Return the entry of a physical block; None where it cannot be found."""
         return self._by_block.get(block)
 
     # --- in -------------------------------------------------------------------------------------
 
-    def insert(self, chain: TokenChain, number: int, block: BlockRef, system: bool) -> None:
-        """A block was sealed, and its parent is in the index. It is in use."""
-        digest, parent = chain.digests[number], chain.parent(number)
+    def insert(self, hashes: BlockHashes, number: int, block: BlockRef, system: bool) -> None:
+        """Insert a sealed block that is in use. Its parent is in the index."""
+        digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._entries
         assert number == 0 or parent in self._entries
-        tenant = chain.tenant_digests[number]
-        entry = CachedBlock(digest, parent, tenant, chain.tokens[number], block, system)
+        tenant = hashes.unsalted_digests[number]
+        entry = CachedBlock(digest, parent, tenant, hashes.tokens[number], block, system)
         self._entries[digest] = self._by_block[block] = entry
-        self._tenants[tenant] += 1
+        self._unsalted[tenant] += 1
         self._evicted.pop(digest, None)
         insort(self._children.setdefault(parent, []), entry.tokens)
 
     def replace(self, entry: CachedBlock, block: BlockRef, system: bool) -> BlockRef:
-        """The same tokens were computed again, into a block that is in use: it is kept from now on.
-        Returns the idle block that nobody needs any more."""
+        """Keep a block that is in use in place of an idle one with the same tokens. Return the idle
+        one: it can be freed."""
         assert entry.idle
         old, entry.block = entry.block, block
         del self._by_block[old]
@@ -107,7 +107,7 @@ class PrefixIndex:
         return old
 
     def use(self, entry: CachedBlock, system: bool = False) -> None:
-        """A buffer maps the block. system: as part of a system prompt."""
+        """Note that a buffer maps the block. system: as part of a system prompt."""
         if entry.idle:
             entry.idle = False
             self._idle[entry.system] -= 1
@@ -116,31 +116,31 @@ class PrefixIndex:
     # --- out ------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """What comes to rest from now on was used later than what did before."""
+        """Advance the clock of uses: what becomes idle from now on was used later."""
         self._uses += 1
 
-    def rest(self, entry: CachedBlock) -> None:
-        """No buffer maps the block any more."""
+    def make_idle(self, entry: CachedBlock) -> None:
+        """Make the block evictable: no buffer maps it any more."""
         assert not entry.idle
         entry.idle, entry.last_use = True, self._uses
         self._idle[entry.system] += 1
-        self._line_up(entry)
+        self._queue_for_eviction(entry)
 
     def evict(self) -> BlockRef | None:
-        """Forgets the block that will be missed least; None when all are in use."""
+        """Remove the block that is likely to be missed least; None when all are in use."""
         spared = self._idle[True] <= self._idle[False]
         for system in (False, True) if spared else (True, False):
             queue = self._queues[system]
             while queue:
                 last_use, digest = heappop(queue)
-                if self._is_due(system, last_use, digest):
-                    self._remember(digest)
+                if self._is_current(system, last_use, digest):
+                    self._remember_eviction(digest)
                     return self._remove(self._entries[digest])
         return None
 
-    def forget(self, entry: CachedBlock) -> list[BlockRef]:
-        """Its contents are in doubt: neither it nor what follows it can be found any more. Returns
-        the idle blocks among them, which nobody needs now."""
+    def invalidate(self, entry: CachedBlock) -> list[BlockRef]:
+        """Remove a block whose contents are in doubt, and all that follow it. Return the idle ones
+        among them: these can be freed."""
         following = [entry]
         for parent in following:
             for tokens in self._children.get(parent.digest, ()):
@@ -152,41 +152,43 @@ class PrefixIndex:
 
     # --- why not --------------------------------------------------------------------------------
 
-    def explain(self, chain: TokenChain, matched: int) -> tuple[int, MissReason | None]:
-        """Why a prompt found no more than ``matched`` blocks: the first token at which it left what
-        is cached, and the reason; None when no more could have been shared."""
-        size = chain.tokens_per_block
-        full = matched < len(chain.digests)
-        siblings = self._children.get(chain.parent(matched), [])
-        left_at = matched * size + _common(siblings, chain.tokens[matched] if full else chain.tail)
-        if matched >= chain.shareable_blocks:
+    def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
+        """Return why a prompt found no more than ``matched`` blocks: the first token at which it
+        left the longest cached prefix, and the reason; None when no more could have been shared."""
+        size = hashes.tokens_per_block
+        full = matched < len(hashes.digests)
+        siblings = self._children.get(hashes.parent(matched), [])
+        left_at = matched * size + _common(
+            siblings, hashes.tokens[matched] if full else hashes.tail
+        )
+        if matched >= hashes.shareable_blocks:
             return left_at, None
-        if chain.digests[matched] in self._evicted:
+        if hashes.digests[matched] in self._evicted:
             return left_at, MissReason.EVICTED
-        if self._tenants[chain.tenant_digests[matched]]:
+        if self._unsalted[hashes.unsalted_digests[matched]]:
             return left_at, MissReason.OTHER_SALT
         return left_at, MissReason.NEVER_CACHED
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _is_due(self, system: bool, last_use: int, digest: bytes) -> bool:
-        """Whether an entry of a queue is still true."""
+    def _is_current(self, system: bool, last_use: int, digest: bytes) -> bool:
+        """Return whether an entry of a queue is up to date."""
         entry = self._entries.get(digest)
         if entry is None or digest in self._children:
             return False
         return entry.idle and entry.system == system and entry.last_use == last_use
 
-    def _line_up(self, entry: CachedBlock) -> None:
-        """Queues an idle leaf for eviction."""
+    def _queue_for_eviction(self, entry: CachedBlock) -> None:
+        """Queue an idle leaf for eviction."""
         if not entry.idle or entry.digest in self._children:
             return
         queue = self._queues[entry.system]
         heappush(queue, (entry.last_use, entry.digest))
         if len(queue) > 2 * self._idle[entry.system] + STALE_QUEUE_ENTRIES:
-            queue[:] = {item for item in queue if self._is_due(entry.system, *item)}
+            queue[:] = {item for item in queue if self._is_current(entry.system, *item)}
             heapify(queue)
 
-    def _remember(self, digest: bytes) -> None:
+    def _remember_eviction(self, digest: bytes) -> None:
         self._evicted[digest] = None
         if len(self._evicted) > REMEMBERED_EVICTIONS:
             self._evicted.popitem(last=False)
@@ -194,9 +196,9 @@ class PrefixIndex:
     def _remove(self, entry: CachedBlock) -> BlockRef:
         assert entry.digest not in self._children
         del self._entries[entry.digest], self._by_block[entry.block]
-        self._tenants[entry.tenant_digest] -= 1
-        if not self._tenants[entry.tenant_digest]:
-            del self._tenants[entry.tenant_digest]
+        self._unsalted[entry.unsalted_digest] -= 1
+        if not self._unsalted[entry.unsalted_digest]:
+            del self._unsalted[entry.unsalted_digest]
         if entry.idle:
             self._idle[entry.system] -= 1
         siblings = self._children[entry.parent]
@@ -204,11 +206,11 @@ class PrefixIndex:
         if not siblings:
             del self._children[entry.parent]
             if (parent := self._entries.get(entry.parent)) is not None:
-                self._line_up(parent)
+                self._queue_for_eviction(parent)
         return entry.block
 
     def check_invariants(self) -> None:
-        """Counts recounted from the entries. Raises AssertionError."""
+        """Count again from the entries. Raises AssertionError."""
         assert {e.block for e in self._entries.values()} == set(self._by_block)
         assert sum(map(len, self._children.values())) == len(self._entries)
         queued = {(kind, *item) for kind in (False, True) for item in self._queues[kind]}
@@ -223,8 +225,8 @@ class PrefixIndex:
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
-    """Tokens that ``ids`` begins with in common with any of the sorted ones: a neighbour of the
-    place where it would stand among them has the most."""
+    """Return how many leading tokens ``ids`` has in common with the most similar one of the sorted
+    ones: a neighbour of its place among them."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),

@@ -1,27 +1,27 @@
-"""What the cache knows of a sequence, while it is open and on its way out."""
+"""Records of the cache for a sequence: while it is open, and until its buffer is free."""
 
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from kvcache.block_hashes import BlockHashes
 from kvcache.sparse_buffer import SparseBuffer
-from kvcache.token_chain import TokenChain
 
 
 @dataclass(slots=True, eq=False)
 class CachedSequence:
     """A sequence with a buffer. Intervals of its tokens::
 
-    0 .... sealed blocks .... computed .... planned .... mapped .... final
-    never written again       | valid K/V   | written   | ahead     | the most there will be
+    0 .... sealed blocks .... computed .... scheduled .... mapped .... final
+    never written again       | valid K/V   | written     | ahead     | the most there will be
                                               now
     """
 
     seq_id: int
     buffer: SparseBuffer
-    chain: TokenChain
-    promised: int
-    """Blocks that are set aside for it, whether they are mapped yet or not."""
+    block_hashes: BlockHashes
+    reservation: int
+    """Blocks that admission has set aside for it, mapped or not."""
     final_tokens: int
     system_blocks: int
     """Leading blocks of a system prompt."""
@@ -30,57 +30,58 @@ class CachedSequence:
     table_tokens: int = 0
     """The same, with the blocks that are being mapped ahead."""
     computed: int = 0
-    planned: int = 0
+    scheduled: int = 0
     steps: deque[tuple[int, int]] = field(default_factory=deque)
     """Steps that were asked for it and have not committed: where each ends, and its epoch."""
     sealed: int = 0
     """Leading blocks that are sealed, its own and those that it shares."""
     keeps_prefix: bool = True
     """Whether what it wrote may be shared."""
-    has_claimed: bool = False
-    """Whether others wait for the blocks that it is going to compute."""
-    awaited: int | None = None
-    """The last one of the blocks that it waits for while another computes them."""
+    has_pending_prefix: bool = False
+    """Whether it was made the owner of blocks that it is going to compute."""
+    pending_block: int | None = None
+    """The last one of the blocks that it waits for while another sequence computes them."""
 
-    def plan(self, end: int, epoch: int) -> None:
-        """A step of that epoch will compute the tokens up to ``end``."""
-        self.planned = end
+    def schedule(self, end: int, epoch: int) -> None:
+        """Note that a step of that epoch will compute the tokens up to ``end``."""
+        self.scheduled = end
         self.steps.append((end, epoch))
 
     def commit(self, end: int) -> int:
-        """The oldest of its steps has computed the tokens up to ``end``; returns its epoch."""
-        assert self.steps, "committed tokens were never planned"
-        planned, epoch = self.steps.popleft()
-        assert end == planned, "committed tokens were never planned"
+        """Note that the oldest of its steps has computed the tokens up to ``end``; return that
+        step's epoch."""
+        assert self.steps, "committed tokens were never scheduled"
+        scheduled, epoch = self.steps.popleft()
+        assert end == scheduled, "committed tokens were never scheduled"
         self.computed = end
         return epoch
 
-    def retract(self) -> None:
-        """None of its steps will commit."""
-        self.planned = self.computed
+    def cancel_steps(self) -> None:
+        """Cancel all of its steps that have not committed."""
+        self.scheduled = self.computed
         self.steps.clear()
 
     @property
-    def outstanding(self) -> int:
-        """Blocks that are set aside and not mapped yet."""
-        return max(0, self.promised - len(self.buffer.table))
+    def reserved_blocks(self) -> int:
+        """Return how many blocks of its reservation are not mapped yet."""
+        return max(0, self.reservation - len(self.buffer.table))
 
     @property
-    def at_edge(self) -> bool:
-        """Whether all blocks that it has, those mapped ahead included, are sealed: the next one
-        could come from others."""
+    def all_sealed(self) -> bool:
+        """Return whether all of its blocks are sealed, and none is mapped ahead: the next one could
+        come from others."""
         return self.sealed == len(self.buffer.table)
 
     @property
-    def borrowed(self) -> int:
-        """Leading blocks that others wrote."""
+    def shared_blocks(self) -> int:
+        """Return how many of its leading blocks other sequences wrote."""
         runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
         return sum(run.count for run in runs)
 
 
 @dataclass(slots=True)
 class ClosedSequence:
-    """A buffer on its way back: first its epoch must pass, then its unmapping be done."""
+    """A closed sequence whose buffer is not free yet: its epoch must pass, then it is unmapped."""
 
     sequence: CachedSequence
     epoch: int

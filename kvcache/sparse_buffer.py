@@ -1,4 +1,4 @@
-"""One sequence's addresses, and which blocks stand behind them."""
+"""A sequence's address range, and the page table behind it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class MappedRun:
     writable: bool
 
     def grows_by(self, block: BlockRef, writable: bool) -> bool:
-        """Whether the block continues the run."""
+        """Return whether the block continues the run."""
         following = BlockRef(self.heap, self.heap_block + self.count)
         return block == following and writable == self.writable
 
@@ -26,7 +26,7 @@ class MappedRun:
 class PageTable:
     """Which physical block stands behind which block of a buffer: entry i behind block i.
 
-    The truth of the host alone. Kernels see plain addresses; the MMU is their block table.
+    A record of the host alone. Kernels see plain addresses; the MMU is their block table.
     """
 
     blocks: list[BlockRef] = field(default_factory=list)
@@ -36,7 +36,7 @@ class PageTable:
         return len(self.blocks)
 
     def append(self, blocks: Iterable[BlockRef], writable: bool) -> list[MappedRun]:
-        """Adds blocks at the end; returns the pieces to map, which may continue the last run."""
+        """Add blocks at the end; return the pieces to map, which may continue the last run."""
         pieces: list[MappedRun] = []
         for block in blocks:
             place = len(self.blocks)
@@ -49,7 +49,7 @@ class PageTable:
         return pieces
 
     def cut(self, length: int) -> list[BlockRef]:
-        """Removes and returns the blocks from ``length`` on."""
+        """Remove and return the blocks from ``length`` on."""
         gone = self.blocks[length:]
         del self.blocks[length:]
         while self.runs and self.runs[-1].block >= length:
@@ -78,9 +78,10 @@ class SparseBuffer:
 
     @property
     def mapped_blocks(self) -> int:
-        """Leading blocks that can be used now."""
+        """Return how many leading blocks can be used now."""
         return len(self.table) - sum(item.count for item in self.pending)
 
     def mappings(self, regions: int) -> int:
-        """Mappings that the system counts: each run in every region, and the gap behind it."""
+        """Return how many mappings the system counts: each run in every region, and the gap behind
+        it."""
         return regions * (len(self.table.runs) + 1) if self.table.blocks else 0

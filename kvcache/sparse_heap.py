@@ -1,4 +1,4 @@
-"""One heap's blocks: what each is for, and who has it."""
+"""One heap's blocks: the state and the sharers of each."""
 
 from array import array
 from collections.abc import Iterable
@@ -15,19 +15,19 @@ class BlockRef(NamedTuple):
 
 
 class BlockState(IntEnum):
-    """What a block is for."""
+    """The state of a block."""
 
     FREE = 0
     OWNED = 1
     SEALED = 2
     QUARANTINED = 3
     CACHED = 4
-    RETURNING = 5
+    RELEASING = 5
 
 
 @dataclass(slots=True)
-class MemoryReturn:
-    """Memory of blocks on its way back to the system."""
+class PendingRelease:
+    """Blocks whose memory is being released to the system."""
 
     ticket: int
     blocks: list[BlockRef]
@@ -45,38 +45,38 @@ class SparseHeap:
     """How many open sequences have it."""
     free: int
 
-    def join(self, place: int) -> bool:
-        """One more sequence maps the block; whether others have it as well."""
+    def attach(self, place: int) -> bool:
+        """Count one more sequence that has the block; return whether others have it as well."""
         self.buffers[place] += 1
         self.sequences[place] += 1
         return self.sequences[place] > 1
 
-    def leave(self, place: int) -> bool:
-        """A sequence no longer has the block, though its buffer does; whether others have it."""
+    def detach(self, place: int) -> bool:
+        """Count one sequence less, not its buffer; return whether others have the block."""
         self.sequences[place] -= 1
         return self.sequences[place] > 0
 
     @classmethod
     def of(cls, blocks: int) -> "SparseHeap":
-        """A heap whose blocks are all free and hold no memory."""
-        nobody = array("H", bytes(2 * blocks))
-        return cls(bytearray(blocks), bytearray(blocks), nobody, nobody[:], blocks)
+        """Return a heap whose blocks are all free and hold no memory."""
+        counts = array("H", bytes(2 * blocks))
+        return cls(bytearray(blocks), bytearray(blocks), counts, counts[:], blocks)
 
     def commit(self, places: Iterable[int]) -> int:
-        """Blocks take memory of the system; how many of those that had none are free."""
+        """Note that blocks take memory of the system; return how many free ones had none before."""
         clean = [place for place in places if not self.dirty[place]]
         for place in clean:
             self.dirty[place] = True
         return sum(self.states[place] == BlockState.FREE for place in clean)
 
     def free_and_dirty(self) -> list[int]:
-        """Places of blocks that are free and may hold memory."""
+        """Return the places of blocks that are free and may hold memory."""
         both = zip(self.states, self.dirty, strict=True)
         return [i for i, (state, dirty) in enumerate(both) if dirty and state == BlockState.FREE]
 
 
 def runs_of(indices: list[int]) -> list[tuple[int, int]]:
-    """Maximal runs ``(first, count)`` of ascending numbers."""
+    """Return the longest runs ``(first, count)`` of ascending numbers."""
     runs: list[tuple[int, int]] = []
     for index in indices:
         if runs and runs[-1][0] + runs[-1][1] == index:

@@ -1,4 +1,4 @@
-"""The pool in figures."""
+"""Statistics of the pool."""
 
 from dataclasses import dataclass
 

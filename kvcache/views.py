@@ -48,11 +48,11 @@ class KVViews:
 
     @property
     def fuses_projection(self) -> bool:
-        """Whether ``project`` is there."""
+        """Return whether ``project`` is there."""
         return self._rows.fuses_projection
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        """Writes this step's keys and values, ``[T, kv_heads, head_dim]`` each."""
+        """Write this step's keys and values, ``[T, kv_heads, head_dim]`` each."""
         self._tokens.newest[layer] = self._rows.append(
             self._tokens.newest[layer], self._layers[layer], keys, values
         )
@@ -63,28 +63,30 @@ class KVViews:
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        how: NormAndRope,
+        norms: NormAndRope,
     ) -> mx.array:
-        """Norm and RoPE of queries and keys, and ``append``, in one kernel; returns the queries.
+        """Apply norm and RoPE to queries and keys, and ``append``, in one kernel; return the
+        queries.
 
         queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``; all of
         one dtype, as they come from their linear layers.
         """
         self._tokens.newest[layer], queries = self._rows.project(
-            self._tokens.newest[layer], self._layers[layer], queries, keys, values, how
+            self._tokens.newest[layer], self._layers[layer], queries, keys, values, norms
         )
         return queries
 
-    def project_joined(self, layer: int, joined: mx.array, how: NormAndRope) -> mx.array:
-        """The same on a CPU: ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32, queries, keys
-        and values as they come from one matrix; returns the queries."""
+    def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
+        """Do the same on a CPU: ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32,
+        queries, keys and values as they come from one matrix; return the queries."""
         self._tokens.newest[layer], queries = self._rows.project_joined(
-            self._tokens.newest[layer], self._layers[layer], joined, how
+            self._tokens.newest[layer], self._layers[layer], joined, norms
         )
         return queries
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Attention of ``[T, query_heads, head_dim]``, each row over its sequence up to itself."""
+        """Return the attention of ``[T, query_heads, head_dim]``, each row over its sequence up to
+        itself."""
         token, regions = self._tokens.newest[layer], self._layers[layer]
         split = self._decode_rows
         parts: list[mx.array] = []
@@ -99,32 +101,33 @@ class KVViews:
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def region(self, layer: int, kind: str, number: int) -> mx.array:
-        """Keys or values of a segment's whole past, itself included: ``[start + count, kv_heads,
-        head_dim]``, valid until the sequence closes; the flat array that they are, without a copy,
-        where they lie in one."""
+        """Return the keys or values of a segment's whole past, itself included: ``[start + count,
+        kv_heads, head_dim]``, valid until the sequence closes; the flat array that they are,
+        without a copy, where they lie in one."""
         return self._rows.region(self._tokens.newest[layer], self._layers[layer], kind, number)
 
     # --- the end of the step --------------------------------------------------------------------
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
-        """What to evaluate so that the results are there and every append of the step has run."""
+        """Return what to evaluate so that the results are there and every append of the step has
+        run."""
         return self._rows.end(results + self._tokens.newest)
 
     @property
     def first_rows(self) -> mx.array:
-        """What to evaluate so that the device has something to do while the step before is read:
-        all before the first attention. More would wait for room in MLX's queue."""
+        """Return what to evaluate so that the device has something to do while the step before is
+        read: all before the first attention. More would wait for room in MLX's queue."""
         return self._tokens.newest[0]
 
-    def give_up(self) -> None:
-        """The step failed, and nothing of it runs any more: appends that were queued and have not
-        run must not run with a later step, when their memory is gone."""
+    def cancel(self) -> None:
+        """Cancel the step: it failed, and nothing of it runs any more. Appends that were queued and
+        have not run must not run with a later step, when their memory is gone."""
         self._tokens.newest = [mx.zeros((1,)) for _ in self._tokens.newest]
-        self._rows.abandon()
+        self._rows.cancel()
 
 
 def layer_regions(layout: KVLayout) -> list[LayerRegions]:
-    """Every layer's regions, as the kernels want them."""
+    """Return every layer's regions in the kernels' form."""
     shape, group = layout.shape, layout.group
     dtype = kv_dtype(shape)
     return [
@@ -141,7 +144,7 @@ def layer_regions(layout: KVLayout) -> list[LayerRegions]:
 
 
 def kv_dtype(shape: KVShape) -> mx.Dtype:
-    """What K and V are kept as."""
+    """Return the dtype of K and V."""
     if shape.itemsize == 4:
         return mx.float32
     return mx.float16 if shape.float16 else mx.bfloat16

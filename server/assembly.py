@@ -20,7 +20,7 @@ from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.config import EngineConfig
 from engine.client import EngineClient
 from engine.machine import machine_memory, raise_descriptor_limit
-from engine.overseer import Overseer
+from engine.monitor import EngineMonitor
 from engine.pressure import pressure_source
 from engine.promised_checkpoint import promised_checkpoint
 from engine.substrate import plan_for_this_machine
@@ -78,13 +78,13 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
     if not checkpoint.embeds and (warning := grammars.load()):
         log.warning(warning)
-    overseer = Overseer(
+    monitor = EngineMonitor(
         client,
         watchdog_s=settings.engine.watchdog_s,
         exit_code=lambda: engine_fault(model.plan.on_gpu and client.substrate_failed).exit_code,
         pressure=pressure_source() if settings.cache.heed_pressure else None,
     )
-    overseer.start()
+    monitor.start()
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
         thoughts = Thoughts(settings.limits.max_thought_bytes)
@@ -99,7 +99,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
     finally:
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
-        overseer.stop()
+        monitor.stop()
     log.info("ended")
 
 

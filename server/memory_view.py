@@ -20,7 +20,7 @@ LETTERS = {
     BlockState.SEALED: "s",
     BlockState.QUARANTINED: "q",
     BlockState.CACHED: "c",
-    BlockState.RETURNING: "r",
+    BlockState.RELEASING: "r",
 }
 FREE_WITH_MEMORY = "d"
 
@@ -60,7 +60,7 @@ def view(found: MemoryMap) -> Json:
 
 def heap_letters(kv: KVMap) -> list[str]:
     """A string for each heap, with a letter for each block: f free, d free with memory of the
-    system, o owned, s sealed, q quarantined, c cached, r returning."""
+    system, o owned, s sealed, q quarantined, c cached, r releasing."""
     table = np.zeros((2, len(BlockState)), np.uint8)
     for state, letter in LETTERS.items():
         table[:, state] = ord(letter)
@@ -127,9 +127,9 @@ def _sequence(report: SequenceReport, mapped: MappedSequence | None) -> Json:
         "prompt_tokens": report.prompt_tokens,
         "tokens": report.tokens,
         "computed_tokens": report.computed_tokens,
-        "most_tokens": report.most_tokens,
+        "most_tokens": report.max_tokens,
         "preemptions": report.preemptions,
         "mapped_blocks": mapped.mapped_blocks if mapped else 0,
         "sealed_blocks": mapped.sealed_blocks if mapped else 0,
-        "borrowed_blocks": mapped.borrowed_blocks if mapped else 0,
+        "borrowed_blocks": mapped.shared_blocks if mapped else 0,
     }

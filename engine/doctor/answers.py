@@ -9,8 +9,8 @@ from kvcache.canary.report import TrialReport
 
 
 def answers(report: DoctorReport) -> dict[str, Any]:
-    """By names that keep their meaning, and none of which goes; None where nothing was asked, or
-    nothing could be."""
+    """Return the answers by names that keep their meaning and stay; None where nothing was or could
+    be asked."""
     said, memory, device = report.extension.said, report.memory, report.device
     return {
         "open_files": said.get("open_files"),
@@ -18,8 +18,10 @@ def answers(report: DoctorReport) -> dict[str, Any]:
             "device": said.get("default_device"),
             "system_page_bytes": said.get("system_page_bytes"),
         },
-        "kernels": _of_each(report, lambda its: _outcome(its.kernels)),
-        "mapping_while_commands_run": _of_each(report, lambda its: _outcome(its.stress, "end")),
+        "kernels": _of_each(report, lambda examination: _outcome(examination.kernels)),
+        "mapping_while_commands_run": _of_each(
+            report, lambda examination: _outcome(examination.stress, "end")
+        ),
         "time_after_a_pause": _figures(report.pace, "pause"),
         "memory_pressure": report.pressure,
         "memory": {
@@ -34,20 +36,22 @@ def answers(report: DoctorReport) -> dict[str, Any]:
             "warning": report.wheel_warning,
         },
         "buffers_of_real_size": _of_each(
-            report, lambda its: _outcome(its.canary, "real buffers", "last block")
+            report, lambda examination: _outcome(examination.canary, "real buffers", "last block")
         ),
     }
 
 
 def _of_each(report: DoctorReport, answer: Callable[[Examination], Any]) -> dict[str, Any]:
-    """By the names of the GPU's substrates."""
+    """Return the answers by the names of the GPU's substrates."""
     return {
-        its.substrate.setting: answer(its) for its in report.examinations if its.substrate.on_gpu
+        each.substrate.setting: answer(each)
+        for each in report.examinations
+        if each.substrate.on_gpu
     }
 
 
 def _outcome(trial: TrialReport | None, *steps: str) -> dict[str, Any] | None:
-    """Whether it passed, with the figures of some steps."""
+    """Return whether it passed, with the figures of some steps."""
     if trial is None:
         return None
     figures = {
@@ -57,5 +61,5 @@ def _outcome(trial: TrialReport | None, *steps: str) -> dict[str, Any] | None:
 
 
 def _figures(trial: TrialReport | None, step: str) -> dict[str, int | float] | None:
-    found = [] if trial is None else [its for its in trial.steps if its.name == step]
+    found = [] if trial is None else [each for each in trial.steps if each.name == step]
     return {**found[0].figures, "seconds": found[0].seconds} if found else None

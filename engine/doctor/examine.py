@@ -46,11 +46,11 @@ class Wishes:
     """Whether what substrates have done here before is forgotten, whatever they do now."""
 
 
-def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
-    """told: what is being done now, because it takes a while. Loads no model, and writes nothing
-    but the stamp of a passed release test that was asked for, and faults. Those of a substrate that
-    works now are forgotten."""
-    told("the extension")
+def examine(wishes: Wishes, progress: Callable[[str], None]) -> DoctorReport:
+    """Examine this machine. Loads no model, and writes nothing but faults and the stamp of a passed
+    release test. Faults of a substrate that works now are forgotten. progress: called with what is
+    being done now, because it takes a while."""
+    progress("the extension")
     extension = read_extension()
     device = MetalDevice.of(extension.said["metal"]) if extension.said.get("metal") else None
     no_metal = extension.fault or _no_metal(extension, device)
@@ -59,7 +59,7 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
         missing = extension.fault
         if substrate.on_gpu:
             missing = no_metal if device is None else "; ".join(device.missing[substrate.setting])
-        found[substrate] = _examine_one(substrate, missing, wishes, told)
+        found[substrate] = _examine_one(substrate, missing, wishes, progress)
     chosen: Substrate | None = None
     warnings: tuple[str, ...] = ()
     try:
@@ -78,7 +78,7 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
     machine, wrong, pace = this_machine(), "", None
     if device is not None:
         wrong = wheel_warning(machine.processor)
-        told("how fast the device is when")
+        progress("how fast the device is when")
         pace = run_trial(PACE, Substrate.PAGED)
     return DoctorReport(
         machine=machine,
@@ -99,7 +99,7 @@ def examine(wishes: Wishes, told: Callable[[str], None]) -> DoctorReport:
 
 
 def read_extension() -> Extension:
-    """The extension's own words, or why it has none."""
+    """Return the extension's own words, or why it has none."""
     installed = installed_mlx()
     outcome = run_child([sys.executable, "-m", "engine.doctor.facts"], FACTS_LIMIT_S)
     if outcome.fault:
@@ -117,7 +117,7 @@ def _no_metal(extension: Extension, device: MetalDevice | None) -> str:
 
 
 def _examine_one(
-    substrate: Substrate, missing: str, wishes: Wishes, told: Callable[[str], None]
+    substrate: Substrate, missing: str, wishes: Wishes, progress: Callable[[str], None]
 ) -> Examination:
     faults = FaultMemory(substrate)
     examination = Examination(
@@ -126,50 +126,50 @@ def _examine_one(
     if wishes.forget_faults:
         _forget(faults, substrate)
     if not missing:
-        examination = _try_out(examination, faults, wishes, told)
+        examination = _try_out(examination, faults, wishes, progress)
     return replace(examination, standing_faults=faults.found())
 
 
 def _try_out(
-    examination: Examination, faults: FaultMemory, wishes: Wishes, told: Callable[[str], None]
+    examination: Examination, faults: FaultMemory, wishes: Wishes, progress: Callable[[str], None]
 ) -> Examination:
     substrate = examination.substrate
-    told(f"{substrate}: canary")
+    progress(f"{substrate}: canary")
     pages = None if substrate.is_dense else wishes.page_bytes
     size = USUAL.to_argument() if substrate in (Substrate.SPARSE, Substrate.PAGED) else ""
     examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages, size))
     if examination.fault:
         return examination
     if substrate is not Substrate.DENSE:  # its kernels are those of posix
-        told(f"{substrate}: kernels")
+        progress(f"{substrate}: kernels")
         examination = replace(examination, kernels=run_trial(KERNELS, substrate))
     if examination.fault:
         return examination
     _forget(faults, substrate)
     if wishes.stress and not substrate.is_dense:
-        told(f"{substrate}: mappings under running commands")
+        progress(f"{substrate}: mappings under running commands")
         with faults.intent(Act.STRESS):
             stress = run_trial(STRESS, substrate, pages, limit_s=STRESS_LIMIT_S)
         examination = replace(examination, stress=stress)
         if stress.fault and substrate.on_gpu:
             faults.record(f"{Act.STRESS} failed: {stress.fault}")
     if wishes.release_test and substrate is not Substrate.METAL_DENSE and not examination.fault:
-        told(f"{substrate}: release of heaps")
+        progress(f"{substrate}: release of heaps")
         with faults.intent(Act.RELEASE_TEST):
             examination = _test_release(examination, pages)
     return examination
 
 
 def _forget(faults: FaultMemory, substrate: Substrate) -> None:
-    """What was shown before a fault does not hold behind it. Where it cannot be forgotten it is
-    still found."""
+    """Forget the faults of a substrate, and the stamp of a release test that passed before them.
+    Faults that cannot be forgotten are still found."""
     with suppress(OSError):
         if faults.forget():
             stamp.withdraw(substrate)
 
 
 def _test_release(examination: Examination, page_bytes: int | None) -> Examination:
-    """On a GPU a passed test is written down: it is what allows serving to release heaps."""
+    """Run the release test. On a GPU a passed one is written down: serving may release heaps."""
     substrate = examination.substrate
     report = run_trial(RELEASE, substrate, page_bytes)
     remembered = ""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def facts() -> dict[str, Any]:
-    """Of JSON's own types. Raises ImportError with what does not match."""
+    """Return the facts, of JSON's own types. Raises ImportError with what does not match."""
 
     import metal_ext
     from metal_ext import _ext
@@ -27,15 +27,16 @@ def facts() -> dict[str, Any]:
 
 
 def default_device() -> str:
-    """What MLX computes on where nothing says otherwise. It is loaded after the extension."""
+    """Return what MLX computes on where nothing says otherwise. It is loaded after the
+    extension."""
     import mlx.core as mx
 
     return str(mx.default_device())
 
 
 def open_files() -> dict[str, int | None]:
-    """The limits of this process as it came, None for none; and what becomes of the soft one when
-    the engine raises it."""
+    """Return the limits of this process as it came, None for none; and what becomes of the soft one
+    when the engine raises it."""
     from engine.machine import raise_descriptor_limit
 
     soft, hard = (

@@ -25,7 +25,7 @@ class Extension:
 
     @property
     def matches(self) -> bool:
-        """Whether it was built for the MLX that is installed."""
+        """Return whether it was built for the MLX that is installed."""
         return self.said.get("mlx_built_for") == self.mlx_installed
 
 
@@ -51,18 +51,19 @@ class Examination:
 
     @property
     def refusal(self) -> str:
-        """Why it would not be chosen; "" where it could be. What serving asks, and no more."""
+        """Return why it would not be chosen; "" where it could be. What serving asks, and no
+        more."""
         return self.missing or (self.canary.fault if self.canary is not None else "")
 
     @property
     def fault(self) -> str:
-        """What speaks against it, its arithmetic included; "" when nothing does."""
+        """Return what speaks against it, its arithmetic included; "" when nothing does."""
         wrong = self.kernels.fault if self.kernels is not None else ""
         stressed = self.stress.fault if self.stress is not None else ""
         return self.refusal or wrong or stressed
 
     def as_json(self) -> dict[str, Any]:
-        """The same, of JSON's own types."""
+        """Return the same, of JSON's own types."""
         return {
             "name": self.substrate.setting,
             "on_gpu": self.substrate.on_gpu,
@@ -111,20 +112,20 @@ class DoctorReport:
 
     @property
     def serves(self) -> bool:
-        """Whether something can serve."""
+        """Return whether something can serve."""
         return self.chosen is not None and not self.of(self.chosen).fault
 
     def of(self, substrate: Substrate) -> Examination:
-        """What was found out about one."""
-        return next(its for its in self.examinations if its.substrate is substrate)
+        """Return what was found out about one."""
+        return next(each for each in self.examinations if each.substrate is substrate)
 
     @property
     def usable_bytes(self) -> int:
-        """What weights, activations and K and V may have together."""
+        """Return what weights, activations and K and V may have together."""
         return max(0, self.memory.usable_bytes(self.headroom_bytes))
 
     def as_json(self) -> dict[str, Any]:
-        """One object; ``SCHEMA`` says what its fields mean."""
+        """Return one object; ``SCHEMA`` says what its fields mean."""
         device = self.device
         return {
             "schema": SCHEMA,
@@ -135,10 +136,10 @@ class DoctorReport:
                 "mlx_installed": self.extension.mlx_installed,
                 "matches": self.extension.matches,
                 "fault": self.extension.fault,
-                **{name: said for name, said in self.extension.said.items() if name != "metal"},
+                **{name: fact for name, fact in self.extension.said.items() if name != "metal"},
             },
             "metal": None if device is None else device.said,
-            "substrates": [its.as_json() for its in self.examinations],
+            "substrates": [each.as_json() for each in self.examinations],
             "memory": {
                 "total_bytes": self.memory.total_bytes,
                 "available_bytes": self.memory.available_bytes,

@@ -16,11 +16,12 @@ from kvcache.backend import NormAndRope
 class JoinedLayerViews(Protocol):
     """What the forward needs of the cache; ``kvcache.views.KVViews`` is one on a CPU."""
 
-    def project_joined(self, layer: int, joined: mx.array, how: NormAndRope) -> mx.array:
-        """Norm and RoPE of the step's queries and keys, and their append; returns the queries."""
+    def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
+        """Apply norm and RoPE to the step's queries and keys, and append the keys and values;
+        return the queries."""
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Attention of the step's queries of a layer."""
+        """Return the attention of the step's queries of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class PackedLayer:
 
     attention_norm: Norm
     queries_keys_values: metal_ext.PackedLinear
-    how: NormAndRope
+    norms: NormAndRope
     """Its weights are float32."""
     scale: float
     """Of queries times keys."""
@@ -73,7 +74,7 @@ class PackedQwen3:
         views: JoinedLayerViews,
         rows: mx.array | None,
     ) -> mx.array | None:
-        """States ``[R, hidden]`` of the given rows after the final norm.
+        """Return the states ``[R, hidden]`` of the given rows after the final norm.
 
         token_ids: ``[T]`` int32. positions: the views know them. rows: ``[R]`` int32 indices into
         T. With rows None only the cache is filled, and None is returned.
@@ -85,7 +86,7 @@ class PackedQwen3:
             joined = metal_ext.linear(
                 x, layer.queries_keys_values, workers, norm=norm.weight, eps=norm.eps
             )
-            queries = views.project_joined(number, joined, layer.how)
+            queries = views.project_joined(number, joined, layer.norms)
             if number + 1 == len(self._layers) and rows is None:
                 return None
             attended = views.attend(number, queries, layer.scale)
@@ -97,5 +98,5 @@ class PackedQwen3:
         return metal_ext.rms_norm(x, self._norm.weight, self._norm.eps, workers)
 
     def head(self, states: mx.array) -> mx.array:
-        """Logits ``[R, vocab]``."""
+        """Return the logits ``[R, vocab]``."""
         return metal_ext.linear(states, self._head, self._workers)

@@ -19,18 +19,19 @@ class LayerViews(Protocol):
 
     @property
     def fuses_projection(self) -> bool:
-        """Whether ``project`` is there."""
+        """Return whether ``project`` is there."""
 
     def project(
-        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, how: NormAndRope
+        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, norms: NormAndRope
     ) -> mx.array:
-        """Norm and RoPE of the step's queries and keys, and ``append``; returns the queries."""
+        """Apply norm and RoPE to the step's queries and keys, and ``append``; return the
+        queries."""
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        """Writes the step's keys and values of a layer."""
+        """Write the step's keys and values of a layer."""
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Attention of the step's queries of a layer."""
+        """Return the attention of the step's queries of a layer."""
 
 
 class Qwen3:
@@ -52,7 +53,7 @@ class Qwen3:
     def hidden(
         self, token_ids: mx.array, positions: mx.array, views: LayerViews, rows: mx.array | None
     ) -> mx.array | None:
-        """States ``[R, hidden]`` of the given rows after the final norm.
+        """Return the states ``[R, hidden]`` of the given rows after the final norm.
 
         token_ids, positions: ``[T]`` int32. rows: ``[R]`` int32 indices into T. With rows None only
         the cache is filled, and None is returned.
@@ -73,22 +74,23 @@ class Qwen3:
         return states
 
     def head(self, states: mx.array) -> mx.array:
-        """Logits ``[R, vocab]``."""
+        """Return the logits ``[R, vocab]``."""
         logits: mx.array = self._project_out(states)
         return logits
 
     def _project(
         self, attention: Any, number: int, x: mx.array, positions: mx.array, views: LayerViews
     ) -> mx.array:
-        """Appends this layer's keys and values; returns its queries ``[T, heads, head_dim]``."""
+        """Append this layer's keys and values; return its queries ``[T, heads, head_dim]``."""
         tokens = x.shape[0]
         queries: mx.array = attention.q_proj(x)
         queries = queries.reshape(tokens, self._query_heads, self._head_dim)
         keys = attention.k_proj(x).reshape(tokens, self._kv_heads, self._head_dim)
         values = attention.v_proj(x).reshape(tokens, self._kv_heads, self._head_dim)
-        how = self._norms[number] if views.fuses_projection else None
-        if how is not None and how.query_weight.dtype == how.key_weight.dtype == queries.dtype:
-            return views.project(number, queries, keys, values, how)
+        norms = self._norms[number] if views.fuses_projection else None
+        dtype = queries.dtype
+        if norms is not None and norms.query_weight.dtype == norms.key_weight.dtype == dtype:
+            return views.project(number, queries, keys, values, norms)
         # A token is a batch entry here, because RoPE takes one offset per entry.
         queries = attention.rope(attention.q_norm(queries[:, :, None]), offset=positions)
         keys = attention.rope(attention.k_norm(keys[:, :, None]), offset=positions)
@@ -97,7 +99,8 @@ class Qwen3:
 
 
 def norm_and_rope(attention: Any) -> NormAndRope | None:
-    """A layer's norms and RoPE as one kernel wants them; None where the RoPE is one of its own."""
+    """Return a layer's norms and RoPE as one kernel wants them; None where the RoPE is one of its
+    own."""
     rope = attention.rope
     plain = type(rope) is nn.RoPE and not rope.traditional
     if not plain or rope.dims != attention.q_norm.weight.size:

@@ -41,7 +41,7 @@ class BlockAccount:
 
 
 def account(shape: KVShape, device: Device, heap_bytes: int) -> tuple[BlockAccount, ...]:
-    """Every page size that a row divides, by every mean length; small pages first."""
+    """Return every page size that a row divides, by every mean length; small pages first."""
     accounts = []
     for page_bytes in PAGE_SIZES:
         try:
@@ -59,7 +59,7 @@ def account(shape: KVShape, device: Device, heap_bytes: int) -> tuple[BlockAccou
 
 
 def block_account(group: Group, device: Device, mean_tokens: int) -> BlockAccount:
-    """One line of the account."""
+    """Return one line of the account."""
     blocks = group.blocks_for(mean_tokens)
     heaps = -(-blocks // group.blocks_per_heap)
     regions = len(group.regions)
@@ -79,8 +79,9 @@ def block_account(group: Group, device: Device, mean_tokens: int) -> BlockAccoun
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Unused tokens of the last block, averaged exactly over the lengths 1 to 2 * mean - 1, all
-    equally likely. Half a block where sequences are long beside it; more where they are short."""
+    """Return the unused tokens of the last block, averaged exactly over the lengths 1 to 2 * mean -
+    1, all equally likely. Half a block where sequences are long beside it; more where they are
+    short."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
     # Lengths 1 ... t leave t - 1 ... 0 tokens; the last, broken cycle leaves only the first few.

@@ -26,12 +26,12 @@ class Packing:
     """Per number, everything that is kept beside the codes included."""
 
     def bytes_of(self, numbers: int) -> int:
-        """Bytes of so many numbers, rounded up."""
+        """Return the bytes of so many numbers, rounded up."""
         return math.ceil(numbers * self.bits / 8)
 
 
 def affine(bits: int, group_size: int = GROUP_SIZE) -> Packing:
-    """MLX's affine groups: 4 bits in groups of 64 are 4.5 bits per number."""
+    """Return MLX's affine groups: 4 bits in groups of 64 are 4.5 bits per number."""
     return Packing(f"q{bits}", bits + BITS_PER_GROUP / group_size)
 
 
@@ -56,22 +56,23 @@ class Resident:
 
     @property
     def total_bytes(self) -> int:
-        """Weights and K and V; activations and caches are not in it."""
+        """Return the bytes of weights and K and V; activations and caches are not in it."""
         return self.weights_bytes + self.kv_bytes
 
 
 def weights_bytes(shape: ModelShape, packing: Packing) -> int:
-    """All matrices packed alike, the embedding included; norms in 16 bits."""
+    """Return the bytes of all matrices packed alike, the embedding included; norms in 16 bits."""
     return packing.bytes_of(shape.matrix_numbers) + VECTOR_BYTES * shape.vector_numbers
 
 
 def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
-    """K and V of one token in all layers."""
+    """Return the bytes of K and V of one token in all layers."""
     return packing.bytes_of(shape.kv_numbers_per_token)
 
 
 def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> Resident:
-    """Weights beside K and V of ``context`` tokens, of one sequence or of several together."""
+    """Return the bytes of weights and of K and V of ``context`` tokens, of one sequence or of
+    several together."""
     return Resident(
         weights, kv, context, weights_bytes(shape, weights), context * kv_bytes_per_token(shape, kv)
     )

@@ -51,12 +51,12 @@ class Allocation:
     layout: KVLayout
 
     def committed_bytes(self, tokens: int) -> int:
-        """What a sequence of so many tokens is charged."""
+        """Return what a sequence of so many tokens is charged."""
         group = self.layout.group
         return group.blocks_for(tokens) * group.block_bytes
 
     def fit(self, kv_budget_bytes: int, tokens: int) -> int:
-        """How many sequences of so many tokens a budget holds, in whole heaps."""
+        """Return how many sequences of so many tokens a budget holds, in whole heaps."""
         group = self.layout.group
         blocks = kv_budget_bytes // group.heap_bytes * group.blocks_per_heap
         return blocks // group.blocks_for(tokens)
@@ -73,7 +73,7 @@ class QuantisationStep:
 
     @property
     def contexts(self) -> int:
-        """Sequences of the whole context that fit at once."""
+        """Return how many sequences of the whole context fit at once."""
         return self.kv_budget_bytes // self.resident.kv_bytes
 
 
@@ -132,8 +132,8 @@ def plan_capacity(
     *,
     working_set_bytes: int | None = None,
 ) -> CapacityReport:
-    """The report. memory_bytes: of the machine. context: the longest sequence, 2 tokens at least.
-    working_set_bytes: what the device may use of the memory; None: what is usual. Of the
+    """Return the report. memory_bytes: of the machine. context: the longest sequence, 2 tokens at
+    least. working_set_bytes: what the device may use of the memory; None: what is usual. Of the
     configuration, page and heap size, headroom and the limits of a step are used.
 
     Raises LayoutError where a token's row does not divide the page.
@@ -187,12 +187,12 @@ def plan_capacity(
 
 
 def kv_budget(demand: MemoryDemand, weights: int) -> int:
-    """What weights of so many bytes leave to K and V; 0 where they are too much."""
+    """Return what weights of so many bytes leave to K and V; 0 where they are too much."""
     return max(0, demand.usable_bytes - demand.fixed_bytes - weights)
 
 
 def kv_shape(shape: ModelShape) -> KVShape:
-    """K and V in bf16."""
+    """Return the shape of K and V in bf16."""
     return KVShape(shape.num_layers, shape.kv_heads, shape.head_dim, BF16_BYTES)
 
 
@@ -252,7 +252,7 @@ def _crowd(
     context: int,
     config: EngineConfig,
 ) -> Crowd | None:
-    """The workload in the model's own packing, or in the widest that fits."""
+    """Return the workload in the model's own packing, or in the widest that fits."""
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (affine(own.bits, own.group_size),)
     for weights in packings:

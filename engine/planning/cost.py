@@ -29,7 +29,7 @@ class CostModel:
 
     @classmethod
     def of(cls, shape: ModelShape, device: Device, weights: Packing, kv: Packing) -> "CostModel":
-        """The cost of a model whose weights and cache are packed like that."""
+        """Return the cost of a model whose weights and cache are packed like that."""
         embedding = shape.vocab_size * shape.hidden_size
         layers = shape.matrix_numbers - embedding * (1 if shape.tied_embeddings else 2)
         return cls(
@@ -44,7 +44,8 @@ class CostModel:
         )
 
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
-        """Seconds of a step that computes tokens [start, start + count) of each sequence."""
+        """Return the seconds of a step that computes tokens [start, start + count) of each
+        sequence."""
         tokens = sum(count for _, count in plan)
         # Everything up to the last token is read, and the new tokens are written before that.
         touched = sum(start + 2 * count for start, count in plan)

@@ -57,7 +57,7 @@ class Device:
     on_gpu: bool
 
     def working_set_bytes(self, memory_bytes: int) -> int:
-        """What it may use of so much memory."""
+        """Return what it may use of so much memory."""
         if not self.on_gpu:
             return memory_bytes
         if memory_bytes < LARGE_MEMORY_BYTES:
@@ -119,16 +119,17 @@ DEVICES = (
 
 
 def device_names() -> list[str]:
-    """What ``find_device`` knows."""
+    """Return what ``find_device`` knows."""
     return [device.name for device in DEVICES]
 
 
 def find_device(name: str) -> Device | None:
-    """The device of that name; "Apple M4 Pro" and "m4-pro" are "M4 Pro"."""
+    """Return the device of that name; "Apple M4 Pro" and "m4-pro" are "M4 Pro"."""
     wanted = name.lower().removeprefix("apple").replace("-", " ").strip()
     return next((device for device in DEVICES if device.name.lower() == wanted), None)
 
 
 def this_device() -> Device:
-    """The device that MLX runs on here, as far as it has a name in the list; a CPU otherwise."""
+    """Return the device that MLX runs on here, as far as it has a name in the list; a CPU
+    otherwise."""
     return find_device(str(mx.device_info().get("device_name", ""))) or CPU

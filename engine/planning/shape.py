@@ -20,17 +20,17 @@ class ModelShape(Dimensions):
 
     @property
     def parameters(self) -> int:
-        """All numbers of the weights."""
+        """Return how many numbers the weights have."""
         return self.matrix_numbers + self.vector_numbers
 
     @property
     def kv_numbers_per_token(self) -> int:
-        """Numbers of one token's K and V in all layers."""
+        """Return how many numbers one token's K and V have in all layers."""
         return 2 * self.num_layers * self.kv_heads * self.head_dim
 
 
 def read_shape(path: Path) -> ModelShape:
-    """The shape of the model in a folder; of its files only ``config.json`` is opened.
+    """Return the shape of the model in a folder; of its files only ``config.json`` is opened.
 
     Raises CheckpointError with one sentence that names file and field.
     """

@@ -48,11 +48,11 @@ class SimulatedClock:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         assert seconds >= 0
         self.now_s += seconds
 
@@ -66,15 +66,15 @@ class Arrival:
 
     @property
     def tokens(self) -> int:
-        """Of its prompt and its answer."""
+        """Return how many tokens its prompt and its answer have."""
         return len(self.request.prompt_ids) + self.request.params.max_tokens
 
 
 def random_arrivals(
     seed: int, *, requests: int, longest_tokens: int, mean_gap_s: float
 ) -> list[Arrival]:
-    """Requests of independent people: gaps are exponential, lengths log-uniform, so that a few long
-    sequences stand among many short ones. Nobody shares a prefix."""
+    """Return requests of independent people: gaps are exponential, lengths log-uniform, so that a
+    few long sequences stand among many short ones. Nobody shares a prefix."""
     random = Random(seed)
     shortest = min(SHORTEST_TOKENS, longest_tokens)
     at_s = 0.0
@@ -119,16 +119,16 @@ class SimulatedRunner:
         self._cost = cost
         self._clock = clock
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> SimulatedStep:
-        """Takes all of the step's time at once: steps do not overlap here."""
-        assert not ahead
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
+        """Take all of the step's time at once: steps do not overlap here."""
+        assert not overlapped
         views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
         self._clock.advance(self._cost.step_seconds([(e.start, e.count) for e in plan.entries]))
         self.completed_epoch = views.epoch
         return SimulatedStep(sum(entry.samples for entry in plan.entries))
 
-    def free_cache(self) -> None:
-        """There is none."""
+    def release_cache(self) -> None:
+        """Do nothing: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,30 +166,30 @@ class SimulationReport:
 
     @property
     def seconds(self) -> float:
-        """Until the last answer was complete."""
+        """Return the time until the last answer was complete."""
         return self.moments[-1].end_s
 
     @property
     def mean_running(self) -> float:
-        """Sequences at once, over the time in which more were waiting; over all of it if none
-        ever waited."""
+        """Return the average number of sequences at once, over the time in which more were waiting;
+        over all of it if none ever waited."""
         crowded = [m for m in self.moments if m.waiting] or self.moments
         spans = [m.end_s - m.start_s for m in crowded]
         return sum(s * m.running for s, m in zip(spans, crowded, strict=True)) / sum(spans)
 
     @property
     def peak_running(self) -> int:
-        """The most sequences at once."""
+        """Return how many sequences there were at most."""
         return max(moment.running for moment in self.moments)
 
     @property
     def peak_committed_bytes(self) -> int:
-        """The most that was committed."""
+        """Return how much was committed at most."""
         return max(moment.committed_bytes for moment in self.moments)
 
     @property
     def mean_wait_s(self) -> float:
-        """To the first token."""
+        """Return the mean time to the first token."""
         return sum(self.waits_s) / len(self.waits_s)
 
 
@@ -246,7 +246,7 @@ class Simulation:
         self._idle_steps = 0
 
     def run(self) -> SimulationReport:
-        """Until every request has its answer."""
+        """Run until every request has its answer."""
         while self._coming or self._unfinished:
             self.step()
         counters = self.scheduler.counters
@@ -258,8 +258,8 @@ class Simulation:
         )
 
     def step(self) -> None:
-        """One step of the engine, with the requests that have come by now; when there is nothing to
-        run, the time until the next one comes."""
+        """Run one step of the engine, with the requests that have come by now; when there is
+        nothing to run, let time pass until the next one comes."""
         start_s = self.clock.now_s
         while self._coming and self._coming[0].at_s <= start_s:
             arrival = self._coming.popleft()

@@ -164,9 +164,9 @@ def _fill(loop: EngineLoop, blocks: int) -> None:
             return
         tokens = missing * tokens_per_block
         ids = [number % SERVING.vocab_size, number // SERVING.vocab_size] + [0] * (tokens - 2)
-        chain = kv.chain(PrefixSalt(b"cached"))
-        chain.extend(ids, 0)
-        assert kv.open(-number, chain, tokens, final_tokens=tokens)
+        hashes = kv.block_hashes(PrefixSalt(b"cached"))
+        hashes.extend(ids, 0)
+        assert kv.open(-number, hashes, tokens, final_tokens=tokens)
         assert kv.reserve(-number, tokens)
         kv.views([(-number, 0, tokens)])
         kv.commit(-number, ids)

@@ -71,13 +71,13 @@ class Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> RunningStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> RunningStep:
         """The runner's; the figures are those that hold while it runs."""
         for waiting in self._scheduler._waiting[:1]:
-            free, needed = self._kv._supply.unpromised_blocks, blocks_needed(self._kv, waiting)
+            free, needed = self._kv._allocator.available_blocks, blocks_needed(self._kv, waiting)
             if free >= needed:
                 self.refused = f"{free} blocks are free, and one waits that needs {needed}"
-        step = self._runner.begin(plan, ahead=ahead)
+        step = self._runner.begin(plan, overlapped=overlapped)
         stats = self._kv.stats()
         self.moments.append(
             Moment(
@@ -90,8 +90,8 @@ class Watch:
         )
         return step
 
-    def free_cache(self) -> None:
-        self._runner.free_cache()
+    def release_cache(self) -> None:
+        self._runner.release_cache()
 
 
 @dataclass(frozen=True, slots=True)

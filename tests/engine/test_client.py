@@ -199,7 +199,7 @@ async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> N
         stream.close()
     await settled(client)
     client.check_room(3, b"one")
-    assert not client._places._taken
+    assert not client._slots._taken
     assert client.stop(20)
 
 

@@ -55,7 +55,7 @@ class WatchedRunner:
     fault: Fault = no_fault
     calls: list[tuple[str, int]] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
-    ahead: list[bool] = field(default_factory=list)
+    overlapped: list[bool] = field(default_factory=list)
 
     @property
     def completed_epoch(self) -> int:
@@ -65,10 +65,10 @@ class WatchedRunner:
     def completed_epoch(self, epoch: int) -> None:
         self.runner.completed_epoch = epoch
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> RunningStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> RunningStep:
         self.plans.append(plan)
-        self.ahead.append(ahead)
-        step = self.runner.begin(plan, ahead=ahead)
+        self.overlapped.append(overlapped)
+        step = self.runner.begin(plan, overlapped=overlapped)
         self.note("begin", len(self.plans))
         return WatchedStep(step, len(self.plans), self)
 
@@ -76,8 +76,8 @@ class WatchedRunner:
         self.calls.append((what, number))
         self.fault(what, number)
 
-    def free_cache(self) -> None:
-        self.runner.free_cache()
+    def release_cache(self) -> None:
+        self.runner.release_cache()
 
 
 def watched(loop: EngineLoop, fault: Fault = no_fault) -> WatchedRunner:
@@ -131,7 +131,7 @@ def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model:
             prompt = tuple(range(number, number + 40 * number))
             loop.mailbox.put(Request(number, prompt, params))
         drain(loop)
-        return events, [rows(plan) for plan in runner.plans], sum(runner.ahead)
+        return events, [rows(plan) for plan in runner.plans], sum(runner.overlapped)
 
     one_by_one, their_rows, none = run(overlap=False)
     overlapping, its_rows, some = run(overlap=True)
@@ -258,15 +258,15 @@ def test_while_somebody_needs_the_host_no_step_is_begun_ahead(params: SamplingPa
     loop.mailbox.put(greedy(1, [1, 2], 30))
     for _ in range(3):
         loop.step()
-    assert runner.ahead == [False, True, True]
+    assert runner.overlapped == [False, True, True]
     loop.mailbox.put(Request(2, (7, 8), params))
     while 2 not in answers.finished:
         loop.step()
         assert len(loop._flights) == 0
-    assert not any(runner.ahead[3:])
-    begun = len(runner.ahead)
+    assert not any(runner.overlapped[3:])
+    begun = len(runner.overlapped)
     drain(loop)
-    assert all(runner.ahead[begun + 1 :])
+    assert all(runner.overlapped[begun + 1 :])
     assert answers.tokens[1] == answer([1, 2], 30)
     assert len(answers.tokens[2]) == 6
 

@@ -14,7 +14,7 @@ from engine.figures import MlxMemory
 from engine.flight import FAILURE_WINDOW_S
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
-from engine.messages import Abort, Pressure, Stop
+from engine.messages import Abort, SetMemoryPressure, Stop
 from engine.scheduler import Scheduler
 from engine.step_plan import RunningStep, StepPlan
 from engine.types import FinishReason, Request, SamplingParams
@@ -162,7 +162,7 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
     loop = recall_loop(Answers.empty(), free_slack_bytes=64 * BLOCK_BYTES, idle_release_s=2.0)
     loop._clock = clock
     freed: list[bool] = []
-    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
+    loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     for number in range(1, 6):
         loop.mailbox.put(greedy(number, list(range(150)), 3))
     while loop.step():
@@ -312,10 +312,10 @@ def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.Mon
     assert loop.busy_since is None
     begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan, *, ahead: bool) -> RunningStep:
+    def watched(plan: StepPlan, *, overlapped: bool) -> RunningStep:
         seen.append(loop.busy_since)
         clock.now += 5.0
-        return begin(plan, ahead=ahead)
+        return begin(plan, overlapped=overlapped)
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
@@ -332,9 +332,9 @@ def test_fault_10_a_step_that_hangs_is_counted_with_all_whom_it_began(
     loop._clock = Clock()  # stands still: the next figures are never due
     begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan, *, ahead: bool) -> RunningStep:
+    def watched(plan: StepPlan, *, overlapped: bool) -> RunningStep:
         seen.append((loop.stats.running, loop.stats.waiting))
-        return begin(plan, ahead=ahead)
+        return begin(plan, overlapped=overlapped)
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
@@ -383,14 +383,14 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
     answers = Answers.empty()
     loop = recall_loop(answers, prefix_keep_s=1000.0, free_slack_bytes=16 * BLOCK_BYTES)
     freed: list[bool] = []
-    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
+    loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     loop.mailbox.put(greedy(1, list(range(300)), 1))
     while loop.step() or loop._kv.recovering:
         pass
     loop.mailbox.put(greedy(2, list(range(400, 500)), 150))
     loop.step()
     assert loop._kv.stats().cached_bytes > 0
-    loop.mailbox.put(Pressure(1))
+    loop.mailbox.put(SetMemoryPressure(1))
     for number in range(3, 6):
         loop.mailbox.put(greedy(number, [number, 2], 60))
     loop.step()
@@ -419,7 +419,7 @@ def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
     clock = Clock()
     loop = recall_loop(Answers.empty(), prefix_keep_s=1000.0)
     loop._clock = clock
-    loop.mailbox.put(Pressure(2))
+    loop.mailbox.put(SetMemoryPressure(2))
     loop.mailbox.put(greedy(1, list(range(300)), 3))
     while loop.step():
         clock.now += 1.0
@@ -432,12 +432,12 @@ def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
 
 def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
     loop = recall_loop(Answers.empty())
-    loop.mailbox.put(Pressure(1))
+    loop.mailbox.put(SetMemoryPressure(1))
     for number in range(1, 5):
         loop.mailbox.put(greedy(number, [number], 50))
     loop.step()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (1, 3)
-    loop.mailbox.put(Pressure(0))
+    loop.mailbox.put(SetMemoryPressure(0))
     loop.step()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (4, 0)
-    assert loop._kv._supply.keeps_slack
+    assert loop._kv._allocator.keeps_slack

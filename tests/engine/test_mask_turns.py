@@ -1,4 +1,4 @@
-from engine.mask_turns import who_rests
+from engine.mask_turns import resting_sequences
 from engine.types import Request, SamplingParams, Sequence
 
 
@@ -13,14 +13,14 @@ def sequences(*costs_s: float) -> list[Sequence]:
 
 
 def test_where_all_masks_fit_nobody_rests() -> None:
-    assert who_rests(sequences(0.02, 0.02, 0.01, 0.0), 0.05) == set()
+    assert resting_sequences(sequences(0.02, 0.02, 0.01, 0.0), 0.05) == set()
 
 
 def test_who_costs_more_than_a_share_takes_turns_and_all_others_go_on() -> None:
     running = sequences(0.03, 0.0, 0.03, 0.001, 0.03, 0.001)
     gone = []
     for _ in range(6):
-        resting = who_rests(running, 0.05)
+        resting = resting_sequences(running, 0.05)
         gone.append({0, 2, 4} - resting)
         assert resting < {0, 2, 4}
     assert gone[:3] == gone[3:]
@@ -30,8 +30,8 @@ def test_who_costs_more_than_a_share_takes_turns_and_all_others_go_on() -> None:
 
 def test_one_goes_on_however_much_it_costs() -> None:
     running = sequences(3.0, 2.0)
-    assert who_rests(running, 0.05) == {1}
-    assert who_rests(running, 0.05) == {0}
+    assert resting_sequences(running, 0.05) == {1}
+    assert resting_sequences(running, 0.05) == {0}
 
 
 def test_a_form_that_was_costly_once_is_soon_taken_for_a_simple_one() -> None:

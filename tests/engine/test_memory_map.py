@@ -7,8 +7,8 @@ import pytest
 
 from engine.errors import EngineDeadError
 from engine.loop import EngineLoop
-from engine.memory_map import MAX_TOLD_SEQUENCES, MemoryMap
-from engine.messages import Look, Stop
+from engine.memory_map import MAX_SHOWN_SEQUENCES, MemoryMap
+from engine.messages import GetMemoryMap, Stop
 from engine.types import Request, SamplingParams
 from tests.engines import Answers, greedy, recall_client, recall_loop
 from tests.kvcache.maps import map_adds_up
@@ -16,8 +16,8 @@ from tests.kvcache.maps import map_adds_up
 WAIT_S = 10.0
 
 
-def look(loop: EngineLoop, found: list[MemoryMap]) -> None:
-    loop.mailbox.put(Look(found.append))
+def add_map(loop: EngineLoop, found: list[MemoryMap]) -> None:
+    loop.mailbox.put(GetMemoryMap(found.append))
 
 
 def test_under_load_every_map_agrees_with_its_figures() -> None:
@@ -25,9 +25,9 @@ def test_under_load_every_map_agrees_with_its_figures() -> None:
     for number in range(1, 30):
         loop.mailbox.put(greedy(number, list(range(40)) + [number] * number, 20))
     found: list[MemoryMap] = []
-    look(loop, found)
+    add_map(loop, found)
     while loop.step():
-        look(loop, found)
+        add_map(loop, found)
     assert len(found) > 20
     for one in found:
         assert one.stats.kv is not None
@@ -37,7 +37,7 @@ def test_under_load_every_map_agrees_with_its_figures() -> None:
         )
         computed = {s.seq_id: s.computed_tokens for s in one.kv.sequences}
         assert computed == {r.seq_id: r.computed_tokens for r in one.running}
-    assert any(sequence.borrowed_blocks for one in found for sequence in one.kv.sequences)
+    assert any(sequence.shared_blocks for one in found for sequence in one.kv.sequences)
     assert any(one.waiting for one in found)
     loop.close()
 
@@ -48,25 +48,25 @@ def test_a_report_counts_tokens() -> None:
     for _ in range(3):
         loop.step()
     found: list[MemoryMap] = []
-    look(loop, found)
+    add_map(loop, found)
     loop.step()
     (report,) = found[0].running
     assert (report.seq_id, report.status, report.preemptions) == (5, "running", 0)
-    assert (report.prompt_tokens, report.tokens, report.most_tokens) == (10, 13, 40)
+    assert (report.prompt_tokens, report.tokens, report.max_tokens) == (10, 13, 40)
     assert report.computed_tokens == 12
     loop.close()
 
 
 def test_of_many_that_wait_the_first_ones_are_told() -> None:
     loop = recall_loop(Answers.empty(), max_num_seqs=1)
-    for number in range(1, MAX_TOLD_SEQUENCES + 10):
+    for number in range(1, MAX_SHOWN_SEQUENCES + 10):
         loop.mailbox.put(Request(number, (1, 2), SamplingParams(2)))
     found: list[MemoryMap] = []
-    look(loop, found)
+    add_map(loop, found)
     loop.step()
     (only,) = found
-    assert only.stats.waiting == MAX_TOLD_SEQUENCES + 9
-    assert [report.seq_id for report in only.waiting] == list(range(1, MAX_TOLD_SEQUENCES + 1))
+    assert only.stats.waiting == MAX_SHOWN_SEQUENCES + 9
+    assert [report.seq_id for report in only.waiting] == list(range(1, MAX_SHOWN_SEQUENCES + 1))
     loop.close()
 
 
@@ -97,8 +97,8 @@ async def test_an_answer_that_came_just_before_the_end_stays() -> None:
     found = await client.memory_map()
     looking = asyncio.ensure_future(client.memory_map())
     await asyncio.sleep(0)
-    (look,) = client._looks
-    look.set_result(found)
+    (future,) = client._map_futures
+    future.set_result(found)
     client._fail_all("the engine has ended")
     assert await looking is found
     assert client.stop(WAIT_S)
@@ -114,7 +114,7 @@ async def test_who_looks_while_the_engine_ends_is_told() -> None:
         assert go_on.wait(WAIT_S)
 
     assert client._loop is not None
-    client._loop.mailbox.put(Look(hold))
+    client._loop.mailbox.put(GetMemoryMap(hold))
     assert entered.wait(WAIT_S)
     client._loop.mailbox.put(Stop())
     # The loop has been told to stop; what comes behind that in its mailbox it still reads, so the

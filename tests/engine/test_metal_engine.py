@@ -15,7 +15,7 @@ from engine.client import EngineClient
 from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
-from engine.messages import Pressure, Stop
+from engine.messages import SetMemoryPressure, Stop
 from engine.types import FinishReason
 from engine.weights import Arithmetic, load_reference
 from kvcache.backend import BackendFailedError
@@ -122,7 +122,7 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
     answers = Answers.empty()
     loop = metal_loop(folder, Substrate.SPARSE, answers)
     freed: list[bool] = []
-    loop._runner.free_cache = lambda: freed.append(True)  # type: ignore[method-assign]
+    loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     prompt = list(range(300))
     loop.mailbox.put(greedy(1, prompt, 4))
     run_dry(loop)
@@ -130,7 +130,7 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
     found = loop._scheduler.counters.cached_prompt_tokens
     evicted = loop._kv.stats().evicted_blocks
     for level, company in ((1, 3), (2, 1), (0, 3)):
-        loop.mailbox.put(Pressure(level))
+        loop.mailbox.put(SetMemoryPressure(level))
         numbers = range(10 * level + 10, 10 * level + 13)
         for number in numbers:
             loop.mailbox.put(greedy(number, [*prompt, number], 8))
@@ -228,7 +228,7 @@ def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_substr
     assert loop is not None
     assert loop.faults.find() is None
     device.mapper_failure = "1 mapping operations of a sparse buffer, batch 3"
-    client.give_up()
+    client.declare_dead()
     assert client.substrate_failed
     assert not client.alive
     assert "batch 3" in FaultMemory(Substrate.SPARSE).found()[0]

@@ -40,8 +40,8 @@ def assert_empty(loop: EngineLoop) -> None:
     kv = loop._kv
     deadline = time.monotonic() + WAIT_S
     while True:
-        kv.drop_prefixes()
-        kv.idle()
+        kv.evict_prefixes()
+        kv.release_idle_memory()
         stats = kv.stats()
         waiting = stats.quarantined_bytes + stats.cached_bytes
         if waiting == 0 or time.monotonic() > deadline:

@@ -21,7 +21,7 @@ def sequence(
     params: SamplingParams, generated: tuple[int, ...] = (), prompt: tuple[int, ...] = (1, 2)
 ) -> Sequence:
     request = Request(1, prompt, params)
-    made = Sequence(request, arrival=0, most_tokens=params.max_tokens)
+    made = Sequence(request, arrival=0, max_tokens=params.max_tokens)
     made.token_ids += generated
     return made
 

@@ -7,6 +7,7 @@ from engine.scheduler import Scheduler
 from engine.step_plan import StepPlan
 from engine.token_budget import TokenBudget
 from engine.types import (
+    BlockHashes,
     EngineLimits,
     FinishReason,
     MissReason,
@@ -14,7 +15,6 @@ from engine.types import (
     Request,
     Sampled,
     SamplingParams,
-    TokenChain,
     TokenEvent,
 )
 
@@ -29,46 +29,46 @@ class CountingKV:
     refuse: bool = False
     recovering: bool = False
     held: dict[int, int] = field(default_factory=dict)
-    promised: dict[int, int] = field(default_factory=dict)
+    reserved: dict[int, int] = field(default_factory=dict)
     computed: dict[int, list[int]] = field(default_factory=dict)
     cached: dict[int, list[int]] = field(default_factory=dict)
     """What a sequence finds when it joins."""
-    retracted: list[int] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
 
     def _free(self) -> int:
-        used = sum(max(self.held[s], self.promised[s]) for s in self.held)
+        used = sum(max(self.held[s], self.reserved[s]) for s in self.held)
         return self.blocks - used
 
-    def chain(self, salt: PrefixSalt) -> TokenChain:
-        return TokenChain(b"", salt, BLOCK_TOKENS)
+    def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
+        return BlockHashes(b"", salt, BLOCK_TOKENS)
 
     def open(
         self,
         seq_id: int,
-        chain: TokenChain,
+        block_hashes: BlockHashes,
         num_tokens: int,
         *,
         final_tokens: int,
         system_tokens: int,
     ) -> bool:
-        assert chain.num_tokens <= num_tokens <= final_tokens
+        assert block_hashes.num_tokens <= num_tokens <= final_tokens
         needed = -(-num_tokens // BLOCK_TOKENS)
         if needed > self._free():
             return False
-        self.held[seq_id], self.promised[seq_id] = 0, needed
+        self.held[seq_id], self.reserved[seq_id] = 0, needed
         self.computed[seq_id] = list(self.cached.get(seq_id, []))
         return True
 
-    def adopt(self, seq_id: int) -> int:
+    def attach_cached(self, seq_id: int) -> int:
         return len(self.computed[seq_id])
 
     def fork(self, seq_id: int, child_id: int) -> int:
         return len(self.computed[child_id])
 
-    def claim(self, seq_id: int) -> None:
+    def add_pending_prefix(self, seq_id: int) -> None:
         assert seq_id in self.held
 
-    def claimant(self, seq_id: int) -> int | None:
+    def pending_owner(self, seq_id: int) -> int | None:
         return None
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
@@ -78,7 +78,7 @@ class CountingKV:
         needed = -(-num_tokens // BLOCK_TOKENS)
         if self.refuse and needed > self.held[seq_id]:
             return False
-        beyond = needed - max(self.held[seq_id], self.promised[seq_id])
+        beyond = needed - max(self.held[seq_id], self.reserved[seq_id])
         if beyond > self._free():
             return False
         self.held[seq_id] = max(self.held[seq_id], needed)
@@ -88,11 +88,11 @@ class CountingKV:
         self.computed[seq_id] += token_ids
         assert len(self.computed[seq_id]) <= self.held[seq_id] * BLOCK_TOKENS
 
-    def retract(self, seq_id: int) -> None:
-        self.retracted.append(seq_id)
+    def cancel_steps(self, seq_id: int) -> None:
+        self.cancelled.append(seq_id)
 
     def close(self, seq_id: int, *, keep_prefix: bool) -> None:
-        del self.held[seq_id], self.promised[seq_id], self.computed[seq_id]
+        del self.held[seq_id], self.reserved[seq_id], self.computed[seq_id]
 
 
 def scheduler(
@@ -314,7 +314,7 @@ def test_a_system_that_maps_no_more_costs_the_youngest_its_place() -> None:
     assert s.num_running == 2
     kv.refuse = True
     for sequence in list(s._running):
-        sequence.num_computed = sequence.num_planned = min(sequence.num_computed, 8)
+        sequence.num_computed = sequence.num_scheduled = min(sequence.num_computed, 8)
     while s.num_running == 2:
         run_step(s)
     assert s.counters.preemptions == 1

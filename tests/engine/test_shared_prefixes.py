@@ -61,7 +61,7 @@ class Engine:
 
     def check_that_the_next_does_not_fit(self) -> None:
         for sequence in self.scheduler._waiting[:1]:
-            assert self.kv._supply.unpromised_blocks < blocks_needed(self.kv, sequence)
+            assert self.kv._allocator.available_blocks < blocks_needed(self.kv, sequence)
 
     def run(self) -> None:
         while self.scheduler.num_running + self.scheduler.num_waiting:
@@ -275,9 +275,9 @@ def test_the_pool_is_given_back_at_the_end() -> None:
         engine.add(number, [*COMMON, number])
     engine.run()
     engine.step()
-    engine.kv.drop_prefixes()
-    engine.kv.idle()
-    engine.kv.idle()
+    engine.kv.evict_prefixes()
+    engine.kv.release_idle_memory()
+    engine.kv.release_idle_memory()
     stats = engine.kv.stats()
     assert stats.free_bytes == stats.capacity_bytes
     assert stats.committed_bytes <= HEAP_BLOCKS * engine.backend.group.block_bytes

@@ -11,21 +11,21 @@ from tests.engine.test_scheduler import CountingKV
 class SharingKV(CountingKV):
     """A cache in which others have computed some tokens of everybody."""
 
-    ahead: dict[int, int] = field(default_factory=dict)
-    """Who computes whose next tokens."""
-    adopted: list[int] = field(default_factory=list)
+    owners: dict[int, int] = field(default_factory=dict)
+    """Owners of pending prefixes, by the sequence that waits."""
+    attached: list[int] = field(default_factory=list)
     forked: list[tuple[int, int]] = field(default_factory=list)
 
-    def adopt(self, seq_id: int) -> int:
-        self.adopted.append(seq_id)
+    def attach_cached(self, seq_id: int) -> int:
+        self.attached.append(seq_id)
         return 4
 
     def fork(self, seq_id: int, child_id: int) -> int:
         self.forked.append((seq_id, child_id))
         return 0
 
-    def claimant(self, seq_id: int) -> int | None:
-        return self.ahead.get(seq_id)
+    def pending_owner(self, seq_id: int) -> int | None:
+        return self.owners.get(seq_id)
 
 
 def sequence(number: int, *, fork_of: int | None = None, running: bool = True) -> Sequence:
@@ -42,43 +42,43 @@ def together(*sequences: Sequence) -> tuple[Sharing, SharingKV]:
 
 def test_what_others_have_computed_is_taken_over_but_not_by_one_in_flight() -> None:
     idle, flying = sequence(1), sequence(2)
-    flying.num_planned = 2
+    flying.num_scheduled = 2
     sharing, kv = together(idle, flying)
-    sharing.adopt([idle, flying], in_parts=True)
-    assert kv.adopted == [1]
-    assert (idle.num_computed, idle.num_planned) == (4, 4)
-    assert (flying.num_computed, flying.num_planned) == (0, 2)
+    sharing.attach_cached([idle, flying], in_parts=True)
+    assert kv.attached == [1]
+    assert (idle.num_computed, idle.num_scheduled) == (4, 4)
+    assert (flying.num_computed, flying.num_scheduled) == (0, 2)
 
 
-def test_who_is_behind_another_takes_all_at_once_unless_somebody_waits() -> None:
+def test_who_waits_for_another_takes_all_at_once_unless_somebody_waits() -> None:
     first, second = sequence(1), sequence(2)
     sharing, kv = together(first, second)
-    kv.ahead = {2: 1, 1: 2}
-    assert sharing.is_behind(second)
-    assert not sharing.is_behind(first), "it is ahead in order"
-    sharing.adopt([second], in_parts=False)
-    assert kv.adopted == []
-    sharing.adopt([second], in_parts=True)
-    assert kv.adopted == [2]
+    kv.owners = {2: 1, 1: 2}
+    assert sharing.waits_for_owner(second)
+    assert not sharing.waits_for_owner(first), "it is before the other one in order"
+    sharing.attach_cached([second], in_parts=False)
+    assert kv.attached == []
+    sharing.attach_cached([second], in_parts=True)
+    assert kv.attached == [2]
 
 
 def test_a_fork_takes_its_parents_pages_when_the_parent_has_committed_them() -> None:
     parent, child = sequence(1), sequence(2, fork_of=1)
     sharing, kv = together(parent, child)
-    parent.num_planned = 10
-    assert sharing.parent_is_ahead(child), "planned is not computed"
+    parent.num_scheduled = 10
+    assert sharing.waits_for_parent(child), "scheduled is not computed"
     parent.num_computed = 10
-    assert not sharing.parent_is_ahead(child)
-    sharing.adopt([child], in_parts=False)
+    assert not sharing.waits_for_parent(child)
+    sharing.attach_cached([child], in_parts=False)
     assert kv.forked == [(1, 2)]
 
 
 def test_a_fork_of_one_without_memory_or_of_nobody_is_like_any_other() -> None:
     waiting, child, orphan = sequence(1, running=False), sequence(2, fork_of=1), sequence(3)
     sharing, kv = together(waiting, child, orphan)
-    assert not sharing.parent_is_ahead(child)
-    assert not sharing.parent_is_ahead(orphan)
-    sharing.adopt([child, orphan], in_parts=False)
+    assert not sharing.waits_for_parent(child)
+    assert not sharing.waits_for_parent(orphan)
+    sharing.attach_cached([child, orphan], in_parts=False)
     assert kv.forked == []
 
 
@@ -86,10 +86,10 @@ def test_memory_is_asked_for_what_a_sequence_has_and_one_token_more() -> None:
     one = sequence(1)
     sharing, kv = together(one)
     assert sharing.open(one)
-    chain = one.chain
-    assert chain is not None
-    assert chain.num_tokens == 10
+    hashes = one.block_hashes
+    assert hashes is not None
+    assert hashes.num_tokens == 10
     kv.close(1, keep_prefix=False)
     kv.blocks = 0
     assert not sharing.open(one)
-    assert one.chain is chain, "kept for the next time"
+    assert one.block_hashes is hashes, "kept for the next time"

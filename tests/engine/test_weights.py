@@ -29,7 +29,7 @@ def checkpoint(tiny_model: Path) -> Checkpoint:
 
 
 def test_a_gpu_multiplies_what_is_stored(checkpoint: Checkpoint) -> None:
-    choice = choose_arithmetic(checkpoint, on_gpu=True, memory_bytes=0, asked=None)
+    choice = choose_arithmetic(checkpoint, on_gpu=True, memory_bytes=0, setting=None)
     assert (choice.arithmetic, choice.weights_bytes) == (Arithmetic.STORED, GIB // 2)
     assert choice.itemsize == 4, "the checkpoint is of float32"
 
@@ -40,7 +40,7 @@ def test_a_cpu_multiplies_what_is_stored_by_its_own_kernels(
     checkpoint: Checkpoint, quantized: bool, memory: int
 ) -> None:
     found = replace(checkpoint, quantized=quantized)
-    choice = choose_arithmetic(found, on_gpu=False, memory_bytes=memory, asked=None)
+    choice = choose_arithmetic(found, on_gpu=False, memory_bytes=memory, setting=None)
     assert (choice.arithmetic, choice.weights_bytes) == (Arithmetic.PACKED, GIB // 4)
     assert choice.itemsize == 4
     assert choice.reason
@@ -59,14 +59,14 @@ def test_what_a_cpus_kernels_do_not_know_is_float32_and_grouped_only_for_want_of
     checkpoint: Checkpoint, quantized: bool, memory: int, arithmetic: Arithmetic, size: int
 ) -> None:
     found = replace(checkpoint, quantized=quantized, packed_bytes=None)
-    choice = choose_arithmetic(found, on_gpu=False, memory_bytes=memory, asked=None)
+    choice = choose_arithmetic(found, on_gpu=False, memory_bytes=memory, setting=None)
     assert (choice.arithmetic, choice.weights_bytes) == (arithmetic, size)
     assert choice.reason
 
 
 @pytest.mark.parametrize("asked", list(Arithmetic))
 def test_the_users_choice_wins(checkpoint: Checkpoint, asked: Arithmetic) -> None:
-    choice = choose_arithmetic(checkpoint, on_gpu=False, memory_bytes=0, asked=asked)
+    choice = choose_arithmetic(checkpoint, on_gpu=False, memory_bytes=0, setting=asked)
     assert choice.arithmetic is asked
     assert choice.reason == "as configured"
 
@@ -77,7 +77,7 @@ def test_packed_weights_are_refused_where_they_cannot_be_had(
 ) -> None:
     found = replace(checkpoint, packed_bytes=GIB if on_gpu else None)
     with pytest.raises(CheckpointError, match=r"engine\.arithmetic is packed, .* all stored alike"):
-        choose_arithmetic(found, on_gpu=on_gpu, memory_bytes=GIB, asked=Arithmetic.PACKED)
+        choose_arithmetic(found, on_gpu=on_gpu, memory_bytes=GIB, setting=Arithmetic.PACKED)
 
 
 @pytest.mark.parametrize(

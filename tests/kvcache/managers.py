@@ -5,10 +5,10 @@ from typing import Any
 
 from engine.types import Sequence as WaitingSequence
 from kvcache.backend import PageBackend
+from kvcache.block_hashes import PrefixSalt
 from kvcache.layout import KVLayout, KVShape, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
-from kvcache.token_chain import PrefixSalt
 from tests.kvcache.fakes import FakeBackend
 
 SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
@@ -79,10 +79,10 @@ def join(
 ) -> bool:
     """Opens a sequence. prompt: its ids, or how many of its own kind."""
     ids = [seq_id] * prompt if isinstance(prompt, int) else prompt
-    chain = kv.chain(salt or PrefixSalt())
-    chain.extend(ids, 0)
+    hashes = kv.block_hashes(salt or PrefixSalt())
+    hashes.extend(ids, 0)
     final = len(ids) if final is None else final
-    return kv.open(seq_id, chain, len(ids), final_tokens=final, system_tokens=system)
+    return kv.open(seq_id, hashes, len(ids), final_tokens=final, system_tokens=system)
 
 
 def grow(
@@ -99,10 +99,10 @@ def grow(
 def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     """Free blocks that a sequence's admission takes: those of its tokens and of one more if there
     will be one, but for those that others have mapped."""
-    chain = kv.chain(waiting.request.salt)
-    chain.extend(waiting.token_ids, 0)
-    found = kv._prefixes.match(chain, 0)
-    tokens = min(waiting.num_tokens + 1, waiting.most_tokens - 1)
+    hashes = kv.block_hashes(waiting.request.salt)
+    hashes.extend(waiting.token_ids, 0)
+    found = kv._prefixes.match(hashes, 0)
+    tokens = min(waiting.num_tokens + 1, waiting.max_tokens - 1)
     return kv._group.blocks_for(tokens) - len(found.blocks) + found.num_cached
 
 

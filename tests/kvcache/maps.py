@@ -20,7 +20,7 @@ def map_adds_up(found: KVMap, stats: KVStats) -> None:
     assert sum(size.values()) + unmade == stats.capacity_bytes
     assert size[BlockState.FREE] + unmade == stats.free_bytes
     assert size[BlockState.CACHED] == stats.cached_bytes
-    waiting = size[BlockState.QUARANTINED] + size[BlockState.RETURNING]
+    waiting = size[BlockState.QUARANTINED] + size[BlockState.RELEASING]
     assert waiting == stats.quarantined_bytes
     held = stats.live_bytes + stats.partial_tail_bytes + stats.mapped_ahead_bytes
     assert size[BlockState.OWNED] + size[BlockState.SEALED] == held

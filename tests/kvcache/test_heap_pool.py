@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvcache.accounts import blocks_of
 from kvcache.backend import Charge, Releases
 from kvcache.heap_pool import HeapPool
+from kvcache.inspector import blocks_of
 from kvcache.layout import Group, KVShape, paged_layout
 from kvcache.sparse_heap import BlockRef, BlockState, runs_of
 from tests.kvcache.fakes import FakeBackend
@@ -38,11 +38,11 @@ def take(pool: HeapPool, count: int, after: BlockRef | None = None) -> list[Bloc
     return blocks
 
 
-def give_back(pool: HeapPool, blocks: list[BlockRef]) -> None:
-    pool.let_go(blocks)
+def free(pool: HeapPool, blocks: list[BlockRef]) -> None:
+    pool.detach(blocks)
     pool.check_invariants()
     for block in blocks:
-        assert pool.unmapped(block)
+        assert pool.remove_buffer(block)
         pool.free(block)
     pool.check_invariants()
 
@@ -55,12 +55,12 @@ def sealed(pool: HeapPool) -> BlockRef:
 
 def test_heaps_are_made_one_at_a_time_and_only_when_needed() -> None:
     pool, backend = small_pool()
-    assert (pool.num_heaps, pool.capacity_blocks, pool.available_blocks) == (0, 12, 12)
+    assert (pool.num_heaps, pool.capacity_blocks, pool.free_blocks) == (0, 12, 12)
     take(pool, 1)
     assert backend.heaps == 1
     take(pool, HEAP_BLOCKS)
     assert backend.heaps == 2
-    assert pool.available_blocks == 12 - 5
+    assert pool.free_blocks == 12 - 5
 
 
 def test_the_budget_is_never_exceeded() -> None:
@@ -96,14 +96,14 @@ def test_a_taken_successor_is_passed_over() -> None:
 def test_the_fullest_heap_is_filled_first_so_that_others_can_empty() -> None:
     pool, _ = small_pool(releases=Releases.HEAPS)
     blocks = take(pool, 12)
-    give_back(pool, blocks[0:3] + blocks[4:5])  # heap 0 has three free, heap 1 one
+    free(pool, blocks[0:3] + blocks[4:5])  # heap 0 has three free, heap 1 one
     assert take(pool, 1) == [BlockRef(1, 0)]
 
 
 def test_where_single_blocks_go_back_a_run_begins_in_the_emptiest_heap() -> None:
     pool, _ = small_pool()
     blocks = take(pool, 12)
-    give_back(pool, blocks[0:1] + blocks[5:8])
+    free(pool, blocks[0:1] + blocks[5:8])
     assert take(pool, 1) == [BlockRef(1, 1)]
 
 
@@ -137,18 +137,18 @@ def test_the_descriptors_of_the_process_limit_the_heaps() -> None:
 def test_an_earlier_place_is_found_when_the_end_of_the_heap_is_full() -> None:
     pool, _ = small_pool(heaps=1)
     blocks = take(pool, 4)
-    give_back(pool, [blocks[0]])
+    free(pool, [blocks[0]])
     assert take(pool, 1, after=blocks[1]) == [blocks[0]]
 
 
 def test_a_quarantined_block_is_not_handed_out() -> None:
     pool, _ = small_pool(heaps=1)
     blocks = take(pool, 4)
-    pool.let_go(blocks)
-    assert pool.available_blocks == 0
+    pool.detach(blocks)
+    assert pool.free_blocks == 0
     assert pool.allocate(1) is None
     for block in blocks:
-        assert pool.unmapped(block)
+        assert pool.remove_buffer(block)
         pool.free(block)
     assert len(take(pool, 4)) == 4
 
@@ -167,7 +167,7 @@ def test_a_system_without_memory_leaves_no_trace() -> None:
     ("action", "message"),
     [
         (lambda pool, block: pool.seal(BlockRef(0, 3)), "is FREE"),
-        (lambda pool, block: pool.share(block), "is OWNED"),
+        (lambda pool, block: pool.attach(block), "is OWNED"),
         (lambda pool, block: pool.free(block), "is mapped"),
         (lambda pool, block: pool.cache(block), "is mapped"),
     ],
@@ -188,10 +188,10 @@ def test_untouched_blocks_are_no_slack() -> None:
 def test_whole_free_heaps_are_given_back_first_and_in_one_piece() -> None:
     pool, backend = small_pool()
     blocks = take(pool, 12)
-    give_back(pool, blocks[:9])  # heaps 0 and 1 are free, heap 2 has one free block
-    pool.trim(5 * small_group().block_bytes, EVERYTHING)
+    free(pool, blocks[:9])  # heaps 0 and 1 are free, heap 2 has one free block
+    pool.release_memory(5 * small_group().block_bytes, EVERYTHING)
     assert backend.released == [(0, 0, 4)]
-    assert pool.count(BlockState.RETURNING) == 0 or backend.at_once
+    assert pool.count(BlockState.RELEASING) == 0 or backend.at_once
     pool.poll(backend.completed)
     assert pool.free_committed_bytes == 5 * small_group().block_bytes
     pool.check_invariants()
@@ -200,8 +200,8 @@ def test_whole_free_heaps_are_given_back_first_and_in_one_piece() -> None:
 def test_single_blocks_follow_when_no_heap_is_free() -> None:
     pool, backend = small_pool()
     blocks = take(pool, 12)
-    give_back(pool, [blocks[1], blocks[2], blocks[5]])
-    pool.trim(0, EVERYTHING)
+    free(pool, [blocks[1], blocks[2], blocks[5]])
+    pool.release_memory(0, EVERYTHING)
     assert sorted(backend.released) == [(0, 1, 2), (1, 1, 1)]
     pool.poll(backend.completed)
     assert pool.free_committed_bytes == 0
@@ -211,16 +211,16 @@ def test_single_blocks_follow_when_no_heap_is_free() -> None:
 def test_no_more_single_blocks_are_given_back_than_the_slack_asks_for() -> None:
     pool, backend = small_pool(heaps=1)
     blocks = take(pool, 4)
-    give_back(pool, [blocks[0], blocks[2]])
-    pool.trim(small_group().block_bytes, EVERYTHING)
+    free(pool, [blocks[0], blocks[2]])
+    pool.release_memory(small_group().block_bytes, EVERYTHING)
     assert backend.released == [(0, 0, 1)]
 
 
 def test_single_blocks_are_kept_where_the_system_gives_back_whole_heaps_only() -> None:
     pool, backend = small_pool(releases=Releases.HEAPS)
     blocks = take(pool, 8)
-    give_back(pool, blocks[:5])
-    pool.trim(0, EVERYTHING)
+    free(pool, blocks[:5])
+    pool.release_memory(0, EVERYTHING)
     assert backend.released == [(0, 0, 4)]
     assert pool.free_committed_bytes == small_group().block_bytes
 
@@ -230,38 +230,38 @@ def test_no_more_is_given_back_than_can_be_spared(
     most: int, released: list[tuple[int, int, int]]
 ) -> None:
     pool, backend = small_pool(releases=Releases.HEAPS)
-    give_back(pool, take(pool, 8))
-    pool.trim(0, most)
+    free(pool, take(pool, 8))
+    pool.release_memory(0, most)
     assert backend.released == released
 
 
 def test_slack_is_kept() -> None:
     pool, backend = small_pool()
-    give_back(pool, take(pool, 4))
-    pool.trim(4 * small_group().block_bytes, EVERYTHING)
+    free(pool, take(pool, 4))
+    pool.release_memory(4 * small_group().block_bytes, EVERYTHING)
     assert backend.released == []
 
 
 def test_memory_on_its_way_back_is_not_handed_out_and_counts_until_it_has_gone() -> None:
     pool, backend = small_pool(heaps=1, at_once=False)
-    give_back(pool, take(pool, 4))
-    pool.trim(0, EVERYTHING)
-    assert pool.count(BlockState.RETURNING) == 4
+    free(pool, take(pool, 4))
+    pool.release_memory(0, EVERYTHING)
+    assert pool.count(BlockState.RELEASING) == 4
     assert pool.allocate(1) is None
     pool.poll(backend.completed)
-    assert pool.count(BlockState.RETURNING) == 4
+    assert pool.count(BlockState.RELEASING) == 4
     backend.complete()
     pool.poll(backend.completed)
-    assert pool.count(BlockState.RETURNING) == 0
+    assert pool.count(BlockState.RELEASING) == 0
     assert pool.free_committed_bytes == 0
     take(pool, 4)
 
 
 def test_a_returned_heap_is_not_returned_again() -> None:
     pool, backend = small_pool()
-    give_back(pool, take(pool, 4))
+    free(pool, take(pool, 4))
     for _ in range(3):
-        pool.trim(0, EVERYTHING)
+        pool.release_memory(0, EVERYTHING)
         pool.poll(backend.completed)
     assert len(backend.released) == 1
 
@@ -272,29 +272,29 @@ def test_a_returned_heap_is_not_returned_again() -> None:
 def test_a_sealed_block_waits_until_the_last_sequence_has_left_it() -> None:
     pool, _ = small_pool()
     block = sealed(pool)
-    pool.share(block)
+    pool.attach(block)
     assert (pool.num_sequences(block), pool.num_buffers(block)) == (2, 2)
-    pool.let_go([block])
+    pool.detach([block])
     assert pool.state(block) == BlockState.SEALED
-    pool.let_go([block])
+    pool.detach([block])
     assert pool.state(block) == BlockState.QUARANTINED
-    assert not pool.unmapped(block), "the other buffer has it still"
-    assert pool.unmapped(block)
+    assert not pool.remove_buffer(block), "the other buffer has it still"
+    assert pool.remove_buffer(block)
     pool.check_invariants()
 
 
 def test_a_quarantined_and_a_cached_block_can_be_shared_again() -> None:
     pool, _ = small_pool()
     block = sealed(pool)
-    pool.let_go([block])
-    pool.share(block)
+    pool.detach([block])
+    pool.attach(block)
     assert pool.state(block) == BlockState.SEALED
-    pool.let_go([block])
-    assert not pool.unmapped(block)
-    assert pool.unmapped(block)
+    pool.detach([block])
+    assert not pool.remove_buffer(block)
+    assert pool.remove_buffer(block)
     pool.cache(block)
     assert pool.count(BlockState.CACHED) == 1
-    pool.share(block)
+    pool.attach(block)
     assert (pool.state(block), pool.num_buffers(block)) == (BlockState.SEALED, 1)
     pool.check_invariants()
 
@@ -302,7 +302,7 @@ def test_a_quarantined_and_a_cached_block_can_be_shared_again() -> None:
 def test_a_block_can_be_sealed_after_its_sequence_has_left() -> None:
     pool, _ = small_pool()
     (block,) = take(pool, 1)
-    pool.let_go([block])
+    pool.detach([block])
     pool.seal(block)
     assert pool.state(block) == BlockState.QUARANTINED
 
@@ -310,18 +310,18 @@ def test_a_block_can_be_sealed_after_its_sequence_has_left() -> None:
 def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
     pool, _ = small_pool(heaps=1)
     block = sealed(pool)
-    pool.let_go([block])
-    assert pool.unmapped(block)
+    pool.detach([block])
+    assert pool.remove_buffer(block)
     pool.cache(block)
-    assert pool.available_blocks == HEAP_BLOCKS - 1
+    assert pool.free_blocks == HEAP_BLOCKS - 1
     pool.free(block)
-    assert pool.available_blocks == HEAP_BLOCKS
+    assert pool.free_blocks == HEAP_BLOCKS
     assert list(blocks_of(pool)) == [BlockRef(0, place) for place in range(HEAP_BLOCKS)]
 
 
 def test_blocks_that_were_never_mapped_are_given_up_at_once() -> None:
     pool, _ = small_pool(heaps=1)
-    pool.give_up(take(pool, 4))
+    pool.free_unmapped(take(pool, 4))
     pool.check_invariants()
     assert len(take(pool, 4)) == 4
 
@@ -334,14 +334,14 @@ def test_a_heap_that_is_charged_whole_is_slack_as_a_whole() -> None:
     block = small_group().block_bytes
     (taken,) = take(pool, 1)
     assert pool.free_committed_bytes == (HEAP_BLOCKS - 1) * block
-    give_back(pool, [taken])
+    free(pool, [taken])
     assert pool.free_committed_bytes == HEAP_BLOCKS * block
 
 
 def test_a_heap_that_was_released_is_charged_again_as_a_whole() -> None:
     pool, backend = small_pool(charge=Charge.HEAPS, releases=Releases.HEAPS)
-    give_back(pool, take(pool, 2))
-    pool.trim(0, EVERYTHING)
+    free(pool, take(pool, 2))
+    pool.release_memory(0, EVERYTHING)
     pool.poll(backend.completed)
     assert pool.free_committed_bytes == 0
     take(pool, 1)
@@ -366,8 +366,8 @@ def test_an_arena_whose_slices_are_refused_has_those_that_were_not() -> None:
 def test_heaps_that_are_kept_are_never_released_and_runs_begin_where_they_can_grow() -> None:
     pool, backend = small_pool(releases=Releases.NOTHING, charge=Charge.HEAPS)
     blocks = take(pool, 7)
-    give_back(pool, blocks[:3])
-    pool.trim(0, EVERYTHING)
+    free(pool, blocks[:3])
+    pool.release_memory(0, EVERYTHING)
     assert backend.released == []
     (begun,) = take(pool, 1)
     assert begun.heap == 0, "three blocks in a row are free there"
@@ -378,20 +378,20 @@ def test_what_sharing_saves_is_counted_as_long_as_it_lasts() -> None:
     block, other = sealed(pool), sealed(pool)
     saved = []
     for joining in (block, block, other):
-        pool.share(joining)
+        pool.attach(joining)
         pool.check_invariants()
         saved.append(pool.saved_blocks)
     for leaving in ([block, other], [block], [block]):
-        pool.let_go(leaving)
+        pool.detach(leaving)
         pool.check_invariants()
         saved.append(pool.saved_blocks)
-    pool.share(block)
+    pool.attach(block)
     assert [*saved, pool.saved_blocks] == [1, 2, 3, 1, 0, 0, 0]
 
 
 def test_a_miscount_of_what_sharing_saves_is_found() -> None:
     pool, _ = small_pool()
-    pool.share(sealed(pool))
+    pool.attach(sealed(pool))
     pool.saved_blocks += 1
     with pytest.raises(AssertionError):
         pool.check_invariants()

@@ -58,13 +58,13 @@ def test_fault_04_a_refusal_of_the_system_at_any_call_leaves_no_trace(fail_at: i
     assert stats.committed_bytes <= HEAP_BLOCKS * BLOCK, "the slack"
 
 
-def test_blocks_that_were_promised_cannot_be_taken_by_others() -> None:
+def test_blocks_that_are_reserved_cannot_be_taken_by_others() -> None:
     kv, _ = small_manager(heaps=1, sequences=2)
     assert join(kv, 1, 1)
     grow(kv, 1, 0, 1)
     assert join(kv, 2, 32), "two blocks, and one left for the first to grow"
     assert kv.reserve(1, 32)
-    assert not kv.reserve(1, 48), "the last two are promised"
+    assert not kv.reserve(1, 48), "the last two are reserved"
     assert kv.reserve(2, 32)
     kv.check_invariants()
 
@@ -195,10 +195,10 @@ def test_memory_beyond_the_slack_goes_back_and_idleness_leaves_one_heap() -> Non
     kv.close(1)
     settle(kv, backend)
     assert kv.stats().cached_bytes == 12 * BLOCK, "somebody may begin alike"
-    kv.drop_prefixes()
+    kv.evict_prefixes()
     settle(kv, backend)
     assert kv.stats().committed_bytes == HEAP_BLOCKS * BLOCK, "the slack is one heap at least"
-    kv.idle()
+    kv.release_idle_memory()
     assert kv.stats().committed_bytes <= HEAP_BLOCKS * BLOCK
     kv.check_invariants()
 
@@ -218,7 +218,7 @@ def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
     settle(kv, backend)
     assert kv.stats().committed_bytes == 3 * HEAP_BLOCKS * BLOCK
     for _ in range(3):
-        kv.idle()
+        kv.release_idle_memory()
         backend.complete()
     assert kv.stats().committed_bytes == HEAP_BLOCKS * BLOCK
     kv.check_invariants()
@@ -227,7 +227,7 @@ def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
 def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     """Memory pressure changes nothing about that."""
     kv, backend = small_manager(heaps=4, releases=Releases.IDLE, charge=Charge.HEAPS)
-    kv.heed(short=True)
+    kv.set_memory_pressure(short=True)
     assert join(kv, 1, 2 * TOKENS * HEAP_BLOCKS)
     assert join(kv, 2, TOKENS)
     grow(kv, 1, 0, 2 * TOKENS * HEAP_BLOCKS)
@@ -235,12 +235,12 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     kv.close(1)
     settle(kv, backend)
     committed = kv.stats().committed_bytes
-    kv.drop_prefixes()
+    kv.evict_prefixes()
     settle(kv, backend)
     assert kv.stats().committed_bytes == committed
     kv.close(2)
     settle(kv, backend)
-    kv.drop_prefixes()
+    kv.evict_prefixes()
     settle(kv, backend)
     assert kv.stats().committed_bytes == kv._group.heap_bytes
 
@@ -248,7 +248,7 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
 def kept_heaps(heaps: int, prefix_heaps: int) -> KVCacheManager:
     """Of a system that takes no heap back and is short of memory; some hold a prefix."""
     kv, backend = small_manager(heaps=heaps, releases=Releases.NOTHING, charge=Charge.HEAPS)
-    kv.heed(short=True)
+    kv.set_memory_pressure(short=True)
     assert join(kv, 1, prefix_heaps * HEAP_BLOCKS * TOKENS)
     grow(kv, 1, 0, prefix_heaps * HEAP_BLOCKS * TOKENS)
     kv.close(1)
@@ -263,7 +263,7 @@ def test_fault_25_a_heap_that_could_never_go_back_is_spared_where_prefixes_make_
     grow(kv, 2, 0, 3 * TOKENS)
     stats = kv.stats()
     assert (stats.num_heaps, stats.evicted_blocks) == (2, 3)
-    kv.heed(short=False)
+    kv.set_memory_pressure(short=False)
     assert join(kv, 3, 2 * TOKENS)
     grow(kv, 3, 0, 2 * TOKENS)
     stats = kv.stats()
@@ -297,15 +297,15 @@ def test_heaps_that_are_kept_are_said_to_be() -> None:
     grow(kv, 1, 0, 100)
     kv.close(1)
     settle(kv, backend)
-    kv.drop_prefixes()
-    kv.idle()
+    kv.evict_prefixes()
+    kv.release_idle_memory()
     stats = kv.stats()
     assert (stats.kept_heaps, stats.num_heaps) == (2, 2)
     assert stats.free_slack_bytes == stats.committed_bytes == 2 * HEAP_BLOCKS * BLOCK
     assert kv.shut_down()
 
 
-def test_memory_that_was_promised_is_not_given_back() -> None:
+def test_memory_that_is_reserved_is_not_released() -> None:
     kv, backend = small_manager(heaps=2, shares_prefixes=False, releases=Releases.HEAPS)
     for seq, tokens in ((1, 64), (2, 32), (3, 32)):
         assert join(kv, seq, tokens)
@@ -375,7 +375,7 @@ def test_planning_out_of_turn_is_a_bug() -> None:
 def test_committing_what_was_never_planned_is_a_bug() -> None:
     kv, _ = small_manager()
     assert join(kv, 1, 10)
-    with pytest.raises(AssertionError, match="never planned"):
+    with pytest.raises(AssertionError, match="never scheduled"):
         kv.commit(1, [1])
 
 
@@ -486,5 +486,5 @@ def test_prefixes_that_are_forgotten_are_counted() -> None:
     settle(kv, backend)
     assert kv.stats().cached_bytes == 4 * BLOCK
     assert kv.stats().evicted_blocks == 0
-    kv.drop_prefixes()
+    kv.evict_prefixes()
     assert kv.stats().evicted_blocks == 4

@@ -248,7 +248,7 @@ def test_a_step_that_was_never_ended_is_no_ordered_end(device: Device) -> None:
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     rows = backend.rows([Segment(0, 0, 1)])
     assert not backend.shut_down()
-    rows.abandon()
+    rows.cancel()
     assert backend.shut_down()
 
 
@@ -365,6 +365,6 @@ def test_a_step_that_failed_is_given_up_on_the_device(device: Device) -> None:
     assert join(kv, 1, 10)
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
-    views.give_up()
+    views.cancel()
     assert device.calls == ["abandon"]
     assert not device.substrates[0].open_epochs

@@ -149,7 +149,7 @@ def test_a_cpu_takes_no_queries_keys_and_values_of_three_matrices() -> None:
 def test_a_cpus_memory_needs_no_order_at_its_end() -> None:
     backend = ready(posix_backend, PAGED.group)
     assert backend.map(0, 0, 0, 0, 1, writable=True)
-    backend.rows([Segment(0, 0, 1)]).abandon()
+    backend.rows([Segment(0, 0, 1)]).cancel()
     assert backend.shut_down()
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from kvcache.backend import Releases
+from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.prefix_index import MissReason
-from kvcache.token_chain import PrefixSalt
 from tests.kvcache.fakes import FakeBackend
 from tests.kvcache.managers import BLOCK, TOKENS, grow, join, settle, small_manager
 
@@ -20,7 +20,7 @@ def write(
 ) -> None:
     """A sequence computes all of its prompt that it does not share, and the steps complete."""
     assert join(kv, seq_id, ids, salt=salt)
-    start = kv.adopt(seq_id)
+    start = kv.attach_cached(seq_id)
     kv.step_completed(grow(kv, seq_id, start, len(ids) - start, ids))
 
 
@@ -32,7 +32,7 @@ def test_a_sealed_block_is_shared_while_its_writer_runs() -> None:
     kv, backend = small_manager()
     write(kv, 1, IDS[:40])
     assert join(kv, 2, IDS[:48])
-    assert kv.adopt(2) == 32
+    assert kv.attach_cached(2) == 32
     assert blocks_of(kv, 2)[:2] == blocks_of(kv, 1)[:2]
     assert len(backend.touched) == 3, "nothing new"
     assert backend.copied_bytes == 0
@@ -44,18 +44,18 @@ def test_a_block_is_not_shared_before_its_step_has_completed() -> None:
     assert join(kv, 1, IDS[:32])
     epoch = grow(kv, 1, 0, 32, IDS)
     assert join(kv, 2, IDS[:40])
-    assert kv.adopt(2) == 0
+    assert kv.attach_cached(2) == 0
     kv.step_completed(epoch)
-    assert kv.adopt(2) == 32
+    assert kv.attach_cached(2) == 32
 
 
 def test_a_prompt_that_is_cached_whole_computes_its_last_token() -> None:
     kv, _ = small_manager()
     write(kv, 1, IDS[:32])
     assert join(kv, 2, IDS[:32])
-    assert kv.adopt(2) == 16, "a sealed block is never written"
+    assert kv.attach_cached(2) == 16, "a sealed block is never written"
     assert join(kv, 3, IDS[:33])
-    assert kv.adopt(3) == 32
+    assert kv.attach_cached(3) == 32
 
 
 def test_blocks_of_a_sequence_that_left_are_kept_and_found() -> None:
@@ -67,7 +67,7 @@ def test_blocks_of_a_sequence_that_left_are_kept_and_found() -> None:
     stats = kv.stats()
     assert (stats.cached_bytes, stats.live_bytes) == (2 * BLOCK, 0)
     assert join(kv, 2, IDS)
-    assert kv.adopt(2) == 32
+    assert kv.attach_cached(2) == 32
     assert kv.stats().cached_bytes == 0
     kv.check_invariants()
 
@@ -79,7 +79,7 @@ def test_blocks_that_wait_for_their_unmapping_are_found_as_well() -> None:
     kv.step_completed(kv.epochs[0])
     assert kv.stats().quarantined_bytes == 2 * BLOCK
     assert join(kv, 2, IDS)
-    assert kv.adopt(2) == 32
+    assert kv.attach_cached(2) == 32
     kv.check_invariants()
     settle(kv, backend)
     assert kv.stats().live_bytes == 2 * BLOCK
@@ -101,7 +101,7 @@ def test_generated_tokens_are_found_by_the_next_turn() -> None:
     for place in range(10, 32):
         kv.step_completed(grow(kv, 1, place, 1, IDS))
     assert join(kv, 2, IDS[:40])
-    assert kv.adopt(2) == 32
+    assert kv.attach_cached(2) == 32
 
 
 def test_a_block_that_many_share_counts_once() -> None:
@@ -118,7 +118,7 @@ def test_other_salts_share_nothing() -> None:
     kv, _ = small_manager()
     write(kv, 1, IDS[:32], PrefixSalt(b"key"))
     assert join(kv, 2, IDS, salt=PrefixSalt(b"stranger"))
-    assert kv.adopt(2) == 0
+    assert kv.attach_cached(2) == 0
 
 
 def test_a_missing_block_evicts_what_was_not_used_for_longest() -> None:
@@ -133,7 +133,7 @@ def test_a_missing_block_evicts_what_was_not_used_for_longest() -> None:
     kv.close(3)
     settle(kv, backend)
     assert join(kv, 4, IDS[16:40])
-    assert kv.adopt(4) == 16, "the younger one is still there"
+    assert kv.attach_cached(4) == 16, "the younger one is still there"
     assert join(kv, 5, IDS[:17])
     assert kv.explain(5) == (0, MissReason.EVICTED)
 
@@ -145,7 +145,7 @@ def test_cached_blocks_that_a_newcomer_takes_over_are_not_counted_as_free_as_wel
     settle(kv, backend)
     assert join(kv, 2, IDS[:49]), "three cached blocks and the free one"
     assert not join(kv, 3, 1)
-    assert kv.adopt(2) == 48
+    assert kv.attach_cached(2) == 48
     kv.check_invariants()
 
 
@@ -156,7 +156,7 @@ def test_a_failed_sequence_leaves_nothing_that_it_wrote_to_be_found() -> None:
     kv.close(2, keep_prefix=False)
     settle(kv, backend)
     assert join(kv, 3, IDS)
-    assert kv.adopt(3) == 16, "what others wrote stays"
+    assert kv.attach_cached(3) == 16, "what others wrote stays"
 
 
 def test_what_follows_a_failed_sequences_blocks_cannot_be_found_either() -> None:
@@ -169,7 +169,7 @@ def test_what_follows_a_failed_sequences_blocks_cannot_be_found_either() -> None
     settle(kv, backend)
     assert kv.stats().cached_bytes == 0
     assert join(kv, 3, IDS)
-    assert kv.adopt(3) == 0
+    assert kv.attach_cached(3) == 0
 
 
 def test_blocks_filled_by_a_step_that_failed_its_sequence_are_never_found() -> None:
@@ -201,7 +201,7 @@ def test_whoever_has_a_block_of_its_own_does_not_go_on_with_others() -> None:
     grow(kv, 1, 0, 32, IDS)
     grow(kv, 2, 0, 16, IDS)
     settle(kv, backend)
-    assert kv.adopt(2) == 16
+    assert kv.attach_cached(2) == 16
 
 
 def test_a_block_computed_again_replaces_its_idle_equal() -> None:
@@ -216,7 +216,7 @@ def test_a_block_computed_again_replaces_its_idle_equal() -> None:
     settle(kv, backend)
     assert kv.stats().cached_bytes == BLOCK, "its second block, behind a first one that is in use"
     assert join(kv, 3, IDS[:40])
-    assert kv.adopt(3) == 32
+    assert kv.attach_cached(3) == 32
     assert blocks_of(kv, 3)[0] == blocks_of(kv, 2)[0]
 
 
@@ -225,7 +225,7 @@ def test_nobody_waits_for_blocks_that_will_not_be_found() -> None:
     kv, backend = small_manager(heaps=4)
     for seq in (1, 2):
         assert join(kv, seq, IDS)
-        kv.claim(seq)
+        kv.add_pending_prefix(seq)
     grow(kv, 2, 0, 16, IDS)
     settle(kv, backend)
     grow(kv, 1, 0, 16, IDS)
@@ -233,8 +233,8 @@ def test_nobody_waits_for_blocks_that_will_not_be_found() -> None:
     kv.close(2)
     settle(kv, backend)
     assert join(kv, 3, IDS)
-    assert kv.adopt(3) == 16
-    assert kv.claimant(3) is None
+    assert kv.attach_cached(3) == 16
+    assert kv.pending_owner(3) is None
 
 
 def test_nobody_waits_for_what_follows_a_failed_sequences_blocks() -> None:
@@ -242,36 +242,36 @@ def test_nobody_waits_for_what_follows_a_failed_sequences_blocks() -> None:
     write(kv, 1, IDS[:32])
     for seq in (2, 3):
         assert join(kv, seq, IDS)
-    kv.claim(2)
-    assert kv.claimant(3) == 2
+    kv.add_pending_prefix(2)
+    assert kv.pending_owner(3) == 2
     kv.close(1, keep_prefix=False)
     kv.check_invariants()
-    assert kv.claimant(3) is None
+    assert kv.pending_owner(3) is None
 
 
-def test_a_sequence_whose_blocks_cannot_be_found_claims_nothing() -> None:
+def test_a_sequence_whose_blocks_cannot_be_found_has_no_pending_prefix() -> None:
     kv, _ = small_manager()
     write(kv, 1, IDS[:32])
     assert join(kv, 2, IDS)
     kv.close(1, keep_prefix=False)
-    kv.claim(2)
+    kv.add_pending_prefix(2)
     kv.check_invariants()
-    assert not kv._prefixes._claims
+    assert not kv._prefixes._pending_owners
 
 
 def test_nobody_waits_for_one_that_must_compute_what_others_may_have() -> None:
     kv, backend = small_manager(heaps=4)
     write(kv, 1, IDS[:32])
-    reading = kv.chain(PrefixSalt())
-    reading.most_shared = 0
+    reading = kv.block_hashes(PrefixSalt())
+    reading.max_cached_tokens = 0
     reading.extend(IDS, 0)
     assert kv.open(2, reading, len(IDS), final_tokens=len(IDS))
-    assert kv.adopt(2) == 0
+    assert kv.attach_cached(2) == 0
     assert kv.explain(2)[1] is None
-    kv.claim(2)
+    kv.add_pending_prefix(2)
     assert join(kv, 3, IDS)
-    assert kv.adopt(3) == 32
-    assert kv.claimant(3) is None
+    assert kv.attach_cached(3) == 32
+    assert kv.pending_owner(3) is None
     grow(kv, 2, 0, 48, IDS)
     settle(kv, backend)
     kv.check_invariants()
@@ -282,16 +282,16 @@ def test_nobody_waits_for_one_that_must_compute_what_others_may_have() -> None:
     kv.check_invariants()
     # A copy of what others have is found only where it is the only one.
     assert join(kv, 4, IDS)
-    assert kv.adopt(4) == 32
+    assert kv.attach_cached(4) == 32
 
 
 def test_no_more_buffers_than_allowed_map_a_block() -> None:
     kv, _ = small_manager(max_sharers=2)
     write(kv, 1, IDS[:32])
     assert join(kv, 2, IDS[:33])
-    assert kv.adopt(2) == 32
+    assert kv.attach_cached(2) == 32
     assert join(kv, 3, IDS[:33])
-    assert kv.adopt(3) == 0
+    assert kv.attach_cached(3) == 0
     grow(kv, 3, 0, 33, IDS)
 
 
@@ -302,7 +302,7 @@ def test_a_system_that_refuses_to_map_a_prefix_lets_it_be_computed() -> None:
     assert join(kv, 2, IDS)
     assert len(blocks_of(kv, 2)) == 0
     kv.check_invariants()
-    assert kv.adopt(2) == 32, "another time it may be mapped"
+    assert kv.attach_cached(2) == 32, "another time it may be mapped"
 
 
 def test_a_prefix_in_too_many_pieces_is_computed_again() -> None:
@@ -330,18 +330,18 @@ def test_a_system_that_refuses_to_map_more_of_a_prefix_lets_it_be_computed() -> 
     assert join(kv, 2, IDS)
     write(kv, 1, IDS[:32])
     backend.fail_at = backend.calls + 1
-    assert kv.adopt(2) == 0
+    assert kv.attach_cached(2) == 0
     kv.check_invariants()
-    assert kv.adopt(2) == 32
+    assert kv.attach_cached(2) == 32
 
 
 def test_a_cache_without_prefixes_keeps_and_finds_nothing() -> None:
     kv, backend = small_manager(shares_prefixes=False)
     write(kv, 1, IDS[:32])
     assert join(kv, 2, IDS)
-    assert kv.adopt(2) == 0
-    kv.claim(1)
-    assert kv.claimant(2) is None
+    assert kv.attach_cached(2) == 0
+    kv.add_pending_prefix(1)
+    assert kv.pending_owner(2) is None
     kv.close(1)
     settle(kv, backend)
     assert kv.stats().cached_bytes == 0
@@ -354,46 +354,48 @@ def test_a_sequence_knows_who_computes_its_next_block() -> None:
     kv, _ = small_manager()
     assert join(kv, 1, IDS)
     assert join(kv, 2, IDS[:40])
-    assert kv.claimant(2) is None, "nobody has begun"
-    kv.claim(1)
-    assert kv.claimant(2) == 1
-    assert kv.claimant(1) is None, "not even itself"
+    assert kv.pending_owner(2) is None, "nobody has begun"
+    kv.add_pending_prefix(1)
+    assert kv.pending_owner(2) == 1
+    assert kv.pending_owner(1) is None, "not even itself"
     kv.step_completed(grow(kv, 1, 0, 32, IDS))
-    assert kv.adopt(2) == 32
-    assert kv.claimant(2) is None, "what is left is no full block"
+    assert kv.attach_cached(2) == 32
+    assert kv.pending_owner(2) is None, "what is left is no full block"
 
 
 def test_a_sequence_waits_until_the_last_common_block_is_there() -> None:
     kv, _ = small_manager()
     assert join(kv, 1, IDS)
     assert join(kv, 2, [*IDS[:48], 1, 2])
-    kv.claim(1)
-    assert kv.claimant(2) == 1
+    kv.add_pending_prefix(1)
+    assert kv.pending_owner(2) == 1
     kv.step_completed(grow(kv, 1, 0, 32, IDS))
-    assert kv.claimant(2) == 1, "two of three blocks are there"
+    assert kv.pending_owner(2) == 1, "two of three blocks are there"
     kv.step_completed(grow(kv, 1, 32, 16, IDS))
-    assert kv.claimant(2) is None
-    assert kv.adopt(2) == 48
+    assert kv.pending_owner(2) is None
+    assert kv.attach_cached(2) == 48
 
 
 def test_a_sequence_that_leaves_computes_nothing_any_more() -> None:
     kv, _ = small_manager()
     for seq in (1, 2):
         assert join(kv, seq, IDS)
-    kv.claim(1)
+    kv.add_pending_prefix(1)
     kv.close(1)
-    assert kv.claimant(2) is None
+    assert kv.pending_owner(2) is None
     kv.check_invariants()
 
 
-def test_who_claims_last_is_waited_for() -> None:
+def test_the_last_owner_of_a_pending_prefix_is_waited_for() -> None:
     kv, _ = small_manager()
     for seq in (1, 2):
         assert join(kv, seq, IDS)
-        kv.claim(seq)
-    assert kv.claimant(1) == 2
+        kv.add_pending_prefix(seq)
+    assert kv.pending_owner(1) == 2
     kv.close(1)
-    assert kv._prefixes._claims, "a later claim is not given up by who was overtaken"
+    assert kv._prefixes._pending_owners, (
+        "whoever was overtaken leaves a later owner's entries alone"
+    )
 
 
 # --- forks ---------------------------------------------------------------------------------------
@@ -471,7 +473,7 @@ def test_a_fork_that_the_system_refuses_computes_the_rest(call: int) -> None:
     assert kv.fork(1, 2) == [0, 32][call - 1]
     kv.check_invariants()
     assert backend.copied_bytes == 0
-    start = kv.adopt(2)
+    start = kv.attach_cached(2)
     grow(kv, 2, start, 40 - start, IDS)
 
 
@@ -561,11 +563,11 @@ def test_the_heap_that_the_system_refuses_ahead_of_need_is_asked_for_again() -> 
 
 
 def test_prefixes_are_dropped_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcache.manager.BLOCKS_DROPPED_AT_ONCE", 2)
+    monkeypatch.setattr("kvcache.manager.BLOCKS_EVICTED_AT_ONCE", 2)
     kv, backend = small_manager()
     write(kv, 1, IDS[:48])
     kv.close(1)
     settle(kv, backend)
     for left in (1, 0):
-        kv.drop_prefixes()
+        kv.evict_prefixes()
         assert kv.stats().cached_bytes == left * BLOCK

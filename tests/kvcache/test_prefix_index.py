@@ -1,17 +1,17 @@
 import pytest
 
 from kvcache import prefix_index
+from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sparse_heap import BlockRef
-from kvcache.token_chain import PrefixSalt, TokenChain
 
 SIZE = 4
 
 
-def chain_of(tokens: list[int], salt: PrefixSalt | None = None) -> TokenChain:
-    chain = TokenChain(b"model", salt or PrefixSalt(), SIZE)
-    chain.extend(tokens, 0)
-    return chain
+def hashes_of(tokens: list[int], salt: PrefixSalt | None = None) -> BlockHashes:
+    hashes = BlockHashes(b"model", salt or PrefixSalt(), SIZE)
+    hashes.extend(tokens, 0)
+    return hashes
 
 
 class Cache:
@@ -21,16 +21,16 @@ class Cache:
         self.index = PrefixIndex()
         self.blocks = 0
 
-    def keep(self, chain: TokenChain, *, system: int = 0, idle: bool = True) -> list[BlockRef]:
-        """Inserts the chain's blocks that are not there, and lets all of them rest."""
+    def keep(self, hashes: BlockHashes, *, system: int = 0, idle: bool = True) -> list[BlockRef]:
+        """Inserts the blocks that are not there, and lets all of them rest."""
         self.index.tick()
         mine = []
-        for number in range(len(chain.digests)):
-            entry = self.index.find(chain, number)
+        for number in range(len(hashes.digests)):
+            entry = self.index.find(hashes, number)
             if entry is None:
                 self.blocks += 1
-                self.index.insert(chain, number, BlockRef(0, self.blocks), number < system)
-                entry = self.index.find(chain, number)
+                self.index.insert(hashes, number, BlockRef(0, self.blocks), number < system)
+                entry = self.index.find(hashes, number)
                 assert entry is not None
             else:
                 self.index.use(entry, number < system)
@@ -38,7 +38,7 @@ class Cache:
         for block in mine if idle else []:
             entry = self.index.at(block)
             assert entry is not None
-            self.index.rest(entry)
+            self.index.make_idle(entry)
         self.index.check_invariants()
         return mine
 
@@ -52,84 +52,84 @@ class Cache:
 
 def test_a_block_is_found_by_its_whole_past() -> None:
     cache = Cache()
-    first, second = cache.keep(chain_of(list(range(8))))
-    found = [cache.index.find(chain_of(list(range(8))), number) for number in (0, 1)]
+    first, second = cache.keep(hashes_of(list(range(8))))
+    found = [cache.index.find(hashes_of(list(range(8))), number) for number in (0, 1)]
     assert [entry.block for entry in found if entry] == [first, second]
-    assert cache.index.find(chain_of([9, 1, 2, 3, 4, 5, 6, 7]), 1) is None
+    assert cache.index.find(hashes_of([9, 1, 2, 3, 4, 5, 6, 7]), 1) is None
     assert cache.index.at(first) is found[0]
     assert len(cache.index) == 2
 
 
 def test_token_ids_are_compared_even_when_digests_are_equal() -> None:
     cache = Cache()
-    cache.keep(chain_of([1, 2, 3, 4]))
-    forged = chain_of([1, 2, 3, 4])
-    forged.tokens[0] = chain_of([5, 6, 7, 8]).tokens[0]
+    cache.keep(hashes_of([1, 2, 3, 4]))
+    forged = hashes_of([1, 2, 3, 4])
+    forged.tokens[0] = hashes_of([5, 6, 7, 8]).tokens[0]
     assert cache.index.find(forged, 0) is None
 
 
 def test_other_salts_find_nothing() -> None:
     cache = Cache()
-    cache.keep(chain_of([1, 2, 3, 4], PrefixSalt(b"key")))
-    assert cache.index.find(chain_of([1, 2, 3, 4], PrefixSalt(b"other")), 0) is None
+    cache.keep(hashes_of([1, 2, 3, 4], PrefixSalt(b"key")))
+    assert cache.index.find(hashes_of([1, 2, 3, 4], PrefixSalt(b"other")), 0) is None
 
 
 def test_leaves_are_evicted_before_their_parents() -> None:
     cache = Cache()
-    first, second = cache.keep(chain_of([1] * 8))
-    third = cache.keep(chain_of([1] * 4 + [2] * 4))[1]
+    first, second = cache.keep(hashes_of([1] * 8))
+    third = cache.keep(hashes_of([1] * 4 + [2] * 4))[1]
     assert cache.evict_all() == [second, third, first]
 
 
 def test_the_leaf_that_was_not_used_for_longest_goes_first() -> None:
     cache = Cache()
-    chains = [chain_of([number] * 4) for number in range(3)]
-    blocks = [cache.keep(chain)[0] for chain in chains]
-    cache.keep(chains[0])
+    prompts = [hashes_of([number] * 4) for number in range(3)]
+    blocks = [cache.keep(hashes)[0] for hashes in prompts]
+    cache.keep(prompts[0])
     assert cache.evict_all() == [blocks[1], blocks[2], blocks[0]]
 
 
 def test_blocks_in_use_are_not_evicted_nor_are_their_parents() -> None:
     cache = Cache()
-    cache.keep(chain_of([1] * 8), idle=False)
+    cache.keep(hashes_of([1] * 8), idle=False)
     assert cache.index.evict() is None
     assert cache.index.num_idle == 0
 
 
 def test_system_prompts_outlive_conversations() -> None:
     cache = Cache()
-    system = chain_of([1] * 4)
+    system = hashes_of([1] * 4)
     (kept,) = cache.keep(system, system=1)
-    tails = [cache.keep(chain_of([number] * 4))[0] for number in range(2, 5)]
+    tails = [cache.keep(hashes_of([number] * 4))[0] for number in range(2, 5)]
     assert cache.evict_all() == [*tails, kept]
 
 
 def test_system_prompts_are_no_more_than_half_of_what_is_kept() -> None:
     cache = Cache()
-    systems = [cache.keep(chain_of([number] * 4), system=1)[0] for number in range(3)]
-    (tail,) = cache.keep(chain_of([9] * 4))
+    systems = [cache.keep(hashes_of([number] * 4), system=1)[0] for number in range(3)]
+    (tail,) = cache.keep(hashes_of([9] * 4))
     assert cache.evict_all() == [systems[0], systems[1], tail, systems[2]]
 
 
 def test_a_block_joins_a_system_prompt_when_it_is_used_as_one() -> None:
     cache = Cache()
-    chain = chain_of([1] * 4)
-    (block,) = cache.keep(chain)
-    cache.keep(chain, system=1)
-    (tail,) = cache.keep(chain_of([2] * 4))
+    hashes = hashes_of([1] * 4)
+    (block,) = cache.keep(hashes)
+    cache.keep(hashes, system=1)
+    (tail,) = cache.keep(hashes_of([2] * 4))
     assert cache.evict_all() == [tail, block]
 
 
 def test_a_block_that_was_computed_again_takes_the_place_of_its_idle_equal() -> None:
     cache = Cache()
-    chain = chain_of([1] * 8)
-    first, second = cache.keep(chain)
-    entry = cache.index.find(chain, 0)
+    hashes = hashes_of([1] * 8)
+    first, second = cache.keep(hashes)
+    entry = cache.index.find(hashes, 0)
     assert entry is not None
     assert cache.index.replace(entry, BlockRef(7, 7), True) == first
     assert cache.index.at(BlockRef(7, 7)) is entry
     assert cache.index.at(first) is None
-    cache.index.rest(entry)
+    cache.index.make_idle(entry)
     cache.index.check_invariants()
     assert entry.system
     assert cache.evict_all() == [second, BlockRef(7, 7)]
@@ -137,14 +137,14 @@ def test_a_block_that_was_computed_again_takes_the_place_of_its_idle_equal() -> 
 
 def test_what_is_in_doubt_is_forgotten_with_all_that_follows() -> None:
     cache = Cache()
-    first, second = cache.keep(chain_of([1] * 8))
-    third = cache.keep(chain_of([1] * 4 + [2] * 4), idle=False)[1]
+    first, second = cache.keep(hashes_of([1] * 8))
+    third = cache.keep(hashes_of([1] * 4 + [2] * 4), idle=False)[1]
     entry = cache.index.at(second)
     assert entry is not None
-    assert cache.index.forget(entry) == [second]
+    assert cache.index.invalidate(entry) == [second]
     entry = cache.index.at(first)
     assert entry is not None
-    assert cache.index.forget(entry) == []
+    assert cache.index.invalidate(entry) == []
     assert cache.index.at(third) is None
     assert len(cache.index) == 0
     cache.index.check_invariants()
@@ -152,10 +152,10 @@ def test_what_is_in_doubt_is_forgotten_with_all_that_follows() -> None:
 
 def test_the_queue_of_leaves_does_not_grow_with_their_uses() -> None:
     cache = Cache()
-    chains = [chain_of([number] * 4) for number in range(3)]
+    prompts = [hashes_of([number] * 4) for number in range(3)]
     for _ in range(200):
-        for chain in chains:
-            cache.keep(chain)
+        for hashes in prompts:
+            cache.keep(hashes)
     assert len(cache.index._queues[False]) <= 2 * 3 + prefix_index.STALE_QUEUE_ENTRIES + 1
     assert len(cache.evict_all()) == 3
 
@@ -164,44 +164,44 @@ def test_the_queue_of_leaves_does_not_grow_with_their_uses() -> None:
 
 
 def test_a_prompt_that_nobody_sent_was_never_cached() -> None:
-    assert PrefixIndex().explain(chain_of([1] * 9), 0) == (0, MissReason.NEVER_CACHED)
+    assert PrefixIndex().explain(hashes_of([1] * 9), 0) == (0, MissReason.NEVER_CACHED)
 
 
-def test_the_token_at_which_a_prompt_leaves_the_chain_is_exact() -> None:
+def test_the_token_at_which_a_prompt_leaves_what_is_cached_is_exact() -> None:
     cache = Cache()
     for last in (5, 50, 70):
-        cache.keep(chain_of([1, 2, 3, 4, 5, 6, last, 8]))
-    left = chain_of([1, 2, 3, 4, 5, 6, 60, 8, 9])
+        cache.keep(hashes_of([1, 2, 3, 4, 5, 6, last, 8]))
+    left = hashes_of([1, 2, 3, 4, 5, 6, 60, 8, 9])
     assert cache.index.explain(left, 1) == (6, MissReason.NEVER_CACHED)
-    left = chain_of([1, 2, 3, 4, 5, 6, 70, 9, 9])
+    left = hashes_of([1, 2, 3, 4, 5, 6, 70, 9, 9])
     assert cache.index.explain(left, 1) == (7, MissReason.NEVER_CACHED)
 
 
 def test_nothing_is_missed_where_no_full_block_is_left() -> None:
     cache = Cache()
-    cache.keep(chain_of([1] * 8))
-    assert cache.index.explain(chain_of([1] * 10), 2) == (8, None)
-    assert cache.index.explain(chain_of([1] * 8), 1) == (8, None), "the last token is computed"
-    assert cache.index.explain(chain_of([1] * 6), 1) == (6, None), "the rest is no full block"
+    cache.keep(hashes_of([1] * 8))
+    assert cache.index.explain(hashes_of([1] * 10), 2) == (8, None)
+    assert cache.index.explain(hashes_of([1] * 8), 1) == (8, None), "the last token is computed"
+    assert cache.index.explain(hashes_of([1] * 6), 1) == (6, None), "the rest is no full block"
 
 
 def test_an_evicted_block_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "REMEMBERED_EVICTIONS", 1)
     cache = Cache()
     for number in (1, 2):
-        cache.keep(chain_of([number] * 4))
+        cache.keep(hashes_of([number] * 4))
     cache.evict_all()
-    assert cache.index.explain(chain_of([1] * 5), 0) == (0, MissReason.NEVER_CACHED), "long ago"
-    assert cache.index.explain(chain_of([2] * 5), 0) == (0, MissReason.EVICTED)
-    cache.keep(chain_of([2] * 4))
-    assert cache.index.explain(chain_of([2] * 4 + [3] * 5), 1) == (4, MissReason.NEVER_CACHED)
+    assert cache.index.explain(hashes_of([1] * 5), 0) == (0, MissReason.NEVER_CACHED), "long ago"
+    assert cache.index.explain(hashes_of([2] * 5), 0) == (0, MissReason.EVICTED)
+    cache.keep(hashes_of([2] * 4))
+    assert cache.index.explain(hashes_of([2] * 4 + [3] * 5), 1) == (4, MissReason.NEVER_CACHED)
 
 
 def test_another_salt_of_the_same_tenant_is_named_and_other_tenants_are_not() -> None:
     cache = Cache()
-    cache.keep(chain_of([1] * 4, PrefixSalt(b"key", b"salt")))
+    cache.keep(hashes_of([1] * 4, PrefixSalt(b"key", b"salt")))
     reasons = {
-        salt: cache.index.explain(chain_of([1] * 5, salt), 0)[1]
+        salt: cache.index.explain(hashes_of([1] * 5, salt), 0)[1]
         for salt in (PrefixSalt(b"key", b"other"), PrefixSalt(b"key"), PrefixSalt(b"stranger"))
     }
     assert list(reasons.values()) == [
@@ -210,5 +210,5 @@ def test_another_salt_of_the_same_tenant_is_named_and_other_tenants_are_not() ->
         MissReason.NEVER_CACHED,
     ]
     cache.evict_all()
-    reason = cache.index.explain(chain_of([1] * 5, PrefixSalt(b"key")), 0)[1]
+    reason = cache.index.explain(hashes_of([1] * 5, PrefixSalt(b"key")), 0)[1]
     assert reason is MissReason.NEVER_CACHED

@@ -22,7 +22,7 @@ def test_runs_are_maximal(numbers: list[int], runs: list[tuple[int, int]]) -> No
 
 def test_whoever_joins_is_told_of_others_and_whoever_leaves_too() -> None:
     heap = SparseHeap.of(2)
-    assert [heap.join(1), heap.join(1), heap.join(0)] == [False, True, False]
+    assert [heap.attach(1), heap.attach(1), heap.attach(0)] == [False, True, False]
     assert (list(heap.buffers), list(heap.sequences)) == ([1, 2], [1, 2])
-    assert [heap.leave(1), heap.leave(1)] == [True, False]
+    assert [heap.detach(1), heap.detach(1)] == [True, False]
     assert (list(heap.buffers), list(heap.sequences)) == ([1, 2], [1, 0])

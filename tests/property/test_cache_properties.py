@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvcache.backend import Releases
+from kvcache.block_hashes import PrefixSalt
 from kvcache.sparse_heap import BlockState
-from kvcache.token_chain import PrefixSalt
 from tests.kvcache.fakes import FakeBackend, Manners
 from tests.kvcache.managers import SHAPE, TOKENS, manager, paged
 from tests.kvcache.maps import map_adds_up
@@ -102,27 +102,27 @@ class CacheMachine(RuleBasedStateMachine):
     def open(self, pieces: list[list[int]], own: int, system: int, salt: bytes) -> None:
         self.last_id += 1
         ids = [token for piece in pieces for token in piece] + [100 + self.last_id] * own
-        chain = self.kv.chain(PrefixSalt(b"tenant", salt))
-        chain.extend(ids, 0)
+        hashes = self.kv.block_hashes(PrefixSalt(b"tenant", salt))
+        hashes.extend(ids, 0)
         before = self.kv.stats()
         most = len(ids) + 30
-        if self.kv.open(self.last_id, chain, len(ids), final_tokens=most, system_tokens=system):
+        if self.kv.open(self.last_id, hashes, len(ids), final_tokens=most, system_tokens=system):
             self.tokens[self.last_id] = ids
-            self.adopt_into(self.last_id)
+            self.attach_into(self.last_id)
         else:
             assert self.kv.stats() == before
 
-    def adopt_into(self, seq: int) -> None:
-        self.computed[seq] = self.kv.adopt(seq)
+    def attach_into(self, seq: int) -> None:
+        self.computed[seq] = self.kv.attach_cached(seq)
         assert self.computed[seq] < len(self.tokens[seq]), "the last token is always computed"
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
-    def adopt(self, data: st.DataObject) -> None:
+    def attach(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(sorted(self.tokens)))
         before = self.computed[seq]
         if before < len(self.tokens[seq]):
-            self.adopt_into(seq)
+            self.attach_into(seq)
         assert self.computed[seq] >= before
 
     @precondition(lambda self: self.tokens)
@@ -132,9 +132,9 @@ class CacheMachine(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(sorted(self.tokens)))
         self.last_id += 1
         ids = list(self.tokens[parent][: data.draw(st.integers(1, len(self.tokens[parent])))])
-        chain = self.kv.chain(PrefixSalt(b"tenant", b"of forks"))
-        chain.extend(ids, 0)
-        if self.kv.open(self.last_id, chain, len(ids), final_tokens=len(ids), system_tokens=0):
+        hashes = self.kv.block_hashes(PrefixSalt(b"tenant", b"of forks"))
+        hashes.extend(ids, 0)
+        if self.kv.open(self.last_id, hashes, len(ids), final_tokens=len(ids), system_tokens=0):
             self.tokens[self.last_id] = ids
             copied = self.backend.copied_bytes
             self.computed[self.last_id] = self.kv.fork(parent, self.last_id)
@@ -147,7 +147,7 @@ class CacheMachine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True))
         plan = []
         for seq in chosen:
-            self.kv.claim(seq)
+            self.kv.add_pending_prefix(seq)
             count = data.draw(st.integers(1, 40))
             if self.kv.reserve(seq, self.computed[seq] + count):
                 plan.append((seq, self.computed[seq], count))
@@ -185,11 +185,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def idle(self) -> None:
-        self.kv.idle()
+        self.kv.release_idle_memory()
 
     @rule()
-    def drop_prefixes(self) -> None:
-        self.kv.drop_prefixes()
+    def evict_prefixes(self) -> None:
+        self.kv.evict_prefixes()
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -212,16 +212,16 @@ class CacheMachine(RuleBasedStateMachine):
         for _ in range(3):
             self.kv.step_completed(self.kv.epochs[0])
             self.backend.complete()
-        self.kv.drop_prefixes()
+        self.kv.evict_prefixes()
         for _ in range(2):
-            self.kv.idle()
+            self.kv.release_idle_memory()
             self.backend.complete()
-        self.kv.idle()
+        self.kv.release_idle_memory()
         self.kv.check_invariants()
         stats = self.kv.stats()
         assert self.backend.mapped == {}
         assert stats.free_bytes == stats.capacity_bytes
-        assert self.kv._pool.count(BlockState.RETURNING) == 0
+        assert self.kv._pool.count(BlockState.RELEASING) == 0
         if self.backend.releases is not Releases.NOTHING:
             assert stats.committed_bytes <= self.group.heap_bytes
 

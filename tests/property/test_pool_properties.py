@@ -4,12 +4,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvcache.accounts import blocks_of
 from kvcache.backend import Releases
+from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.heap_pool import HeapPool
+from kvcache.inspector import blocks_of
 from kvcache.prefix_index import PrefixIndex
 from kvcache.sparse_heap import BlockRef, BlockState
-from kvcache.token_chain import PrefixSalt, TokenChain
 from tests.kvcache.fakes import FakeBackend, Manners
 from tests.kvcache.managers import paged
 
@@ -32,7 +32,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def allocate(self, count: int) -> None:
-        available = self.pool.available_blocks
+        available = self.pool.free_blocks
         blocks = self.pool.allocate(count, self.last)
         assert (blocks is None) == (count > available)
         for block in blocks or []:
@@ -53,17 +53,17 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted(self.sealed)))
-        self.pool.share(block)
+        self.pool.attach(block)
         self.cached.discard(block)
         self.sequences[block] = self.sequences.get(block, 0) + 1
         self.buffers[block] = self.buffers.get(block, 0) + 1
 
     @precondition(lambda self: any(self.sequences.values()))
     @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
+    def detach(self, data: st.DataObject) -> None:
         held = sorted(block for block, count in self.sequences.items() if count)
         block = data.draw(st.sampled_from(held))
-        self.pool.let_go([block])
+        self.pool.detach([block])
         self.sequences[block] -= 1
 
     @precondition(lambda self: self.waiting())
@@ -71,7 +71,7 @@ class PoolMachine(RuleBasedStateMachine):
     def unmap(self, data: st.DataObject, keep: bool) -> None:
         block = data.draw(st.sampled_from(self.waiting()))
         self.buffers[block] -= 1
-        assert self.pool.unmapped(block) == (self.buffers[block] == 0)
+        assert self.pool.remove_buffer(block) == (self.buffers[block] == 0)
         if self.buffers[block]:
             return
         del self.buffers[block], self.sequences[block]
@@ -96,7 +96,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(slack_blocks=st.integers(0, 8))
     def trim(self, slack_blocks: int) -> None:
-        self.pool.trim(slack_blocks * self.group.block_bytes, self.pool.available_blocks)
+        self.pool.release_memory(slack_blocks * self.group.block_bytes, self.pool.free_blocks)
         self.backend.complete()
         self.pool.poll(self.backend.completed)
         if self.backend.releases is Releases.BLOCKS:
@@ -111,8 +111,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.num_buffers(block) == self.buffers.get(block, 0)
             assert self.pool.num_sequences(block) == self.sequences.get(block, 0)
         assert self.pool.count(BlockState.CACHED) == len(self.cached)
-        taken = len(self.buffers) + len(self.cached) + self.pool.count(BlockState.RETURNING)
-        assert self.pool.available_blocks == self.pool.capacity_blocks - taken
+        taken = len(self.buffers) + len(self.cached) + self.pool.count(BlockState.RELEASING)
+        assert self.pool.free_blocks == self.pool.capacity_blocks - taken
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -129,23 +129,23 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 1), min_size=2, max_size=8), system=st.integers(0, 3))
     def keep(self, tokens: list[int], system: int) -> None:
         """A sequence of two-token blocks takes what is there and adds the rest."""
-        chain = TokenChain(b"", PrefixSalt(), 2)
-        chain.extend(tokens, 0)
-        pasts = [tuple(tokens[: 2 * n + 2]) for n in range(len(chain.digests))]
+        hashes = BlockHashes(b"", PrefixSalt(), 2)
+        hashes.extend(tokens, 0)
+        pasts = [tuple(tokens[: 2 * n + 2]) for n in range(len(hashes.digests))]
         for number, past in enumerate(pasts):
-            entry = self.index.find(chain, number)
+            entry = self.index.find(hashes, number)
             assert (entry is not None) == (past in self.kept)
             if entry is None:
                 self.blocks += 1
                 self.kept[past] = BlockRef(0, self.blocks)
-                self.index.insert(chain, number, self.kept[past], number < system)
+                self.index.insert(hashes, number, self.kept[past], number < system)
                 self.users[past] = 0
             else:
                 assert entry.block == self.kept[past]
                 self.index.use(entry, number < system)
             self.users[past] += 1
         matched = len(pasts)
-        left_at, reason = self.index.explain(chain, matched)
+        left_at, reason = self.index.explain(hashes, matched)
         assert (left_at >= 2 * matched, reason) == (True, None)
         self.open.append(pasts)
 
@@ -160,7 +160,7 @@ class IndexMachine(RuleBasedStateMachine):
                 if not self.users[past]:
                     entry = self.index.at(self.kept[past])
                     assert entry is not None
-                    self.index.rest(entry)
+                    self.index.make_idle(entry)
 
     @rule()
     def evict(self) -> None:

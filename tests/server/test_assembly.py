@@ -344,7 +344,7 @@ def test_the_engine_is_looked_at_while_it_serves(
 ) -> None:
     told: list[object] = []
 
-    class Overseer:
+    class EngineMonitor:
         def __init__(self, client: object, *, exit_code: Callable[[], int], **how: object) -> None:
             told.append(how | {"exit_code": exit_code()})
 
@@ -354,7 +354,7 @@ def test_the_engine_is_looked_at_while_it_serves(
         def stop(self) -> None:
             told.append("stop")
 
-    monkeypatch.setattr(assembly, "Overseer", Overseer)
+    monkeypatch.setattr(assembly, "EngineMonitor", EngineMonitor)
 
     def stop(_: float) -> bool:
         told.append("engine")

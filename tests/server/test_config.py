@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from engine.overseer import LOOK_S
+from engine.monitor import POLL_S
 from kvcache.backend import MAPPING_LIMIT_S
 from server.config import MIB, Config, load, read_file
 
@@ -23,7 +23,7 @@ def test_without_anything_the_defaults_stand() -> None:
 
 
 def test_a_mapping_that_hangs_is_known_as_such_before_the_watchdog_sees_a_step_that_does() -> None:
-    assert Config().engine.watchdog_s > MAPPING_LIMIT_S + LOOK_S
+    assert Config().engine.watchdog_s > MAPPING_LIMIT_S + POLL_S
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(

@@ -199,7 +199,7 @@ async def test_a_drain_does_not_wait_for_an_engine_that_has_died(
     async with begun(app, service, CHAT) as stream:
         service.drain.begin()
         draining = asyncio.ensure_future(service.drain.finish(service.client, FOR_EVER_S))
-        own_engine.client.give_up()
+        own_engine.client.declare_dead()
         await draining
         await stream.end()
     assert b'"error"' in stream.body

@@ -124,7 +124,7 @@ async def test_fault_11_it_ends_when_its_engine_is_dead(
         httpx2.AsyncClient(base_url=address, timeout=DEADLINE_S) as http,
         http.stream("POST", CHAT, json=chat(max_tokens=300, stream=True)) as response,
     ):
-        engine.client.give_up()
+        engine.client.declare_dead()
         text = (await response.aread()).decode()
     assert "the engine has ended" in text
     assert "[DONE]" not in text

@@ -4,13 +4,13 @@ import json
 from array import array
 
 from engine.memory_map import KVMap, MemoryMap
-from engine.messages import Look
+from engine.messages import GetMemoryMap
 from engine.types import EngineStats
 from kvcache.memory_map import BlockRun, BlockState, HeapSnapshot, MappedSequence
 from server.memory_view import encoded, heap_letters, owner_runs, sharer_runs, view
 from tests.engines import Answers, greedy, recall_loop
 
-FREE, OWNED, SEALED, QUARANTINED, CACHED, RETURNING = BlockState
+FREE, OWNED, SEALED, QUARANTINED, CACHED, RELEASING = BlockState
 BLOCKS = 100_000
 PER_HEAP = 64
 
@@ -35,7 +35,7 @@ def expanded(runs: list[int]) -> list[int]:
 
 
 def test_every_state_has_its_letter() -> None:
-    states = [FREE, FREE, OWNED, SEALED, QUARANTINED, CACHED, RETURNING]
+    states = [FREE, FREE, OWNED, SEALED, QUARANTINED, CACHED, RELEASING]
     dirty = [0, 1, 1, 1, 1, 1, 1]
     found = kv_map([heap(states, dirty, [0] * 7), heap([FREE] * 7, [0] * 7, [0] * 7)], [], 7)
     assert heap_letters(found) == ["fdosqcr", "fffffff"]
@@ -77,7 +77,7 @@ def test_a_map_of_an_engine_at_work_is_told_as_it_is() -> None:
     found: list[MemoryMap] = []
     for _ in range(6):
         loop.step()
-    loop.mailbox.put(Look(found.append))
+    loop.mailbox.put(GetMemoryMap(found.append))
     loop.step()
     told = json.loads(encoded(found[0]))
     assert told == json.loads(json.dumps(view(found[0])))

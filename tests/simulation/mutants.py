@@ -49,7 +49,7 @@ class Verdict:
 
 
 # Where prefixes are dropped as long as nobody is let in.
-ALL_ALONG = "            if self._scheduler.holds_back and self._kv.gives_back:\n"
+ALL_ALONG = "            if self._scheduler.holds_back and self._kv.releases_memory:\n"
 MUTANTS = (
     Mutant(
         "a buffer is unmapped while a step still reads it",
@@ -102,8 +102,9 @@ MUTANTS = (
     Mutant(
         "whoever leaves first takes shared blocks along",
         "kvcache/heap_pool.py",
-        "            if heap.leave(block.place):\n",
-        "            if heap.leave(block.place) and self.state(block) == BlockState.QUARANTINED:\n",
+        "            if heap.detach(block.place):\n",
+        "            if heap.detach(block.place) and "
+        "self.state(block) == BlockState.QUARANTINED:\n",
     ),
     Mutant(
         "memory that is on its way back is handed out",
@@ -118,14 +119,14 @@ MUTANTS = (
         "if self.free",
     ),
     Mutant(
-        "promised blocks are given to others",
-        "kvcache/block_supply.py",
-        "if missing - sequence.outstanding > self.unpromised_blocks:",
-        "if missing > self._pool.available_blocks:",
+        "reserved blocks are given to others",
+        "kvcache/block_allocator.py",
+        "if missing - sequence.reserved_blocks > self.available_blocks:",
+        "if missing > self._pool.free_blocks:",
     ),
     Mutant(
         "shared blocks are mapped writable",
-        "kvcache/block_supply.py",
+        "kvcache/block_allocator.py",
         "self._buffers.map(sequence.buffer, blocks, writable=False)",
         "self._buffers.map(sequence.buffer, blocks, writable=True)",
     ),
@@ -167,19 +168,19 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt finds its very last token in the cache",
-        "kvcache/token_chain.py",
-        "most = self.num_tokens - 1 if self.most_shared is None",
-        "most = self.num_tokens if self.most_shared is None",
+        "kvcache/block_hashes.py",
+        "limit = self.num_tokens - 1 if limit is None",
+        "limit = self.num_tokens if limit is None",
     ),
     Mutant(
         "the tenant's salt is ignored",
-        "kvcache/token_chain.py",
+        "kvcache/block_hashes.py",
         "self._root = _root(identity, salt.tenant, salt.client)",
         "self._root = _root(identity, b'', salt.client)",
     ),
     Mutant(
         "a block is found by its own tokens, whatever came before",
-        "kvcache/token_chain.py",
+        "kvcache/block_hashes.py",
         "self.digests.append(sha256(self.parent(len(self.digests)) + tokens).digest())",
         "self.digests.append(sha256(self._root + tokens).digest())",
     ),
@@ -193,7 +194,7 @@ MUTANTS = (
     Mutant(
         "a preempted sequence believes that it still has its memory",
         "engine/scheduler.py",
-        "        sequence.num_computed = sequence.num_planned = 0\n        sequence.preemptions",
+        "        sequence.num_computed = sequence.num_scheduled = 0\n        sequence.preemptions",
         "        sequence.preemptions",
     ),
     Mutant(
@@ -205,14 +206,14 @@ MUTANTS = (
     Mutant(
         "a prompt of one token is not told what it shares",
         "engine/scheduler.py",
-        "decoding = tokens - planned == 1 and sequence.prefix is not None",
-        "decoding = tokens - planned == 1",
+        "decoding = tokens - start == 1 and sequence.prefix is not None",
+        "decoding = tokens - start == 1",
     ),
     Mutant(
         "an answer has one token too many",
         "engine/results.py",
-        "elif len(tokens) >= sequence.most_tokens:",
-        "elif len(tokens) > sequence.most_tokens:",
+        "elif len(tokens) >= sequence.max_tokens:",
+        "elif len(tokens) > sequence.max_tokens:",
     ),
     Mutant(
         "sampled tokens go to the wrong requests",
@@ -235,7 +236,7 @@ MUTANTS = (
     Mutant(
         "a prompt that is to be scored takes over what others have",
         "engine/sharing.py",
-        "        sequence.chain.most_shared = sequence.num_reusable\n",
+        "        sequence.block_hashes.max_cached_tokens = sequence.num_reusable\n",
         "",
     ),
     Mutant(
@@ -271,22 +272,22 @@ MUTANTS = (
     Mutant(
         "somebody is let in although the system is short of memory",
         "engine/scheduler.py",
-        "most = 1 if self.holds_back else self.limits.max_num_seqs",
-        "most = self.limits.max_num_seqs",
+        "max_running = 1 if self.holds_back else self.limits.max_num_seqs",
+        "max_running = self.limits.max_num_seqs",
     ),
     Mutant(
         "nobody is let in while the system is short of memory",
         "engine/scheduler.py",
-        "most = 1 if self.holds_back else self.limits.max_num_seqs",
-        "most = 0 if self.holds_back else self.limits.max_num_seqs",
+        "max_running = 1 if self.holds_back else self.limits.max_num_seqs",
+        "max_running = 0 if self.holds_back else self.limits.max_num_seqs",
     ),
     Mutant(
         "prefixes are dropped at a warning although nothing is released",
         "engine/loop.py",
-        "        if self._scheduler.holds_back and self._kv.gives_back:\n"
-        "            self._kv.drop_prefixes()\n        if self",
+        "        if self._scheduler.holds_back and self._kv.releases_memory:\n"
+        "            self._kv.evict_prefixes()\n        if self",
         "        if level > PressureLevel.NORMAL:\n"
-        "            self._kv.drop_prefixes()\n        if self",
+        "            self._kv.evict_prefixes()\n        if self",
     ),
     Mutant(
         "prefixes are dropped all along although nothing is released",
@@ -297,7 +298,7 @@ MUTANTS = (
     Mutant(
         "a warning lets one in at a time although nothing is released",
         "engine/loop.py",
-        "PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL",
+        "PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL",
         "PressureLevel.WARNING",
     ),
     Mutant(
@@ -311,26 +312,26 @@ MUTANTS = (
         "prefixes of a Mac that warns are dropped all along although nothing is released",
         "engine/loop.py",
         ALL_ALONG,
-        "            if self._scheduler.holds_back or self._kv._supply.spares_heaps:\n",
+        "            if self._scheduler.holds_back or self._kv._allocator.spares_heaps:\n",
         in_hour_of_mac=True,
     ),
     Mutant(
         "a Mac that warns answers one after the other",
         "engine/loop.py",
-        "PressureLevel.WARNING if self._kv.gives_back else PressureLevel.CRITICAL",
+        "PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL",
         "PressureLevel.WARNING",
         in_hour_of_mac=True,
     ),
     Mutant(
         "a Mac that warns makes no heap while there is a prefix to evict",
-        "kvcache/block_supply.py",
+        "kvcache/block_allocator.py",
         "if is_large and missing",
         "if missing",
         in_hour_of_mac=True,
     ),
     Mutant(
         "a Mac that warns makes no heap at all",
-        "kvcache/block_supply.py",
+        "kvcache/block_allocator.py",
         "        while (taken := self._pool.allocate(count, after)) is None:\n",
         "        while self.spares_heaps and count > self._pool.count(BlockState.FREE):\n"
         "            if not self._prefixes.evict():\n                return None\n"
@@ -339,14 +340,14 @@ MUTANTS = (
     ),
     Mutant(
         "a model that computes nothing any more serves on",
-        "engine/model_trial.py",
+        "engine/model_health_check.py",
         "if event.message == NOT_FINITE:",
         "if event.message == '':",
     ),
     Mutant(
         "the engine's own request is told to clients",
-        "engine/model_trial.py",
-        "return [event for event in events if event.request_id != TRIAL_ID]",
+        "engine/model_health_check.py",
+        "return [event for event in events if event.request_id != HEALTH_CHECK_ID]",
         "return events",
     ),
     Mutant(
@@ -359,7 +360,7 @@ MUTANTS = (
         "the rows of one that has ended are committed",
         "engine/scheduler.py",
         "            if sequence.status is not SequenceStatus.RUNNING:\n"
-        "                self._throw_away(entry, results)\n                continue\n",
+        "                self._discard_result(entry, results)\n                continue\n",
         "",
     ),
     Mutant(
@@ -371,40 +372,41 @@ MUTANTS = (
     Mutant(
         "a row is computed for one whose end can be seen coming",
         "engine/step_plan.py",
-        "self.sequence.num_coming += self.samples and stop + 1 < self.sequence.most_tokens",
-        "self.sequence.num_coming += self.samples",
+        "sequence.num_output_placeholders += self.samples and stop + 1 < sequence.max_tokens",
+        "sequence.num_output_placeholders += self.samples",
     ),
     Mutant(
         "somebody in flight loses its memory",
         "engine/scheduler.py",
-        "            elif ahead and not self.kv.recovering:\n                return [], True\n",
-        "            elif ahead and len(self._running) > 1:\n"
+        "            elif overlapped and not self.kv.recovering:\n"
+        "                return [], True\n",
+        "            elif overlapped and len(self._running) > 1:\n"
         "                self._preempt_youngest()\n",
     ),
     Mutant(
         "a step that read what a failed one wrote is read as well",
         "engine/flight.py",
-        "                later.step.drop()\n                self._scheduler.retract(later.plan)\n"
+        "                later.step.drop()\n                self._scheduler.cancel(later.plan)\n"
         "        self._flights = deque(later for later in self._flights if later.step is None)\n",
         "                continue\n",
     ),
     Mutant(
-        "a step is planned ahead of one that needs the host",
+        "a step overlaps one that needs a sync",
         "engine/scheduler.py",
-        "return self._need_host == 0",
+        "return self._num_needing_sync == 0",
         "return True",
     ),
     Mutant(
         "a fork takes blocks that follow others than its own",
         "kvcache/manager.py",
-        "if (blocks and theirs[: len(own)] != own) or any(",
-        "if any(",
+        "if (blocks and parents[: len(own)] != own) or at_limit:",
+        "if at_limit:",
     ),
     Mutant(
         "a step in flight is never read when nothing follows",
         "engine/loop.py",
-        "self._land(most if plan.entries else 0)",
-        "self._land(most)",
+        "self._land(max_in_flight if plan.entries else 0)",
+        "self._land(max_in_flight)",
     ),
     Mutant(
         "a slow reader is never cut",

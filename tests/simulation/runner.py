@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from engine.model_trial import TRIAL_ID
+from engine.model_health_check import HEALTH_CHECK_ID
 from engine.step_plan import PlanEntry, StepPlan
 from engine.types import Sampled, Sequence, SequenceStatus
 from kvcache.manager import KVCacheManager
@@ -164,10 +164,10 @@ class SimulatedRunner:
         self._ticks += 1
         self._complete()
 
-    def begin(self, plan: StepPlan, *, ahead: bool = False) -> SimulatedStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
         """Writes and reads every row's slots."""
         self.newest = plan
-        if not ahead:
+        if not overlapped:
             self._sampled = {}
         views = self.kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
         lag = self.rng.randint(0, self.traits.longest_lag)
@@ -199,7 +199,7 @@ class SimulatedRunner:
             if entry.sequence.status is SequenceStatus.FINISHED:
                 self.wasted.append(request.request_id)
                 continue
-            self.trials += request.request_id == TRIAL_ID and entry.samples
+            self.trials += request.request_id == HEALTH_CHECK_ID and entry.samples
             has_said = result.token_id is not None or result.embedding is not None
             if (entry.samples and not has_said) or result.scored is None:
                 self.bad_rows.add(request.request_id)
@@ -213,7 +213,7 @@ class SimulatedRunner:
             step.due = self._ticks if step.epoch <= epoch else step.due
         self._complete()
 
-    def free_cache(self) -> None:
+    def release_cache(self) -> None:
         """It keeps none."""
 
     # --- inside ---------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class SimulatedRunner:
 
     def _is_bad(self, entry: PlanEntry) -> bool:
         """A model that is broken gets nothing right; another one always knows what follows 0."""
-        if self.traits.model_is_broken or entry.sequence.seq_id == TRIAL_ID:
+        if self.traits.model_is_broken or entry.sequence.seq_id == HEALTH_CHECK_ID:
             return self.traits.model_is_broken
         return self.faults.is_bad_row()
 

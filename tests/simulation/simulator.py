@@ -12,8 +12,8 @@ from random import Random
 from engine.client import TokenStream
 from engine.errors import EngineFailedError
 from engine.loop import IDLE_POLL_S, STALLED_POLL_S
-from engine.messages import Abort, Pressure
-from engine.model_trial import TRIAL_ID, ModelFailedError
+from engine.messages import Abort, SetMemoryPressure
+from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError
 from engine.pressure import PressureLevel
 from engine.types import FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError, Releases
@@ -48,7 +48,7 @@ class Simulation:
         self._rng = Random(f"{seed} clients")
         self._traffic = Traffic(self._traits, Random(f"{seed} traffic"), self._limits.max_model_len)
         self._clients: dict[int, Client] = {}
-        self._recalls = {TRIAL_ID: Recall((0,), 0, VOCAB)}
+        self._recalls = {HEALTH_CHECK_ID: Recall((0,), 0, VOCAB)}
         self._live: dict[int, Client] = {}
         """Those whose end the engine has not said."""
         self._reading: dict[int, Client] = {}
@@ -126,7 +126,7 @@ class Simulation:
     def _press(self, level: PressureLevel) -> None:
         self._pressure = level
         self.counts["times short of memory"] += level > PressureLevel.NORMAL
-        self._machine.loop.mailbox.put(Pressure(level))
+        self._machine.loop.mailbox.put(SetMemoryPressure(level))
 
     def _pass_time(self) -> None:
         """Nothing was run: waits for memory, or until somebody comes."""
@@ -149,7 +149,7 @@ class Simulation:
         preempted, running = self._preemptions(first), machine.scheduler.num_running
         evicted, begun = machine.kv.stats().evicted_blocks, machine.memory.begun
         idle_since = machine.loop._idle_since
-        is_tried = machine.loop._trial.runs
+        is_tried = machine.loop._health_check.is_running
         machine.runner.newest = machine.runner.failed = None
         self._said = []
         machine.runner.tick()
@@ -184,7 +184,7 @@ class Simulation:
     def _tries_model(self) -> bool:
         """Whether the newest step was the engine's own."""
         plan = self._machine.runner.newest
-        return plan is not None and all(e.sequence.seq_id == TRIAL_ID for e in plan.entries)
+        return plan is not None and all(e.sequence.seq_id == HEALTH_CHECK_ID for e in plan.entries)
 
     # --- clients --------------------------------------------------------------------------------
 

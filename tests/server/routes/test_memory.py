@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from engine.memory_map import MemoryMap
-from engine.messages import Look
+from engine.messages import GetMemoryMap
 from server.config import Config
 from server.memory_watch import MemoryWatch
 from server.text.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ class Held:
         self._entered, self._go_on = threading.Event(), threading.Event()
         assert engine.client._loop is not None
         self.loop = engine.client._loop
-        self.loop.mailbox.put(Look(self._hold))
+        self.loop.mailbox.put(GetMemoryMap(self._hold))
 
     def _hold(self, _: MemoryMap) -> None:
         self._entered.set()

@@ -1,9 +1,9 @@
-"""When a model is asked for what it could say at the start, and what its answer means."""
+"""When a model's health is checked, and what the result means."""
 
 import pytest
 
 from engine.loop import EngineLoop
-from engine.model_trial import TRIAL_ID, ModelFailedError, ModelTrial
+from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError, ModelHealthCheck
 from engine.results import NOT_FINITE
 from engine.types import FinishReason, Request, TokenEvent
 from tests.engine.test_recall_engine import run_dry
@@ -42,7 +42,7 @@ def test_fault_07_many_poisoned_prompts_at_once_do_not_end_the_engine_either() -
         loop.mailbox.put(greedy(number, [number, POISON], 5))
     run_dry(loop)
     assert set(answers.finished.values()) == {ERROR}
-    assert not loop._trial.runs
+    assert not loop._health_check.is_running
 
 
 @pytest.mark.parametrize("pools", [False, True])
@@ -60,37 +60,39 @@ def test_fault_07_a_model_that_computes_nothing_any_more_ends_the_engine(pools: 
 
 def test_a_step_that_gives_something_finite_asks_the_model_nothing() -> None:
     asked: list[Request] = []
-    trial = ModelTrial(asked.append, pooling=False)
+    health_check = ModelHealthCheck(asked.append, pooling=False)
     bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
-    assert trial.judge([bad, TokenEvent(2, 7)], all_failed=False) == [bad, TokenEvent(2, 7)]
+    assert health_check.check([bad, TokenEvent(2, 7)], all_failed=False) == [bad, TokenEvent(2, 7)]
     assert not asked
 
 
 def test_the_model_is_asked_once_at_a_time_and_nobody_hears_of_it() -> None:
     asked: list[Request] = []
-    trial = ModelTrial(asked.append, pooling=False)
+    health_check = ModelHealthCheck(asked.append, pooling=False)
     bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
     for _ in range(3):
-        assert trial.judge([bad], all_failed=True) == [bad]
-    assert [request.request_id for request in asked] == [TRIAL_ID]
-    good = TokenEvent(TRIAL_ID, 7, LENGTH)
-    assert trial.judge([good, TokenEvent(2, 7)], all_failed=False) == [TokenEvent(2, 7)]
-    trial.judge([bad], all_failed=True)
+        assert health_check.check([bad], all_failed=True) == [bad]
+    assert [request.request_id for request in asked] == [HEALTH_CHECK_ID]
+    good = TokenEvent(HEALTH_CHECK_ID, 7, LENGTH)
+    assert health_check.check([good, TokenEvent(2, 7)], all_failed=False) == [TokenEvent(2, 7)]
+    health_check.check([bad], all_failed=True)
     assert len(asked) == 2
 
 
-def test_a_trial_that_ends_for_another_reason_is_tried_again() -> None:
+def test_a_check_that_ends_for_another_reason_is_tried_again() -> None:
     asked: list[Request] = []
-    trial = ModelTrial(asked.append, pooling=True)
+    health_check = ModelHealthCheck(asked.append, pooling=True)
     bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
-    trial.judge([bad], all_failed=True)
-    trial.judge([TokenEvent(TRIAL_ID, None, ERROR, message="a step failed")], all_failed=False)
-    trial.judge([bad], all_failed=True)
+    health_check.check([bad], all_failed=True)
+    health_check.check(
+        [TokenEvent(HEALTH_CHECK_ID, None, ERROR, message="a step failed")], all_failed=False
+    )
+    health_check.check([bad], all_failed=True)
     assert len(asked) == 2
     assert all(request.pooling and request.params.max_tokens == 0 for request in asked)
 
 
-def test_a_trial_that_is_in_a_failed_step_is_nobodys_end() -> None:
+def test_a_check_that_is_in_a_failed_step_is_nobodys_end() -> None:
     """The engine's own request has no reader: its end must not be said to anybody."""
     answers = Answers.empty()
     loop = recall_loop(
@@ -104,8 +106,8 @@ def test_a_trial_that_is_in_a_failed_step_is_nobodys_end() -> None:
     )
     loop.mailbox.put(greedy(1, [POISON], 5))
     loop.step()
-    assert loop._trial.runs
+    assert loop._health_check.is_running
     loop.mailbox.put(greedy(2, [POISON + 1], 5))
     run_dry(loop)
     assert answers.finished == {1: ERROR, 2: ERROR}
-    assert not loop._trial.runs
+    assert not loop._health_check.is_running

@@ -1,4 +1,4 @@
-"""A look at the engine from outside: a step that hangs, a system without memory."""
+"""The engine is monitored from outside: a step that hangs, a system without memory."""
 
 import asyncio
 import logging
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import overseer as module
+from engine import monitor as module
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
-from engine.overseer import Overseer
+from engine.monitor import EngineMonitor
 from engine.types import FinishReason, SamplingParams
 from tests.engines import recall_loop
 from tests.recall import RecallModel
@@ -39,8 +39,8 @@ class Clock:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks come at once."""
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
-    monkeypatch.setattr(module, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(module, "POLL_S", 0.001)
+    monkeypatch.setattr(module, "SHUTDOWN_GRACE_S", 0.05)
 
 
 async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
@@ -62,10 +62,10 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
     waiting = client.submit(tuple(range(60)), PARAMS)
     await eventually(lambda: gate.entered > entered)
     with (tmp_path / "stacks").open("w+") as stacks, caplog.at_level(logging.CRITICAL):
-        overseer = Overseer(
+        monitor = EngineMonitor(
             client, watchdog_s=0.02, pressure=None, exit_code=exit_code, end=end, stacks=stacks
         )
-        overseer.start()
+        monitor.start()
         assert await asyncio.to_thread(ended.wait, WAIT_S)
         stacks.seek(0)
         told = stacks.read()
@@ -85,7 +85,7 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
     assert re.search(r"EngineStats\(running=[12],", caplog.text), "counts of the step that hangs"
     assert "the server did not end in time" in caplog.text
     assert not client.stop(WAIT_S), "at once: nobody waits for a thread that hangs"
-    overseer.stop()
+    monitor.stop()
     gate.open()
     client._thread.join(WAIT_S)
 
@@ -93,7 +93,7 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
 async def test_a_server_that_ends_in_time_ends_by_itself(fast: None, tmp_path: Path) -> None:
     client = _Hanging()
     with (tmp_path / "stacks").open("w") as stacks:
-        overseer = Overseer(
+        monitor = EngineMonitor(
             client,  # type: ignore[arg-type]
             watchdog_s=0.001,
             pressure=None,
@@ -101,10 +101,10 @@ async def test_a_server_that_ends_in_time_ends_by_itself(fast: None, tmp_path: P
             end=_never,
             stacks=stacks,
         )
-        client.when_given_up = overseer._stopped.set
-        overseer.start()
+        client.when_given_up = monitor._stopped.set
+        monitor.start()
         assert await asyncio.to_thread(client.given_up.wait, WAIT_S)
-        overseer.stop()
+        monitor.stop()
 
 
 class _Hanging:
@@ -119,7 +119,7 @@ class _Hanging:
         self.given_up = threading.Event()
         self.when_given_up: Callable[[], None] = _never
 
-    def give_up(self) -> None:
+    def declare_dead(self) -> None:
         self.when_given_up()
         self.given_up.set()
 
@@ -140,19 +140,19 @@ async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> Non
     client.start()
     client.attach()
     clock = Clock()
-    overseer = Overseer(
+    monitor = EngineMonitor(
         client, watchdog_s=5.0, pressure=None, exit_code=exit_code, end=_never, clock=clock
     )
     stream = client.submit((1, 2, 3), SamplingParams(20, temperature=0.0))
     while not stream.exhausted:
         clock.now += 1.0
-        assert overseer.look()
+        assert monitor.poll()
         await stream.next_batch(WAIT_S)
     for _ in range(100):
-        # It looks itself now and then whether there is work.
+        # The engine checks now and then whether there is work.
         await eventually(lambda: client.busy_since is None)
         clock.now += 1.0
-        assert overseer.look(), "an engine without work does not hang"
+        assert monitor.poll(), "an engine without work does not hang"
     assert client.step_age_s < WAIT_S
     assert client.stop(WAIT_S)
     assert client.step_age_s == 0.0
@@ -177,23 +177,23 @@ async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
     client.start()
     client.attach()
     level = [0]
-    overseer = Overseer(
+    monitor = EngineMonitor(
         client, watchdog_s=30.0, pressure=lambda: level[0], exit_code=exit_code, end=_never
     )
     stream = client.submit(tuple(range(100)), SamplingParams(1))
     while not stream.exhausted:
         await stream.next_batch(WAIT_S)
-    assert overseer.look()
+    assert monitor.poll()
     assert client.pressure == 0
     await eventually(lambda: client.stats.kv is not None and client.stats.kv.cached_bytes > 0)
     level[0] = 1
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
-            assert overseer.look()
+            assert monitor.poll()
     assert caplog.text.count("memory pressure of the system: warning") == 1
     assert client.pressure == 1
     await eventually(lambda: client.stats.kv is not None and client.stats.kv.cached_bytes == 0)
     level[0] = 0
-    overseer.look()
+    monitor.poll()
     assert client.pressure == 0
     assert client.stop(WAIT_S)

@@ -1,4 +1,4 @@
-"""Blocks for sequences that grow: promised, shared, new, or mapped ahead of need."""
+"""Gives sequences blocks: reserved, shared, new, or mapped ahead of need."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -13,15 +13,15 @@ from kvcache.sparse_heap import BlockRef, BlockState
 # A block is mapped so many tokens before a decoding sequence needs it; a prompt's next chunk while
 # the one before it is computed.
 MAP_AHEAD_TOKENS = 8
-# Memory goes back on the thread that also maps ahead: 40 ms of its time.
-BYTES_RETURNED_AT_ONCE = 256 * 1024**2
+# Memory is released on the thread that also maps ahead: 40 ms of its time.
+BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 # Of the heaps that the budget allows: where heaps are to be spared and so many are made, prefixes
-# that nobody uses make room before the next one is.
+# that no sequence uses make room before the next one is.
 SPARED_HEAPS_RATIO = 0.5
 
 
-class BlockSupply:
-    """Puts blocks behind the buffers of open sequences, and never promises one twice."""
+class BlockAllocator:
+    """Puts blocks behind the buffers of open sequences. No block is reserved twice."""
 
     def __init__(
         self, group: Group, pool: HeapPool, buffers: BufferPool, prefixes: PrefixCache
@@ -30,10 +30,10 @@ class BlockSupply:
         self._pool = pool
         self._buffers = buffers
         self._prefixes = prefixes
-        self._outstanding = 0
+        self._reserved_blocks = 0
         self._num_sequences = 0
         self._has_waited = False
-        self.waits = 0
+        self.mapping_waits = 0
         """Steps that had to wait for a mapping."""
         self.keeps_slack = True
         """Whether memory of free blocks is kept for the next sequences, beyond one heap."""
@@ -41,32 +41,32 @@ class BlockSupply:
         """Whether heaps are made for those alone that run: what is made can never be given back."""
 
     @property
-    def unpromised_blocks(self) -> int:
-        """Blocks that are free, or would be evicted for who needs them."""
+    def available_blocks(self) -> int:
+        """Return how many blocks are free or can be evicted, and are not reserved."""
         cached = self._pool.count(BlockState.CACHED)
-        return self._pool.available_blocks + cached - self._outstanding
+        return self._pool.free_blocks + cached - self._reserved_blocks
 
-    def promise(self, sequence: CachedSequence) -> None:
-        """From now on the sequence's promised blocks are its own."""
+    def add(self, sequence: CachedSequence) -> None:
+        """Add a sequence: from now on its reservation counts."""
         self._num_sequences += 1
-        self._outstanding += sequence.outstanding
+        self._reserved_blocks += sequence.reserved_blocks
 
-    def release(self, sequence: CachedSequence) -> None:
-        """The sequence leaves, with nothing of its buffer in doubt."""
+    def remove(self, sequence: CachedSequence) -> None:
+        """Remove a sequence and its reservation. Waits for what is being mapped for it."""
         self._settle(sequence)
         self._num_sequences -= 1
-        self._outstanding -= sequence.outstanding
+        self._reserved_blocks -= sequence.reserved_blocks
 
-    def share(self, sequence: CachedSequence, blocks: list[BlockRef]) -> bool:
-        """Maps sealed blocks of others, for reading only; False when the system refuses."""
-        with self._keeping_count_of(sequence):
+    def attach(self, sequence: CachedSequence, blocks: list[BlockRef]) -> bool:
+        """Map sealed blocks of others, for reading only; False when the system refuses."""
+        with self._updating_counts(sequence):
             if blocks and not self._buffers.map(sequence.buffer, blocks, writable=False):
                 return False
-        self._prefixes.shared(sequence, blocks)
+        self._prefixes.attached(sequence, blocks)
         return True
 
     def grow(self, sequence: CachedSequence, num_tokens: int) -> bool:
-        """Maps memory that the sequence does not have yet, for tokens [0, num_tokens). All or
+        """Map memory that the sequence does not have yet, for tokens [0, num_tokens). All or
         nothing."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
@@ -76,56 +76,56 @@ class BlockSupply:
         missing = needed - len(buffer.table)
         if missing <= 0:
             return True
-        if missing - sequence.outstanding > self.unpromised_blocks:
+        if missing - sequence.reserved_blocks > self.available_blocks:
             return False
         self._has_waited = True
         blocks = self._take(sequence, missing)
         if blocks is None:
             return False
-        with self._keeping_count_of(sequence):
+        with self._updating_counts(sequence):
             if self._buffers.map(buffer, blocks, writable=True):
                 return True
-        self._pool.give_up(blocks)
+        self._pool.free_unmapped(blocks)
         return False
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
-        """Starts mapping what the steps after one of ``count`` tokens up to ``end`` will need.
-        Takes blocks that nobody was promised only while there is one for every sequence."""
+        """Start mapping what the steps after one of ``count`` tokens up to ``end`` will need. Take
+        more blocks than are reserved only while there is one for every sequence."""
         buffer = sequence.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
-        if missing > sequence.outstanding + self.unpromised_blocks - self._num_sequences:
-            missing = min(missing, sequence.outstanding)
+        if missing > sequence.reserved_blocks + self.available_blocks - self._num_sequences:
+            missing = min(missing, sequence.reserved_blocks)
         if missing <= 0 or buffer.pending:
             return
         blocks = self._take(sequence, missing)
         if blocks is None:
             return
-        with self._keeping_count_of(sequence):
+        with self._updating_counts(sequence):
             if self._buffers.map_ahead(buffer, blocks):
                 return
-        self._pool.give_up(blocks)
+        self._pool.free_unmapped(blocks)
 
-    def trim(self, slack_bytes: int) -> None:
-        """Gives memory of free blocks back beyond the slack, or a heap; but of none that is
-        promised."""
-        promised_bytes = self._outstanding * self._group.block_bytes
+    def release_memory(self, slack_bytes: int) -> None:
+        """Release memory of free blocks beyond the slack; keep a heap's, and as much as is
+        reserved."""
+        reserved_bytes = self._reserved_blocks * self._group.block_bytes
         slack_bytes = (
-            max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes) + promised_bytes
+            max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes) + reserved_bytes
         )
-        at_once = max(BYTES_RETURNED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
-        at_once -= self._pool.count(BlockState.RETURNING)
-        self._pool.trim(slack_bytes, min(self.unpromised_blocks, at_once))
+        at_once = max(BYTES_RELEASED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
+        at_once -= self._pool.count(BlockState.RELEASING)
+        self._pool.release_memory(slack_bytes, min(self.available_blocks, at_once))
 
     def next_step(self) -> None:
-        """What has been reserved so far is about to run."""
-        self.waits += self._has_waited
+        """Begin the next step: count the one before it if it had to wait for a mapping."""
+        self.mapping_waits += self._has_waited
         self._has_waited = False
 
     def _settle(self, sequence: CachedSequence) -> None:
-        """Waits for blocks that are being mapped ahead; those that were refused are free again."""
-        with self._keeping_count_of(sequence):
-            self._pool.give_up(self._buffers.settle(sequence.buffer))
+        """Wait for blocks that are being mapped ahead; free those that the system refused."""
+        with self._updating_counts(sequence):
+            self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[BlockRef] | None:
         """Free blocks, if possible those behind the sequence's last one; evicts cached ones when
@@ -140,8 +140,8 @@ class BlockSupply:
         return taken
 
     def _spare_a_heap(self, count: int) -> None:
-        """Evicts prefixes that nobody uses, where the heaps that are there then have ``count`` free
-        blocks."""
+        """Evict prefixes that no sequence uses, where the heaps that are there have ``count`` free
+        blocks then."""
         made = self._pool.num_heaps * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
         is_large = made >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
@@ -150,19 +150,19 @@ class BlockSupply:
                 self._prefixes.evict()
 
     @contextmanager
-    def _keeping_count_of(self, sequence: CachedSequence) -> Iterator[None]:
-        """Around what changes the sequence's table."""
-        before = sequence.outstanding
+    def _updating_counts(self, sequence: CachedSequence) -> Iterator[None]:
+        """Update the counts after what changes the sequence's table."""
+        before = sequence.reserved_blocks
         yield
-        self._outstanding += sequence.outstanding - before
+        self._reserved_blocks += sequence.reserved_blocks - before
         sequence.mapped_tokens = sequence.buffer.mapped_blocks * self._group.tokens_per_block
         sequence.table_tokens = len(sequence.buffer.table) * self._group.tokens_per_block
 
     def check_invariants(self, sequences: Collection[CachedSequence]) -> None:
-        """sequences: all that are open. Raises AssertionError."""
+        """Check the counts. sequences: all open ones. Raises AssertionError."""
         for sequence in sequences:
             blocks = sequence.buffer.mapped_blocks, len(sequence.buffer.table)
             tokens = tuple(count * self._group.tokens_per_block for count in blocks)
             assert tokens == (sequence.mapped_tokens, sequence.table_tokens)
-        assert self._outstanding == sum(s.outstanding for s in sequences)
-        assert self.unpromised_blocks >= 0, "more blocks are promised than there are"
+        assert self._reserved_blocks == sum(s.reserved_blocks for s in sequences)
+        assert self.available_blocks >= 0, "more blocks are reserved than there are"

@@ -1,4 +1,4 @@
-"""The books: what the blocks are for, in bytes, and whether everything is accounted for."""
+"""Counts what the blocks are for, in bytes, and checks that everything adds up."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -16,8 +16,8 @@ from kvcache.stats import KVStats
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """What there is to be counted; nothing of it is changed."""
+class CacheInspector:
+    """Reads the cache's parts, and changes none of them."""
 
     group: Group
     pool: HeapPool
@@ -26,17 +26,18 @@ class Books:
     backend: PageBackend
 
     def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
-        """A snapshot; a block that many sequences share counts once. sequences: all open ones."""
+        """Return a snapshot. A block that many sequences share counts once. sequences: all open
+        ones."""
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)
-        own_tokens = [max(0, s.planned - s.sealed * size) for s in sequences]
+        own_tokens = [max(0, s.scheduled - s.sealed * size) for s in sequences]
         used = sum(group.blocks_for(tokens) for tokens in own_tokens)
         live_bytes = (sealed * size + sum(own_tokens)) * group.bytes_per_token
-        waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RETURNING)
+        waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RELEASING)
         return KVStats(
             capacity_bytes=pool.capacity_blocks * group.block_bytes,
-            free_bytes=pool.available_blocks * group.block_bytes,
+            free_bytes=pool.free_blocks * group.block_bytes,
             live_bytes=live_bytes,
             partial_tail_bytes=(sealed + used) * group.block_bytes - live_bytes,
             mapped_ahead_bytes=(pool.count(BlockState.OWNED) - used) * group.block_bytes,
@@ -55,10 +56,10 @@ class Books:
             unmapped_blocks=self.buffers.unmapped_blocks,
         )
 
-    def check(
+    def check_invariants(
         self, open_sequences: Sequence[CachedSequence], closed_sequences: Sequence[CachedSequence]
     ) -> None:
-        """Recounts who has which block. Raises AssertionError."""
+        """Count again which sequences and buffers have which block. Raises AssertionError."""
         all_sequences = [*open_sequences, *closed_sequences]
         self.buffers.check_invariants([s.buffer for s in all_sequences])
         self.prefixes.check_invariants(open_sequences)
@@ -75,7 +76,7 @@ class Books:
         self._check_charge(self.stats(open_sequences))
 
     def _check_charge(self, stats: KVStats) -> None:
-        """The system charges for no more than the pool has taken of it."""
+        """Check that the system charges for no more than the pool has taken of it."""
         charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
         if self.backend.charge is not Charge.BLOCKS:
             charged = stats.num_heaps * self.group.heap_bytes
@@ -83,7 +84,7 @@ class Books:
 
 
 def blocks_of(pool: HeapPool) -> Iterator[BlockRef]:
-    """All blocks of made heaps."""
+    """Yield all blocks of the heaps that have been made."""
     for number, heap in enumerate(pool.heaps):
         for place in range(len(heap.states)):
             yield BlockRef(number, place)
@@ -96,7 +97,7 @@ def _check_block(
     if state == BlockState.OWNED:
         assert sequences == buffers == 1, f"{block} is written by {sequences}"
     elif state == BlockState.SEALED:
-        assert sequences, f"{block} is sealed, and nobody has it"
+        assert sequences, f"{block} is sealed, and no sequence has it"
     elif state == BlockState.QUARANTINED:
         assert buffers, f"{block} waits for nothing"
         assert not sequences
@@ -106,15 +107,17 @@ def _check_block(
     assert entry is None or state in findable, f"{block} is {state.name} and can be found"
     if entry is not None:
         assert entry.idle == (state == BlockState.CACHED)
-    assert entry is not None or state != BlockState.CACHED, f"{block} is cached for nobody"
+    assert entry is not None or state != BlockState.CACHED, (
+        f"{block} is cached, and cannot be found"
+    )
 
 
 def _check_sequence(group: Group, pool: HeapPool, sequence: CachedSequence) -> None:
     blocks = sequence.buffer.table.blocks
     mapped = sequence.buffer.mapped_blocks * group.tokens_per_block
     sealed = sequence.sealed * group.tokens_per_block
-    assert sealed <= sequence.computed <= sequence.planned <= mapped
-    assert sequence.borrowed <= sequence.sealed, "a block of others may still be written"
+    assert sealed <= sequence.computed <= sequence.scheduled <= mapped
+    assert sequence.shared_blocks <= sequence.sealed, "a block of others may still be written"
     for number, block in enumerate(blocks):
         expected = BlockState.SEALED if number < sequence.sealed else BlockState.OWNED
         assert pool.state(block) == expected, f"{sequence.seq_id}: block {number}"

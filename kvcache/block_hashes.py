@@ -1,7 +1,7 @@
-"""What the blocks of a sequence hold, as a salted chain of hashes.
+"""Hashes of a sequence's full blocks: equal hashes mean equal tokens, from the first one on.
 
 A block's digest is SHA-256(digest of the block before it, its token ids), and the first one's
-parent is SHA-256(model and layout, salt): equal digests mean equal pasts.
+parent is SHA-256(model and layout, salt).
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ class PrefixSalt:
     """What the request adds to it."""
 
 
-class TokenChain:
-    """What the full blocks of a sequence hold, block by block, as it grows.
+class BlockHashes:
+    """The hashes of a sequence's full blocks. They grow with the sequence.
 
     ``tokens[i]`` are block i's ids as big-endian uint32, so that their order is the ids' order.
     """
@@ -32,40 +32,40 @@ class TokenChain:
         """identity: of the model and the layout."""
         self.tokens_per_block = tokens_per_block
         self.num_tokens = 0
-        """Tokens that it knows, those of the block that is not full included."""
-        self.most_shared: int | None = None
-        """Leading tokens that may come from others; what is wanted of those behind them must be
-        computed. None: all but the last one."""
+        """Tokens so far, those of the block that is not full included."""
+        self.max_cached_tokens: int | None = None
+        """Leading tokens that may come from the cache. None: all but the last one, which must be
+        computed for the next one's sake."""
         self.tokens: list[bytes] = []
         self.digests: list[bytes] = []
-        self.tenant_digests = self.digests
-        """What the digests would be without the client's part of the salt."""
+        self.unsalted_digests = self.digests
+        """The digests without the client's part of the salt."""
         self._packed = Struct(f">{tokens_per_block}I")
         self._tail: list[int] = []
         self._root = _root(identity, salt.tenant, salt.client)
-        self._tenant_root = self._root
+        self._unsalted_root = self._root
         if salt.client:
-            self._tenant_root = _root(identity, salt.tenant, b"")
-            self.tenant_digests = []
+            self._unsalted_root = _root(identity, salt.tenant, b"")
+            self.unsalted_digests = []
 
     @property
     def shareable_blocks(self) -> int:
-        """Full blocks before the last token, which must be computed for the next one's sake; fewer
-        where more must be computed."""
-        most = self.num_tokens - 1 if self.most_shared is None else self.most_shared
-        return max(0, most) // self.tokens_per_block
+        """Return how many leading full blocks may come from the cache."""
+        limit = self.max_cached_tokens
+        limit = self.num_tokens - 1 if limit is None else limit
+        return max(0, limit) // self.tokens_per_block
 
     @property
     def tail(self) -> bytes:
-        """The ids beyond the last full block."""
+        """Return the ids beyond the last full block, as ``tokens`` has them."""
         return Struct(f">{len(self._tail)}I").pack(*self._tail)
 
     def parent(self, block: int) -> bytes:
-        """The digest of the block before it."""
+        """Return the digest of the block before this one."""
         return self.digests[block - 1] if block else self._root
 
     def extend(self, token_ids: Sequence[int], start: int) -> None:
-        """Takes in the ids of positions ``start`` and beyond; those that it has are skipped."""
+        """Add the ids of positions ``start`` and beyond; skip those that are known."""
         known = self.num_tokens
         assert start <= known, f"tokens {known} to {start} are missing"
         new = token_ids[known - start :]
@@ -79,13 +79,13 @@ class TokenChain:
         del self._tail[:whole]
 
     def _add(self, tokens: bytes) -> None:
-        if self.tenant_digests is not self.digests:
-            before = self.tenant_digests[-1] if self.tenant_digests else self._tenant_root
-            self.tenant_digests.append(sha256(before + tokens).digest())
+        if self.unsalted_digests is not self.digests:
+            before = self.unsalted_digests[-1] if self.unsalted_digests else self._unsalted_root
+            self.unsalted_digests.append(sha256(before + tokens).digest())
         self.digests.append(sha256(self.parent(len(self.digests)) + tokens).digest())
         self.tokens.append(tokens)
 
 
 def _root(identity: bytes, *parts: bytes) -> bytes:
-    """Each part is hashed first, so that none can reach into its neighbour."""
+    """Return the first block's parent. Each part is hashed first: none can run into the next."""
     return sha256(b"".join(sha256(part).digest() for part in (identity, *parts))).digest()

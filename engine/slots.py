@@ -1,4 +1,4 @@
-"""Who has the places that there are for requests."""
+"""Counts the slots for requests that each tenant has taken."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -7,32 +7,32 @@ from engine.errors import QueueFullError, ShareFullError
 
 
 @dataclass(slots=True)
-class Places:
-    """Places by the tenant that has them."""
+class Slots:
+    """Slots for requests, and what each tenant may take of them. One request takes one slot."""
 
     max_share_ratio: float
-    """The part of all places that one tenant may take."""
+    """The part of all slots that one tenant may take."""
     _taken: Counter[bytes] = field(default_factory=Counter)
 
     def max_share(self, capacity: int) -> int:
-        """Places of one tenant, out of so many."""
+        """Return how many of so many slots one tenant may take."""
         return max(1, int(capacity * self.max_share_ratio))
 
     def check(self, requests: int, tenant: bytes, capacity: int) -> None:
-        """For so many more requests. Raises QueueFullError where there are not as many places;
-        ShareFullError where others of the tenant have to end first."""
+        """Check that so many more requests fit. Raises QueueFullError where slots are missing, and
+        ShareFullError where other requests of the tenant have to end first."""
         if self._taken.total() + requests > capacity:
             raise QueueFullError
         if self._taken[tenant] + requests > self.max_share(capacity):
             raise ShareFullError
 
     def take(self, requests: int, tenant: bytes) -> None:
-        """Whether there is room or not."""
+        """Take slots, even where ``check`` would raise."""
         self._taken[tenant] += requests
 
-    def release(self, tenant: bytes) -> None:
-        """One of its requests has ended."""
+    def free(self, tenant: bytes) -> None:
+        """Free the slot of one of the tenant's requests."""
         self._taken[tenant] -= 1
-        assert self._taken[tenant] >= 0, "a place was given back twice"
+        assert self._taken[tenant] >= 0, "a slot was freed twice"
         if not self._taken[tenant]:
             del self._taken[tenant]
