@@ -37,7 +37,12 @@ class About(Collector):
             "substrate": self.substrate,
             "arithmetic": self.arithmetic,
         }
-        yield info("quire_info", "What is served, and how", labels)
+        yield info(
+            "quire_info",
+            "Always 1; its labels name the version, the model, the KV cache substrate "
+            "and the arithmetic",
+            labels,
+        )
 
 
 NOTHING_KNOWN = About()

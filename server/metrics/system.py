@@ -31,16 +31,25 @@ class SystemCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics of one scrape."""
         total, available = self._memory()
-        yield gauge("quire_system_memory_total_bytes", "Memory of the machine or container", total)
+        yield gauge(
+            "quire_system_memory_total_bytes",
+            "Bytes of memory of the machine, or of the container where its limit is lower",
+            total,
+        )
         yield gauge(
             "quire_system_memory_available_bytes",
-            "What programs could get without swapping",
+            "Bytes of memory that programs could still get without swapping",
             available,
         )
         swap = psutil.swap_memory()
-        yield gauge("quire_system_swap_used_bytes", "What has been swapped out", swap.used)
+        yield gauge(
+            "quire_system_swap_used_bytes",
+            "Bytes of memory that the system has swapped out, of all programs",
+            swap.used,
+        )
         yield gauge(
             "quire_memory_pressure_level",
-            "How short of memory the system is: 0 normal, 1 warning, 2 critical",
+            "How short of memory the operating system is: 0 is normal, 1 is a warning, 2 "
+            "is critical",
             self._client.pressure,
         )

@@ -82,13 +82,17 @@ class VllmCollector(Collector):
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
         """A cached block is free to vLLM: it goes when another is needed."""
         used = 1 - (kv.free_bytes + kv.cached_bytes) / kv.capacity_bytes
-        text = "Part of the cache's capacity that is neither free nor cached"
+        text = (
+            "Part of the KV cache's capacity, from 0 to 1, that is neither free nor "
+            "kept for prefix hits"
+        )
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
             yield gauges(f"vllm:{name}", text, LABELS, self._one(used))
         blocks = kv.capacity_bytes // kv.block_bytes
         yield gauges(
             "vllm:cache_config_info",
-            "Tokens of a block, and blocks that the budget allows",
+            "Always 1; its labels say how many tokens a block has and how many blocks "
+            "the budget allows",
             (*LABELS, "block_size", "num_gpu_blocks"),
             [((*self._labels, str(kv.block_tokens), str(blocks)), 1)],
         )
@@ -110,4 +114,4 @@ class VllmCollector(Collector):
 
 
 def _same_as(ours: str) -> str:
-    return f"The same as quire_{ours}"
+    return f"The same figure as quire_{ours}, under the name that vLLM uses"
