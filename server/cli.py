@@ -159,10 +159,10 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="A folder for pictures (SVG).")] = None,
 ) -> None:
     """Print what a model needs, what quantisation buys and how many sequences fit; load nothing."""
-    from server.plan.command import PlanWishes, plan_model
+    from server.plan.command import PlanOptions, plan_model
 
     with _one_sentence():
-        typer.echo(plan_model(model, config, PlanWishes(context, memory, device, out)))
+        typer.echo(plan_model(model, config, PlanOptions(context, memory, device, out)))
 
 
 @app.command()
@@ -194,7 +194,7 @@ def doctor(
     Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
     now; writes nothing but what fails, and that the release test has passed.
     """
-    from server.doctor.command import DoctorWishes, examine_machine
+    from server.doctor.command import DoctorOptions, examine_machine
 
     def told(what: str) -> None:
         print(f"{HEAD_OF_LINE}: trying {what}", file=sys.stderr)
@@ -203,7 +203,7 @@ def doctor(
         text, serves = examine_machine(
             config,
             {"cache": {"substrate": kv_backend}},
-            DoctorWishes(as_json, release_test, stress, forget_faults),
+            DoctorOptions(as_json, release_test, stress, forget_faults),
             told,
         )
     typer.echo(text)

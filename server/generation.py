@@ -13,7 +13,7 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from server.text.answer_parser import AnswerParser, Reading
+from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.detokenizer import Detokenizer
 from server.text.pieces import AnswerPiece, Part, Piece, joined
 from server.text.pieces import TokenReport as TokenReport
@@ -33,7 +33,7 @@ class Prompt:
     ids: tuple[int, ...]
     params: SamplingParams
     stop: tuple[str, ...] = ()
-    reading: Reading | None = None
+    parse_options: ParseOptions | None = None
     """How a chat's answer is taken apart. None: all of it is content."""
     choices: int = 1
     """How many answers are wanted."""
@@ -87,9 +87,11 @@ class Generation:
         """stream: of the request for the choice ``index``."""
         self.stream = stream
         self._index = index
-        self._detokenizer = Detokenizer(tokenizer, with_tags=prompt.reading is not None)
+        self._detokenizer = Detokenizer(tokenizer, with_tags=prompt.parse_options is not None)
         self._stop = StopStrings(prompt.stop)
-        self._parser = AnswerParser(prompt.reading) if prompt.reading is not None else None
+        self._parser = (
+            AnswerParser(prompt.parse_options) if prompt.parse_options is not None else None
+        )
         self._record = prompt.record() if prompt.record is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []

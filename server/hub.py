@@ -17,7 +17,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from server.protocol.common import SamplingFields
+from server.protocol.common import OpenAISamplingFields
 
 # What begins otherwise, or goes up, is a path.
 HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]*/[\w.-]*\w", re.ASCII)
@@ -205,7 +205,7 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
         return {"temperature": 0.0}
     found = {key: config[key] for key in SAMPLING_DEFAULTS if config.get(key) is not None}
     try:
-        SamplingFields.model_validate(found)
+        OpenAISamplingFields.model_validate(found)
     except ValidationError as error:
         problem = error.errors()[0]
         raise SamplingDefaultsError(f"{file}: {problem['loc'][0]}: {problem['msg']}") from error

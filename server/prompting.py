@@ -1,4 +1,4 @@
-"""What is asked -> the prompt that the engine gets. All chat APIs share this step."""
+"""Make the engine's prompt of a conversation. All chat APIs share this step."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import structlog
 from engine.types import PrefixSalt, TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
-from server.protocol.common import DrawingFields, answer_length
+from server.protocol.common import SamplingFields, answer_length
 from server.protocol.errors import (
     MAX_NAME_CHARS,
     ApiError,
@@ -18,14 +18,14 @@ from server.protocol.errors import (
     quoted,
 )
 from server.service import Service, new_seed
-from server.text.answer_parser import Reading
+from server.text.answer_parser import ParseOptions
 from server.text.calls.parser import ends_in_call
 from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.grammar.compiler import GrammarMemoryError
+from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
 from server.text.grammar.error import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
-from server.text.grammar.wish import ThinkingStart, Wish
 from server.text.pieces import Part
 from server.text.thoughts import Recalled
 from server.text.tokenizer import EncodedChat, TextTooLongError
@@ -36,11 +36,11 @@ log = structlog.get_logger("quire")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatSpec:
     """A request for an answer to a conversation, whatever API it came by."""
 
     conversation: Conversation
-    sampling: DrawingFields
+    sampling: SamplingFields
     """What it says about choosing tokens."""
     max_tokens: int | None = None
     """The longest answer; None and -1: as long as fits."""
@@ -52,20 +52,19 @@ class Asked:
     """The wire's name of the conversation, for errors."""
 
 
-async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
-    """The conversation as the engine wants it. key: the request's, with which alone the prompt
-    shares prefixes.
+async def chat_prompt(service: Service, chat: ChatSpec, key: str) -> Prompt:
+    """Make the engine's prompt. key: the request's API key; prefixes are shared within a key.
 
     Raises ApiError that names what cannot be done; 429 where places were taken in the meantime.
     """
-    conversation, sampling, param = asked.conversation, asked.sampling, asked.turns_param
+    conversation, sampling, param = chat.conversation, chat.sampling, chat.turns_param
     form = _tool_format(service, conversation, param)
     salt = service.salts.salt(key, sampling.cache_salt)
     async with service.encoding:
-        service.check_room(sampling.wanted.choices, key=key)
+        service.check_room(sampling.response_options.choices, key=key)
         known = await _recalled(service, conversation, salt)
         encoded = await _fitting(service, known.conversation, param)
-    reading = Reading(
+    options = ParseOptions(
         encoded.opening,
         conversation.offered_tools,
         form,
@@ -73,12 +72,12 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
         service.written_calls.remember,
         encoded.begun,
     )
-    _check_no_call_begun(conversation, reading, param)
+    _check_no_call_begun(conversation, options, param)
     params = sampling.sampling_params(
         max_tokens=answer_length(
-            asked.max_tokens, len(encoded.ids), service.max_model_len, asked.max_tokens_param
+            chat.max_tokens, len(encoded.ids), service.max_model_len, chat.max_tokens_param
         ),
-        logprobs=asked.logprobs,
+        logprobs=chat.logprobs,
         vocab_size=service.client.limits.vocab_size,
         defaults=service.model.defaults,
         stop_token_ids=service.model.stop_token_ids,
@@ -88,12 +87,12 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
         encoded.ids,
         params,
         sampling.stop_strings(),
-        reading,
-        choices=sampling.wanted.choices,
+        options,
+        choices=sampling.response_options.choices,
         salt=salt,
         system_tokens=encoded.system_tokens,
         priority=sampling.priority or 0,
-        constraint=await _constraint(service, asked, reading),
+        constraint=await _constraint(service, chat, options),
         record=known.record,
     )
 
@@ -167,11 +166,11 @@ def _check_begun(conversation: Conversation, param: str) -> None:
         raise invalid(CALL_BEGUN, param)
 
 
-def _check_no_call_begun(conversation: Conversation, reading: Reading, param: str) -> None:
+def _check_no_call_begun(conversation: Conversation, options: ParseOptions, param: str) -> None:
     """Raises ApiError where what is begun ends within a call, or must be one."""
-    if reading.said and conversation.must_call:
+    if options.begun_content and conversation.must_call:
         raise invalid("An answer that must be a call cannot be begun with a text.", param)
-    if reading.tools and ends_in_call(reading.said, reading.tools, reading.tool_format):
+    if options.tools and ends_in_call(options.begun_content, options.tools, options.tool_format):
         raise invalid(CALL_BEGUN, param)
 
 
@@ -244,20 +243,22 @@ def _not_rendered(error: TemplateError, param: str) -> ApiError:
     return invalid(f"{error}.", param)
 
 
-async def _constraint(service: Service, asked: Asked, reading: Reading) -> TokenConstraint | None:
-    """What the engine holds the answer to. Raises ApiError for what cannot be enforced."""
-    wish = wish_of(asked.conversation, reading)
+async def _constraint(
+    service: Service, chat: ChatSpec, options: ParseOptions
+) -> TokenConstraint | None:
+    """Compile the constraint of the answer. Raises ApiError for what cannot be enforced."""
+    spec = constraint_spec_of(chat.conversation, options)
     try:
-        constraint = await service.grammars.compile(wish, reading.said)
+        constraint = await service.grammars.compile(spec, options.begun_content)
     except UnfitBeginningError as error:
         raise invalid(
-            f"The answer that is begun does not fit its form ({wish.param}).", asked.turns_param
+            f"The answer that is begun does not fit its form ({spec.param}).", chat.turns_param
         ) from error
     except GrammarError as error:
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
     except (JudgeBusyError, GrammarMemoryError) as error:
         raise grammars_full(service.config.limits.retry_after_s) from error
-    if constraint is not None and asked.sampling.ignore_eos:
+    if constraint is not None and chat.sampling.ignore_eos:
         raise invalid(
             "An answer of a given form, or with a budget of thoughts, has an end of its own.",
             "ignore_eos",
@@ -265,21 +266,21 @@ async def _constraint(service: Service, asked: Asked, reading: Reading) -> Token
     return constraint
 
 
-def wish_of(conversation: Conversation, reading: Reading) -> Wish:
-    """What the answer must be like. reading: of it."""
+def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> ConstraintSpec:
+    """Return what the answer must be like. options: how it is taken apart."""
     tools = conversation.callable_tools
     choice = conversation.tool_choice
     if choice.mode == "auto" and choice.allowed is not None:
         tools = tuple(_only_named(tool) for tool in tools)
-    if reading.said and conversation.output is not None:
+    if options.begun_content and conversation.output is not None:
         tools = ()  # what is begun is the answer of that form, and no call
-    start = START[reading.first_part]
+    start = START[options.first_part]
     if conversation.thinking.enabled is False:
         start = ThinkingStart.SAYING
-    return Wish(
+    return ConstraintSpec(
         conversation.output,
         tools,
-        reading.tool_format,
+        options.tool_format,
         must_call=conversation.must_call,
         parallel=conversation.max_calls is None,
         thinking=start,
@@ -288,8 +289,7 @@ def wish_of(conversation: Conversation, reading: Reading) -> Wish:
 
 
 def _only_named(tool: Tool) -> Tool:
-    """A tool as one of those that may be called: calls are held to their names, even where nobody
-    asked for its schema to be enforced."""
+    """Return the tool so that calls are held to its name, even where its schema is not enforced."""
     return tool if tool.strict else replace(tool, strict=True, parameters=None)
 
 

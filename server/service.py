@@ -21,7 +21,7 @@ from server.generation import Prompt
 from server.guards.refusals import Refusal
 from server.metrics import Metrics
 from server.metrics.answer_times import RequestTimes
-from server.protocol.answers import Heading
+from server.protocol.answers import ResponseMetadata
 from server.protocol.body_limits import limits_by_path
 from server.protocol.common import WireModel
 from server.protocol.errors import (
@@ -119,9 +119,9 @@ class Service:
         if name is not None and not self.model.is_called(name):
             raise model_not_found(name)
 
-    def heading(self, prefix: str, separator: str = "-") -> Heading:
+    def new_metadata(self, prefix: str, separator: str = "-") -> ResponseMetadata:
         """The id, time and model of a new answer."""
-        return Heading(
+        return ResponseMetadata(
             f"{prefix}{separator}{secrets.token_hex(12)}", int(time.time()), self.model.id
         )
 

@@ -50,7 +50,7 @@ TESTED_ELSEWHERE = {
     "server/text/grammar/fork_server.py": "tests/server/text/grammar/test_judge.py",
     "server/text/grammar/judging.py": "tests/server/text/grammar/test_judge.py",
     "server/text/grammar/tokenizer_facts.py": "tests/server/text/grammar/test_judge.py",
-    "server/text/grammar/wish.py": "tests/server/text/grammar/test_compiler.py",
+    "server/text/grammar/constraint_spec.py": "tests/server/text/grammar/test_compiler.py",
     "server/protocol/responses/fields.py": "tests/server/protocol/test_fields.py",
     "kvcache/accounts.py": "tests/kvcache/test_manager.py",
     "kvcache/backend.py": "tests/kvcache/test_native_backends.py",

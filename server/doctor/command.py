@@ -16,7 +16,7 @@ from server.settings import read_settings
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorWishes:
+class DoctorOptions:
     """What the user asked for."""
 
     as_json: bool
@@ -26,7 +26,7 @@ class DoctorWishes:
 
 
 def examine_machine(
-    file: Path | None, flags: Tables, wishes: DoctorWishes, told: Callable[[str], None]
+    file: Path | None, flags: Tables, options: DoctorOptions, told: Callable[[str], None]
 ) -> tuple[str, bool]:
     """The report, and whether something can serve with these settings. told: what is being done.
     Raises SettingError."""
@@ -36,12 +36,12 @@ def examine_machine(
             cache.substrate,
             cache.page_size,
             cache.headroom,
-            wishes.release_test,
-            wishes.stress,
-            wishes.forget_faults,
+            options.release_test,
+            options.stress,
+            options.forget_faults,
         ),
         told,
     )
-    if wishes.as_json:
+    if options.as_json:
         return json.dumps(report.as_json() | {"mac": answers(report)}, indent=2), report.serves
     return "\n".join(report_lines(report)), report.serves

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 from engine.types import PrefixReport
 from server.generation import Delta, TokenReport, Usage
-from server.protocol.common import Wanted
+from server.protocol.common import ResponseOptions
 from server.protocol.errors import ApiError
 
 TokenText = Callable[[int], bytes]
@@ -14,8 +14,8 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """What all objects of one answer repeat."""
+class ResponseMetadata:
+    """What all objects of one response repeat: its id, time and model."""
 
     id: str
     created: int
@@ -78,11 +78,15 @@ def cache_miss(prefix: PrefixReport | None) -> Json | None:
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}
 
 
-def usage_chunks(heading: Heading, kind: str, usage: Usage, wanted: Wanted) -> list[Json]:
+def usage_chunks(
+    metadata: ResponseMetadata, kind: str, usage: Usage, response_options: ResponseOptions
+) -> list[Json]:
     """The chunk that ends a stream, where it was asked for."""
-    if not wanted.include_usage:
+    if not response_options.include_usage:
         return []
-    return [heading.object(kind, []) | {"usage": usage_object(usage, wanted.cache_report)}]
+    return [
+        metadata.object(kind, []) | {"usage": usage_object(usage, response_options.cache_report)}
+    ]
 
 
 class Answer(Protocol):

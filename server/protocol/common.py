@@ -90,8 +90,8 @@ TextsOrIds = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What an answer should have besides one text."""
+class ResponseOptions:
+    """What a response should have besides one text."""
 
     choices: int = 1
     include_usage: bool = False
@@ -118,7 +118,7 @@ class StreamOptions(WireModel):
     include_usage: bool | None = None
 
 
-class DrawingFields(WireModel):
+class SamplingFields(WireModel):
     """How tokens are drawn, in the names that all APIs use, and the extensions that local servers
     share.
 
@@ -182,9 +182,9 @@ class DrawingFields(WireModel):
             )
 
     @property
-    def wanted(self) -> Wanted:
-        """The form of the answer."""
-        return Wanted(cache_report=bool(self.cache_report))
+    def response_options(self) -> ResponseOptions:
+        """What the response should have."""
+        return ResponseOptions(cache_report=bool(self.cache_report))
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, however they were given."""
@@ -248,7 +248,7 @@ class DrawingFields(WireModel):
         return tuple(biases)
 
 
-class SamplingFields(DrawingFields):
+class OpenAISamplingFields(SamplingFields):
     """Sampling parameters as OpenAI names them."""
 
     rules: ClassVar[tuple[FieldRule, ...]] = SAMPLING_FIELDS
@@ -260,16 +260,16 @@ class SamplingFields(DrawingFields):
 
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say. Raises ApiError that names the parameter."""
-        if not 1 <= self.wanted.choices <= limits.max_choices:
+        if not 1 <= self.response_options.choices <= limits.max_choices:
             raise invalid(f"n is {self.n}; it must be from 1 to {limits.max_choices}.", "n")
         super().check(limits)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options needs stream: true.", "stream_options")
 
     @property
-    def wanted(self) -> Wanted:
-        """The form of the answer."""
-        return Wanted(
+    def response_options(self) -> ResponseOptions:
+        """What the response should have."""
+        return ResponseOptions(
             choices=1 if self.n is None else self.n,
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
             cache_report=bool(self.cache_report),

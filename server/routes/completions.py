@@ -33,14 +33,14 @@ def completion_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(service.config.limits)
         key = request_key(request.headers)
-        service.check_room(wire.wanted.choices, len(wire.prompts), key=key)
+        service.check_room(wire.response_options.choices, len(wire.prompts), key=key)
         encoded = await _all_encoded(service, wire)
         salt = service.salts.salt(key, wire.cache_salt)
         prompts = _prompts(service, wire, [text.ids for text in encoded], salt)
         answer = TextAnswer(
-            service.heading("cmpl"),
+            service.new_metadata("cmpl"),
             service.tokenizer.token_bytes,
-            wire.wanted,
+            wire.response_options,
             len(prompts),
             Echo(tuple(encoded), wire.logprobs is not None) if wire.echo else None,
         )
@@ -107,7 +107,7 @@ def _prompts(
             ids,
             replace(params, prompt_logprobs=wire.prompt_logprobs),
             wire.stop_strings(),
-            choices=wire.wanted.choices,
+            choices=wire.response_options.choices,
             salt=salt,
             priority=wire.priority or 0,
         )

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.memory_watch import MemoryWatch
+from server.memory_map_cache import MemoryMapCache
 from server.protocol.errors import ApiError
 from server.salts import request_key
 from server.service import Service
@@ -24,7 +24,7 @@ DESCRIPTION = (
 def memory_routes(service: Service) -> APIRouter:
     """The route, for one service."""
     router = APIRouter()
-    watch = MemoryWatch(service.client)
+    cache = MemoryMapCache(service.client)
 
     @router.get(
         "/memory",
@@ -32,7 +32,7 @@ def memory_routes(service: Service) -> APIRouter:
         responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
     )
     async def memory(request: Request) -> Response:
-        seen = await watch.look()
+        seen = await cache.get()
         if seen is None:
             raise ApiError(
                 503,

@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from server.conversation import Conversation
 from server.json_response import json_pieces, json_response
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt, count_tokens_of
-from server.protocol.answers import Heading, Json
+from server.prompting import ChatSpec, chat_prompt, count_tokens_of
+from server.protocol.answers import Json, ResponseMetadata
 from server.protocol.errors import ApiError, invalid
 from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.responses.items import Item, WireItem
@@ -29,8 +29,8 @@ LISTED_ITEMS = 20
 WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
 
 
-class Shelf:
-    """What one API key has in the store."""
+class TenantStore:
+    """The responses that one API key has stored."""
 
     def __init__(self, service: Service, store: ResponseStore, request: Request) -> None:
         self._tenant = service.salt(request, None).tenant
@@ -103,21 +103,21 @@ def response_routes(service: Service) -> APIRouter:
         wire.check(limits)
         key = request_key(request.headers)
         service.check_room(1, key=key)
-        shelf = Shelf(service, store, request)
-        history, items, conversation = shelf.conversation(wire)
+        tenant_store = TenantStore(service, store, request)
+        history, items, conversation = tenant_store.conversation(wire)
         max_tokens, param = wire.asked_length
-        asked = Asked(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
-        prompt = await chat_prompt(service, asked, key)
+        chat = ChatSpec(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
+        prompt = await chat_prompt(service, chat, key)
 
         def keep(response: Json) -> None:
             if wire.store is not False:
-                shelf.keep(response, history, items)
+                tenant_store.keep(response, history, items)
 
         answer = ResponseAnswer(
-            new_heading(service),
+            new_metadata(service),
             service.tokenizer.token_bytes,
             wire.repeated(conversation, prompt.params),
-            wire.wanted.cache_report,
+            wire.response_options.cache_report,
             wire.packs_thoughts,
             keep,
         )
@@ -128,7 +128,7 @@ def response_routes(service: Service) -> APIRouter:
         wire = await parse(service, request, ResponsesRequest)
         service.check_model(wire.model)
         wire.check(limits)
-        _, _, conversation = Shelf(service, store, request).conversation(wire)
+        _, _, conversation = TenantStore(service, store, request).conversation(wire)
         salt = service.salt(request, wire.cache_salt)
         tokens = await count_tokens_of(service, conversation, "input", salt)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
@@ -137,25 +137,27 @@ def response_routes(service: Service) -> APIRouter:
     async def get_response(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
             raise invalid("A stored response is not streamed.", "stream")
-        stored = Shelf(service, store, request).response(response_id)
+        stored = TenantStore(service, store, request).response(response_id)
         return await json_response(json_pieces(stored.response))
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
-        Shelf(service, store, request).forget(response_id)
+        TenantStore(service, store, request).forget(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:
-        stored = Shelf(service, store, request).response(response_id)
+        stored = TenantStore(service, store, request).response(response_id)
         return await json_response(json_pieces(_page(stored.input, request)))
 
     return router
 
 
-def new_heading(service: Service) -> Heading:
+def new_metadata(service: Service) -> ResponseMetadata:
     """The id, time and model of a new response."""
-    return Heading(f"resp_{secrets.token_hex(ID_BYTES)}", int(time.time()), service.model.id)
+    return ResponseMetadata(
+        f"resp_{secrets.token_hex(ID_BYTES)}", int(time.time()), service.model.id
+    )
 
 
 def read_item(item: Json) -> Item:

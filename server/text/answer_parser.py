@@ -12,8 +12,8 @@ from server.text.pieces import AnswerPiece, Part, Piece, joined
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How the answer to a chat is to be read."""
+class ParseOptions:
+    """How the answer to a chat is taken apart."""
 
     prompt: str
     """As it was rendered: its end tells whether the model is thinking already."""
@@ -34,8 +34,8 @@ class Reading:
         return thinking_part(self.prompt, self.begun)
 
     @property
-    def said(self) -> str:
-        """What is begun of the content."""
+    def begun_content(self) -> str:
+        """The text of the content that a client has begun; empty where it has begun reasoning."""
         return self.begun if self.first_part is Part.CONTENT else ""
 
 
@@ -43,18 +43,18 @@ class AnswerParser:
     """Takes an answer apart as it streams in. However its text is cut, the pieces, joined, are the
     same."""
 
-    def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id) -> None:
-        self._thoughts = ReasoningParser(reading.prompt, reading.begun)
+    def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
+        self._thoughts = ReasoningParser(options.prompt, options.begun)
         self._calls = (
             CallParser(
-                reading.tools,
-                reading.tool_format,
-                reading.max_calls,
+                options.tools,
+                options.tool_format,
+                options.max_calls,
                 new_id,
-                reading.remember,
-                said=reading.said,
+                options.remember,
+                said=options.begun_content,
             )
-            if reading.tools
+            if options.tools
             else None
         )
 

@@ -228,10 +228,10 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     seen: list[tuple[Any, ...]] = []
 
-    def examine(file: Any, flags: Any, wishes: Any, told: Callable[[str], None]) -> Any:
+    def examine(file: Any, flags: Any, options: Any, told: Callable[[str], None]) -> Any:
         told("everything")
-        seen.append((file, flags, wishes))
-        return "the report", not wishes.release_test
+        seen.append((file, flags, options))
+        return "the report", not options.release_test
 
     monkeypatch.setattr(command, "examine_machine", examine)
     return seen

@@ -4,11 +4,11 @@ import pytest
 
 from engine.types import FinishReason, MissReason, PrefixReport, Request, SamplingParams, TokenEvent
 from server.generation import Delta, Generation, GenerationError, Prompt
-from server.text.answer_parser import Reading
+from server.text.answer_parser import ParseOptions
 from server.text.pieces import Part, Piece, ToolCallArguments, ToolCallStart, joined
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of, token_id
-from tests.server.streams import PreparedStream, fault, reading, said, scored, token
+from tests.server.streams import PreparedStream, fault, parse_options, said, scored, token
 from tests.server.text.calling import LOOK
 
 
@@ -16,7 +16,7 @@ def started(
     tokenizer: Tokenizer,
     *,
     stop: tuple[str, ...] = (),
-    chat: str | Reading | None = None,
+    chat: str | ParseOptions | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
     index: int = 0,
     max_tokens: int = 100,
@@ -26,7 +26,7 @@ def started(
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
     stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
     return Generation(
-        stream, tokenizer, Prompt((1, 2, 3), params, stop, reading(chat)), index
+        stream, tokenizer, Prompt((1, 2, 3), params, stop, parse_options(chat)), index
     ), stream
 
 
@@ -145,13 +145,13 @@ CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 def test_an_answer_that_ended_with_calls_says_so(
     tokenizer: Tokenizer, text: str, finish: FinishReason, reason: str
 ) -> None:
-    generation, _ = started(tokenizer, chat=Reading("</think>", (LOOK,)))
+    generation, _ = started(tokenizer, chat=ParseOptions("</think>", (LOOK,)))
     assert generation.take(said(tokenizer, text, finish)).finish == reason
 
 
 def test_a_stop_string_behind_a_call_ends_the_answer_with_it(tokenizer: Tokenizer) -> None:
-    reading = Reading("</think>", (LOOK,))
-    generation, stream = started(tokenizer, chat=reading, stop=("</tool_call>",))
+    parse_options = ParseOptions("</think>", (LOOK,))
+    generation, stream = started(tokenizer, chat=parse_options, stop=("</tool_call>",))
     delta = generation.take(said(tokenizer, CALL + CALL, None))
     start, arguments = delta.pieces
     assert isinstance(start, ToolCallStart)
@@ -164,7 +164,7 @@ def test_a_stop_string_behind_a_call_ends_the_answer_with_it(tokenizer: Tokenize
 def test_nothing_is_taken_after_the_last_call_that_is_allowed(
     tokenizer: Tokenizer, finish: FinishReason | None
 ) -> None:
-    generation, stream = started(tokenizer, chat=Reading("</think>", (LOOK,), max_calls=1))
+    generation, stream = started(tokenizer, chat=ParseOptions("</think>", (LOOK,), max_calls=1))
     arguments_end = CALL.index("}}") + 1
     last = said(tokenizer, CALL[:arguments_end], finish)
     delta = generation.take([*last, *said(tokenizer, CALL[arguments_end:] + "more", None)])
@@ -210,7 +210,7 @@ def test_a_fault_is_raised_and_never_an_end(
 def test_a_piece_of_content_knows_its_tokens_however_steps_come_together(
     tokenizer: Tokenizer, batches: int
 ) -> None:
-    chat = Reading("assistant\n", (LOOK,))
+    chat = ParseOptions("assistant\n", (LOOK,))
     text = f"<think>Hm</think>\n\nAb\n{CALL}\ncd STOP"
     generation, _ = started(tokenizer, chat=chat, stop=("STOP",))
     ids = ids_of(tokenizer, text)

@@ -71,10 +71,10 @@ def test_a_model_knows_when_it_was_first_served() -> None:
 
 
 def test_every_answer_has_a_name_of_its_own(service: Service) -> None:
-    names = {service.heading("cmpl").id for _ in range(100)}
+    names = {service.new_metadata("cmpl").id for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("cmpl-") for name in names)
-    assert service.heading("msg", "_").id.startswith("msg_")
+    assert service.new_metadata("msg", "_").id.startswith("msg_")
 
 
 def test_token_ids_are_those_of_the_model(service: Service) -> None:

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 from server.generation import Delta, TokenReport, Usage
 from server.protocol.answers import (
-    Heading,
     Json,
+    ResponseMetadata,
     TokenText,
     token_objects,
     usage_chunks,
     usage_object,
 )
-from server.protocol.common import Wanted
+from server.protocol.common import ResponseOptions
 from server.protocol.errors import ApiError
 from server.text.pieces import AnswerPiece, Part, Piece, ToolCallStart
 
@@ -60,19 +60,19 @@ class ChatAnswer:
 
     events_have_names: ClassVar[bool] = False
 
-    heading: Heading
+    metadata: ResponseMetadata
     token_bytes: TokenText
-    wanted: Wanted
+    response_options: ResponseOptions
     _choices: list[_ChatChoice] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._choices = [_ChatChoice() for _ in range(self.wanted.choices)]
+        self._choices = [_ChatChoice() for _ in range(self.response_options.choices)]
 
     def first_chunks(self) -> list[Json]:
         """Say who speaks; sent before anything is generated."""
         return [
             self._chunk(index, {"role": "assistant", "content": ""}, None, None)
-            for index in range(self.wanted.choices)
+            for index in range(self.response_options.choices)
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
@@ -92,7 +92,7 @@ class ChatAnswer:
 
     def last_chunks(self, usage: Usage) -> list[Json]:
         """Usage, where it was asked for."""
-        return usage_chunks(self.heading, "chat.completion.chunk", usage, self.wanted)
+        return usage_chunks(self.metadata, "chat.completion.chunk", usage, self.response_options)
 
     def failure(self, error: ApiError) -> Json:
         """The error alone."""
@@ -110,14 +110,14 @@ class ChatAnswer:
     def whole(self, usage: Usage) -> Json:
         """The answer in one object."""
         choices = [choice.object(index) for index, choice in enumerate(self._choices)]
-        return self.heading.object("chat.completion", choices) | {
-            "usage": usage_object(usage, self.wanted.cache_report)
+        return self.metadata.object("chat.completion", choices) | {
+            "usage": usage_object(usage, self.response_options.cache_report)
         }
 
     def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        chunk = self.heading.object("chat.completion.chunk", [choice])
-        return chunk | {"usage": None} if self.wanted.include_usage else chunk
+        chunk = self.metadata.object("chat.completion.chunk", [choice])
+        return chunk | {"usage": None} if self.response_options.include_usage else chunk
 
 
 def _chat_fields(piece: AnswerPiece) -> Json:

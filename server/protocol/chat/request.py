@@ -11,7 +11,7 @@ from server.conversation import Conversation, TemplateArguments, Thinking
 from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
-from server.protocol.common import Count, ListOf, SamplingFields, TemplateValue, WireModel
+from server.protocol.common import Count, ListOf, OpenAISamplingFields, TemplateValue, WireModel
 from server.protocol.errors import invalid
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
@@ -81,7 +81,7 @@ def thinking(
     return Thinking(enabled, budget)
 
 
-class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingFields):
+class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
     """The body of a request; server/protocol/fields.py says what becomes of each field."""
 
     rules = CHAT_FIELDS

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from engine.types import TokenLogprobs
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, TokenText, usage_chunks, usage_object
-from server.protocol.common import Wanted
+from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_chunks, usage_object
+from server.protocol.common import ResponseOptions
 from server.protocol.errors import ApiError
 from server.text.pieces import Piece
 from server.text.tokenizer import EncodedText
@@ -38,19 +38,19 @@ class _TextChoice:
 
 @dataclass(slots=True)
 class TextAnswer:
-    """One text completion, streamed or whole: ``wanted.choices`` answers to each prompt."""
+    """One text completion, streamed or whole, ``response_options.choices`` of each prompt."""
 
     events_have_names: ClassVar[bool] = False
 
-    heading: Heading
+    metadata: ResponseMetadata
     token_bytes: TokenText
-    wanted: Wanted
+    response_options: ResponseOptions
     prompts: int = 1
     echo: Echo | None = None
     _choices: list[_TextChoice] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._choices = [_TextChoice() for _ in range(self.prompts * self.wanted.choices)]
+        self._choices = [_TextChoice() for _ in range(self.prompts * self.response_options.choices)]
 
     def first_chunks(self) -> list[Json]:
         """Nothing needs to be said first."""
@@ -62,12 +62,12 @@ class TextAnswer:
         if not text and logprobs is None and delta.finish is None:
             return []
         choice = _text_choice(delta.index, text, logprobs, delta.finish)
-        chunk = self.heading.object("text_completion", [choice])
-        return [chunk | {"usage": None} if self.wanted.include_usage else chunk]
+        chunk = self.metadata.object("text_completion", [choice])
+        return [chunk | {"usage": None} if self.response_options.include_usage else chunk]
 
     def last_chunks(self, usage: Usage) -> list[Json]:
         """Usage, where it was asked for."""
-        return usage_chunks(self.heading, "text_completion", usage, self.wanted)
+        return usage_chunks(self.metadata, "text_completion", usage, self.response_options)
 
     def failure(self, error: ApiError) -> Json:
         """The error alone."""
@@ -89,8 +89,8 @@ class TextAnswer:
             _text_choice(index, choice.text, choice.logprobs, choice.finish)
             for index, choice in enumerate(self._choices)
         ]
-        return self.heading.object("text_completion", choices) | {
-            "usage": usage_object(usage, self.wanted.cache_report)
+        return self.metadata.object("text_completion", choices) | {
+            "usage": usage_object(usage, self.response_options.cache_report)
         }
 
     def _grown(self, delta: Delta) -> tuple[str, Json | None]:
@@ -109,7 +109,7 @@ class TextAnswer:
     def _prompt(self, index: int) -> EncodedText:
         """The prompt of a choice."""
         assert self.echo is not None
-        return self.echo.prompts[index // self.wanted.choices]
+        return self.echo.prompts[index // self.response_options.choices]
 
     def _rows(self, delta: Delta) -> Iterator[Row]:
         """The generated tokens of a delta."""

@@ -6,7 +6,7 @@ from typing import cast
 from pydantic import Field
 
 from server.config import LimitsSection
-from server.protocol.common import SamplingFields, TextsOrIds
+from server.protocol.common import OpenAISamplingFields, TextsOrIds
 from server.protocol.errors import invalid
 from server.protocol.fields import COMPLETION_FIELDS
 
@@ -16,7 +16,7 @@ MAX_LOGPROBS = 5
 PromptText = str | list[int]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(OpenAISamplingFields):
     """The body of a request."""
 
     rules = COMPLETION_FIELDS
@@ -29,7 +29,7 @@ class CompletionRequest(SamplingFields):
     def check(self, limits: LimitsSection) -> None:
         """What the types cannot say."""
         super().check(limits)
-        if self.best_of not in (None, self.wanted.choices):
+        if self.best_of not in (None, self.response_options.choices):
             raise invalid("best_of is not supported, unless it is n: use n.", "best_of")
         if len(self.prompts) > limits.max_prompts:
             raise invalid(

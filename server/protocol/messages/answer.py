@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, cache_miss, written_tokens
+from server.protocol.answers import Json, ResponseMetadata, cache_miss, written_tokens
 from server.protocol.errors import ApiError
 from server.protocol.messages.errors import message_error
 from server.request_ids import current_request_id
@@ -125,7 +125,7 @@ class MessageAnswer:
 
     events_have_names: ClassVar[bool] = True
 
-    heading: Heading
+    metadata: ResponseMetadata
     prompt_tokens: int
     context_ends_it: bool = False
     """Whether the model's context has less room than was asked for."""
@@ -176,10 +176,10 @@ class MessageAnswer:
 
     def _message(self, content: list[Json], usage: Json) -> Json:
         return {
-            "id": self.heading.id,
+            "id": self.metadata.id,
             "type": "message",
             "role": "assistant",
-            "model": self.heading.model,
+            "model": self.metadata.model,
             "content": content,
             **self._end,
             "usage": usage,

@@ -7,7 +7,7 @@ from pydantic import Field
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
-from server.protocol.common import CacheSalt, DrawingFields, ListOf, WireModel
+from server.protocol.common import CacheSalt, ListOf, SamplingFields, WireModel
 from server.protocol.errors import invalid
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
 from server.protocol.messages.fields import MESSAGES_FIELDS
@@ -106,7 +106,7 @@ class ConversationFields(StructureFields):
         return thinking(effort, efforts, enabled=self.enable_thinking if said is None else said)
 
 
-class MessagesRequest(ConversationFields, DrawingFields):
+class MessagesRequest(ConversationFields, SamplingFields):
     """The body of a request; server/protocol/messages/fields.py says what becomes of each field."""
 
     rules = MESSAGES_FIELDS

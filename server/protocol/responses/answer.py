@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, TokenText, usage_object, written_tokens
+from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_object, written_tokens
 from server.protocol.errors import ApiError
 from server.protocol.responses.output import Output
 
@@ -17,7 +17,7 @@ class ResponseAnswer:
 
     events_have_names: ClassVar[bool] = True
 
-    heading: Heading
+    metadata: ResponseMetadata
     """Its id is ``resp_`` and what no other response has."""
     token_bytes: TokenText
     repeated: Json
@@ -31,7 +31,7 @@ class ResponseAnswer:
     _finish: str = "stop"
 
     def __post_init__(self) -> None:
-        key = self.heading.id.removeprefix("resp_")
+        key = self.metadata.id.removeprefix("resp_")
         self._output = Output(key, self.token_bytes, self.packs_thoughts)
 
     def first_chunks(self) -> list[Json]:
@@ -81,14 +81,14 @@ class ResponseAnswer:
 
     def _object(self, status: str) -> Json:
         return {
-            "id": self.heading.id,
+            "id": self.metadata.id,
             "object": "response",
-            "created_at": self.heading.created,
+            "created_at": self.metadata.created,
             "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "model": self.heading.model,
+            "model": self.metadata.model,
             "output": [],
             "usage": None,
             **self.repeated,

@@ -12,7 +12,7 @@ from server.protocol.answers import Json
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import Effort, ThinkingFields
 from server.protocol.chat.tools import read_tool_choice
-from server.protocol.common import Count, ListOf, SamplingFields, WireModel
+from server.protocol.common import Count, ListOf, OpenAISamplingFields, WireModel
 from server.protocol.errors import invalid, quoted
 from server.protocol.output_format import StructureFields
 from server.protocol.responses.fields import RESPONSES_FIELDS
@@ -97,7 +97,7 @@ class TextField(WireModel):
         return {"format": wanted.object(), **said}
 
 
-class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingFields):
+class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
     """The body of a request; fields.py beside it says what becomes of each field."""
 
     model_config = ConfigDict(

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from engine.types import TokenConstraint
 from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
+from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.error import GrammarError
 from server.text.grammar.judging import Verdict
@@ -16,7 +17,6 @@ from server.text.grammar.lazy_calls import LazyCalls
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
 from server.text.grammar.thoughts import ThoughtConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
-from server.text.grammar.wish import ThinkingStart, Wish, form_json
 
 THREADS = 2
 # Whose memory is in use waits for answers to end: so long, and looks so often.
@@ -29,14 +29,14 @@ class GrammarMemoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """How much wishes may cost."""
+    """What compiling constraints may cost."""
 
     max_bytes: int
     """Of schemas, patterns and grammars of one request, as JSON."""
     max_memory_bytes: int
     """Of all compiled grammars together."""
     max_cached: int
-    """Compiled grammars that are kept for requests that wish the same."""
+    """Compiled grammars that are kept for requests with the same constraint."""
     max_mask_s: float
     """Processor time that one mask may take."""
     max_begun_s: float
@@ -54,7 +54,7 @@ class Judging(Protocol):
 
 
 class GrammarCompiler:
-    """Makes constraints of wishes."""
+    """Compile constraint specs into constraints."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class GrammarCompiler:
         _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # they are kept
         return ""
 
-    async def compile(self, wish: Wish, said: str = "") -> TokenConstraint | None:
+    async def compile(self, spec: ConstraintSpec, said: str = "") -> TokenConstraint | None:
         """The constraint of an answer; None where there is nothing to hold it to. said: what it has
         begun with.
 
@@ -90,12 +90,12 @@ class GrammarCompiler:
         UnfitBeginningError where the form does not allow what was said; JudgeBusyError and
         GrammarMemoryError where there is no room for it now.
         """
-        if not wish.has_form and not wish.has_budget:
+        if not spec.has_form and not spec.has_budget:
             return None
-        answer = await self._answer(wish, said) if wish.has_form else None
-        if answer is not None and wish.thinking is ThinkingStart.SAYING:
+        answer = await self._answer(spec, said) if spec.has_form else None
+        if answer is not None and spec.thinking is ThinkingStart.SAYING:
             return answer
-        return ThoughtConstraint(answer, self._vocabulary, wish.thinking, wish.thinking_budget)
+        return ThoughtConstraint(answer, self._vocabulary, spec.thinking, spec.thinking_budget)
 
     async def close(self) -> None:
         """End the process that judges. The next form begins anew."""
@@ -104,10 +104,10 @@ class GrammarCompiler:
             loaded.threads.shutdown(wait=False, cancel_futures=True)
             await loaded.judge.close()
 
-    async def _answer(self, wish: Wish, said: str) -> TokenConstraint:
-        grammar = await self._grammar(wish)
+    async def _answer(self, spec: ConstraintSpec, said: str) -> TokenConstraint:
+        grammar = await self._grammar(spec)
         constraint = GrammarConstraint(grammar, self._vocabulary.words, self._limits.max_mask_s)
-        if wish.is_lazy:
+        if spec.is_lazy:
             return LazyCalls(constraint, self._vocabulary)
         return await self._after(constraint, said) if said else constraint
 
@@ -121,14 +121,14 @@ class GrammarCompiler:
 
         return await asyncio.get_running_loop().run_in_executor(loaded.threads, after)
 
-    async def _grammar(self, wish: Wish) -> CompiledGrammar:
-        form = await asyncio.to_thread(form_json, wish, self._limits.max_bytes)
+    async def _grammar(self, spec: ConstraintSpec) -> CompiledGrammar:
+        form = await asyncio.to_thread(form_json, spec, self._limits.max_bytes)
         digest = hashlib.sha256(form.encode()).digest()
         found = self._cache.get(digest)
         if found is None:
             found = await self._made(digest, form)
         if isinstance(found, Refusal):
-            raise GrammarError(found.message, found.param or wish.param)
+            raise GrammarError(found.message, found.param or spec.param)
         return found
 
     async def _made(self, digest: bytes, form: str) -> CompiledGrammar | Refusal:

@@ -10,11 +10,11 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
+from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
 from server.text.grammar.error import GrammarError, faults_of
 from server.text.grammar.merged_patterns import MAX_PATTERNS
 from server.text.grammar.schemas import check_repeats, checked_schema
 from server.text.grammar.tokenizer_facts import TokenizerFacts
-from server.text.grammar.wish import TOOLS_PARAM, Wish
 from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
 
 Grammar = dict[str, Any]
@@ -45,23 +45,23 @@ MAX_RULES = 500
 ANY_OBJECT = {"type": "object"}
 
 
-def grammar_text(wish: Wish, facts: TokenizerFacts) -> str:
+def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
     """The grammar of an answer that has a form; or, of a lazy one, of one call behind its opening
     tag. Raises GrammarError.
     """
     grammar = CallGrammar(facts.tags)
     ways = []
-    if wish.output is not None and not wish.must_call:
-        with faults_of(wish.output.param):
-            ways.append(grammar.add_part("answer", output_grammar(wish.output, facts)))
-    if wish.tools:
+    if spec.output is not None and not spec.must_call:
+        with faults_of(spec.output.param):
+            ways.append(grammar.add_part("answer", output_grammar(spec.output, facts)))
+    if spec.tools:
         with faults_of(TOOLS_PARAM):
-            schemas = [_arguments(tool, wish.must_call) for tool in wish.tools]
-            names = [tool.name for tool in wish.tools]
+            schemas = [_arguments(tool, spec.must_call) for tool in spec.tools]
+            names = [tool.name for tool in spec.tools]
             grammar.add_calls(
-                dict(zip(names, schemas, strict=True)), wish.tool_format, wish.is_lazy
+                dict(zip(names, schemas, strict=True)), spec.tool_format, spec.is_lazy
             )
-        several = wish.parallel and not wish.is_lazy
+        several = spec.parallel and not spec.is_lazy
         ways.append(f'call ("\\n" call){{0,{MAX_CALLS - 1}}}' if several else "call")
     return grammar.text(" | ".join(ways))
 

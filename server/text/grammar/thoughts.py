@@ -6,9 +6,9 @@ from enum import Enum
 import numpy as np
 
 from engine.types import TokenConstraint
+from server.text.grammar.constraint_spec import ThinkingStart
 from server.text.grammar.constraints import TagWatch
 from server.text.grammar.vocabulary import Vocabulary, set_bits
-from server.text.grammar.wish import ThinkingStart
 from server.text.parser import CLOSE, OPEN
 
 OPEN_TAG, CLOSE_TAG = OPEN.encode(), CLOSE.encode()

@@ -20,7 +20,7 @@ from openai.types.responses.response_create_params import (
 
 from server.config import LimitsSection
 from server.protocol.chat.request import ChatRequest
-from server.protocol.common import DrawingFields, SamplingFields
+from server.protocol.common import OpenAISamplingFields, SamplingFields
 from server.protocol.completions.request import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.errors import ApiError
@@ -42,14 +42,14 @@ from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 API = Path(__file__).parents[3] / "API.md"
 Body = (
-    type[DrawingFields] | type[EmbeddingRequest] | type[TokenizeRequest] | type[DetokenizeRequest]
+    type[SamplingFields] | type[EmbeddingRequest] | type[TokenizeRequest] | type[DetokenizeRequest]
 )
 TABLES: dict[Body, tuple[FieldRule, ...]] = {
     ChatRequest: CHAT_FIELDS,
     CompletionRequest: COMPLETION_FIELDS,
     ResponsesRequest: RESPONSES_FIELDS,
     EmbeddingRequest: EMBEDDING_FIELDS,
-    SamplingFields: SAMPLING_FIELDS,
+    OpenAISamplingFields: SAMPLING_FIELDS,
     MessagesRequest: MESSAGES_FIELDS,
     TokenizeRequest: TOKENIZE_FIELDS,
     DetokenizeRequest: DETOKENIZE_FIELDS,
@@ -59,7 +59,7 @@ BODIES: dict[Body, dict[str, Any]] = {
     CompletionRequest: {"prompt": "Hello"},
     ResponsesRequest: {"input": "Hello"},
     EmbeddingRequest: {"input": "Hello"},
-    SamplingFields: {},
+    OpenAISamplingFields: {},
     MessagesRequest: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
     TokenizeRequest: {"prompt": "Hello"},
     DetokenizeRequest: {"tokens": [1]},

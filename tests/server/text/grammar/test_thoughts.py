@@ -3,9 +3,9 @@ from random import Random
 import pytest
 
 from engine.types import TokenConstraint
+from server.text.grammar.constraint_spec import ThinkingStart
 from server.text.grammar.thoughts import ThoughtConstraint
 from server.text.grammar.vocabulary import Vocabulary
-from server.text.grammar.wish import ThinkingStart
 from server.text.tokenizer import Tokenizer
 from tests.constraints import Scripted
 from tests.engines import VOCAB

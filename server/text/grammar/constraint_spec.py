@@ -24,7 +24,7 @@ class ThinkingStart(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ConstraintSpec:
     """What an answer must be like."""
 
     output: OutputFormat | None = None
@@ -62,19 +62,19 @@ class Wish:
         return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
 
 
-def form_json(wish: Wish, max_bytes: int) -> str:
+def form_json(spec: ConstraintSpec, max_bytes: int) -> str:
     """Write the form of what is said as JSON: the same for the same form.
 
     Raises GrammarError, before more than ``max_bytes`` are written, for what is too long, or no
     JSON.
     """
-    output = wish.output
+    output = spec.output
     form = {
         "output": None if output is None else [output.kind, output.value, output.param],
-        "tools": [[tool.name, tool.parameters, tool.strict] for tool in wish.tools],
-        "tool_format": wish.tool_format.value,
-        "must_call": wish.must_call,
-        "parallel": wish.parallel,
+        "tools": [[tool.name, tool.parameters, tool.strict] for tool in spec.tools],
+        "tool_format": spec.tool_format.value,
+        "must_call": spec.must_call,
+        "parallel": spec.parallel,
     }
     pieces, size = list[str](), 0
     try:
@@ -82,19 +82,19 @@ def form_json(wish: Wish, max_bytes: int) -> str:
         for piece in json.JSONEncoder(allow_nan=False).iterencode(form):
             size += len(piece)
             if size > max_bytes:
-                raise GrammarError(f"it has more than {max_bytes} bytes", wish.param)
+                raise GrammarError(f"it has more than {max_bytes} bytes", spec.param)
             pieces.append(piece)
     except (ValueError, RecursionError) as error:
         if isinstance(error, GrammarError):
             raise
-        raise GrammarError("it is not JSON, or nested too deeply", wish.param) from error
+        raise GrammarError("it is not JSON, or nested too deeply", spec.param) from error
     return "".join(pieces)
 
 
-def form_of_json(text: str) -> Wish:
+def form_of_json(text: str) -> ConstraintSpec:
     """Read what ``form_json`` has written."""
     form: dict[str, Any] = json.loads(text)
-    return Wish(
+    return ConstraintSpec(
         output=None if form["output"] is None else OutputFormat(*form["output"]),
         tools=tuple(
             Tool(name, parameters=parameters, strict=strict)
