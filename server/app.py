@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from server.drain import DrainGuard
-from server.failures import failure
 from server.guards.body import BodyLimit
 from server.guards.bugs import BugGuard
 from server.guards.headers import SafeHeaders
@@ -22,9 +21,10 @@ from server.guards.keys import KeyGuard, Keys
 from server.guards.origins import AllowedOrigins, OriginGuard
 from server.guards.slashes import TrailingSlash
 from server.guards.unread import UnreadBody
+from server.http_errors import error_response
 from server.idle_memory import release_when_idle
 from server.openapi import DescribedApp
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.request_observer import RequestObserver
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.chat import chat_routes
@@ -120,7 +120,7 @@ def _add_guards(app: FastAPI, service: Service) -> None:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return failure(request.scope, error)
+    return error_response(request.scope, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

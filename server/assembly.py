@@ -31,7 +31,7 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.config import Config, Tables
 from server.drained_server import listen
-from server.faults import ModelError, SettingError, engine_fault
+from server.startup_errors import ModelError, SettingError, engine_error
 from server.guards.access import check_access
 from server.hub import (
     ModelNotFoundError,
@@ -81,7 +81,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
     overseer = Overseer(
         client,
         watchdog_s=settings.engine.watchdog_s,
-        exit_code=lambda: engine_fault(model.plan.on_gpu and client.substrate_failed).exit_code,
+        exit_code=lambda: engine_error(model.plan.on_gpu and client.substrate_failed).exit_code,
         pressure=pressure_source() if settings.cache.heed_pressure else None,
     )
     overseer.start()
@@ -95,7 +95,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
         keep_what_is_there()
         listen(settings, service, listener)
         if not client.alive:
-            raise engine_fault(model.plan.on_gpu and client.substrate_failed)
+            raise engine_error(model.plan.on_gpu and client.substrate_failed)
     finally:
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
@@ -161,7 +161,7 @@ def read_model(name: str, settings: Config) -> ModelFiles:
     """A model's files. Weights of the hub are fetched when all else has been found right, and these
     fit into this machine. Raises StartError."""
     embeds = EMBEDS[settings.engine.task]
-    with faults_of_the_model():
+    with model_errors():
         found = find_model(name)
         folder = found.folder
         if found.missing:
@@ -192,8 +192,8 @@ def read_model(name: str, settings: Config) -> ModelFiles:
 
 
 @contextmanager
-def faults_of_the_model() -> Iterator[None]:
-    """Faults of the model's files, as ModelError."""
+def model_errors() -> Iterator[None]:
+    """Raise errors of the model's files as ModelError."""
     try:
         yield
     except (ModelNotFoundError, CheckpointError, TokenizerError, SamplingDefaultsError) as error:
@@ -256,7 +256,7 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
         lost = engine_plan.on_gpu and client.substrate_failed
-        raise engine_fault(lost, f"the engine did not start: {error}") from error
+        raise engine_error(lost, f"the engine did not start: {error}") from error
     finally:
         bar.close()
     return client

@@ -1,8 +1,8 @@
 """The command line.
 
-Exit codes (``server/faults.py``): 0 after a clean end, 1 when the engine failed or nothing can
-serve, 2 for settings that cannot work, 3 for a model that cannot be served, 4 when the GPU's memory
-of K and V failed: started again, quire takes another substrate.
+Exit codes (``server/startup_errors.py``): 0 after a clean end, 1 when the engine failed or nothing
+can serve, 2 for settings that cannot work, 3 for a model that cannot be served, 4 when the GPU's
+memory of K and V failed: started again, quire takes another substrate.
 """
 
 import os
@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from server.config import Tables
-from server.faults import StartError
 from server.settings import with_further
+from server.startup_errors import StartError
 
 HEAD_OF_LINE = "quire"
 

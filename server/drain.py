@@ -12,9 +12,9 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.failures import failure
 from server.guards.refusals import CountRefusal, Refusal
-from server.protocol.errors import SHUTTING_DOWN, shutting_down
+from server.http_errors import error_response
+from server.protocol.wire_errors import SHUTTING_DOWN, shutting_down
 
 # What error events have to reach their readers.
 LAST_WORDS_S = 1.0
@@ -116,7 +116,7 @@ class DrainGuard:
         if scope["type"] != "http" or scope["path"] in STAYS_OPEN:
             await self._app(scope, receive, send)
             return
-        refusal = failure(scope, shutting_down(self._retry_after_s))
+        refusal = error_response(scope, shutting_down(self._retry_after_s))
         if self._drain.draining:
             self._count_refusal(Refusal.DRAINING)
             await refusal(scope, receive, send)

@@ -6,7 +6,7 @@ import socket
 import time
 from contextlib import suppress
 
-from server.faults import SettingError
+from server.startup_errors import SettingError
 
 # For a stranger at our address to say who it is.
 ASK_TIMEOUT_S = 2.0

@@ -9,7 +9,7 @@ from engine.types import PrefixSalt, TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
 from server.protocol.common import SamplingFields, answer_length
-from server.protocol.errors import (
+from server.protocol.wire_errors import (
     MAX_NAME_CHARS,
     ApiError,
     ContextOverflowError,
@@ -24,7 +24,7 @@ from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
-from server.text.grammar.error import GrammarError, UnfitBeginningError
+from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
 from server.text.pieces import Part
 from server.text.thoughts import Recalled

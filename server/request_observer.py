@@ -3,7 +3,7 @@
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.failures import REQUEST_ID_HEADER
+from server.http_errors import REQUEST_ID_HEADER
 from server.log import places_of
 from server.metrics import Metrics
 from server.metrics.answer_times import RequestTimes

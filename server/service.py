@@ -24,7 +24,8 @@ from server.metrics.answer_times import RequestTimes
 from server.protocol.answers import ResponseMetadata
 from server.protocol.body_limits import limits_by_path
 from server.protocol.common import WireModel
-from server.protocol.errors import (
+from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import (
     ApiError,
     ContextOverflowError,
     from_validation,
@@ -36,7 +37,6 @@ from server.protocol.errors import (
     shutting_down,
     unavailable,
 )
-from server.protocol.unseen import Unseen
 from server.recent_requests import RecentRequests
 from server.salts import Salts, request_key
 from server.text.calls.written import WrittenCalls

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from server.config import Config, Tables, load, read_file
-from server.faults import SettingError
 from server.setting_names import unknown_setting, unknown_variable
+from server.startup_errors import SettingError
 
 
 def read_settings(file: Path | None, flags: Tables) -> Config:

@@ -17,7 +17,7 @@ from server.choices import Choices
 from server.generation import GenerationError
 from server.json_response import json_pieces, paced
 from server.protocol.answers import Answer
-from server.protocol.errors import generation_failed
+from server.protocol.wire_errors import generation_failed
 
 DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": waiting\n\n"

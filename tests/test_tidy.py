@@ -59,7 +59,7 @@ TESTED_ELSEWHERE = {
     "kvcache/buffer_pool.py": "tests/kvcache/test_manager.py",
     "kvcache/sequences.py": "tests/kvcache/test_prefix_cache.py",
     "kvcache/stats.py": "tests/kvcache/test_manager.py",
-    "server/faults.py": "tests/server/test_cli.py",
+    "server/startup_errors.py": "tests/server/test_cli.py",
     "server/guards/refusals.py": "tests/server/metrics/test_requests.py",
     "server/guards/slashes.py": "tests/server/test_app.py",
 }

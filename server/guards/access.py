@@ -3,11 +3,11 @@
 import socket
 
 from server.config import Config
-from server.faults import SettingError
 from server.guards.authority import is_loopback, read_address
 from server.guards.hosts import WILDCARDS, AllowedHosts
 from server.guards.keys import Keys
 from server.guards.origins import AllowedOrigins
+from server.startup_errors import SettingError
 
 
 def check_access(settings: Config) -> None:

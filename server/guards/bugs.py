@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.guards.refusals import answer_with
-from server.protocol.errors import internal_error
+from server.protocol.wire_errors import internal_error
 
 
 class BugGuard:

@@ -23,7 +23,7 @@ from server.config import LimitsSection
 from server.guards.overflow import OverflowProtocol, too_many_connections
 from server.guards.refusals import Refusal, whole_answer
 from server.metrics import Metrics
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 
 # Of requests that come before the answer to the one before them, so much is read ahead.
 MAX_AHEAD_BYTES = 65536

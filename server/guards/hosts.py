@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import Config
-from server.faults import SettingError
 from server.guards.authority import Address, read_address, read_authority
 from server.guards.refusals import CountRefusal, Refusal, answer_with
-from server.protocol.errors import ApiError, invalid
+from server.protocol.wire_errors import ApiError, invalid
+from server.startup_errors import SettingError
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]", "host.docker.internal")
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104

@@ -10,10 +10,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import AccessSection
-from server.faults import SettingError
 from server.guards.refusals import CountRefusal, Refusal, answer_with
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.salts import request_key
+from server.startup_errors import SettingError
 
 MIN_KEY_CHARS = 16
 OPEN_PATHS = ("/", "/health")

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import AccessSection
-from server.faults import SettingError
 from server.guards.authority import is_loopback, read_authority
 from server.guards.headers import adding
 from server.guards.refusals import CountRefusal, Refusal, answer_with
-from server.protocol.errors import ApiError, invalid
+from server.protocol.wire_errors import ApiError, invalid
+from server.startup_errors import SettingError
 
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\s]*)")
 SCHEMES_OF_PROGRAMS = frozenset({"app", "tauri", "file", "vscode-webview", "vscode-file"})

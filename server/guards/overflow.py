@@ -4,7 +4,7 @@ import asyncio
 
 from server.config import LimitsSection
 from server.guards.refusals import whole_answer
-from server.protocol.errors import ApiError, come_back
+from server.protocol.wire_errors import ApiError, come_back
 
 
 class OverflowProtocol(asyncio.Protocol):

@@ -5,9 +5,9 @@ from enum import StrEnum
 
 from starlette.types import Receive, Scope, Send
 
-from server.failures import failure
 from server.guards.headers import SAFE_HEADERS
-from server.protocol.errors import ApiError
+from server.http_errors import error_response
+from server.protocol.wire_errors import ApiError
 
 
 class Refusal(StrEnum):
@@ -31,12 +31,12 @@ CountRefusal = Callable[[Refusal], None]
 
 async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """The error instead of whatever stands behind a guard."""
-    await failure(scope, error)(scope, receive, send)
+    await error_response(scope, error)(scope, receive, send)
 
 
 def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """The error for a connection that ends with it: status, headers, body."""
-    response = failure({"path": path, "headers": []}, error)
+    response = error_response({"path": path, "headers": []}, error)
     for name, value in ({"Connection": "close"} | SAFE_HEADERS).items():
         response.headers[name] = value
     return response.status_code, response.raw_headers, bytes(response.body)

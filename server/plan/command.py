@@ -5,7 +5,7 @@ from pathlib import Path
 
 from server.assembly import (  # before anything that imports MLX: it loads the BLAS
     engine_config,
-    faults_of_the_model,
+    model_errors,
     make_plan,
 )
 
@@ -17,7 +17,7 @@ from engine.planning.shape import read_shape
 from engine.substrate import metal_device
 from kvcache.layout import LayoutError
 from server.config import Config
-from server.faults import SettingError
+from server.startup_errors import SettingError
 from server.hub import find_model
 from server.plan.text import report_lines
 from server.settings import read_settings
@@ -46,7 +46,7 @@ def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
     settings = read_settings(file, {})
     device = _device(options)
     memory_bytes, working_set_bytes = _memory_bytes(options, device)
-    with faults_of_the_model():
+    with model_errors():
         folder = find_model(name, download=False).folder
         shape = read_shape(folder)
     context = options.context
@@ -103,7 +103,7 @@ def _on_this_machine(settings: Config, folder: Path) -> str:
     """How the checkpoint would lie in this machine's memory, or why that cannot be said."""
     if not any(folder.glob("model*.safetensors")):
         return f"This machine: {folder} holds no weights that could be served."
-    with faults_of_the_model():
+    with model_errors():
         checkpoint = read_checkpoint(folder)
     try:
         plan = make_plan(settings, checkpoint)

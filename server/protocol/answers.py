@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 from engine.types import PrefixReport
 from server.generation import Delta, TokenReport, Usage
 from server.protocol.common import ResponseOptions
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 
 TokenText = Callable[[int], bytes]
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from server.config import LimitsSection
-from server.protocol.errors import ApiError, body_too_large, invalid
+from server.protocol.wire_errors import ApiError, body_too_large, invalid
 from server.text.json_object import outside_texts
 
 # What the reader of JSON goes down to (jiter, in pydantic-core).

@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 
 from engine.types import SamplingParams
 from server.config import LimitsSection
-from server.protocol.errors import invalid, quoted
 from server.protocol.fields import SAMPLING_FIELDS, FieldRule, refuse_unsupported
+from server.protocol.wire_errors import invalid, quoted
 
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1

@@ -10,8 +10,8 @@ from pydantic_core import to_json
 
 from server.config import LimitsSection
 from server.protocol.common import MAX_PRIORITY, CacheSalt, TextsOrIds, WireModel
-from server.protocol.errors import invalid
 from server.protocol.fields import EMBEDDING_FIELDS, FieldRule, refuse_unsupported
+from server.protocol.wire_errors import invalid
 
 MAX_DIMENSIONS = 2**31 - 1
 Vectors = np.ndarray

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from server.protocol.errors import invalid
+from server.protocol.wire_errors import invalid
 
 
 class Rule(Enum):

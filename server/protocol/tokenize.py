@@ -12,7 +12,6 @@ from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
 from server.protocol.chat.tools import WireTool, WireToolChoice
 from server.protocol.common import CacheSalt, ListOf, TokenIds, WireModel
-from server.protocol.errors import invalid
 from server.protocol.fields import (
     DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
@@ -20,6 +19,7 @@ from server.protocol.fields import (
     refuse_unsupported,
 )
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid
 
 
 class TokenizeRequest(ContinuationFields, ThinkingFields):

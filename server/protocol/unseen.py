@@ -1,7 +1,7 @@
 """What becomes of images and files in a conversation: models here read text alone."""
 
 from server.config import UnseenRule
-from server.protocol.errors import ApiError, invalid, quoted
+from server.protocol.wire_errors import ApiError, invalid, quoted
 
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})

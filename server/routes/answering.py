@@ -11,7 +11,7 @@ from server.choices import Choices
 from server.generation import GenerationError, Prompt
 from server.json_response import json_pieces, json_response
 from server.protocol.answers import Answer
-from server.protocol.errors import generation_failed
+from server.protocol.wire_errors import generation_failed
 from server.service import Service
 from server.sse import AnswerStream
 

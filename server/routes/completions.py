@@ -14,7 +14,7 @@ from server.openapi import takes
 from server.protocol.common import answer_length
 from server.protocol.completions.answer import Echo, TextAnswer
 from server.protocol.completions.request import CompletionRequest, PromptText
-from server.protocol.errors import ContextOverflowError, too_many_tokens
+from server.protocol.wire_errors import ContextOverflowError, too_many_tokens
 from server.routes.answering import respond_to_all
 from server.salts import request_key
 from server.service import Service, new_seed, parse

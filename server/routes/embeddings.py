@@ -13,7 +13,7 @@ from server.json_response import json_response
 from server.metrics.answer_times import RequestTimes
 from server.openapi import takes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_pieces
-from server.protocol.errors import (
+from server.protocol.wire_errors import (
     generation_failed,
     input_too_long,
     invalid,

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.memory_map_cache import MemoryMapCache
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.salts import request_key
 from server.service import Service
 

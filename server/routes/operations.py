@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from server.protocol.errors import shutting_down, unavailable
+from server.protocol.wire_errors import shutting_down, unavailable
 from server.service import Service
 
 

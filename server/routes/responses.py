@@ -14,10 +14,10 @@ from server.json_response import json_pieces, json_response
 from server.openapi import takes
 from server.prompting import ChatSpec, chat_prompt, count_tokens_of
 from server.protocol.answers import Json, ResponseMetadata
-from server.protocol.errors import ApiError, invalid
 from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.responses.items import Item, WireItem
 from server.protocol.responses.request import ResponsesRequest
+from server.protocol.wire_errors import ApiError, invalid
 from server.response_store import ResponseStore, StoredResponse
 from server.routes.answering import respond
 from server.salts import request_key

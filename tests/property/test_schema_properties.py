@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from server.conversation import OutputFormat
 from server.text.grammar.constraint_spec import ConstraintSpec
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer

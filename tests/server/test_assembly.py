@@ -31,12 +31,12 @@ from server.assembly import (
 )
 from server.config import MIB, Config, ServerSection, Tables
 from server.drained_server import listen
-from server.faults import EngineError, ModelError, SettingError, SubstrateFailedError
 from server.listener import reserve
 from server.log import configure_log
 from server.plan.command import PlanOptions, plan_model
 from server.service import Service
 from server.settings import read_settings
+from server.startup_errors import EngineError, ModelError, SettingError, SubstrateFailedError
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 from tests.kvcache.metal_double import Device

@@ -19,7 +19,7 @@ import pytest
 
 from server import assembly
 from server.cli import main
-from server.faults import EngineError
+from server.startup_errors import EngineError
 from tests.abuse.processes import port_of
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer

@@ -17,7 +17,7 @@ from server.prompting import (
     encode_conversation,
 )
 from server.protocol.common import OpenAISamplingFields
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.service import Service
 from server.text.answer_parser import ParseOptions
 from server.text.calls.tool_format import ToolFormat

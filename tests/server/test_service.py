@@ -14,7 +14,7 @@ from engine.types import EngineStats, FinishReason, SamplingParams, TokenEvent
 from server.config import Config, ServerSection
 from server.generation import Prompt
 from server.protocol.chat.request import ChatRequest
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.service import ServedModel, Service, new_seed, parse
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB

@@ -13,7 +13,7 @@ from server.protocol.answers import (
     usage_object,
 )
 from server.protocol.common import ResponseOptions
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.text.pieces import AnswerPiece, Part, Piece, ToolCallStart
 
 

@@ -2,7 +2,7 @@
 
 from server.conversation import Turn
 from server.protocol.common import WireModel
-from server.protocol.errors import invalid
+from server.protocol.wire_errors import invalid
 
 NOT_CONTINUED = "Only the assistant's message can be continued, and only as the last one."
 

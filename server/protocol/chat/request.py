@@ -12,10 +12,10 @@ from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
 from server.protocol.common import Count, ListOf, OpenAISamplingFields, TemplateValue, WireModel
-from server.protocol.errors import invalid
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from server.conversation import Tool, ToolChoice
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import invalid, quoted
+from server.protocol.wire_errors import invalid, quoted
 
 WireT = TypeVar("WireT", bound=WireModel)
 # Names stand in the model's own formats, between quotes or tags.

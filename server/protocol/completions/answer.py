@@ -8,7 +8,7 @@ from engine.types import TokenLogprobs
 from server.generation import Delta, Usage
 from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_chunks, usage_object
 from server.protocol.common import ResponseOptions
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.text.pieces import Piece
 from server.text.tokenizer import EncodedText
 

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from server.config import LimitsSection
 from server.protocol.common import OpenAISamplingFields, TextsOrIds
-from server.protocol.errors import invalid
 from server.protocol.fields import COMPLETION_FIELDS
+from server.protocol.wire_errors import invalid
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5

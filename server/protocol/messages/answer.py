@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from server.generation import Delta, Usage
 from server.protocol.answers import Json, ResponseMetadata, cache_miss, written_tokens
-from server.protocol.errors import ApiError
 from server.protocol.messages.errors import message_error
+from server.protocol.wire_errors import ApiError
 from server.request_ids import current_request_id
 from server.text.calls.tool_format import CALL_OPEN
 from server.text.json_object import json_object

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from server.conversation import ToolCall, Turn
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import invalid
 from server.protocol.unseen import Unseen, unsupported
+from server.protocol.wire_errors import invalid
 
 # Claude Code's first line, which differs from one request to the next: with it nothing that
 # follows could come from the cache.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from server.protocol.errors import ApiError, ContextOverflowError
+from server.protocol.wire_errors import ApiError, ContextOverflowError
 
 TYPES = {
     400: "invalid_request_error",

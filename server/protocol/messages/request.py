@@ -8,12 +8,12 @@ from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
 from server.protocol.common import CacheSalt, ListOf, SamplingFields, WireModel
-from server.protocol.errors import invalid
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
 from server.protocol.messages.fields import MESSAGES_FIELDS
 from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offered_tools
 from server.protocol.output_format import StructureFields
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid
 
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
 SCHEMA_PARAM = "output_config.format.schema"

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from server.generation import Delta, Usage
 from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_object, written_tokens
-from server.protocol.errors import ApiError
 from server.protocol.responses.output import Output
+from server.protocol.wire_errors import ApiError
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from server.protocol.answers import Json
 from server.protocol.chat.continuation import NOT_CONTINUED
 from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import ApiError, invalid, quoted
 from server.protocol.unseen import IMAGES, Unseen
+from server.protocol.wire_errors import ApiError, invalid, quoted
 
 # What the model thought, for clients that send back nothing else. It is no secret of theirs.
 THOUGHTS_MARK = "quire1."

@@ -13,7 +13,6 @@ from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import Effort, ThinkingFields
 from server.protocol.chat.tools import read_tool_choice
 from server.protocol.common import Count, ListOf, OpenAISamplingFields, WireModel
-from server.protocol.errors import invalid, quoted
 from server.protocol.output_format import StructureFields
 from server.protocol.responses.fields import RESPONSES_FIELDS
 from server.protocol.responses.items import Input, Item, read_input
@@ -26,6 +25,7 @@ from server.protocol.responses.tools import (
 )
 from server.protocol.responses.turns import check_begun, is_begun, turns
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid, quoted
 
 # OpenAI's own limit.
 MAX_METADATA = 16

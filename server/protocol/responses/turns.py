@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from server.conversation import Role, Turn
 from server.protocol.chat.continuation import NOT_CONTINUED
-from server.protocol.errors import invalid
 from server.protocol.responses.items import CallOutputItem, Item, MessageItem, ReasoningItem
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid
 
 
 def turns(items: Iterable[tuple[str, Item]], unseen: Unseen) -> tuple[Turn, ...]:

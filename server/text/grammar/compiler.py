@@ -11,7 +11,7 @@ from engine.types import TokenConstraint
 from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
 from server.text.grammar.constraints import GrammarConstraint
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judging import Verdict
 from server.text.grammar.lazy_calls import LazyCalls
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher

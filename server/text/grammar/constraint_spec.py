@@ -7,7 +7,7 @@ from typing import Any
 
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import ToolFormat
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 
 TOOLS_PARAM = "tools"
 

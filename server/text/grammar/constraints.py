@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 
 from engine.errors import FormLimitError
 from server.text.grammar.cache import CompiledGrammar
-from server.text.grammar.error import GrammarError, UnfitBeginningError, limit_of, meaning
+from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError, limit_of, meaning
 
 READ_TOGETHER = 16  # tokens
 # Of an answer's masks, those that may take too long: the collector may run on the engine's thread

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from llguidance import LLTokenizer
 
 from server.text.grammar.constraint_spec import ConstraintSpec, form_of_json
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
 from server.text.grammar.text import grammar_text
 from server.text.grammar.tokenizer_facts import TokenizerFacts

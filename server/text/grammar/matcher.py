@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from server.text.grammar.error import GrammarError, meaning
+from server.text.grammar.grammar_errors import GrammarError, meaning
 
 # The grammar engine recurses along references and rules, up to the limits of what is compiled.
 STACK_BYTES = 256 * 1024**2

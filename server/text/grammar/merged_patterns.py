@@ -7,7 +7,7 @@ further one, without a limit of its own: 16 take a tenth of a second, 24 half a 
 from collections.abc import Iterator
 from typing import Any
 
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 
 MAX_PATTERNS = 8
 ALTERNATIVES = ("anyOf", "oneOf")

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import MAX_LEXER_STATES
 from server.text.grammar.merged_patterns import check_patterns
 

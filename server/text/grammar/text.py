@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
 from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
-from server.text.grammar.error import GrammarError, faults_of
+from server.text.grammar.grammar_errors import GrammarError, errors_of
 from server.text.grammar.merged_patterns import MAX_PATTERNS
 from server.text.grammar.schemas import check_repeats, checked_schema
 from server.text.grammar.tokenizer_facts import TokenizerFacts
@@ -52,10 +52,10 @@ def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
     grammar = CallGrammar(facts.tags)
     ways = []
     if spec.output is not None and not spec.must_call:
-        with faults_of(spec.output.param):
+        with errors_of(spec.output.param):
             ways.append(grammar.add_part("answer", output_grammar(spec.output, facts)))
     if spec.tools:
-        with faults_of(TOOLS_PARAM):
+        with errors_of(TOOLS_PARAM):
             schemas = [_arguments(tool, spec.must_call) for tool in spec.tools]
             names = [tool.name for tool in spec.tools]
             grammar.add_calls(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from llguidance import regex_to_lark
 
 from server.text.calls.argument_types import STRING, argument_types
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.schemas import LARGEST_EXACT
 
 MAX_DEPTH = 16

@@ -9,7 +9,7 @@ from engine.doctor.examine import Wishes
 from engine.doctor.report import DoctorReport
 from server.doctor import command
 from server.doctor.command import DoctorOptions, examine_machine
-from server.faults import SettingError
+from server.startup_errors import SettingError
 from tests.engine.doctor.reports import MAC
 from tests.metal_ext.programs import output_of
 

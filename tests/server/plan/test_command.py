@@ -5,9 +5,9 @@ import pytest
 from engine.machine import MachineMemory
 from engine.planning.devices import find_device
 from kvcache.metal_device import MetalDevice
-from server.faults import ModelError, SettingError
 from server.plan import command
 from server.plan.command import PlanOptions, plan_model
+from server.startup_errors import ModelError, SettingError
 from tests.models import TINY, write_config, write_model
 
 GIB = 1024**3

@@ -15,7 +15,7 @@ from server.protocol.common import (
     ResponseOptions,
     answer_length,
 )
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 
 LIMITS = LimitsSection()
 VOCAB = 100

@@ -23,7 +23,6 @@ from server.protocol.chat.request import ChatRequest
 from server.protocol.common import OpenAISamplingFields, SamplingFields
 from server.protocol.completions.request import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
-from server.protocol.errors import ApiError
 from server.protocol.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -39,6 +38,7 @@ from server.protocol.messages.request import MessagesRequest
 from server.protocol.responses.fields import RESPONSES_FIELDS
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from server.protocol.wire_errors import ApiError
 
 API = Path(__file__).parents[3] / "API.md"
 Body = (

@@ -15,7 +15,7 @@ from server.text.grammar.cache import CompiledGrammar
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import GrammarConstraint
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.matcher import new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary

@@ -8,8 +8,8 @@ import pytest
 
 from engine.types import MissReason, PrefixReport
 from server.generation import Delta
-from server.protocol.errors import internal_error
 from server.protocol.messages.answer import MessageAnswer, add_events
+from server.protocol.wire_errors import internal_error
 from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart
 from tests.server.protocol.finished import METADATA, USAGE
 

@@ -8,7 +8,6 @@ from pydantic import TypeAdapter, ValidationError
 from server.config import UnseenRule
 from server.conversation import ToolCall, Turn
 from server.protocol.common import WireModel
-from server.protocol.errors import ApiError, from_validation
 from server.protocol.responses.items import (
     Input,
     Item,
@@ -19,6 +18,7 @@ from server.protocol.responses.items import (
 )
 from server.protocol.responses.turns import turns
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError, from_validation
 
 INPUT: TypeAdapter[Any] = TypeAdapter(Input)
 SDK: TypeAdapter[Any] = TypeAdapter(ResponseItem)

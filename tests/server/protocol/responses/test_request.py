@@ -6,10 +6,10 @@ import pytest
 from engine.types import SamplingParams
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
-from server.protocol.errors import ApiError
 from server.protocol.responses.items import MessageItem
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError
 
 LIMITS, EFFORTS = LimitsSection(), ReasoningSection()
 LOOK = {"type": "function", "name": "look"}

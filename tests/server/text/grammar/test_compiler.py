@@ -10,7 +10,7 @@ from server.text.grammar import judging
 from server.text.grammar import matcher as grammar_matcher
 from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES
 from server.text.grammar.thoughts import ThoughtConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary

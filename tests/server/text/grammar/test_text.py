@@ -15,7 +15,7 @@ import pytest
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import ToolFormat
 from server.text.grammar.constraint_spec import ConstraintSpec
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.merged_patterns import MAX_PATTERNS
 from server.text.grammar.text import MAX_CALLS, MAX_RULES, grammar_text
 from server.text.grammar.tokenizer_facts import TokenizerFacts

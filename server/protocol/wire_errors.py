@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: one object, always the same shape."""
+"""Wire errors, as OpenAI clients expect them: one object, always the same shape."""
 
 import json
 import re
