@@ -15,7 +15,7 @@ from engine.types import (
 )
 from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.detokenizer import Detokenizer
-from server.text.pieces import AnswerPiece, Part, Piece, joined
+from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 from server.text.pieces import TokenReport as TokenReport
 from server.text.stop_strings import StopStrings
 from server.text.thoughts import ThoughtRecord
@@ -200,9 +200,11 @@ class Generation:
             return pieces
         first, held = pieces[0], tuple(self._held)
         self._held.clear()
-        return [replace(first, tokens=held), *pieces[1:]] if isinstance(first, Piece) else pieces
+        return (
+            [replace(first, tokens=held), *pieces[1:]] if isinstance(first, TextPiece) else pieces
+        )
 
     def _split(self, text: str) -> list[AnswerPiece]:
         if not text:
             return []
-        return self._parser.feed(text) if self._parser else [Piece(Part.CONTENT, text)]
+        return self._parser.feed(text) if self._parser else [TextPiece(Channel.CONTENT, text)]

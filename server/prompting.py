@@ -26,7 +26,7 @@ from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
-from server.text.pieces import Part
+from server.text.pieces import Channel
 from server.text.thoughts import Recalled
 from server.text.tokenizer import EncodedChat, TextTooLongError
 
@@ -274,7 +274,7 @@ def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> Con
         tools = tuple(_only_named(tool) for tool in tools)
     if options.begun_content and conversation.output is not None:
         tools = ()  # what is begun is the answer of that form, and no call
-    start = START[options.first_part]
+    start = START[options.first_channel]
     if conversation.thinking.enabled is False:
         start = ThinkingStart.SAYING
     return ConstraintSpec(
@@ -294,7 +294,7 @@ def _only_named(tool: Tool) -> Tool:
 
 
 START = {
-    Part.CONTENT: ThinkingStart.SAYING,
-    Part.REASONING: ThinkingStart.THINKING,
+    Channel.CONTENT: ThinkingStart.SAYING,
+    Channel.REASONING: ThinkingStart.THINKING,
     None: ThinkingStart.OPEN,
 }

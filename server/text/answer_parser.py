@@ -7,8 +7,8 @@ from server.conversation import Tool
 from server.text.calls.parser import CallParser, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import Remember
-from server.text.parser import ReasoningParser, thinking_part
-from server.text.pieces import AnswerPiece, Part, Piece, joined
+from server.text.parser import ReasoningParser, first_channel_of
+from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class ParseOptions:
     remember: Remember | None = field(default=None, compare=False)
     """Is told of every call as it was written."""
     begun: str = ""
-    """What follows the prompt of the answer's first part. It is read as that part alone, whatever
-    it ends with, and is no piece of the answer."""
+    """What a client has begun of the answer's first channel. It belongs to that channel alone,
+    whatever it ends with, and is no piece of the answer."""
 
     @property
-    def first_part(self) -> Part | None:
+    def first_channel(self) -> Channel | None:
         """What the answer begins with; None where the model decides."""
-        return thinking_part(self.prompt, self.begun)
+        return first_channel_of(self.prompt, self.begun)
 
     @property
     def begun_content(self) -> str:
         """The text of the content that a client has begun; empty where it has begun reasoning."""
-        return self.begun if self.first_part is Part.CONTENT else ""
+        return self.begun if self.first_channel is Channel.CONTENT else ""
 
 
 class AnswerParser:
@@ -92,7 +92,7 @@ class AnswerParser:
             return pieces
         found: list[AnswerPiece] = []
         for piece in pieces:
-            if isinstance(piece, Piece) and piece.part is Part.CONTENT:
+            if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
                 found += self._calls.feed(piece.text)
             else:
                 found.append(piece)

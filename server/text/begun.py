@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from server.conversation import Turn
-from server.text.parser import CLOSE, OPEN, thinking_part
-from server.text.pieces import Part
+from server.text.parser import CLOSE, OPEN, first_channel_of
+from server.text.pieces import Channel
 
 NO_THOUGHTS = f"{OPEN}\n\n{CLOSE}\n\n"
 LINE = "\n"
@@ -37,13 +37,13 @@ def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> Begun
     prompt: as it was rendered for an answer. closed: what the template adds to one that leaves
     thoughts to the model, so that it has none. thinks: whether the model may think.
     """
-    parts, start = _parts(turn), thinking_part(prompt)
-    if start is Part.CONTENT or not thinks:
+    parts, start = _parts(turn), first_channel_of(prompt)
+    if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.said)
     if parts.thoughts is None and not parts.said:
         return BegunAnswer()
-    if parts.thoughts is None and start is not Part.REASONING:
-        return BegunAnswer("" if start is Part.CONTENT else closed, parts.said)
+    if parts.thoughts is None and start is not Channel.REASONING:
+        return BegunAnswer("" if start is Channel.CONTENT else closed, parts.said)
     thoughts = parts.thoughts or ""
     opening = "" if prompt.endswith(LINE) else LINE
     if start is None:

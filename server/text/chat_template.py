@@ -15,8 +15,8 @@ from server.text.begun import NO_THOUGHTS, BegunAnswer, begun_answer
 from server.text.calls.marks import CallMarks
 from server.text.calls.tool_format import tool_format
 from server.text.json_object import json_object
-from server.text.parser import CLOSE, OPEN, thinking_part
-from server.text.pieces import Part
+from server.text.parser import CLOSE, OPEN, first_channel_of
+from server.text.pieces import Channel
 from server.text.special_tokens import SpecialTokens
 from server.text.template_arguments import template_arguments
 from server.text.template_trial import fault_of, try_template
@@ -140,10 +140,10 @@ class ChatTemplate:
         if not self._knows_thoughts:
             return BegunAnswer(text=turn.text)
         closed = ""
-        if turn.text and thinking_part(prompt) is None:
+        if turn.text and first_channel_of(prompt) is None:
             silent = replace(conversation, thinking=Thinking(enabled=False))
             other, _ = self.render(silent, limit=limit)
-            if thinking_part(other) is Part.CONTENT:
+            if first_channel_of(other) is Channel.CONTENT:
                 closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_THOUGHTS
         thinks = thinking.enabled is not False
         return begun_answer(turn, prompt, closed=closed, thinks=thinks)

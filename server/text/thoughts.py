@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from engine.types import PrefixSalt
 from server.conversation import Conversation, Turn
 from server.text.newest import Newest
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallStart
+from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallStart
 
 LENGTH_BYTES = 8
 
@@ -35,8 +35,8 @@ class ThoughtRecord:
     def add(self, pieces: Sequence[AnswerPiece]) -> None:
         """What the answer has grown by."""
         for piece in pieces:
-            if isinstance(piece, Piece):
-                into = self._thoughts if piece.part is Part.REASONING else self._said
+            if isinstance(piece, TextPiece):
+                into = self._thoughts if piece.channel is Channel.REASONING else self._said
                 into.append(piece.text)
             elif isinstance(piece, ToolCallStart):
                 self._first_call = self._first_call or piece.id

@@ -16,7 +16,14 @@ from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
 from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.calls.tool_format import ToolFormat
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart, joined
+from server.text.pieces import (
+    AnswerPiece,
+    Channel,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallStart,
+    joined,
+)
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import SPECIAL_TOKENS, write_tokenizer
@@ -140,7 +147,7 @@ def test_hermes_calls_arrive_as_they_were_written(
             for (name, _), each in zip(calls, written, strict=True)
         ]
     )
-    wanted: list[AnswerPiece] = [Piece(Part.CONTENT, before)] if before else []
+    wanted: list[AnswerPiece] = [TextPiece(Channel.CONTENT, before)] if before else []
     for index, ((name, _), each) in enumerate(zip(calls, written, strict=True)):
         wanted += [ToolCallStart(index, f"call_{index}", name), ToolCallArguments(index, each)]
     parse_options = ParseOptions("</think>", (LOOK,))

@@ -14,7 +14,7 @@ from server.protocol.answers import (
 )
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallStart
+from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallStart
 
 
 @dataclass(slots=True)
@@ -31,9 +31,9 @@ class _ChatChoice:
         if isinstance(piece, ToolCallStart):
             function = {"name": piece.name, "arguments": ""}
             self.calls.append({"id": piece.id, "type": "function", "function": function})
-        elif not isinstance(piece, Piece):
+        elif not isinstance(piece, TextPiece):
             self.calls[piece.index]["function"]["arguments"] += piece.text
-        elif piece.part is Part.REASONING:
+        elif piece.channel is Channel.REASONING:
             self.reasoning += piece.text
         else:
             self.content += piece.text
@@ -126,9 +126,9 @@ def _chat_fields(piece: AnswerPiece) -> Json:
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
         return {"tool_calls": [call]}
-    if not isinstance(piece, Piece):
+    if not isinstance(piece, TextPiece):
         return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
-    if piece.part is Part.REASONING:
+    if piece.channel is Channel.REASONING:
         return {"reasoning_content": piece.text, "reasoning": piece.text}
     return {"content": piece.text}
 

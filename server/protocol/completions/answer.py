@@ -9,7 +9,7 @@ from server.generation import Delta, Usage
 from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_chunks, usage_object
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
-from server.text.pieces import Piece
+from server.text.pieces import TextPiece
 from server.text.tokenizer import EncodedText
 
 Row = tuple[int, TokenLogprobs | None, int]
@@ -95,7 +95,7 @@ class TextAnswer:
 
     def _grown(self, delta: Delta) -> tuple[str, Json | None]:
         """What a delta adds to its choice; the first one, where prompts are echoed, the prompt."""
-        text = "".join(piece.text for piece in delta.pieces if isinstance(piece, Piece))
+        text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
         if self.echo is not None and not choice.begun:

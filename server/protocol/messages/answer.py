@@ -12,7 +12,7 @@ from server.protocol.wire_errors import ApiError
 from server.request_ids import current_request_id
 from server.text.calls.tool_format import CALL_OPEN
 from server.text.json_object import json_object
-from server.text.pieces import AnswerPiece, Part, ToolCallArguments, ToolCallStart
+from server.text.pieces import AnswerPiece, Channel, ToolCallArguments, ToolCallStart
 
 # Thoughts come back as they are, and nothing has to be proved of them. But clients drop those that
 # have no signature.
@@ -68,7 +68,7 @@ class _Blocks:
         if isinstance(piece, ToolCallStart):
             self._call = _Call(piece)
             return events
-        if piece.part is Part.REASONING:
+        if piece.channel is Channel.REASONING:
             return events + self._thought(piece.text)
         return events + self._text(piece.text)
 

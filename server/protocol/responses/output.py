@@ -4,7 +4,7 @@ from typing import Literal
 
 from server.protocol.answers import Json, TokenText, token_objects
 from server.protocol.responses.items import packed_thoughts
-from server.text.pieces import AnswerPiece, Part, Piece, TokenReport, ToolCallStart
+from server.text.pieces import AnswerPiece, Channel, TextPiece, TokenReport, ToolCallStart
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -12,9 +12,11 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class TextItem:
     """What is thought, or what is said: an item with one part, which grows."""
 
-    def __init__(self, id: str, part: Part, token_bytes: TokenText, packs_thoughts: bool) -> None:
+    def __init__(
+        self, id: str, channel: Channel, token_bytes: TokenText, packs_thoughts: bool
+    ) -> None:
         self._id = id
-        self._thinks = part is Part.REASONING
+        self._thinks = channel is Channel.REASONING
         self._token_bytes = token_bytes
         self._packs_thoughts = packs_thoughts
         self._event = "reasoning_text" if self._thinks else "output_text"
@@ -23,7 +25,7 @@ class TextItem:
 
     def takes(self, piece: AnswerPiece) -> bool:
         """Whether a piece belongs to this item."""
-        return isinstance(piece, Piece) and (piece.part is Part.REASONING) == self._thinks
+        return isinstance(piece, TextPiece) and (piece.channel is Channel.REASONING) == self._thinks
 
     def opened(self) -> list[Json]:
         """The item without its part, and the part without its text."""
@@ -35,7 +37,7 @@ class TextItem:
 
     def grown(self, piece: AnswerPiece) -> list[Json]:
         """Some text."""
-        assert isinstance(piece, Piece)
+        assert isinstance(piece, TextPiece)
         self._text += piece.text
         delta = self._of_part(f"response.{self._event}.delta") | {"delta": piece.text}
         return [self._with_logprobs(delta, piece.tokens)]
@@ -89,7 +91,7 @@ class CallItem:
 
     def takes(self, piece: AnswerPiece) -> bool:
         """Whether a piece belongs to this item."""
-        return not isinstance(piece, Piece | ToolCallStart)
+        return not isinstance(piece, TextPiece | ToolCallStart)
 
     def opened(self) -> list[Json]:
         """The call without its arguments."""
@@ -97,7 +99,7 @@ class CallItem:
 
     def grown(self, piece: AnswerPiece) -> list[Json]:
         """Some of the arguments."""
-        assert not isinstance(piece, Piece | ToolCallStart)
+        assert not isinstance(piece, TextPiece | ToolCallStart)
         self._arguments += piece.text
         kind = "response.function_call_arguments.delta"
         return [{"type": kind, "item_id": self._id, "delta": piece.text}]
@@ -155,7 +157,7 @@ class Output:
         """The events of the answer's end. finish: why it ended."""
         events: list[Json] = []
         if not self.items:
-            events = self.take(Piece(Part.CONTENT, ""))
+            events = self.take(TextPiece(Channel.CONTENT, ""))
         # An answer that ends by itself with a complete call ends with "tool_calls".
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
@@ -164,10 +166,10 @@ class Output:
         number = f"{self._key}{len(self._done):04x}"
         if isinstance(piece, ToolCallStart):
             return CallItem(f"fc_{number}", piece)
-        assert isinstance(piece, Piece), "arguments follow their call"
-        prefix = "rs" if piece.part is Part.REASONING else "msg"
+        assert isinstance(piece, TextPiece), "arguments follow their call"
+        prefix = "rs" if piece.channel is Channel.REASONING else "msg"
         id = f"{prefix}_{number}"
-        return TextItem(id, piece.part, self._token_bytes, self._packs_thoughts)
+        return TextItem(id, piece.channel, self._token_bytes, self._packs_thoughts)
 
     def _close(self, status: Status) -> list[Json]:
         if self._open is None:

@@ -9,7 +9,7 @@ from server.text.calls.hermes import HermesCall
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN, ToolFormat
 from server.text.calls.written import CallRecord, Remember
 from server.text.calls.xml import XmlCall
-from server.text.pieces import AnswerPiece, Part, Piece
+from server.text.pieces import AnswerPiece, Channel, TextPiece
 
 CALL_ID_BYTES = 12
 # Of a call that a client has begun: what does not look like one within so many is none.
@@ -155,7 +155,7 @@ class CallParser:
         if self.calls and not self._said:
             text = text.lstrip()
         self._said = self._said or bool(text.strip())
-        return [Piece(Part.CONTENT, text)] if text else []
+        return [TextPiece(Channel.CONTENT, text)] if text else []
 
 
 def ends_in_call(text: str, tools: tuple[Tool, ...], form: ToolFormat) -> bool:

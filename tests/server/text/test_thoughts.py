@@ -1,6 +1,6 @@
 from engine.types import PrefixSalt
 from server.conversation import ToolCall, Turn
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart
+from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments, ToolCallStart
 from server.text.thoughts import KeyOfAnswer, Thoughts
 from tests.server.harness import talk
 
@@ -25,12 +25,12 @@ def reasoning(thoughts: Thoughts, turn: Turn) -> str:
 def test_thoughts_are_gathered_and_white_space_around_an_answer_says_nothing() -> None:
     thoughts = Thoughts(1000)
     pieces = [
-        (Part.REASONING, "H"),
-        (Part.REASONING, "m."),
-        (Part.CONTENT, "Ye"),
-        (Part.CONTENT, "s.\n"),
+        (Channel.REASONING, "H"),
+        (Channel.REASONING, "m."),
+        (Channel.CONTENT, "Ye"),
+        (Channel.CONTENT, "s.\n"),
     ]
-    answered(thoughts, *(Piece(part, text) for part, text in pieces))
+    answered(thoughts, *(TextPiece(channel, text) for channel, text in pieces))
     assert reasoning(thoughts, Turn("assistant", " Yes.")) == "Hm."
     assert reasoning(thoughts, Turn("assistant", "No.")) == ""
     assert reasoning(thoughts, Turn("user", "Yes.")) == ""
@@ -44,7 +44,9 @@ def test_an_answer_with_calls_is_found_by_its_first_one_whatever_it_says() -> No
         ToolCallArguments(0, "{}"),
         ToolCallStart(1, "b", "f"),
     ]
-    answered(thoughts, Piece(Part.REASONING, "Hm."), Piece(Part.CONTENT, "So."), *calls)
+    answered(
+        thoughts, TextPiece(Channel.REASONING, "Hm."), TextPiece(Channel.CONTENT, "So."), *calls
+    )
     made = ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}")
     assert reasoning(thoughts, Turn("assistant", "", tool_calls=made)) == "Hm."
     assert reasoning(thoughts, Turn("assistant", "So.", tool_calls=made[1:])) == ""
@@ -53,9 +55,9 @@ def test_an_answer_with_calls_is_found_by_its_first_one_whatever_it_says() -> No
 
 def test_what_was_not_thought_or_not_said_is_not_kept() -> None:
     thoughts = Thoughts(1000)
-    answered(thoughts, Piece(Part.REASONING, "Hm."), Piece(Part.CONTENT, " "))
+    answered(thoughts, TextPiece(Channel.REASONING, "Hm."), TextPiece(Channel.CONTENT, " "))
     assert reasoning(thoughts, Turn("assistant")) == ""
-    answered(thoughts, Piece(Part.CONTENT, "Yes."))
+    answered(thoughts, TextPiece(Channel.CONTENT, "Yes."))
     assert reasoning(thoughts, Turn("assistant", "Yes.")) == ""
 
 

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from server.protocol.responses.items import packed_thoughts
 from server.protocol.responses.output import Output
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments
+from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments
 from tests.server.protocol.finished import BYTES, report
 from tests.server.text.calling import call, said, thought
 
@@ -79,7 +79,7 @@ def test_every_event_of_an_answer_comes_in_its_place() -> None:
 
 @pytest.mark.parametrize("packs_thoughts", [False, True])
 def test_items_and_events_are_what_the_sdk_types(packs_thoughts: bool) -> None:
-    pieces = [thought("Hm."), Piece(Part.CONTENT, "a", (report(0, -0.5, (3, -0.25)),))]
+    pieces = [thought("Hm."), TextPiece(Channel.CONTENT, "a", (report(0, -0.5, (3, -0.25)),))]
     made, events = told(*pieces, *call(0, "look", "{}"), packs_thoughts=packs_thoughts)
     for item in made.items:
         assert ITEM.validate_python(item).to_dict() == item
@@ -154,8 +154,12 @@ def test_thoughts_are_packed_once_they_are_complete() -> None:
 
 def test_log_probabilities_go_with_the_text_that_they_are_of() -> None:
     first, second = report(0, -0.5, (3, -0.25)), report(3, -1.0)
-    pieces = [Piece(Part.CONTENT, "a", (first,)), said("x"), Piece(Part.CONTENT, "bc", (second,))]
-    made, events = told(Piece(Part.REASONING, "t", (second,)), *pieces)
+    pieces = [
+        TextPiece(Channel.CONTENT, "a", (first,)),
+        said("x"),
+        TextPiece(Channel.CONTENT, "bc", (second,)),
+    ]
+    made, events = told(TextPiece(Channel.REASONING, "t", (second,)), *pieces)
     expected = [
         {
             "token": "a",
