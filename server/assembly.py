@@ -50,7 +50,7 @@ from server.settings import read_settings
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
 from server.text.grammar.judge import Judge, JudgeLimits
 from server.text.grammar.vocabulary import Vocabulary
-from server.text.thoughts import Thoughts
+from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer, TokenizerError
 from server.text.calls.written import WrittenCalls
 
@@ -87,10 +87,17 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
     overseer.start()
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
-        thoughts = Thoughts(settings.limits.max_thought_bytes)
+        reasoning_cache = ReasoningCache(settings.limits.max_thought_bytes)
         metrics = make_metrics(settings, model.served, client, model.plan)
         service = Service(
-            settings, model.served, model.tokenizer, client, metrics, grammars, calls, thoughts
+            settings,
+            model.served,
+            model.tokenizer,
+            client,
+            metrics,
+            grammars,
+            calls,
+            reasoning_cache,
         )
         keep_what_is_there()
         listen(settings, service, listener)

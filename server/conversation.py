@@ -52,7 +52,7 @@ class Turn:
     role: Role
     text: str = ""
     reasoning: str = ""
-    """What an assistant thought before it said the text."""
+    """An assistant's, before the text."""
     tool_calls: tuple[ToolCall, ...] = ()
     """An assistant's, after the text."""
     tool_call_id: str | None = None
@@ -61,7 +61,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What the whole answer, after its thoughts, must be."""
+    """What the whole answer, after its reasoning, must be."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None

@@ -17,8 +17,8 @@ from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.detokenizer import Detokenizer
 from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 from server.text.pieces import TokenReport as TokenReport
+from server.text.reasoning_cache import ReasoningRecorder
 from server.text.stop_strings import StopStrings
-from server.text.thoughts import ThoughtRecord
 from server.text.tokenizer import Tokenizer
 
 
@@ -44,8 +44,8 @@ class Prompt:
     """Lower runs earlier."""
     constraint: TokenConstraint | None = None
     """What the answer must look like; each choice gets a copy."""
-    record: Callable[[], ThoughtRecord] | None = None
-    """Makes what gathers an answer's thoughts, for each choice; None: nothing does."""
+    new_recorder: Callable[[], ReasoningRecorder] | None = None
+    """Makes the recorder of an answer's reasoning, for each choice; None: nothing is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class Generation:
         self._parser = (
             AnswerParser(prompt.parse_options) if prompt.parse_options is not None else None
         )
-        self._record = prompt.record() if prompt.record is not None else None
+        self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
-        """Tokens that are no thoughts and whose text has not come out yet."""
+        """Tokens of the content whose text has not come out yet."""
         self._calls = 0
         self._max_tokens = prompt.params.max_tokens
         self._scores_prompt = prompt.params.prompt_logprobs is not None
@@ -155,13 +155,13 @@ class Generation:
             if stopped and self._parser.ended_with_calls:
                 reason = "tool_calls"
         self._note(pieces)
-        if self._record is not None:
-            self._record.end()
+        if self._recorder is not None:
+            self._recorder.end()
         return Delta(joined(pieces), tokens, reason, self._index, self._stop.matched)
 
     def _note(self, pieces: list[AnswerPiece]) -> None:
-        if self._record is not None:
-            self._record.add(pieces)
+        if self._recorder is not None:
+            self._recorder.add(pieces)
 
     @property
     def _cut(self) -> bool:

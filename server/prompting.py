@@ -27,7 +27,7 @@ from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
 from server.text.pieces import Channel
-from server.text.thoughts import Recalled
+from server.text.reasoning_cache import Recalled
 from server.text.tokenizer import EncodedChat, TextTooLongError
 
 CALL_BEGUN = "A call cannot be begun for the model, only its thoughts and what it says."
@@ -93,7 +93,7 @@ async def chat_prompt(service: Service, chat: ChatSpec, key: str) -> Prompt:
         system_tokens=encoded.system_tokens,
         priority=sampling.priority or 0,
         constraint=await _constraint(service, chat, options),
-        record=known.record,
+        new_recorder=known.new_recorder,
     )
 
 
@@ -186,10 +186,10 @@ def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None
 
 
 async def _recalled(service: Service, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-    """With the model's thoughts, and its calls as it wrote them, where they are known."""
+    """Add the model's reasoning, and its calls as it wrote them, where they are known."""
 
     def both() -> Recalled:
-        known = service.thoughts.recalled(conversation, salt)
+        known = service.reasoning_cache.recalled(conversation, salt)
         return replace(known, conversation=service.written_calls.recalled(known.conversation))
 
     return await asyncio.to_thread(both)

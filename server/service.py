@@ -41,7 +41,7 @@ from server.recent_requests import RecentRequests
 from server.salts import Salts, request_key
 from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
-from server.text.thoughts import Thoughts
+from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 
 WireModelT = TypeVar("WireModelT", bound=WireModel)
@@ -92,7 +92,7 @@ class Service:
     metrics: Metrics
     grammars: GrammarCompiler
     written_calls: WrittenCalls
-    thoughts: Thoughts
+    reasoning_cache: ReasoningCache
     salts: Salts = field(default_factory=Salts)
     drain: Drain = field(default_factory=Drain)
     recent: RecentRequests = field(default_factory=RecentRequests)

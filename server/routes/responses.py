@@ -118,7 +118,7 @@ def response_routes(service: Service) -> APIRouter:
             service.tokenizer.token_bytes,
             wire.repeated(conversation, prompt.params),
             wire.response_options.cache_report,
-            wire.packs_thoughts,
+            wire.packs_reasoning,
             keep,
         )
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))

@@ -1,4 +1,4 @@
-"""An answer's text -> thoughts, content and calls."""
+"""Split an answer's text into reasoning, content and calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class AnswerParser:
     same."""
 
     def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
-        self._thoughts = ReasoningParser(options.prompt, options.begun)
+        self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
         self._calls = (
             CallParser(
                 options.tools,
@@ -61,7 +61,7 @@ class AnswerParser:
     @property
     def reasoning(self) -> bool:
         """Whether the model is thinking now."""
-        return self._thoughts.reasoning
+        return self._reasoning_parser.reasoning
 
     @property
     def done(self) -> bool:
@@ -80,11 +80,11 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """Pieces that are certain now, in order."""
-        return joined(self._split(self._thoughts.feed(text)))
+        return joined(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self) -> list[AnswerPiece]:
         """The rest, when the answer ends."""
-        pieces = self._split(self._thoughts.flush())
+        pieces = self._split(self._reasoning_parser.flush())
         return joined(pieces + (self._calls.flush() if self._calls else []))
 
     def _split(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:

@@ -11,7 +11,7 @@ from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
 from server.conversation import Conversation, Thinking, Tool, ToolCall, Turn
-from server.text.begun import NO_THOUGHTS, BegunAnswer, begun_answer
+from server.text.begun import NO_REASONING, BegunAnswer, begun_answer
 from server.text.calls.marks import CallMarks
 from server.text.calls.tool_format import tool_format
 from server.text.json_object import json_object
@@ -144,7 +144,7 @@ class ChatTemplate:
             silent = replace(conversation, thinking=Thinking(enabled=False))
             other, _ = self.render(silent, limit=limit)
             if first_channel_of(other) is Channel.CONTENT:
-                closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_THOUGHTS
+                closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_REASONING
         thinks = thinking.enabled is not False
         return begun_answer(turn, prompt, closed=closed, thinks=thinks)
 

@@ -13,7 +13,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, with_tags: bool = False, with_special: bool = False
     ) -> None:
-        """with_tags: whether tags around thoughts and calls are text although they are special.
+        """with_tags: whether tags around reasoning and calls are text although they are special.
         with_special: whether all special tokens are."""
         self.chars = 0
         """Characters that have come out."""

@@ -64,13 +64,13 @@ class ReasoningParser:
         return pieces
 
     def _take_reasoning(self, final: bool) -> list[AnswerPiece]:
-        thought, closed, rest = self._held.partition(CLOSE)
+        reasoning, closed, rest = self._held.partition(CLOSE)
         if closed:
             self._held, self._state = rest, Channel.CONTENT
-            return self._piece(Channel.REASONING, thought.rstrip(), ended=True)
-        keep = 0 if final else _uncertain_end(thought)
-        certain = thought[: len(thought) - keep]
-        self._held = thought[len(certain) :]
+            return self._piece(Channel.REASONING, reasoning.rstrip(), ended=True)
+        keep = 0 if final else _uncertain_end(reasoning)
+        certain = reasoning[: len(reasoning) - keep]
+        self._held = reasoning[len(certain) :]
         return self._piece(Channel.REASONING, certain.rstrip() if final else certain)
 
     def _take_content(self) -> list[AnswerPiece]:
@@ -85,8 +85,8 @@ class ReasoningParser:
 
 
 def _uncertain_end(text: str) -> int:
-    """Length of the end of a thought that may be white space before the closing tag, or its
-    beginning."""
+    """Return the length of the end of the text that may be white space before the closing tag, or
+    the tag's beginning."""
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):
             before = text[:-length]

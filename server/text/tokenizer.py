@@ -58,7 +58,7 @@ class EncodedChat:
     """Leading ids that belong to the leading system messages: other conversations that begin with
     the same messages begin with these ids."""
     begun: str = ""
-    """What the text ends with of an answer that is begun: of its thoughts, or of what it says."""
+    """What the text ends with of an answer that is begun: of its reasoning, or of its content."""
 
     @property
     def opening(self) -> str:
@@ -104,7 +104,7 @@ class Tokenizer:
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
-        """Of tags around thoughts and calls that some makers declare special."""
+        """Of tags around reasoning and calls that some makers declare special."""
         guarded = () if interpret_special_tokens else self.special_ids - self.special_tag_ids
         self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
         self.template = ChatTemplate(loaded, self._special_tokens)

@@ -143,13 +143,13 @@ def _heard(blocks: list[tuple[str, Block]], unseen: Unseen) -> list[Turn]:
 
 def _spoken(blocks: list[tuple[str, Block]], unseen: Unseen) -> Turn:
     """All that an assistant did in one message."""
-    thoughts, texts, calls = [], [], []
+    reasoning, texts, calls = [], [], []
     for place, block in blocks:
         if block.type == "thinking":
-            thoughts.append(block.thinking or "")
+            reasoning.append(block.thinking or "")
         elif block.type == "tool_use":
             calls.append(block.call(place))
         # What is redacted is a cipher of Anthropic's, which nobody else can read.
         elif block.type != "redacted_thinking":
             texts.append(block.said(place, unseen))
-    return Turn("assistant", "".join(texts), "\n\n".join(thoughts), tuple(calls))
+    return Turn("assistant", "".join(texts), "\n\n".join(reasoning), tuple(calls))

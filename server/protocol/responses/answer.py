@@ -23,7 +23,7 @@ class ResponseAnswer:
     repeated: Json
     """What the response repeats of its request."""
     cache_report: bool = False
-    packs_thoughts: bool = False
+    packs_reasoning: bool = False
     keep: Callable[[Json], None] = lambda _: None
     """Gets the response when it has ended, unless the engine has failed."""
     _output: Output = field(init=False)
@@ -32,7 +32,7 @@ class ResponseAnswer:
 
     def __post_init__(self) -> None:
         key = self.metadata.id.removeprefix("resp_")
-        self._output = Output(key, self.token_bytes, self.packs_thoughts)
+        self._output = Output(key, self.token_bytes, self.packs_reasoning)
 
     def first_chunks(self) -> list[Json]:
         """The response before it says anything, twice."""

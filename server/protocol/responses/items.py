@@ -15,21 +15,21 @@ from server.protocol.common import ListOf, WireModel
 from server.protocol.unseen import IMAGES, Unseen
 from server.protocol.wire_errors import ApiError, invalid, quoted
 
-# What the model thought, for clients that send back nothing else. It is no secret of theirs.
-THOUGHTS_MARK = "quire1."
+# Marks reasoning that is packed for clients that send back nothing else. It is no secret.
+REASONING_MARK = "quire1."
 
 
-def packed_thoughts(text: str) -> str:
-    """Thoughts as the one string that ``read_thoughts`` reads."""
-    return THOUGHTS_MARK + base64.b64encode(text.encode()).decode()
+def packed_reasoning(text: str) -> str:
+    """Pack reasoning into the one string that ``read_reasoning`` reads."""
+    return REASONING_MARK + base64.b64encode(text.encode()).decode()
 
 
-def read_thoughts(packed: str) -> str | None:
-    """None where it was not packed here."""
-    if not packed.startswith(THOUGHTS_MARK):
+def read_reasoning(packed: str) -> str | None:
+    """Unpack reasoning; None where it was not packed here."""
+    if not packed.startswith(REASONING_MARK):
         return None
     try:
-        return base64.b64decode(packed[len(THOUGHTS_MARK) :], validate=True).decode()
+        return base64.b64decode(packed[len(REASONING_MARK) :], validate=True).decode()
     except (binascii.Error, ValueError):
         return None
 
@@ -136,14 +136,14 @@ class ReasoningItem(WireModel):
 
     def turn(self, place: str, _: Unseen) -> Turn:
         """See MessageItem."""
-        return Turn("assistant", reasoning=self._thoughts(place))
+        return Turn("assistant", reasoning=self._reasoning(place))
 
-    def _thoughts(self, place: str) -> str:
+    def _reasoning(self, place: str) -> str:
         """Those that are there in full win over those that are packed, and these over a
         summary."""
         text = "".join(part.text for part in self.content or ())
         if not text and self.encrypted_content:
-            unpacked = read_thoughts(self.encrypted_content)
+            unpacked = read_reasoning(self.encrypted_content)
             if unpacked is None:
                 raise invalid(
                     "This was not encrypted here: leave the item out.",
@@ -155,7 +155,7 @@ class ReasoningItem(WireModel):
 
     def kept(self, key: str) -> Json:
         """See MessageItem."""
-        text = self._thoughts("")
+        text = self._reasoning("")
         return {
             "type": "reasoning",
             "id": self.id or f"rs_{key}",

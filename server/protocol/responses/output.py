@@ -3,7 +3,7 @@
 from typing import Literal
 
 from server.protocol.answers import Json, TokenText, token_objects
-from server.protocol.responses.items import packed_thoughts
+from server.protocol.responses.items import packed_reasoning
 from server.text.pieces import AnswerPiece, Channel, TextPiece, TokenReport, ToolCallStart
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -13,12 +13,12 @@ class TextItem:
     """What is thought, or what is said: an item with one part, which grows."""
 
     def __init__(
-        self, id: str, channel: Channel, token_bytes: TokenText, packs_thoughts: bool
+        self, id: str, channel: Channel, token_bytes: TokenText, packs_reasoning: bool
     ) -> None:
         self._id = id
         self._thinks = channel is Channel.REASONING
         self._token_bytes = token_bytes
-        self._packs_thoughts = packs_thoughts
+        self._packs_reasoning = packs_reasoning
         self._event = "reasoning_text" if self._thinks else "output_text"
         self._text = ""
         self._logprobs: list[Json] = []
@@ -61,7 +61,9 @@ class TextItem:
         item = {"id": self._id, "status": status, "content": content}
         if not self._thinks:
             return {"type": "message", "role": "assistant", **item}
-        packed = {"encrypted_content": packed_thoughts(self._text)} if self._packs_thoughts else {}
+        packed = (
+            {"encrypted_content": packed_reasoning(self._text)} if self._packs_reasoning else {}
+        )
         return {"type": "reasoning", **item, "summary": [], **packed}
 
     def _part(self) -> Json:
@@ -129,11 +131,11 @@ class CallItem:
 class Output:
     """The items of a response as they come into being, one after the other."""
 
-    def __init__(self, key: str, token_bytes: TokenText, packs_thoughts: bool) -> None:
+    def __init__(self, key: str, token_bytes: TokenText, packs_reasoning: bool) -> None:
         """key: what the items' ids have in common, and with those of no other response."""
         self._key = key
         self._token_bytes = token_bytes
-        self._packs_thoughts = packs_thoughts
+        self._packs_reasoning = packs_reasoning
         self._done: list[Json] = []
         self._open: TextItem | CallItem | None = None
 
@@ -169,7 +171,7 @@ class Output:
         assert isinstance(piece, TextPiece), "arguments follow their call"
         prefix = "rs" if piece.channel is Channel.REASONING else "msg"
         id = f"{prefix}_{number}"
-        return TextItem(id, piece.channel, self._token_bytes, self._packs_thoughts)
+        return TextItem(id, piece.channel, self._token_bytes, self._packs_reasoning)
 
     def _close(self, status: Status) -> list[Json]:
         if self._open is None:

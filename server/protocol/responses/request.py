@@ -148,7 +148,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         return None
 
     @property
-    def packs_thoughts(self) -> bool:
+    def packs_reasoning(self) -> bool:
         """Whether thoughts should also come in the form of which clients know nothing."""
         return PACKED_THOUGHTS in (self.include or ())
 

@@ -15,7 +15,7 @@ from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judging import Verdict
 from server.text.grammar.lazy_calls import LazyCalls
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
-from server.text.grammar.thoughts import ThoughtConstraint
+from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
 
 THREADS = 2
@@ -95,7 +95,7 @@ class GrammarCompiler:
         answer = await self._answer(spec, said) if spec.has_form else None
         if answer is not None and spec.thinking is ThinkingStart.SAYING:
             return answer
-        return ThoughtConstraint(answer, self._vocabulary, spec.thinking, spec.thinking_budget)
+        return ReasoningConstraint(answer, self._vocabulary, spec.thinking, spec.thinking_budget)
 
     async def close(self) -> None:
         """End the process that judges. The next form begins anew."""

@@ -53,7 +53,7 @@ class ConstraintSpec:
 
     @property
     def has_budget(self) -> bool:
-        """Whether thoughts have an end of their own."""
+        """Whether reasoning has a budget that ends it."""
         return self.thinking_budget is not None and self.thinking is not ThinkingStart.SAYING
 
     @property

@@ -72,7 +72,7 @@ class Vocabulary:
 
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
-        """What may be thought, by how much of the closing tag is there."""
+        """Tokens that reasoning may have, by how much of the closing tag is there."""
         return self._masks_before(CLOSE.encode(), may_stop=False)
 
     @cached_property

@@ -155,8 +155,8 @@ def test_log_probabilities_are_asked_for_in_two_ways(fields: Any, logprobs: int 
 
 
 def test_thoughts_are_packed_where_they_are_asked_for() -> None:
-    assert wire(include=["reasoning.encrypted_content"]).packs_thoughts
-    assert not wire().packs_thoughts
+    assert wire(include=["reasoning.encrypted_content"]).packs_reasoning
+    assert not wire().packs_reasoning
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES
-from server.text.grammar.thoughts import ThoughtConstraint
+from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -80,7 +80,7 @@ async def test_a_budget_of_thoughts_alone_needs_no_compiler(tokenizer: Tokenizer
 
 async def test_thoughts_come_before_the_form(tokenizer: Tokenizer) -> None:
     thinking = await compiler(tokenizer).compile(replace(NUMBER, thinking=ThinkingStart.THINKING))
-    assert isinstance(thinking, ThoughtConstraint)
+    assert isinstance(thinking, ReasoningConstraint)
     assert takes(thinking, tokenizer, "well</think>\n12")
 
 
