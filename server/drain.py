@@ -12,8 +12,8 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.guards.refusals import CountRefusal, Refusal
 from server.http_errors import error_response
+from server.protocol.refusals import CountRefusal, Refusal
 from server.protocol.wire_errors import SHUTTING_DOWN, shutting_down
 
 # What error events have to reach their readers.

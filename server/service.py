@@ -18,12 +18,12 @@ from server.choices import Choices
 from server.config import Config
 from server.drain import Drain
 from server.generation import Prompt
-from server.guards.refusals import Refusal
 from server.metrics import Metrics
 from server.metrics.answer_times import RequestTimes
 from server.protocol.answers import ResponseMetadata
 from server.protocol.body_limits import limits_by_path
 from server.protocol.common import WireModel
+from server.protocol.refusals import Refusal
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import (
     ApiError,

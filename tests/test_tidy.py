@@ -60,7 +60,8 @@ TESTED_ELSEWHERE = {
     "kvcache/sequences.py": "tests/kvcache/test_prefix_cache.py",
     "kvcache/stats.py": "tests/kvcache/test_manager.py",
     "server/startup_errors.py": "tests/server/test_cli.py",
-    "server/guards/refusals.py": "tests/server/metrics/test_requests.py",
+    "server/guards/refusals.py": "tests/server/guards/test_connections.py",
+    "server/protocol/refusals.py": "tests/server/metrics/test_requests.py",
     "server/guards/slashes.py": "tests/server/test_app.py",
 }
 

@@ -3,7 +3,8 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.guards.refusals import CountRefusal, Refusal, answer_with
+from server.guards.refusals import answer_with
+from server.protocol.refusals import CountRefusal, Refusal
 from server.protocol.wire_errors import body_too_large
 
 MAX_DIGITS = 20

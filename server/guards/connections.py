@@ -21,8 +21,9 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.config import LimitsSection
 from server.guards.overflow import OverflowProtocol, too_many_connections
-from server.guards.refusals import Refusal, whole_answer
+from server.guards.refusals import whole_answer
 from server.metrics import Metrics
+from server.protocol.refusals import Refusal
 from server.protocol.wire_errors import ApiError
 
 # Of requests that come before the answer to the one before them, so much is read ahead.

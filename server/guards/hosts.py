@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import Config
 from server.guards.authority import Address, read_address, read_authority
-from server.guards.refusals import CountRefusal, Refusal, answer_with
+from server.guards.refusals import answer_with
+from server.protocol.refusals import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, invalid
 from server.startup_errors import SettingError
 

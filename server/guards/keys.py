@@ -10,7 +10,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import AccessSection
-from server.guards.refusals import CountRefusal, Refusal, answer_with
+from server.guards.refusals import answer_with
+from server.protocol.refusals import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError
 from server.salts import request_key
 from server.startup_errors import SettingError

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.config import AccessSection
 from server.guards.authority import is_loopback, read_authority
 from server.guards.headers import adding
-from server.guards.refusals import CountRefusal, Refusal, answer_with
+from server.guards.refusals import answer_with
+from server.protocol.refusals import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, invalid
 from server.startup_errors import SettingError
 

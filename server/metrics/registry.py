@@ -9,7 +9,6 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.client import EngineClient
-from server.guards.refusals import Refusal
 from server.metrics.answer_times import Latencies, RequestTimes
 from server.metrics.engine_figures import EngineCollector
 from server.metrics.families import info
@@ -17,6 +16,7 @@ from server.metrics.process import Footprint, ProcessCollector
 from server.metrics.requests import RequestFigures
 from server.metrics.system import SystemCollector, SystemMemory, machine_alone
 from server.metrics.vllm_names import VllmCollector
+from server.protocol.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)

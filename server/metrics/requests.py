@@ -7,9 +7,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import Histogram
-from server.guards.refusals import Refusal
 from server.metrics.answer_times import DURATION_BOUNDS_S, FINISH_REASONS, Latencies
 from server.metrics.families import counters, gauge, histogram, histograms
+from server.protocol.refusals import Refusal
 
 HTTP_BOUNDS_S = (0.001, 0.005, *DURATION_BOUNDS_S)
 
