@@ -54,7 +54,8 @@ ROUTES = (
 
 
 def create_app(service: Service) -> FastAPI:
-    """The ASGI application. Its lifespan attaches the engine to the event loop that serves it."""
+    """Make the ASGI application. Its lifespan attaches the engine to the event loop that serves
+    it."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -90,7 +91,7 @@ class ObservedApp(DescribedApp):
         super().__init__(**options)
 
     def build_middleware_stack(self) -> ASGIApp:
-        """All of the application."""
+        """Put the observer around the whole application."""
         return RequestObserver(
             super().build_middleware_stack(),
             self._service.metrics,
@@ -100,7 +101,7 @@ class ObservedApp(DescribedApp):
 
 
 def _add_guards(app: FastAPI, service: Service) -> None:
-    """Each one stands around those before it. Raises SettingError."""
+    """Add the guards, each around those before it. Raises SettingError."""
     config, count = service.config, service.metrics.count_refusal
     app.add_middleware(TrailingSlash)
     app.add_middleware(BodyLimit, max_body_bytes=int(config.limits.max_body_bytes), count=count)
@@ -138,12 +139,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _is_unknown(request: Request) -> bool:
-    """Whether it is a path of OpenAI's that this server does not have: some look like the id of a
-    response here, which can be looked at or deleted."""
+    """Return whether a path is one of OpenAI's that this server does not have. Some look like the
+    id of a response here, which can be read or deleted."""
     path: str = request.scope["path"]
     return path.startswith("/v1/responses/")
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
-    """It went away while it was still sending: nobody's fault, and nobody reads the answer."""
+    """Answer a client that went away while it was still sending: nobody reads the answer."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -61,7 +61,7 @@ log = structlog.get_logger("quire")
 
 
 def serve_model(name: str, file: Path | None, flags: Tables) -> None:
-    """Serves until told to end. Raises StartError."""
+    """Serve until told to end. Raises StartError."""
     use_one_arena()
     raise_descriptor_limit()  # the engine's heaps are the first that need it
     settings = read_settings(file, flags)
@@ -72,7 +72,7 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
 
 
 def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> None:
-    """Loads the weights, and lets clients in. Raises StartError."""
+    """Load the weights and let clients in. Raises StartError."""
     client = start_engine(settings, model.plan)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
@@ -114,7 +114,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
 
 
 def engine_config(settings: Config) -> EngineConfig:
-    """The engine's form of its settings."""
+    """Return the settings in the engine's form."""
     engine, cache = settings.engine, settings.cache
     return EngineConfig(
         substrate=cache.substrate,
@@ -145,7 +145,7 @@ def engine_config(settings: Config) -> EngineConfig:
 
 
 def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:
-    """Fits model and cache into this machine. Raises SettingError with the figure that does not."""
+    """Fit model and cache into this machine. Raises SettingError with the figure that does not."""
     try:
         return plan_for_this_machine(engine_config(settings), checkpoint)
     except (BudgetError, LayoutError, SubstrateError) as error:
@@ -165,8 +165,8 @@ class ModelFiles:
 
 
 def read_model(name: str, settings: Config) -> ModelFiles:
-    """A model's files. Weights of the hub are fetched when all else has been found right, and these
-    fit into this machine. Raises StartError."""
+    """Read a model's files. Weights of the hub are fetched once all else is right and they fit into
+    this machine. Raises StartError."""
     embeds = EMBEDS[settings.engine.task]
     with model_errors():
         found = find_model(name)
@@ -208,7 +208,7 @@ def model_errors() -> Iterator[None]:
 
 
 def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Raises ModelError for a tokenizer that has more tokens than the weights."""
+    """Raise ModelError for a tokenizer that has more tokens than the weights."""
     if tokenizer.vocab_size > checkpoint.vocab_size:
         raise ModelError(
             f"{folder / 'tokenizer.json'}: it has {tokenizer.vocab_size} tokens, but config.json's "
@@ -219,7 +219,7 @@ def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint)
 def grammar_compiler(
     settings: Config, tokenizer: Tokenizer, model: ServedModel, vocab_size: int
 ) -> GrammarCompiler:
-    """What makes constraints of what requests want; it reads the tokenizer when it is needed."""
+    """Make the compiler of constraints; it reads the tokenizer when it is needed."""
     limits = settings.limits
     judge_limits = JudgeLimits(
         limits.max_grammar_compile_s, limits.max_grammar_memory, limits.max_mask_s
@@ -241,7 +241,7 @@ def grammar_compiler(
 
 
 def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
-    """A running engine, loaded and warm. Raises EngineError."""
+    """Start the engine, loaded and warm. Raises EngineError."""
     bar = tqdm(
         unit="B", unit_scale=True, unit_divisor=1024, desc="loading", disable=None, leave=False
     )
@@ -272,7 +272,7 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
 def make_metrics(
     settings: Config, model: ServedModel, client: EngineClient, engine_plan: EnginePlan
 ) -> Metrics:
-    """What /metrics shows of this server."""
+    """Make the metrics of this server."""
     about = About(
         model=model.id,
         substrate=engine_plan.substrate.substrate.setting,

@@ -101,7 +101,7 @@ class Conversation:
     """What else the model's template is told, by the names that it has for it."""
 
     def __post_init__(self) -> None:
-        """Nobody else's turn can be continued."""
+        """Check that only the assistant's turn is continued."""
         assert not self.continues or self.turns[-1].role == "assistant"
 
     @property

@@ -31,7 +31,7 @@ class Requests(Protocol):
         """Whether they can still come to their own end."""
 
     def end_all(self, message: str) -> None:
-        """Ends all of them with an error, and lets no more in."""
+        """End all of them with an error, and let no more in."""
 
 
 class Drain:
@@ -58,15 +58,15 @@ class Drain:
         return bool(self._answering)
 
     def begin(self) -> None:
-        """Lets nobody in from now on; asked for a second time, it waits for nobody either. Safe in
-        a signal's handler."""
+        """Refuse new requests from now on; a second call stops waiting for running ones, too. Safe
+        in a signal's handler."""
         self._hurries = self.draining
         if self._began_at is None:
             self._began_at = self._clock()
 
     async def finish(self, requests: Requests, drain_s: float) -> None:
-        """Waits until all answers are complete, or until the time is over: then what is not gets an
-        error for its end. After ``begin``."""
+        """Wait until all answers are complete or the time is over: then the rest end with an error.
+        To be called after ``begin``."""
         while self._answering and requests.alive and not self._is_over(drain_s):
             await asyncio.wait(self._answering, timeout=POLL_S)
         self.has_cut = True
@@ -86,11 +86,11 @@ class Drain:
         return self._hurries or self._clock() - self._began_at >= drain_s
 
     def enter(self, task: "asyncio.Task[object]") -> None:
-        """The task answers a request."""
+        """Note that the current task answers a request."""
         self._answering.add(task)
 
     def leave(self, task: "asyncio.Task[object]") -> None:
-        """It has answered."""
+        """Note that the current task has answered."""
         self._answering.discard(task)
         self.answered += 1
 
@@ -112,7 +112,8 @@ class DrainGuard:
         self._count_refusal = count_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """503 with Retry-After; whoever is cut off before the answer began gets it, too."""
+        """Answer 503 with Retry-After while draining; a request that is cut off before its answer
+        began gets it, too."""
         if scope["type"] != "http" or scope["path"] in STAYS_OPEN:
             await self._app(scope, receive, send)
             return

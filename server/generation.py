@@ -106,7 +106,8 @@ class Generation:
         self.finished = False
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """What events of its stream add to the answer; its end closes the stream.
+        """Take in events of the stream, and return what they add to the answer; its end closes the
+        stream.
 
         Raises GenerationError for a fault of the engine.
         """
@@ -129,7 +130,7 @@ class Generation:
         return Delta(joined(pieces), tokens, None, self._index, prompt=scored)
 
     def cut_off(self) -> Delta:
-        """The last delta of an answer whose time is over: it ends as at its greatest length.
+        """End an answer whose time is over, as at its greatest length, and return its last delta.
 
         Raises GenerationError where an answer without its beginning would be none.
         """
@@ -138,14 +139,15 @@ class Generation:
         return self._end(FinishReason.LENGTH, self._with_tokens(self._held_back()), [])
 
     def _held_back(self) -> list[AnswerPiece]:
-        """What might have been the beginning of something else."""
+        """Return the text that was held back because it might have begun a stop string or a tag."""
         pieces = self._split(self._stop.feed(self._detokenizer.flush()))
         return pieces + self._split(self._stop.flush())
 
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """The last delta. finish: the engine's reason, unless it was cut before."""
+        """End the answer and return its last delta. finish: the engine's reason, unless it was cut
+        before."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -170,7 +172,7 @@ class Generation:
         return done or self._stop.matched is not None
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
-        """The text that may be sent because of a token."""
+        """Take in a token, and return the text that may be sent because of it."""
         if event.token_id is None:
             assert self._max_tokens == 0, "only a fault comes without a token"
             return ""
@@ -190,8 +192,8 @@ class Generation:
         return self._stop.feed(text)
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """The pieces that a token has let out, the first one with the tokens that were held back
-        for it, however steps come together."""
+        """Give the first of the pieces that a token has let out the tokens that were held back for
+        it, however steps come together."""
         if self._parser is not None and self._parser.calls > self._calls:
             self._calls = self._parser.calls
             # They closed a call, but for what the last one may say behind it.

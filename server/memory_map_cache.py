@@ -33,8 +33,8 @@ class MemoryMapCache:
         self._newest: tuple[bytes, float] | None = None
 
     async def get(self) -> tuple[bytes, float] | None:
-        """The newest map as JSON, and its age in seconds: an old one where the engine does not
-        answer in time or has ended; None where there has never been one."""
+        """Return the newest map as JSON, and its age in seconds: an old one where the engine does
+        not answer in time or has ended; None where there has never been one."""
         if self._asking is None and self._age_s() > MAX_AGE_S and self._client.alive:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:

@@ -105,7 +105,7 @@ async def encode_conversation(
     *,
     add_generation_prompt: bool = True,
 ) -> EncodedChat:
-    """The prompt of a conversation, also where it does not fit. param: the wire's name of it.
+    """Make the prompt of a conversation, also where it does not fit. param: the wire's name of it.
     salt: of the request. add_generation_prompt: whether an answer is to follow. Raises ApiError for
     what cannot be rendered."""
     _tool_format(service, conversation, param)
@@ -119,9 +119,8 @@ async def encode_conversation(
 async def count_tokens_of(
     service: Service, conversation: Conversation, param: str, salt: PrefixSalt
 ) -> int:
-    """How many tokens the prompt of a conversation has; about how many, where they are far more
-    than fit. param: the wire's name of it. salt: of the request. Raises ApiError for what cannot be
-    rendered."""
+    """Count the tokens of a conversation's prompt, roughly where they are far more than fit. param:
+    the wire's name of it. salt: of the request. Raises ApiError for what cannot be rendered."""
     _tool_format(service, conversation, param)
     async with service.encoding:
         known = await _recalled(service, conversation, salt)
@@ -136,8 +135,8 @@ async def count_tokens_of(
 
 
 def _tool_format(service: Service, conversation: Conversation, param: str) -> ToolFormat:
-    """How calls will be written. Raises ApiError where the model cannot chat, or not call; and for
-    what its template does not take, or no prompt can end with."""
+    """Return how calls will be written. Raises ApiError where the model cannot chat or call; and
+    for what its template does not take, or no prompt can end with."""
     template = service.tokenizer.template
     if not template.exists:
         raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -157,7 +156,7 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
 
 
 def _check_begun(conversation: Conversation, param: str) -> None:
-    """Raises ApiError for the beginning of an answer that no prompt can end with."""
+    """Raise ApiError for the beginning of an answer that no prompt can end with."""
     if not conversation.continues:
         return
     if len(conversation.turns) == 1:
@@ -167,7 +166,7 @@ def _check_begun(conversation: Conversation, param: str) -> None:
 
 
 def _check_no_call_begun(conversation: Conversation, options: ParseOptions, param: str) -> None:
-    """Raises ApiError where what is begun ends within a call, or must be one."""
+    """Raise ApiError where the begun answer ends within a call, or must be one."""
     if options.begun_content and conversation.must_call:
         raise invalid("An answer that must be a call cannot be begun with a text.", param)
     if options.tools and ends_in_call(options.begun_content, options.tools, options.tool_format):
@@ -175,7 +174,7 @@ def _check_no_call_begun(conversation: Conversation, options: ParseOptions, para
 
 
 def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None:
-    """Raises ApiError for what the template would not look at."""
+    """Raise ApiError for arguments that the template would not read."""
     for name, _ in conversation.template_arguments:
         if name not in template.arguments:
             taken = ", ".join(sorted(template.arguments)) or "none"
@@ -196,7 +195,8 @@ async def _recalled(service: Service, conversation: Conversation, salt: PrefixSa
 
 
 async def _fitting(service: Service, conversation: Conversation, param: str) -> EncodedChat:
-    """The prompt. Raises ApiError where it does not fit; says so where it would without tools."""
+    """Encode the prompt. Raises ApiError where it does not fit; says so where it would without
+    tools."""
     try:
         encoded = await _encode(service, conversation, param, service.max_model_len)
         service.check_prompt(encoded.ids, param)
@@ -224,7 +224,7 @@ async def _encode(
     *,
     add_generation_prompt: bool = True,
 ) -> EncodedChat:
-    """The prompt; what cannot have so few tokens is refused before the work of encoding."""
+    """Encode the prompt; what cannot have so few tokens is refused before the work of encoding."""
     try:
         return await service.tokenizer.encode_chat(
             conversation,

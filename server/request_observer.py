@@ -35,7 +35,7 @@ class RequestObserver:
         self._log = structlog.get_logger("quire.requests")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts an answer when it begins; its route is known by then."""
+        """Answer a request, and count it when the response begins: its route is known by then."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -91,14 +91,14 @@ class Exchange:
         return path
 
     async def receive(self) -> Message:
-        """What the client sends."""
+        """Receive from the client, and note whether it has left."""
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._complete:
             self.left = True
         return message
 
     async def send(self, message: Message) -> None:
-        """What it is answered."""
+        """Send to the client, with the headers of every response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             own = list(self._headers)
@@ -115,7 +115,8 @@ class Exchange:
             raise
 
     def line(self, seconds: float) -> dict[str, object]:
-        """What the log says of it: what is known, and nothing that a client wrote."""
+        """Return what the log says of the request: what is known, and nothing that a client
+        wrote."""
         method, times = self._scope["method"], self.times
         said: dict[str, object] = {
             "method": method if method in METHODS else "other",

@@ -70,9 +70,9 @@ class ServedModel:
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
-        """Whether a client means this model. Slashes at the end do not matter, and neither does
-        what stands before the last one in between, where only one of both has that: ``name`` is
-        ``org/name`` and ``org/alias`` is ``alias``, but ``mine/name`` is not ``yours/name``."""
+        """Return whether a client's name means this model. Slashes at the end do not count. An
+        organisation before the name counts only if both names have one: ``name`` is ``org/name``
+        and ``org/alias`` is ``alias``, but ``mine/name`` is not ``yours/name``."""
         asked = name.rstrip("/")
         last = asked.rpartition("/")[2]
         own = [name.rstrip("/") for name in self.names]
@@ -111,35 +111,36 @@ class Service:
 
     @property
     def max_total_tokens(self) -> int:
-        """Of all texts of one body together, as of ids: those of one text may be."""
+        """Most tokens that all texts of one body may have together, as its token ids may."""
         return max(self.config.limits.max_body_token_ids, self.max_model_len)
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError (404) for a model that is not served; no name means ours."""
+        """Check the name of a model; none means ours. Raises ApiError (404) for a model that is not
+        served."""
         if name is not None and not self.model.is_called(name):
             raise model_not_found(name)
 
     def new_metadata(self, prefix: str, separator: str = "-") -> ResponseMetadata:
-        """The id, time and model of a new answer."""
+        """Make the id, time and model of a new response."""
         return ResponseMetadata(
             f"{prefix}{separator}{secrets.token_hex(12)}", int(time.time()), self.model.id
         )
 
     def salt(self, request: Request, cache_salt: str | None) -> PrefixSalt:
-        """With whom a request shares what is kept. cache_salt: its own."""
+        """Return with whom a request shares what is kept. cache_salt: its own."""
         return self.salts.salt(request_key(request.headers), cache_salt)
 
     def unseen(self, request: Request, api: Literal["chat", "responses", "messages"]) -> Unseen:
-        """What becomes of images in a request of that API. Its header and its line in the log say
-        how many there were."""
+        """Return what becomes of images in a request of that API. The response's header and the
+        line in the log say how many there were."""
         found = Unseen(getattr(self.config.images, api), f"images.{api}")
         request.state.unseen = found
         return found
 
     def check_room(self, choices: int, prompts: int = 1, *, key: str = "") -> None:
-        """choices: answers to each prompt. key: the request's. Raises ApiError (400, 429 or 503)
-        before work is spent on a request for answers that would be refused; by a model that
-        generates nothing, too."""
+        """Check that answers can be generated and have room. choices: answers to each prompt. key:
+        the request's. Raises ApiError (400, 429 or 503) before work is spent on a request that
+        would be refused; also where the model generates nothing."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:
@@ -158,14 +159,14 @@ class Service:
         self._check_places(choices * prompts, key)
 
     def no_engine(self) -> ApiError:
-        """503, for requests that the engine does not take any more."""
+        """Make the 503 for requests that the engine does not take any more."""
         if self.drain.draining:
             return shutting_down(self.config.limits.retry_after_s)
         return unavailable(ENGINE_ENDED)
 
     def check_embeds(self, dimensions: int | None, *, key: str = "") -> None:
-        """Raises ApiError as ``check_room`` does, for a request for vectors. dimensions: theirs;
-        None: as many as the model has."""
+        """Check that vectors can be made and have room. dimensions: of the vectors; None: as many
+        as the model has. Raises ApiError as ``check_room`` does."""
         if not self.client.alive:
             raise self.no_engine()
         size = self.client.limits.embedding_size
@@ -186,27 +187,27 @@ class Service:
             raise self._full(error) from error
 
     def _full(self, error: QueueFullError) -> ApiError:
-        """What a client is told whom there is no place for."""
+        """Count a refusal for lack of room, and make its error."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
         retry_after_s = self.config.limits.retry_after_s
         return key_share_full(retry_after_s) if of_the_key else overloaded(retry_after_s)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
-        """Raises ApiError for ids that the model does not have."""
+        """Check token ids. Raises ApiError for ids that the model does not have."""
         most = self.client.limits.vocab_size - 1
         if max(ids, default=0) > most:
             raise invalid(f"The {param} has a token id above {most}.", param)
 
     def check_prompt(self, ids: tuple[int, ...], param: str) -> None:
-        """Raises ApiError for a prompt that is empty or can never fit."""
+        """Check a prompt. Raises ApiError for one that is empty or can never fit."""
         if not ids:
             raise invalid(f"The {param} has no tokens.", param)
         if len(ids) >= self.max_model_len:
             raise ContextOverflowError(len(ids), self.max_model_len, param)
 
     def start(self, *prompts: Prompt, times: RequestTimes | None = None) -> Choices:
-        """Hands prompts that ``check_prompt`` has let pass to the engine. times: of their request.
+        """Submit prompts that ``check_prompt`` has accepted to the engine. times: of their request.
         Raises ApiError: 429 or 503."""
         try:
             return Choices(
@@ -223,7 +224,8 @@ class Service:
             raise self.no_engine() from error
 
     async def canary(self) -> bool:
-        """Whether one token can be generated now, ahead of all others; or one vector be made."""
+        """Return whether the engine can generate one token now, ahead of all others; or make one
+        vector."""
         pooling = self.client.limits.embedding_size is not None
         params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
         computed = self._computed_tokens
@@ -247,15 +249,15 @@ class Service:
 
     @property
     def _computed_tokens(self) -> int:
-        """Tokens that the engine has generated, or only read, since it started."""
+        """Tokens that the engine has generated or prefilled since it started."""
         stats = self.client.stats
         return stats.generated_tokens + stats.prompt_tokens
 
 
 async def parse(service: Service, request: Request, model: type[WireModelT]) -> WireModelT:
-    """The request's body, validated, within the limits of its route. Raises ApiError that names the
-    parameter; 415 for what does not say that it is JSON: pages may send that to anybody without
-    asking."""
+    """Validate the request's body, within the limits of its route. Raises ApiError that names the
+    parameter; 415 for a body that does not say that it is JSON, which pages may send to any server
+    without asking."""
     if not JSON_TYPE.match(request.headers.get("content-type", "")):
         raise not_json()
     body = await request.body()
@@ -267,10 +269,10 @@ async def parse(service: Service, request: Request, model: type[WireModelT]) -> 
 
 
 def new_seed() -> int:
-    """For a request that names none."""
+    """Draw a seed for a request that names none."""
     return secrets.randbits(63)
 
 
 def _is_alive(event: TokenEvent) -> bool:
-    """Whether the model has made something."""
+    """Return whether the model has produced a token or a vector."""
     return event.token_id is not None or event.embedding is not None

@@ -12,8 +12,8 @@ from server.startup_errors import SettingError
 
 
 def read_settings(file: Path | None, flags: Tables) -> Config:
-    """The settings in force. Raises SettingError that names the field, and the file if it is at
-    fault."""
+    """Read the settings in force. Raises SettingError that names the field, and the file if it is
+    at fault."""
     try:
         from_file = {} if file is None else read_file(file)
     except ValidationError as error:
@@ -33,8 +33,8 @@ def read_settings(file: Path | None, flags: Tables) -> Config:
 
 
 def with_further(flags: Tables, settings: Iterable[str]) -> Tables:
-    """Flags, and settings that are written SECTION.NAME=VALUE. Raises SettingError for one that is
-    not."""
+    """Merge flags with settings that are written SECTION.NAME=VALUE. Raises SettingError for one
+    that is not."""
     tables = {section: dict(fields) for section, fields in flags.items()}
     for setting in settings:
         name, equals, value = setting.partition("=")

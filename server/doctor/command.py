@@ -28,8 +28,8 @@ class DoctorOptions:
 def examine_machine(
     file: Path | None, flags: Tables, options: DoctorOptions, told: Callable[[str], None]
 ) -> tuple[str, bool]:
-    """The report, and whether something can serve with these settings. told: what is being done.
-    Raises SettingError."""
+    """Return the report, and whether something can serve with these settings. told: called with
+    each thing that is being done. Raises SettingError."""
     cache = read_settings(file, flags).cache
     report = examine(
         Wishes(

@@ -6,7 +6,7 @@ from kvcache.memory_budget import gib
 
 
 def report_lines(report: DoctorReport) -> list[str]:
-    """All of it, for people."""
+    """Write the whole report for people."""
     machine, extension = report.machine, report.extension
     lines = [
         f"machine    {machine.model}, {machine.processor}",

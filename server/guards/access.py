@@ -11,7 +11,7 @@ from server.startup_errors import SettingError
 
 
 def check_access(settings: Config) -> None:
-    """Raises SettingError that names the setting to change."""
+    """Check who may reach the server. Raises SettingError that names the setting to change."""
     keys = Keys.of(settings.access)
     AllowedHosts.of(settings)
     AllowedOrigins.of(settings.access)
@@ -24,7 +24,8 @@ def check_access(settings: Config) -> None:
 
 
 def only_this_machine(host: str) -> bool:
-    """Whether programs of other machines cannot reach the address. host: as in server.host."""
+    """Return whether programs of other machines cannot reach the address. host: as in
+    server.host."""
     if host in WILDCARDS:
         return False
     address = read_address(host)

@@ -20,7 +20,7 @@ class BodyLimit:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts what ``receive`` delivers; answers 413 when it is too much."""
+        """Count what ``receive`` delivers; answer 413 when it is too much."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -47,7 +47,7 @@ class BodyLimit:
 
 
 def _announced(scope: Scope) -> int:
-    """The length that the request says it has; 0 where it says none."""
+    """Return the length that the request announces; 0 where it announces none."""
     length = Headers(scope=scope).get("content-length", "")
     return int(length[:MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 

@@ -47,7 +47,7 @@ class Rules:
 
 
 class Alarm:
-    """Calls once, unless it is cancelled before."""
+    """Call a function once after a delay, unless it is cancelled before."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -55,16 +55,16 @@ class Alarm:
 
     @property
     def is_set(self) -> bool:
-        """Whether it will call."""
+        """Whether a call is due."""
         return self._timer is not None
 
     def set(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
-        """Once so much time has passed."""
+        """Call after so many seconds."""
         assert self._timer is None
         self._timer = loop.call_later(delay_s, self._ring)
 
     def cancel(self) -> None:
-        """It will not call. Idempotent."""
+        """Cancel the call. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +92,7 @@ class GuardedProtocol(H11Protocol):
     # --- the life of a connection ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Beyond the limit it is another protocol's."""
+        """Take a connection; beyond the limit hand it to OverflowProtocol."""
         if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             other = OverflowProtocol(self.rules.limits, self.rules.overflow)
@@ -107,7 +107,7 @@ class GuardedProtocol(H11Protocol):
         self._watch_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its timers end with it."""
+        """End the timers of the connection."""
         super().connection_lost(exc)
         self.rules.metrics.connection_closed()
         self.rules.unasked.pop(self, None)
@@ -115,7 +115,7 @@ class GuardedProtocol(H11Protocol):
         self._stall.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request, of any size."""
+        """Take in a part of a request, of any size."""
         answered = self.cycle is not None and self.cycle.response_complete
         if answered and self.conn.their_state is h11.SEND_BODY:
             self._unwanted_bytes += len(data)
@@ -127,7 +127,7 @@ class GuardedProtocol(H11Protocol):
         self._keep_listening()
 
     def on_response_complete(self) -> None:
-        """The next request may be there in part."""
+        """Watch the next request, which may be there in part."""
         super().on_response_complete()
         self._unwanted_bytes = 0
         self._watch_request()
@@ -135,7 +135,7 @@ class GuardedProtocol(H11Protocol):
     # --- requests that do not come to an end ----------------------------------------------------
 
     def _watch_request(self) -> None:
-        """Sets the deadline when a request begins, and takes it away when it is complete: the
+        """Set the deadline when a request begins, and cancel it when the request is complete: the
         answer may take longer."""
         now, unasked = self.loop.time(), self.rules.unasked
         if self.transport.is_closing() or not self._receives:
@@ -150,8 +150,8 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _receives(self) -> bool:
-        """Whether a request is awaited or under way. Between two requests there is the time of
-        ``keep_alive_s``."""
+        """Whether a request is awaited or being received. Between two requests ``keep_alive_s``
+        counts."""
         if self.conn.their_state is h11.IDLE:
             return self.cycle is None or self._has_bytes
         return self.conn.their_state is h11.SEND_BODY
@@ -170,8 +170,8 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(408, late, code="request_timeout"))
 
     def _keep_listening(self) -> None:
-        """Requests may come before the answer to the one before: uvicorn stops reading then, and
-        would not see that the client leaves."""
+        """Resume reading while requests come before the answer to the one before: uvicorn stops
+        reading then, and would not see that the client leaves."""
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
@@ -179,8 +179,8 @@ class GuardedProtocol(H11Protocol):
     # --- room for newcomers ---------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Has the one give way that has not asked for longest. False where all have asked, or may
-        be about to."""
+        """Close the connection that has been without a complete request the longest. False where no
+        connection may be closed."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
         for other, since in self.rules.unasked.items():
             if since > latest:
@@ -192,7 +192,7 @@ class GuardedProtocol(H11Protocol):
         return False
 
     def give_way(self) -> None:
-        """Ends the connection, so that somebody else can ask."""
+        """Close the connection to make room for another client."""
         del self.rules.unasked[self]
         if self._receives:
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
@@ -203,12 +203,12 @@ class GuardedProtocol(H11Protocol):
     # --- readers that do not read ---------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The system takes no more: the reader is slow."""
+        """Watch the reader: the system takes no more."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """The reader has taken all there is."""
+        """Stop watching the reader: it has taken all there is."""
         super().resume_writing()
         self._stall.cancel()
 
@@ -217,7 +217,8 @@ class GuardedProtocol(H11Protocol):
         self._stall.set(self.loop, self.rules.limits.max_reader_stall_s)
 
     def _look_at_reader(self) -> None:
-        """While it waits nothing is written: fewer bytes have been taken by the reader."""
+        """Reset the connection if its reader has taken nothing since the last check. Nothing is
+        written meanwhile, so fewer bytes mean that it reads."""
         if self.transport.get_write_buffer_size() < self._untaken_bytes:
             self._watch_reader()
         else:
@@ -227,7 +228,7 @@ class GuardedProtocol(H11Protocol):
     # --- ends -----------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """What was received is no HTTP, or its head is too large."""
+        """Answer what is no HTTP, or has too large a head."""
         status = getattr(sys.exception(), "error_status_hint", 400)
         self.rules.metrics.count_refusal(Refusal.BAD_HTTP)
         text = "This is no HTTP request that can be answered."
@@ -236,7 +237,7 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(status, text, code="invalid_http"))
 
     def _answer(self, error: ApiError) -> None:
-        """Says what is wrong, where no answer has begun, and ends the connection."""
+        """Answer with an error, where no answer has begun, and close the connection."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._reset()
             return
@@ -252,7 +253,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def _reset(self) -> None:
-        """Nothing more is delivered, and the system forgets what it holds for the reader."""
+        """Reset the connection: the system drops what it holds for the reader."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
@@ -260,7 +261,7 @@ class GuardedProtocol(H11Protocol):
 
 
 def guarded_protocol(limits: LimitsSection, metrics: Metrics) -> type[GuardedProtocol]:
-    """The protocol of one server."""
+    """Make the protocol of one server."""
 
     class ServerProtocol(GuardedProtocol):
         rules = Rules(limits, metrics)

@@ -15,7 +15,7 @@ SAFE_HEADERS = {
 
 
 def adding(headers: Mapping[str, str], send: Send) -> Send:
-    """``send``, with headers that an answer does not have by itself."""
+    """Return a ``send`` that adds headers which an answer does not have by itself."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -36,7 +36,7 @@ class SafeHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets all pass."""
+        """Pass all requests on, and add the headers to their answers."""
         if scope["type"] == "http":
             send = adding(SAFE_HEADERS, send)
         await self._app(scope, receive, send)

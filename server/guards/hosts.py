@@ -30,7 +30,7 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":
-        """Raises SettingError for what is no name."""
+        """Read the names of settings. Raises SettingError for what is no name."""
         listened = settings.server.host
         names = [*OWN_NAMES, *settings.access.allowed_hosts]
         if listened not in WILDCARDS:
@@ -48,7 +48,7 @@ class AllowedHosts:
         return cls(frozenset(hosts), listened in WILDCARDS)
 
     def has(self, host: str) -> bool:
-        """host: a Host header."""
+        """Return whether a Host header names this server."""
         found = read_authority(host)
         if found is None:
             return False
@@ -64,7 +64,7 @@ class HostGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """400 without a Host header or with several, 403 for a name that is not ours."""
+        """Answer 400 without a Host header or with several, 403 for a name that is not ours."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

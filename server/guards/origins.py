@@ -44,7 +44,8 @@ class AllowedOrigins:
 
     @classmethod
     def of(cls, access: AccessSection) -> "AllowedOrigins":
-        """Raises SettingError for what is no origin, ``*`` and ``null`` among them."""
+        """Read the origins of settings. Raises SettingError for what is no origin, ``*`` and
+        ``null`` among them."""
         found: set[str] = set()
         for text in access.allowed_origins:
             origin = _normal(text.rstrip("/")) if text != "null" else None
@@ -58,8 +59,8 @@ class AllowedOrigins:
         return cls(frozenset(found), SCHEMES_OF_PROGRAMS | extensions)
 
     def has(self, origin: str, host: str) -> bool:
-        """origin: an Origin header. host: that of the same request, which has been found to be
-        ours: a page that came from here may ask here."""
+        """Return whether pages of an origin may ask. origin: an Origin header. host: that of the
+        same request, which has been found to be ours: a page that came from here may ask here."""
         parts = ORIGIN.fullmatch(origin.lower())
         if parts is None:
             return False
@@ -77,7 +78,7 @@ class AllowedOrigins:
 
 
 def _normal(origin: str) -> str | None:
-    """An origin as browsers write it; None for what is none."""
+    """Write an origin as browsers do; None for what is none."""
     parts = ORIGIN.fullmatch(origin.lower())
     if parts is None:
         return None
@@ -98,7 +99,8 @@ class OriginGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """403 for pages that may not ask. Those that may can read every answer, errors too."""
+        """Answer 403 to pages that may not ask. Those that may can read every answer, errors
+        too."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -126,8 +128,8 @@ class OriginGuard:
 
 
 def _embedded(method: str, headers: Headers) -> bool:
-    """Whether another site's page makes the browser fetch this without wanting to read it: as an
-    image, a script, a frame. Links that people follow are something else."""
+    """Return whether another site's page makes the browser fetch this without wanting to read it:
+    as an image, a script, a frame. Links that people follow are something else."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
@@ -135,7 +137,8 @@ def _embedded(method: str, headers: Headers) -> bool:
 
 
 async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-    """Comes before what it asks for, without a key. It says what may be sent, and opens nothing."""
+    """Answer a preflight, which comes without a key before the request itself. The answer says what
+    may be sent, and opens nothing."""
     told = {
         "Access-Control-Allow-Methods": METHODS,
         "Access-Control-Max-Age": str(PREFLIGHT_KEPT_S),

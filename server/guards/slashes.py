@@ -10,7 +10,8 @@ class TrailingSlash:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets all pass. What stands around this one sees the path as it came."""
+        """Pass all requests on, without the slash at the end of their paths. What stands around
+        this one sees the path as it came."""
         path = scope.get("path", "")
         if scope["type"] == "http" and len(path) > 1 and path.endswith("/"):
             scope["path"] = path.rstrip("/") or "/"

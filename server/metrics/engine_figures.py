@@ -49,7 +49,7 @@ class EngineCollector(Collector):
         self._client = client
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         client, stats = self._client, self._client.stats
         yield gauge(
             "quire_engine_alive_ratio",

@@ -25,7 +25,7 @@ class ProcessCollector(Collector):
         self._process = psutil.Process()
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         process = self._process
         with process.oneshot():
             memory, times = process.memory_info(), process.cpu_times()

@@ -1,4 +1,4 @@
-"""What happens at the door: requests, refusals, connections, answers."""
+"""Metrics of the HTTP side: requests, refusals, connections, answers."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -26,21 +26,21 @@ class RequestFigures(Collector):
         self.draining = False
 
     def count_request(self, endpoint: str, status: int) -> None:
-        """endpoint: a route's own path, never what a client sent."""
+        """Count a response. endpoint: a route's own path, never what a client sent."""
         self._requests[endpoint, str(status)] += 1
 
     def observe_duration(self, endpoint: str, seconds: float) -> None:
-        """A request has ended."""
+        """Observe the duration of a request that has ended."""
         if endpoint not in self._durations:
             self._durations[endpoint] = Histogram(HTTP_BOUNDS_S)
         self._durations[endpoint].observe(seconds)
 
     def count_refusal(self, reason: Refusal) -> None:
-        """Something was turned away."""
+        """Count a request or connection that was refused."""
         self._refusals[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         yield counters(
             "quire_requests",
             "HTTP responses that have begun, by route and status code",

@@ -15,7 +15,7 @@ where that has less."""
 
 
 def machine_alone() -> tuple[int, int]:
-    """Where nobody knows of containers."""
+    """Return the machine's memory, where no container's limit is known."""
     memory = psutil.virtual_memory()
     return memory.total, memory.available
 
@@ -29,7 +29,7 @@ class SystemCollector(Collector):
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         total, available = self._memory()
         yield gauge(
             "quire_system_memory_total_bytes",

@@ -34,7 +34,7 @@ class VllmCollector(Collector):
         self._labels = (model, "0")
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         stats = self._client.stats
         yield from self._engine(stats)
         if stats.kv is not None:
@@ -45,7 +45,7 @@ class VllmCollector(Collector):
             yield histograms(*family, [(self._labels, counts)])
 
     def _distributions(self, stats: EngineStats) -> list[tuple[str, str, HistogramCounts]]:
-        """vLLM's name, ours, and what both show."""
+        """Return vLLM's name, ours, and the counts that both show."""
         seen, between = self._latencies, self._latencies.inter_token_s.snapshot
         first, duration = "time_to_first_token_seconds", "request_duration_seconds"
         prompt, generated = "request_prompt_tokens", "request_generated_tokens"
@@ -80,7 +80,8 @@ class VllmCollector(Collector):
             yield counters(f"vllm:{name}", _same_as(ours), LABELS, self._one(value))
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
-        """A cached block is free to vLLM: it goes when another is needed."""
+        """Yield the metrics of the pool. A cached block is free to vLLM: it goes when another is
+        needed."""
         used = 1 - (kv.free_bytes + kv.cached_bytes) / kv.capacity_bytes
         text = (
             "Part of the KV cache's capacity, from 0 to 1, that is neither free nor "

@@ -42,7 +42,7 @@ class PlanOptions:
 
 
 def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
-    """The plan, for people. Downloads and loads nothing. Raises StartError."""
+    """Write the plan of a model for people. Downloads and loads nothing. Raises StartError."""
     settings = read_settings(file, {})
     device = _device(options)
     memory_bytes, working_set_bytes = _memory_bytes(options, device)
@@ -85,7 +85,8 @@ def _device(options: PlanOptions) -> Device:
 
 
 def _memory_bytes(options: PlanOptions, device: Device) -> tuple[int, int | None]:
-    """Of the machine, and what the device says that it may use of it; None where it is not here."""
+    """Return bytes of the machine, and those that the device may use; None where the device is not
+    here."""
     if options.memory is not None:
         try:
             return parse_size(options.memory), None
@@ -100,7 +101,7 @@ def _memory_bytes(options: PlanOptions, device: Device) -> tuple[int, int | None
 
 
 def _on_this_machine(settings: Config, folder: Path) -> str:
-    """How the checkpoint would lie in this machine's memory, or why that cannot be said."""
+    """Write how the checkpoint would lie in this machine's memory, or why that cannot be said."""
     if not any(folder.glob("model*.safetensors")):
         return f"This machine: {folder} holds no weights that could be served."
     with model_errors():

@@ -44,8 +44,8 @@ TokenIds = ListOf[TokenId]
 
 
 def _kind_of_input(value: Any) -> str | None:
-    """Which form an input has, by its first part: looking at all forms takes as many times as long.
-    Tags begin with capitals, so that errors leave them out."""
+    """Return which form an input has, by its first part: trying all forms takes as many times as
+    long. Tags begin with capitals, so that errors leave them out."""
     if isinstance(value, str):
         return "Text"
     if not isinstance(value, list):
@@ -57,7 +57,7 @@ def _kind_of_input(value: Any) -> str | None:
 
 
 def _template_value(value: Any) -> Any:
-    """Only what a template can compare or write, and not much of it."""
+    """Check a value: only what a template can compare or write, and not much of it."""
     if isinstance(value, str) and len(value) <= MAX_TEMPLATE_VALUE_CHARS:
         return value
     # A bool is an int.
@@ -155,7 +155,7 @@ class SamplingFields(WireModel):
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say. Raises ApiError that names the parameter."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         refuse_unsupported(self.rules, self.model_extra or {})
         for stop in self.stop_strings():
             if not 0 < len(stop) <= limits.max_stop_string_chars:
@@ -187,7 +187,7 @@ class SamplingFields(WireModel):
         return ResponseOptions(cache_report=bool(self.cache_report))
 
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, however they were given."""
+        """Return the stop strings, however they were given."""
         return ()
 
     def sampling_params(
@@ -200,9 +200,9 @@ class SamplingFields(WireModel):
         stop_token_ids: frozenset[int],
         fallback_seed: int,
     ) -> SamplingParams:
-        """The engine's form. defaults: the model's own (generation_config.json), for what the
-        request leaves out. stop_token_ids: those of the model. Raises ApiError for a token that
-        does not exist, and for more tokens at least than at most."""
+        """Return the engine's parameters. defaults: the model's own (generation_config.json), for
+        what the request leaves out. stop_token_ids: those of the model. Raises ApiError for a token
+        that does not exist, and for a least number of tokens above the most."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)
@@ -259,7 +259,7 @@ class OpenAISamplingFields(SamplingFields):
     n: int | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say. Raises ApiError that names the parameter."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         if not 1 <= self.response_options.choices <= limits.max_choices:
             raise invalid(f"n is {self.n}; it must be from 1 to {limits.max_choices}.", "n")
         super().check(limits)
@@ -276,14 +276,15 @@ class OpenAISamplingFields(SamplingFields):
         )
 
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, however they were given."""
+        """Return the stop strings, however they were given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 def answer_length(
     asked: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
 ) -> int:
-    """How many tokens may be generated. None and -1 mean: as many as fit; more than fit is cut.
+    """Return how many tokens may be generated. None and -1 mean: as many as fit; more than fit is
+    cut.
 
     Raises ApiError for less than ``least``, -1 aside.
     """

@@ -52,7 +52,8 @@ class StructureFields(WireModel):
     guided_grammar: str | None = None
 
     def output_format(self) -> OutputFormat | None:
-        """What is asked for; None: any text. Raises ApiError, also where two things are."""
+        """Return the form that the answer must have; None: any text. Raises ApiError, also where
+        two forms are given."""
         found = [*self._response_format(), *self._structured_outputs()]
         if self.guided_json is not None:
             found.append(_json(self.guided_json, "guided_json"))
@@ -106,7 +107,8 @@ class StructureFields(WireModel):
 
 
 def _json(schema: SchemaOrText, param: str) -> OutputFormat:
-    """A schema may come as its text. Raises ApiError for a text that is none."""
+    """Return the form of a schema, which may come as its text. Raises ApiError for a text that is
+    none."""
     if isinstance(schema, str):
         if has_many_values(schema):
             raise invalid(f"The text has more than {MAX_VALUES} values.", param)

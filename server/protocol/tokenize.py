@@ -39,7 +39,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
     cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say. Raises ApiError that names the parameter."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         refuse_unsupported(self.rules, self.model_extra or {})
         if sum(one is not None for one in (self.prompt, self.content, self.messages)) != 1:
             raise invalid("One of prompt, content and messages must be there, and no more.")
@@ -60,7 +60,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
     def conversation(
         self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
     ) -> Conversation:
-        """The messages, as /v1/chat/completions reads them. Raises ApiError."""
+        """Return the messages, as /v1/chat/completions reads them. Raises ApiError."""
         asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits, unseen)
         return replace(
             asked,
@@ -80,5 +80,5 @@ class DetokenizeRequest(WireModel):
     tokens: TokenIds
 
     def check(self, _: LimitsSection) -> None:
-        """What the types cannot say: nothing."""
+        """Check nothing: the types say all."""
         refuse_unsupported(self.rules, self.model_extra or {})

@@ -14,7 +14,7 @@ from server.service import Service, parse
 
 
 def chat_routes(service: Service) -> APIRouter:
-    """The route, for one service; without /v1 for clients whose base URL has none."""
+    """Return the route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
 
     @router.post("/chat/completions", include_in_schema=False)

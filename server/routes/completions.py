@@ -23,7 +23,7 @@ from server.text.tokenizer import EncodedText, TextTooLongError
 
 
 def completion_routes(service: Service) -> APIRouter:
-    """The route, for one service; without /v1 for clients whose base URL has none."""
+    """Return the route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
 
     @router.post("/completions", include_in_schema=False)
@@ -50,7 +50,7 @@ def completion_routes(service: Service) -> APIRouter:
 
 
 async def _all_encoded(service: Service, wire: CompletionRequest) -> list[EncodedText]:
-    """The prompts' ids. Raises ApiError as ``_encoded`` does, and for too many of them."""
+    """Encode all prompts. Raises ApiError as ``_encoded`` does, and for too many of them."""
     found: list[EncodedText] = []
     total = 0
     for number, prompt in enumerate(wire.prompts):
@@ -64,8 +64,8 @@ async def _all_encoded(service: Service, wire: CompletionRequest) -> list[Encode
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
-    """The prompt's ids; its text as well, where that is echoed. Raises ApiError for a prompt that
-    cannot be answered."""
+    """Encode a prompt; return its text as well, where that is echoed. Raises ApiError for a prompt
+    that cannot be answered."""
     if isinstance(prompt, str):
         try:
             async with service.encoding:
@@ -86,7 +86,7 @@ async def _encoded(
 def _prompts(
     service: Service, wire: CompletionRequest, all_ids: Sequence[tuple[int, ...]], salt: PrefixSalt
 ) -> list[Prompt]:
-    """The prompts as the engine wants them, each as if it came alone."""
+    """Return the prompts in the engine's form, each as if it came alone."""
 
     def prompt(ids: tuple[int, ...]) -> Prompt:
         params = wire.sampling_params(

@@ -22,7 +22,7 @@ DESCRIPTION = (
 
 
 def memory_routes(service: Service) -> APIRouter:
-    """The route, for one service."""
+    """Return the route, for one service."""
     router = APIRouter()
     cache = MemoryMapCache(service.client)
 
@@ -57,7 +57,8 @@ def memory_routes(service: Service) -> APIRouter:
 
 
 def _requests(service: Service, key: str) -> list[dict[str, Any]]:
-    """The last ones, the newest first; where there are several keys, those of the one that asks."""
+    """Return the last requests, the newest first; where there are several keys, those of the key
+    that asks."""
     several = len(service.config.access.api_keys) > 1
     tenant = service.salts.salt(key, None).tenant if several else None
     now = service.recent.clock()

@@ -21,7 +21,7 @@ from server.service import Service, parse
 
 
 def message_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
+    """Return the routes, for one service."""
     router = APIRouter()
 
     @router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
@@ -54,6 +54,6 @@ def message_routes(service: Service) -> APIRouter:
 
 
 def _conversation(service: Service, request: Request, wire: ConversationFields) -> Conversation:
-    """What both routes read in the same way. Raises ApiError."""
+    """Read what both routes have in common. Raises ApiError."""
     config = service.config
     return wire.conversation(config.limits, config.reasoning, service.unseen(request, "messages"))

@@ -16,7 +16,7 @@ def who_answers() -> dict[str, str]:
 
 
 def operation_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
+    """Return the routes, for one service."""
     router = APIRouter()
 
     @router.get("/version", include_in_schema=False)

@@ -41,8 +41,8 @@ class TenantStore:
     def conversation(
         self, wire: ResponsesRequest
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
-        """What a request asks to be answered: what was said before, the new items, and both in the
-        neutral form. Raises ApiError. An answer that is begun is marked, for those who go on."""
+        """Return the items before the request, its new items, and both in the neutral form. Raises
+        ApiError. A begun answer is marked in the items, for requests that continue it."""
         history, items = self.before(wire.previous_response_id), wire.items(self.item)
         before = [read_item(item) for item in history]
         limits, efforts = self._config.limits, self._config.reasoning
@@ -54,7 +54,7 @@ class TenantStore:
         return history, items, conversation
 
     def before(self, response_id: str | None) -> tuple[Json, ...]:
-        """All items of the conversation that a response has ended. Raises ApiError (400)."""
+        """Return all items of the conversation that a response has ended. Raises ApiError (400)."""
         if response_id is None:
             return ()
         stored = self._store.find(self._tenant, response_id)
@@ -68,30 +68,30 @@ class TenantStore:
         return stored.items
 
     def item(self, item_id: str) -> Item | None:
-        """A stored item."""
+        """Return a stored item; None where there is none."""
         found = self._store.find_item(self._tenant, item_id)
         return None if found is None else read_item(found)
 
     def response(self, response_id: str) -> StoredResponse:
-        """A stored response. Raises ApiError (404)."""
+        """Return a stored response. Raises ApiError (404)."""
         stored = self._store.find(self._tenant, response_id)
         if stored is None:
             raise _not_stored()
         return stored
 
     def keep(self, response: Json, history: tuple[Json, ...], items: list[Item]) -> None:
-        """Stores a response with what it answered."""
+        """Store a response with what it answered."""
         given = tuple(item.kept(secrets.token_hex(ID_BYTES)) for item in items)
         self._store.keep(self._tenant, StoredResponse(response, history, given))
 
     def forget(self, response_id: str) -> None:
-        """Raises ApiError (404) where it is not stored."""
+        """Forget a response. Raises ApiError (404) where it is not stored."""
         if not self._store.forget(self._tenant, response_id):
             raise _not_stored()
 
 
 def response_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
+    """Return the routes, for one service."""
     router = APIRouter()
     limits = service.config.limits
     store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
@@ -154,14 +154,14 @@ def response_routes(service: Service) -> APIRouter:
 
 
 def new_metadata(service: Service) -> ResponseMetadata:
-    """The id, time and model of a new response."""
+    """Make the id, time and model of a new response."""
     return ResponseMetadata(
         f"resp_{secrets.token_hex(ID_BYTES)}", int(time.time()), service.model.id
     )
 
 
 def read_item(item: Json) -> Item:
-    """An item that was stored."""
+    """Read an item that was stored."""
     found: Item = WIRE_ITEM.validate_python(item)
     return found
 
@@ -177,7 +177,8 @@ def _not_stored() -> ApiError:
 
 
 def _page(items: tuple[Json, ...], request: Request) -> Json:
-    """Some of the items, as the query asks. Raises ApiError for a query that makes no sense."""
+    """Return some of the items, as the query asks. Raises ApiError for a query that makes no
+    sense."""
     query = request.query_params
     order, limit = query.get("order", "desc"), query.get("limit", str(LISTED_ITEMS))
     if order not in ("asc", "desc"):

@@ -79,11 +79,11 @@ class AnswerParser:
         return self._calls is not None and self._calls.ended_with_calls
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Pieces that are certain now, in order."""
+        """Take in text, and return the pieces that are certain now, in order."""
         return joined(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self) -> list[AnswerPiece]:
-        """The rest, when the answer ends."""
+        """Return the other pieces, when the answer ends."""
         pieces = self._split(self._reasoning_parser.flush())
         return joined(pieces + (self._calls.flush() if self._calls else []))
 

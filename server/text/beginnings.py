@@ -2,7 +2,8 @@
 
 
 def longest_beginning(text: str, *wanted: str) -> int:
-    """Length of the longest end of the text that begins one of the wanted, but is not all of it."""
+    """Return the length of the longest end of the text that begins one of the strings, but is not
+    all of it."""
     longest = 0
     for each in wanted:
         place = text.find(each[0], max(0, len(text) - len(each) + 1))

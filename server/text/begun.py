@@ -32,7 +32,7 @@ class _Parts:
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """The turn as the model would have written it, less what the prompt has opened.
+    """Write a begun turn as the model would have written it, less what the prompt has opened.
 
     prompt: as it was rendered for an answer. closed: what the template adds where the model
     must not reason. thinks: whether the model may reason.

@@ -18,7 +18,7 @@ def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
 
 
 class ReasoningParser:
-    """Splits ``<think>...</think>`` off the beginning of an answer, as it streams in.
+    """Split ``<think>...</think>`` off the beginning of an answer, as it streams in.
 
     White space around the tags belongs to neither channel. An answer that does not begin with the
     tag is content; one that never closes it is reasoning.
@@ -37,12 +37,13 @@ class ReasoningParser:
         return self._state is Channel.REASONING
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Pieces that are certain now, in order; neighbours belong to different channels."""
+        """Take in text, and return the pieces that are certain now, in order; neighbours belong to
+        different channels."""
         self._held += text
         return joined(self._advance(final=False))
 
     def flush(self) -> list[AnswerPiece]:
-        """The rest, when the answer ends."""
+        """Return the other pieces, when the answer ends."""
         return joined(self._advance(final=True))
 
     def _advance(self, final: bool) -> list[AnswerPiece]:

@@ -57,7 +57,7 @@ AnswerPiece = TextPiece | ToolCallStart | ToolCallArguments
 
 
 def joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-    """The same with neighbours of one channel, or of one call's arguments, made one piece."""
+    """Join neighbours of one channel, or of one call's arguments, to one piece."""
     if len(pieces) < 2:
         return pieces
     result: list[AnswerPiece] = []

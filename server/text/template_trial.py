@@ -61,7 +61,8 @@ class TemplateTrial:
 
 
 def try_template(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> TemplateTrial:
-    """texts: the model's templates. special_tokens: by the names that templates have for them."""
+    """Try templates in a process of its own. texts: the model's templates. special_tokens: by the
+    names that templates have for them."""
     # There may be keys in the environment, and modules of others in the working directory.
     environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     command = [sys.executable, "-P", "-m", "server.text.template_trial"]
@@ -85,7 +86,8 @@ def try_template(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> Tem
 
 
 def _watch(process: "subprocess.Popen[bytes]", stdout: IO[bytes]) -> tuple[bytes, str]:
-    """What a process says to its end, and what it takes too much of: empty where it ends before."""
+    """Return what a process writes to its end, and the limit that it exceeds: empty where it ends
+    before."""
     watched, said = psutil.Process(process.pid), b""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
@@ -103,8 +105,8 @@ def _watch(process: "subprocess.Popen[bytes]", stdout: IO[bytes]) -> tuple[bytes
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
-    """What went wrong in a template, and where. with_message: also what the error says, which may
-    repeat what was to be rendered."""
+    """Return what went wrong in a template, and where. with_message: also what the error says,
+    which may repeat what was to be rendered."""
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == TEMPLATE_FILE:
@@ -115,7 +117,7 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Renders conversations of all kinds. Returns why a plain one could not be rendered, or ""."""
+    """Render conversations of all kinds. Return why a plain one could not be rendered, or ""."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     fault = ""
@@ -136,7 +138,7 @@ def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """The process: reads templates and tokens, and says what came of them."""
+    """Run the process: read templates and tokens, and write what came of them."""
     texts, special_tokens = json.load(sys.stdin)
     import transformers.utils.chat_template_utils  # noqa: F401 - none of the trial's time
 

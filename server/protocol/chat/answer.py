@@ -76,7 +76,7 @@ class ChatAnswer:
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """The chunks of a delta, with the finish reason in one of its own."""
+        """Return the chunks of a delta, with the finish reason in one of its own."""
         chunks: list[Json] = []
         index = delta.index
         logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
@@ -91,15 +91,15 @@ class ChatAnswer:
         return chunks
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Usage, where it was asked for."""
+        """Return usage, where it was asked for."""
         return usage_chunks(self.metadata, "chat.completion.chunk", usage, self.response_options)
 
     def failure(self, error: ApiError) -> Json:
-        """The error alone."""
+        """Return the error alone."""
         return error.body()
 
     def add(self, delta: Delta) -> None:
-        """Gathers a delta for ``whole``."""
+        """Gather a delta for ``whole``."""
         choice = self._choices[delta.index]
         for piece in delta.pieces:
             choice.add(piece)
@@ -108,7 +108,7 @@ class ChatAnswer:
         choice.finish = delta.finish or choice.finish
 
     def whole(self, usage: Usage) -> Json:
-        """The answer in one object."""
+        """Return the answer in one object."""
         choices = [choice.object(index) for index, choice in enumerate(self._choices)]
         return self.metadata.object("chat.completion", choices) | {
             "usage": usage_object(usage, self.response_options.cache_report)
@@ -121,7 +121,8 @@ class ChatAnswer:
 
 
 def _chat_fields(piece: AnswerPiece) -> Json:
-    """Reasoning goes out under both names that clients read; a call names itself once."""
+    """Return the fields of a piece. Reasoning goes out under both names that clients read; a call
+    names itself once."""
     if isinstance(piece, ToolCallStart):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}

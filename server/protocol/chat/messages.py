@@ -32,7 +32,7 @@ class ContentPart(WireModel):
         return self.type in (*TEXT_PARTS, "refusal")
 
     def said(self, place: str, unseen: Unseen) -> str:
-        """What the model reads of it. Raises ApiError."""
+        """Return what the model reads of it. Raises ApiError."""
         if not self.is_text:
             return unseen.note(self.type, place)
         text = self.refusal if self.type == "refusal" else self.text
@@ -42,7 +42,8 @@ class ContentPart(WireModel):
 
 
 def content_text(content: str | list[ContentPart], place: str, unseen: Unseen) -> str:
-    """Content as one string. place: how errors name it. Raises ApiError for what is no text."""
+    """Return content as one string. place: how errors name it. Raises ApiError for what is no
+    text."""
     if isinstance(content, str):
         return content
     texts = []
@@ -58,7 +59,7 @@ class CalledFunction(WireModel):
     arguments: str | dict[str, Any] | None = None
 
     def made(self, call_id: str) -> ToolCall:
-        """The neutral form. Some clients send the arguments as the object that they are."""
+        """Return the call in the neutral form. Some clients send the arguments as an object."""
         arguments = self.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -95,7 +96,8 @@ class Message(WireModel):
     """Whether the answer goes on with it."""
 
     def turn(self, place: str, unseen: Unseen) -> Turn:
-        """The neutral form. place: how errors name the message. Raises ApiError."""
+        """Return the message in the neutral form. place: how errors name the message. Raises
+        ApiError."""
         if self.audio is not None:
             raise invalid("Audio is not supported: this model reads text.", f"{place}.audio")
         return Turn(
@@ -107,7 +109,7 @@ class Message(WireModel):
         )
 
     def _text(self, place: str, unseen: Unseen) -> str:
-        """The content as one string."""
+        """Return the content as one string."""
         if self.content is None:
             return self.refusal or ""
         return content_text(self.content, f"{place}.content", unseen)

@@ -51,7 +51,7 @@ class ThinkingFields(WireModel):
         return (self.chat_template_kwargs or TemplateFields()).others
 
     def thinking(self, efforts: ReasoningSection) -> Thinking:
-        """The neutral form. What is said plainly wins over an effort."""
+        """Return the fields in the neutral form. What is said plainly wins over an effort."""
         arguments = self.chat_template_kwargs or TemplateFields()
         said, budget = arguments.enable_thinking, self.thinking_token_budget
         return thinking(
@@ -69,7 +69,7 @@ def thinking(
     enabled: bool | None = None,
     budget: int | None = None,
 ) -> Thinking:
-    """What an effort means, where nothing plainer is said."""
+    """Return what an effort means, where nothing plainer is said."""
     if effort is not None:
         enabled = effort != "none" if enabled is None else enabled
         budgets = {
@@ -95,7 +95,7 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
     parallel_tool_calls: bool | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if len(self.messages) > limits.max_messages:
             raise invalid(
@@ -117,7 +117,8 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
     def conversation(
         self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
     ) -> Conversation:
-        """The neutral form. Raises ApiError that names what cannot be part of it."""
+        """Return the request in the neutral form. Raises ApiError that names what cannot be part of
+        it."""
         asked = read_conversation(self.messages, self.tools, self.tool_choice, limits, unseen)
         continues = self.continues(asked.turns[-1], marked=asked.continues)
         self.check_answered(continues=continues)
@@ -138,7 +139,7 @@ def read_conversation(
     limits: LimitsSection,
     unseen: Unseen,
 ) -> Conversation:
-    """What becomes of these fields, in the neutral form. Raises ApiError."""
+    """Return these fields in the neutral form. Raises ApiError."""
     offered = read_tools(tools or [], limits.max_tools)
     for number, message in enumerate(messages, start=1):
         if message.prefix and (number < len(messages) or message.role != "assistant"):

@@ -27,7 +27,7 @@ class CompletionRequest(OpenAISamplingFields):
     best_of: int | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if self.best_of not in (None, self.response_options.choices):
             raise invalid("best_of is not supported, unless it is n: use n.", "best_of")
@@ -50,7 +50,7 @@ class CompletionRequest(OpenAISamplingFields):
         return cast(Sequence[PromptText], [prompt] if is_one else prompt)
 
     def place(self, number: int) -> str:
-        """How errors name a prompt."""
+        """Return how errors name a prompt."""
         return "prompt" if len(self.prompts) == 1 else f"prompt[{number}]"
 
     @property

@@ -56,7 +56,8 @@ class ConversationFields(StructureFields):
     def conversation(
         self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
     ) -> Conversation:
-        """The neutral form. Raises ApiError that names what cannot be part of it."""
+        """Return the request in the neutral form. Raises ApiError that names what cannot be part of
+        it."""
         tools = read_offered_tools(self.tools or [], limits.max_tools)
         choice = self.tool_choice or OfferedChoice(type="auto")
         return Conversation(
@@ -94,7 +95,8 @@ class ConversationFields(StructureFields):
         return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
 
     def _thinking(self, efforts: ReasoningSection) -> Thinking:
-        """What is said plainly wins over an effort; Anthropic's field wins over the others."""
+        """Return how much to think. What is said plainly wins over an effort; Anthropic's field
+        wins over the others."""
         asked = self.thinking
         if asked is not None and asked.type in ("disabled", "between_tools"):
             return Thinking(False)
@@ -116,7 +118,7 @@ class MessagesRequest(ConversationFields, SamplingFields):
     stop_sequences: ListOf[str] | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings."""
+        """Return the stop strings."""
         return tuple(self.stop_sequences or ())
 
 

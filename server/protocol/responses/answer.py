@@ -35,14 +35,14 @@ class ResponseAnswer:
         self._output = Output(key, self.token_bytes, self.packs_reasoning)
 
     def first_chunks(self) -> list[Json]:
-        """The response before it says anything, twice."""
+        """Return the events of a response without output: created and in progress."""
         return [
             self._numbered({"type": f"response.{kind}", "response": self._object("in_progress")})
             for kind in ("created", "in_progress")
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """The events of a delta."""
+        """Return the events of a delta."""
         events = [event for piece in delta.pieces for event in self._output.take(piece)]
         if delta.finish is not None:
             self._finish = delta.finish
@@ -50,13 +50,13 @@ class ResponseAnswer:
         return [self._numbered(event) for event in events]
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """The whole response."""
+        """Return the whole response."""
         response = self.whole(usage)
         event = {"type": f"response.{response['status']}", "response": response}
         return [self._numbered(event)]
 
     def failure(self, error: ApiError) -> Json:
-        """The response as far as it has come."""
+        """Return the response as far as it has come."""
         response = self._object("failed") | {
             "output": self._output.items,
             "error": {"code": error.type, "message": error.message},
@@ -64,11 +64,11 @@ class ResponseAnswer:
         return self._numbered({"type": "response.failed", "response": response})
 
     def add(self, delta: Delta) -> None:
-        """Gathers a delta for ``whole``."""
+        """Gather a delta for ``whole``."""
         self.chunks(delta)
 
     def whole(self, usage: Usage) -> Json:
-        """The response in one object."""
+        """Return the response in one object."""
         cut = self._finish == "length"
         response = self._object("incomplete" if cut else "completed") | {
             "completed_at": None if cut else int(time.time()),
@@ -100,7 +100,7 @@ class ResponseAnswer:
 
 
 def response_usage(usage: Usage, cache_report: bool) -> Json:
-    """Token counts by this API's names."""
+    """Return token counts by this API's names."""
     counts = usage_object(usage, cache_report)
     return {
         "input_tokens": counts["prompt_tokens"],

@@ -45,15 +45,16 @@ class MessageItem(WireModel):
     """Whether the answer goes on with it, or the next item does."""
 
     def turn(self, place: str, unseen: Unseen) -> Turn:
-        """The turn it is, or a part of. place: how errors name the item. Raises ApiError."""
+        """Return the turn that the item is, or is a part of. place: how errors name the item.
+        Raises ApiError."""
         if self.prefix and self.role != "assistant":
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
         text = content_text(self.content or "", f"{place}.content", unseen)
         return Turn(ROLES[self.role], text)
 
     def kept(self, key: str) -> Json:
-        """The item in full, as the SDKs type it; ``turn`` must have let it pass. key: makes an id
-        that no other item has, for one without."""
+        """Return the item in full, as the SDKs type it; ``turn`` must have let it pass. key: makes
+        an id that no other item has, for one without."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
@@ -139,8 +140,7 @@ class ReasoningItem(WireModel):
         return Turn("assistant", reasoning=self._reasoning(place))
 
     def _reasoning(self, place: str) -> str:
-        """Those that are there in full win over those that are packed, and these over a
-        summary."""
+        """Return the reasoning. Full text wins over packed text, and packed text over a summary."""
         text = "".join(part.text for part in self.content or ())
         if not text and self.encrypted_content:
             unpacked = read_reasoning(self.encrypted_content)
@@ -190,7 +190,7 @@ TAGS = {
 
 
 def _tag(item: Any) -> str:
-    """Which model reads an item. Tags begin with capitals, so that errors leave them out."""
+    """Return which model reads an item. Tags begin with capitals, so that errors leave them out."""
     if not isinstance(item, dict):
         return "Message"
     if item.get("type") is None:
@@ -214,8 +214,8 @@ Input = Annotated[
 
 
 def read_input(asked: str | list[WireItem], stored: Callable[[str], Item | None]) -> list[Item]:
-    """The items, references followed. stored: the item of an id, if there is one. Raises ApiError
-    for what is no part of a conversation here."""
+    """Return the items, references followed. stored: finds the item of an id. Raises ApiError for
+    what is no part of a conversation here."""
     if isinstance(asked, str):
         return [MessageItem(role="user", content=asked)]
     items: list[Item] = []

@@ -24,11 +24,11 @@ class TextItem:
         self._logprobs: list[Json] = []
 
     def takes(self, piece: AnswerPiece) -> bool:
-        """Whether a piece belongs to this item."""
+        """Return whether a piece belongs to this item."""
         return isinstance(piece, TextPiece) and (piece.channel is Channel.REASONING) == self._thinks
 
     def opened(self) -> list[Json]:
-        """The item without its part, and the part without its text."""
+        """Return the events that open the item and its part."""
         item = self._object("in_progress", [])
         return [
             {"type": "response.output_item.added", "item": item},
@@ -36,14 +36,14 @@ class TextItem:
         ]
 
     def grown(self, piece: AnswerPiece) -> list[Json]:
-        """Some text."""
+        """Return the events of some text."""
         assert isinstance(piece, TextPiece)
         self._text += piece.text
         delta = self._of_part(f"response.{self._event}.delta") | {"delta": piece.text}
         return [self._with_logprobs(delta, piece.tokens)]
 
     def closed(self, status: Status) -> list[Json]:
-        """All of the text, of the part and of the item."""
+        """Return the events that close the text, the part and the item."""
         done = self._of_part(f"response.{self._event}.done") | {"text": self._text}
         if not self._thinks:
             done["logprobs"] = self._logprobs
@@ -54,7 +54,7 @@ class TextItem:
         ]
 
     def object(self, status: Status) -> Json:
-        """The item as it is now."""
+        """Return the item as it is now."""
         return self._object(status, [self._part()])
 
     def _object(self, status: Status, content: list[Json]) -> Json:
@@ -92,22 +92,22 @@ class CallItem:
         self._arguments = ""
 
     def takes(self, piece: AnswerPiece) -> bool:
-        """Whether a piece belongs to this item."""
+        """Return whether a piece belongs to this item."""
         return not isinstance(piece, TextPiece | ToolCallStart)
 
     def opened(self) -> list[Json]:
-        """The call without its arguments."""
+        """Return the event that opens the call, without its arguments."""
         return [{"type": "response.output_item.added", "item": self.object("in_progress")}]
 
     def grown(self, piece: AnswerPiece) -> list[Json]:
-        """Some of the arguments."""
+        """Return the event of some of the arguments."""
         assert not isinstance(piece, TextPiece | ToolCallStart)
         self._arguments += piece.text
         kind = "response.function_call_arguments.delta"
         return [{"type": kind, "item_id": self._id, "delta": piece.text}]
 
     def closed(self, status: Status) -> list[Json]:
-        """All of the arguments, and the call."""
+        """Return the events that close the arguments and the call."""
         done = {
             "type": "response.function_call_arguments.done",
             "item_id": self._id,
@@ -117,7 +117,7 @@ class CallItem:
         return [done, {"type": "response.output_item.done", "item": self.object(status)}]
 
     def object(self, status: Status) -> Json:
-        """The item as it is now."""
+        """Return the item as it is now."""
         return {
             "type": "function_call",
             "id": self._id,
@@ -145,7 +145,7 @@ class Output:
         return self._done + ([self._open.object("incomplete")] if self._open else [])
 
     def take(self, piece: AnswerPiece) -> list[Json]:
-        """The events of a piece."""
+        """Take in a piece, and return its events."""
         events: list[Json] = []
         if self._open is None or not self._open.takes(piece):
             events = self._close("completed")
@@ -156,7 +156,7 @@ class Output:
         return events
 
     def end(self, finish: str) -> list[Json]:
-        """The events of the answer's end. finish: why it ended."""
+        """End the output, and return its events. finish: why it ended."""
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
@@ -182,5 +182,5 @@ class Output:
         return events
 
     def _numbered(self, events: list[Json]) -> list[Json]:
-        """With the place of the item that is open."""
+        """Add the place of the open item to events."""
         return [event | {"output_index": len(self._done)} for event in events]

@@ -45,7 +45,7 @@ class ReasoningField(WireModel):
     mode: str | None = None
 
     def check(self) -> None:
-        """Raises ApiError for what would change the answer and is not done here."""
+        """Raise ApiError for what would change the answer and is not supported."""
         if self.context not in (None, "auto"):
             raise invalid(
                 "Only auto is supported: the model's template says which thoughts it is shown.",
@@ -63,7 +63,7 @@ class TextFormat(WireModel):
     schema_: Json | None = Field(default=None, alias="schema")
 
     def output(self) -> OutputFormat | None:
-        """The neutral form; None: any text. Raises ApiError."""
+        """Return the format in the neutral form; None: any text. Raises ApiError."""
         match self.type:
             case "text":
                 return None
@@ -76,7 +76,7 @@ class TextFormat(WireModel):
         raise invalid(f"A format {quoted(self.type)} is not supported.", "text.format.type")
 
     def object(self) -> Json:
-        """As responses repeat it."""
+        """Return the format as responses repeat it."""
         if self.schema_ is None:
             return {"type": self.type}
         name = self.name or DEFAULT_FORMAT_NAME
@@ -91,7 +91,7 @@ class TextField(WireModel):
     """A hint that the served models were not trained on."""
 
     def object(self) -> Json:
-        """As responses repeat it."""
+        """Return the field as responses repeat it."""
         wanted = self.format or TextFormat(type="text")
         said = {} if self.verbosity is None else {"verbosity": self.verbosity}
         return {"format": wanted.object(), **said}
@@ -122,7 +122,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
     text: TextField | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if self.n not in (None, 1):
             raise invalid("A response is one answer.", "n")
@@ -174,7 +174,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         return own or other
 
     def items(self, stored: Callable[[str], Item | None]) -> list[Item]:
-        """The new items. stored: the item of an id, if there is one. Raises ApiError."""
+        """Return the new items. stored: finds the item of an id. Raises ApiError."""
         return [] if self.input is None else read_input(self.input, stored)
 
     def conversation(
@@ -185,8 +185,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         efforts: ReasoningSection,
         unseen: Unseen,
     ) -> Conversation:
-        """The neutral form. history: what was said before the new items. Raises ApiError that names
-        what cannot be part of it."""
+        """Return the request in the neutral form. history: the items before the new ones. Raises
+        ApiError that names what cannot be part of it."""
         if len(history) + len(items) > limits.max_messages:
             raise invalid(
                 f"There are {len(history) + len(items)} items; at most {limits.max_messages} are "
@@ -214,7 +214,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:
-        """What the response repeats of the request, with what is in force where it said nothing."""
+        """Return what the response repeats of the request, with what is in force where the request
+        left it out."""
         choice: str | Json = "auto"
         if isinstance(self.tool_choice, str):
             choice = self.tool_choice

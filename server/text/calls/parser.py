@@ -17,12 +17,12 @@ MAX_BEGUN_CHARS = 1024
 
 
 def new_call_id() -> str:
-    """An id that no other call has."""
+    """Make an id that no other call has."""
     return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
 
 
 def openers(form: ToolFormat) -> list[str]:
-    """What calls begin with."""
+    """Return the tags that calls begin with."""
     return [CALL_OPEN, FUNCTION_OPEN] if form is ToolFormat.XML else [CALL_OPEN]
 
 
@@ -78,12 +78,12 @@ class CallParser:
         return self.done or (self.calls > 0 and self._call is None)
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """What is certain now, in order."""
+        """Take in text, and return the pieces that are certain now, in order."""
         self._held += text
         return self._advance(final=False)
 
     def flush(self) -> list[AnswerPiece]:
-        """The rest, when the answer ends."""
+        """Return the other pieces, when the answer ends."""
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> list[AnswerPiece]:
@@ -99,7 +99,7 @@ class CallParser:
         return pieces
 
     def _take_text(self, final: bool) -> list[AnswerPiece]:
-        """Content up to a call, or all that is certain."""
+        """Return content up to a call, or all that is certain."""
         places = [(self._held.find(opener), opener) for opener in self._openers]
         found = [(place, opener) for place, opener in places if place >= 0]
         if found:
@@ -136,7 +136,7 @@ class CallParser:
         return pieces
 
     def _tell(self, behind: str, closing: str) -> None:
-        """Has the call remembered, if it is whole."""
+        """Have the call remembered, if it is whole."""
         if self._remember is not None:
             call = self._record.call(behind, closing)
             if call is not None:
@@ -148,7 +148,7 @@ class CallParser:
         return XmlCall(self.calls, self._new_id, self._tools, self._opener)
 
     def _before_a_call(self, text: str) -> str:
-        """Without the white space at its end that belongs to a call, if one follows."""
+        """Return text without the white space at its end that belongs to a call, if one follows."""
         return text.removesuffix("\n") if self._said or text.strip() else ""
 
     def _content(self, text: str) -> list[AnswerPiece]:
@@ -159,8 +159,8 @@ class CallParser:
 
 
 def ends_in_call(text: str, tools: tuple[Tool, ...], form: ToolFormat) -> bool:
-    """Whether a text ends within what may be a call. The last opening tag tells, and a little of
-    what follows it: it is the client's text, and may be long."""
+    """Return whether a text ends within what may be a call. Only the last opening tag and a little
+    of what follows it are read: it is the client's text, and may be long."""
     last = text[max(0, *map(text.rfind, openers(form))) :]
     parser = CallParser(tools, form, None)
     if CALL_CLOSE not in last:

@@ -53,7 +53,7 @@ class GrammarCache:
         return self._counted_bytes
 
     def get(self, digest: bytes) -> CompiledGrammar | Refusal | None:
-        """What is known of a form."""
+        """Return what is known of a form."""
         found = self._grammars.get(digest)
         if found is None:
             return self._refusals.get(digest)

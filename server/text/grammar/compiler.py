@@ -47,10 +47,10 @@ class Judging(Protocol):
     """What knows what a form costs."""
 
     async def verdict(self, form: str) -> Verdict:
-        """What becomes of a form."""
+        """Return what becomes of a form."""
 
     async def close(self) -> None:
-        """Nobody will ask any more."""
+        """End: nothing is judged any more."""
 
 
 class GrammarCompiler:
@@ -83,8 +83,8 @@ class GrammarCompiler:
         return ""
 
     async def compile(self, spec: ConstraintSpec, said: str = "") -> TokenConstraint | None:
-        """The constraint of an answer; None where there is nothing to hold it to. said: what it has
-        begun with.
+        """Compile the constraint of an answer; None where there is nothing to hold it to. begun:
+        the content that it has begun with.
 
         Raises GrammarError that names what cannot be enforced, and the request's field;
         UnfitBeginningError where the form does not allow what was said; JudgeBusyError and
@@ -112,7 +112,8 @@ class GrammarCompiler:
         return await self._after(constraint, said) if said else constraint
 
     async def _after(self, constraint: GrammarConstraint, said: str) -> GrammarConstraint:
-        """Where the form goes on. A text that spells an added token is text to it."""
+        """Return the constraint where the form goes on. A text that spells an added token is text
+        to it."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:
@@ -132,8 +133,8 @@ class GrammarCompiler:
         return found
 
     async def _made(self, digest: bytes, form: str) -> CompiledGrammar | Refusal:
-        """What becomes of a form, found out once for all who ask meanwhile, and also when the first
-        of them leaves."""
+        """Return what becomes of a form, found out once for all who ask meanwhile, and also when
+        the first of them leaves."""
         making = self._making.get(digest)
         if making is None:
             making = self._making[digest] = asyncio.create_task(self._make(digest, form))

@@ -87,7 +87,7 @@ class GrammarConstraint:
         return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
-        """One for answers that have begun with these tokens.
+        """Return a constraint for answers that have begun with these tokens.
 
         max_s: processor time that reading them may take. Raises UnfitBeginningError where they are
         not allowed, and GrammarError where they are too much.
@@ -117,7 +117,7 @@ class TagWatch:
         """How many bytes of the tag the text ends with."""
 
     def feed(self, text: bytes) -> bool:
-        """Whether the tag is complete, somewhere in what came."""
+        """Take in text, and return whether it completes the tag."""
         window = self._tag[: self.matched] + text
         if self._tag in window:
             return True

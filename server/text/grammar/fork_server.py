@@ -77,7 +77,7 @@ class ForkServer:
                 end_excess(child)
 
     def _receive(self) -> bool:
-        """Take in what was asked; False when nobody will ask any more."""
+        """Take in a request; False when nobody will ask any more."""
         read = os.read(self._source, READ_BYTES)
         self._received += read
         while len(self._received) >= LENGTH.size:
@@ -106,7 +106,7 @@ class ForkServer:
         self._selector.register(out, selectors.EVENT_READ)
 
     def _listen(self, out: int) -> None:
-        """A child has said something, or has ended."""
+        """Take in what a child has written, or that it has ended."""
         child = self._children[out]
         said = os.read(out, READ_BYTES)
         child.said += said

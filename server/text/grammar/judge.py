@@ -73,7 +73,7 @@ class Judge:
         self._closed = False
 
     async def verdict(self, form: str) -> Verdict:
-        """What becomes of a form. Raises JudgeBusyError when there is no room for it."""
+        """Return what becomes of a form. Raises JudgeBusyError when there is no room for it."""
         async with self._quick.turn():
             said = await self._ask(form, self._quick)
         if said.get("ended") in (OVER_TIME, STARVED):
@@ -135,7 +135,7 @@ class _Lane:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits for a turn. Raises JudgeBusyError where too many wait already, or for too long."""
+        """Wait for a turn. Raises JudgeBusyError where too many wait already, or for too long."""
         if not self._room:
             raise JudgeBusyError
         self._room -= 1
@@ -173,7 +173,7 @@ class _Process:
 
     @classmethod
     async def start(cls, tokenizer: bytes, facts: TokenizerFacts) -> "_Process":
-        """Starts it, and hands it the tokenizer."""
+        """Start the process, and hand it the tokenizer."""
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             facts.to_json(),
@@ -187,7 +187,7 @@ class _Process:
         return started
 
     async def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Hands it a form, and waits for what becomes of it. Raises JudgeBusyError when the process
+        """Hand the process a form, and wait for its verdict. Raises JudgeBusyError when the process
         ends before."""
         self._rest()
         self._last_number = number = self._last_number + 1
@@ -203,24 +203,24 @@ class _Process:
                 self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end)
 
     async def close(self) -> None:
-        """Ends it."""
+        """End the process."""
         self._end()
         await self._listening
 
     def _end(self) -> None:
-        """It ends when nobody can ask it any more."""
+        """Close the process's input: it ends when nobody can ask it any more."""
         self._rest()
         self.is_over = True
         self._into.close()
 
     def _rest(self) -> None:
-        """Nothing happens by itself until the next answer."""
+        """Cancel the end that was due for an idle process."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     async def _listen(self) -> None:
-        """Hands out what it says, until it ends."""
+        """Hand out the process's answers, until it ends."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))

@@ -14,7 +14,7 @@ ALTERNATIVES = ("anyOf", "oneOf")
 
 
 def check_patterns(schema: Any) -> None:
-    """Raises GrammarError for a schema with more patterns on one string than can be merged."""
+    """Raise GrammarError for a schema with more patterns on one string than can be merged."""
     counter = _Counter(schema)
     try:
         most = max(map(counter.count, _parts(schema)), default=0)
@@ -25,7 +25,7 @@ def check_patterns(schema: Any) -> None:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and all that is in it; maps of schemas, too, in which nothing is counted."""
+    """Yield the schema and all that is in it; maps of schemas, too, in which nothing is counted."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -44,7 +44,7 @@ class _Counter:
         self._known: dict[int, int] = {}
 
     def count(self, schema: Any) -> int:
-        """Of a part of the schema, with those of what it refers to."""
+        """Count patterns of a part of the schema, with those of what it refers to."""
         chain = []
         # Chains of references are as long as a schema: they are followed without recursion.
         while isinstance(schema, dict) and id(schema) not in self._known:
@@ -65,7 +65,8 @@ class _Counter:
         return count
 
     def _found(self, reference: Any) -> Any:
-        """What a reference points at; None where that is nothing, which the engine says."""
+        """Return what a reference points at; None where that is nothing: the engine reports
+        that."""
         if not isinstance(reference, str):
             return None
         found = self._root
