@@ -196,7 +196,7 @@ def doctor(
     """
     from server.doctor.command import DoctorOptions, examine_machine
 
-    def told(what: str) -> None:
+    def progress(what: str) -> None:
         print(f"{HEAD_OF_LINE}: trying {what}", file=sys.stderr)
 
     with _one_sentence():
@@ -204,7 +204,7 @@ def doctor(
             config,
             {"cache": {"substrate": kv_backend}},
             DoctorOptions(as_json, release_test, stress, forget_faults),
-            told,
+            progress,
         )
     typer.echo(text)
     raise typer.Exit(0 if serves else 1)

@@ -79,12 +79,12 @@ def _answer(host: str, port: int, path: str) -> bytes:
     """Read the beginning of an answer, however long it takes. Raises OSError."""
     deadline = time.monotonic() + ASK_TIMEOUT_S
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    said = b""
+    answer = b""
     with socket.create_connection((host, port), ASK_TIMEOUT_S) as connection:
         connection.sendall(request.encode())
-        while len(said) < MAX_ANSWER_BYTES and (left := deadline - time.monotonic()) > 0:
+        while len(answer) < MAX_ANSWER_BYTES and (left := deadline - time.monotonic()) > 0:
             connection.settimeout(left)
             if not (more := connection.recv(MAX_ANSWER_BYTES)):
                 break
-            said += more
-    return said
+            answer += more
+    return answer

@@ -1,4 +1,4 @@
-"""Around all else: every request gets its id, is counted, and leaves a line in the log."""
+"""Observe all requests: each gets an id, is counted, and leaves a line in the log."""
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -118,7 +118,7 @@ class Exchange:
         """Return what the log says of the request: what is known, and nothing that a client
         wrote."""
         method, times = self._scope["method"], self.times
-        said: dict[str, object] = {
+        fields: dict[str, object] = {
             "method": method if method in METHODS else "other",
             "endpoint": self.endpoint,
             "status": self._status,
@@ -126,7 +126,7 @@ class Exchange:
         }
         if times.answers:
             first = times.first_token_s
-            said |= {
+            fields |= {
                 "first_token_s": None if first is None else round(first, 4),
                 "prompt_tokens": times.prompt_tokens,
                 "cached_tokens": times.cached_tokens,
@@ -134,8 +134,8 @@ class Exchange:
                 "finish": times.finish,
             }
         if self._not_shown:
-            said["images_not_shown"] = self._not_shown
-        return said | {"client_left": self.left}
+            fields["images_not_shown"] = self._not_shown
+        return fields | {"client_left": self.left}
 
     @property
     def _not_shown(self) -> int:

@@ -73,12 +73,11 @@ class ServedModel:
         """Return whether a client's name means this model. Slashes at the end do not count. An
         organisation before the name counts only if both names have one: ``name`` is ``org/name``
         and ``org/alias`` is ``alias``, but ``mine/name`` is not ``yours/name``."""
-        asked = name.rstrip("/")
-        last = asked.rpartition("/")[2]
-        own = [name.rstrip("/") for name in self.names]
-        return bool(asked) and (
-            asked in own or last in own or asked in [name.rpartition("/")[2] for name in own]
-        )
+        requested = name.rstrip("/")
+        base = requested.rpartition("/")[2]
+        names = [name.rstrip("/") for name in self.names]
+        bases = [name.rpartition("/")[2] for name in names]
+        return bool(requested) and (requested in names or base in names or requested in bases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +150,11 @@ class Service:
             )
         most = self.client.max_share
         if choices * prompts > most:
-            asked = f"n is {choices}" + (f" and there are {prompts} prompts" if prompts > 1 else "")
+            counts = f"n is {choices}" + (
+                f" and there are {prompts} prompts" if prompts > 1 else ""
+            )
             raise invalid(
-                f"{asked}; this server has room for {most} answers to one client at most.",
+                f"{counts}; this server has room for {most} answers to one client at most.",
                 "prompt" if prompts > 1 else "n",
             )
         self._check_places(choices * prompts, key)

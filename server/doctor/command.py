@@ -26,9 +26,9 @@ class DoctorOptions:
 
 
 def examine_machine(
-    file: Path | None, flags: Tables, options: DoctorOptions, told: Callable[[str], None]
+    file: Path | None, flags: Tables, options: DoctorOptions, progress: Callable[[str], None]
 ) -> tuple[str, bool]:
-    """Return the report, and whether something can serve with these settings. told: called with
+    """Return the report, and whether something can serve with these settings. progress: called with
     each thing that is being done. Raises SettingError."""
     cache = read_settings(file, flags).cache
     report = examine(
@@ -40,7 +40,7 @@ def examine_machine(
             options.stress,
             options.forget_faults,
         ),
-        told,
+        progress,
     )
     if options.as_json:
         return json.dumps(report.as_json() | {"mac": answers(report)}, indent=2), report.serves

@@ -113,7 +113,7 @@ class OriginGuard:
             self._count(Refusal.ORIGIN)
             await answer_with(_not_allowed(), scope, receive, send)
             return
-        told = adding(
+        send_with_headers = adding(
             {
                 "Access-Control-Allow-Origin": origins[0],
                 "Access-Control-Expose-Headers": EXPOSED,
@@ -122,9 +122,9 @@ class OriginGuard:
             send,
         )
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await _preflight(headers, scope, receive, told)
+            await _preflight(headers, scope, receive, send_with_headers)
         else:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_with_headers)
 
 
 def _embedded(method: str, headers: Headers) -> bool:
@@ -139,20 +139,20 @@ def _embedded(method: str, headers: Headers) -> bool:
 async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a preflight, which comes without a key before the request itself. The answer says what
     may be sent, and opens nothing."""
-    told = {
+    allowed_headers = {
         "Access-Control-Allow-Methods": METHODS,
         "Access-Control-Max-Age": str(PREFLIGHT_KEPT_S),
     }
-    asked = headers.get("access-control-request-headers", "").strip()
-    if asked:
-        if len(asked) > MAX_ASKED_HEADERS_CHARS or not HEADER_NAMES.fullmatch(asked):
+    requested = headers.get("access-control-request-headers", "").strip()
+    if requested:
+        if len(requested) > MAX_ASKED_HEADERS_CHARS or not HEADER_NAMES.fullmatch(requested):
             error = invalid("Access-Control-Request-Headers is no list of header names.")
             await answer_with(error, scope, receive, send)
             return
-        told["Access-Control-Allow-Headers"] = asked
+        allowed_headers["Access-Control-Allow-Headers"] = requested
     if headers.get("access-control-request-private-network") == "true":
-        told["Access-Control-Allow-Private-Network"] = "true"
-    await Response(status_code=204, headers=told)(scope, receive, send)
+        allowed_headers["Access-Control-Allow-Private-Network"] = "true"
+    await Response(status_code=204, headers=allowed_headers)(scope, receive, send)
 
 
 def _not_allowed() -> ApiError:

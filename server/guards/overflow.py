@@ -1,4 +1,4 @@
-"""Connections beyond those that there may be: each is told so at once."""
+"""Refuse connections beyond the limit, each one at once."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from server.protocol.wire_errors import ApiError, come_back
 
 
 class OverflowProtocol(asyncio.Protocol):
-    """Answers 503 to whatever is asked, and reads nothing.
+    """Answer 503 to any request, and read nothing.
 
     The client's request may still be under way; a connection that is closed with bytes unread is
     reset, and the answer can be lost. So our half is closed, and the client has ``keep_alive_s`` to
@@ -31,7 +31,7 @@ class OverflowProtocol(asyncio.Protocol):
             transport.abort()
             return
         self._others.add(self)
-        transport.write(told(too_many_connections(self._limits.retry_after_s)))
+        transport.write(error_bytes(too_many_connections(self._limits.retry_after_s)))
         transport.write_eof()
         self._end = asyncio.get_running_loop().call_later(
             self._limits.keep_alive_s, transport.abort
@@ -57,7 +57,7 @@ def too_many_connections(retry_after_s: int) -> ApiError:
     return come_back(503, message, "too_many_connections", retry_after_s, "server_error")
 
 
-def told(error: ApiError) -> bytes:
+def error_bytes(error: ApiError) -> bytes:
     """Write the error as a whole HTTP response."""
     _, headers, body = whole_answer(error, "")
     head = b"".join(b"%s: %s\r\n" % field for field in headers)

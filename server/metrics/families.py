@@ -35,16 +35,16 @@ def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
 def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
     """Make a counter with a value for each set of labels. name: without ``_total``."""
     family = CounterMetricFamily(name, help_text, labels=labels)
-    for its_labels, value in values:
-        family.add_metric(its_labels, float(value))
+    for label_values, value in values:
+        family.add_metric(label_values, float(value))
     return family
 
 
 def gauges(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
     """Make a gauge with a value for each set of labels."""
     family = GaugeMetricFamily(name, help_text, labels=labels)
-    for its_labels, value in values:
-        family.add_metric(its_labels, float(value))
+    for label_values, value in values:
+        family.add_metric(label_values, float(value))
     return family
 
 
@@ -61,8 +61,8 @@ def histograms(
 ) -> Metric:
     """Make a histogram for each set of labels."""
     family = HistogramMetricFamily(name, help_text, labels=labels)
-    for its_labels, counts in values:
-        family.add_metric(its_labels, buckets=_buckets(counts), sum_value=counts.total)
+    for label_values, counts in values:
+        family.add_metric(label_values, buckets=_buckets(counts), sum_value=counts.total)
     return family
 
 

@@ -40,8 +40,8 @@ class VllmCollector(Collector):
         if stats.kv is not None:
             yield from self._pool(stats.kv)
         yield self._finished()
-        for name, ours, counts in self._distributions(stats):
-            family = f"vllm:{name}", _same_as(ours), LABELS
+        for name, own_name, counts in self._distributions(stats):
+            family = f"vllm:{name}", _same_as(own_name), LABELS
             yield histograms(*family, [(self._labels, counts)])
 
     def _distributions(self, stats: EngineStats) -> list[tuple[str, str, HistogramCounts]]:
@@ -64,20 +64,20 @@ class VllmCollector(Collector):
         ]
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
-        for name, ours, value in (
+        for name, own_name, value in (
             ("num_requests_running", "requests_running", stats.running),
             ("num_requests_waiting", "requests_waiting", stats.waiting),
         ):
-            yield gauges(f"vllm:{name}", _same_as(ours), LABELS, self._one(value))
+            yield gauges(f"vllm:{name}", _same_as(own_name), LABELS, self._one(value))
         submitted = stats.submitted_prompt_tokens
-        for name, ours, value in (
+        for name, own_name, value in (
             ("prefix_cache_queries", "prompt_tokens_submitted_total", submitted),
             ("prefix_cache_hits", "prompt_tokens_cached_total", stats.cached_prompt_tokens),
             ("prompt_tokens", "prompt_tokens_submitted_total", submitted),
             ("generation_tokens", "generated_tokens_total", stats.generated_tokens),
             ("num_preemptions", "preemptions_total", stats.preemptions),
         ):
-            yield counters(f"vllm:{name}", _same_as(ours), LABELS, self._one(value))
+            yield counters(f"vllm:{name}", _same_as(own_name), LABELS, self._one(value))
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
         """Yield the metrics of the pool. A cached block is free to vLLM: it goes when another is
@@ -105,8 +105,8 @@ class VllmCollector(Collector):
             _same_as("requests_finished_total"),
             (*LABELS, "finished_reason"),
             [
-                ((*self._labels, theirs), sum(finished[reason] for reason in ours))
-                for theirs, ours in REASONS.items()
+                ((*self._labels, vllm_reason), sum(finished[reason] for reason in own_name))
+                for vllm_reason, own_name in REASONS.items()
             ],
         )
 
@@ -114,5 +114,5 @@ class VllmCollector(Collector):
         return [(self._labels, value)]
 
 
-def _same_as(ours: str) -> str:
-    return f"The same figure as quire_{ours}, under the name that vLLM uses"
+def _same_as(own_name: str) -> str:
+    return f"The same figure as quire_{own_name}, under the name that vLLM uses"

@@ -210,7 +210,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
 
 def _advice(report: CapacityReport) -> Iterator[str]:
     """Yield which quantisation to pick, of those that quire can serve."""
-    asked = f"For {gib(report.memory_bytes)} GiB and {report.context} tokens:"
+    conditions = f"For {gib(report.memory_bytes)} GiB and {report.context} tokens:"
     served = [fit for fit in report.fits if fit.whole_context[-1]]
     if not served:
         shorter = [
@@ -218,12 +218,12 @@ def _advice(report: CapacityReport) -> Iterator[str]:
         ]
         instead = f"context ({', '.join(shorter)})" if shorter else "model"
         yield from prose(
-            f"{asked} no weights leave room for one sequence; take a smaller {instead}."
+            f"{conditions} no weights leave room for one sequence; take a smaller {instead}."
         )
         return
     counts = [f"{fit.whole_context[-1]} with {fit.weights.name}" for fit in served]
     yield from prose(
-        f"{asked} {served[0].weights.name} weights are the widest that fit. Sequences of "
+        f"{conditions} {served[0].weights.name} weights are the widest that fit. Sequences of "
         f"full length at once: {', '.join(counts)}."
     )
 

@@ -61,12 +61,14 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
         self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
     ) -> Conversation:
         """Return the messages, as /v1/chat/completions reads them. Raises ApiError."""
-        asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits, unseen)
+        conversation = read_conversation(
+            self.messages or (), self.tools, self.tool_choice, limits, unseen
+        )
         return replace(
-            asked,
+            conversation,
             thinking=self.thinking(efforts),
             template_arguments=self.template_arguments,
-            continues=self.continues(asked.turns[-1], marked=asked.continues),
+            continues=self.continues(conversation.turns[-1], marked=conversation.continues),
         )
 
 

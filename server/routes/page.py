@@ -57,7 +57,7 @@ def page_routes(service: Service) -> APIRouter:
     """Return the routes, for one service; without a page ``/`` is the same for all."""
     router = APIRouter()
     page = read_page() if service.config.server.page else {}
-    how: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
+    options: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 
     async def root(request: Request) -> Response:
         if INDEX in page and wants_html(request.headers.get("accept", "")):
@@ -69,8 +69,8 @@ def page_routes(service: Service) -> APIRouter:
             raise HTTPException(404)
         return page[name].response(request)
 
-    router.add_api_route("/", root, **how)
-    router.add_api_route("/page/{name}", file, **how)
+    router.add_api_route("/", root, **options)
+    router.add_api_route("/page/{name}", file, **options)
     return router
 
 

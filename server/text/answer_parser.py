@@ -23,7 +23,7 @@ class ParseOptions:
     max_calls: int | None = None
     """The answer ends with so many."""
     remember: Remember | None = field(default=None, compare=False)
-    """Is told of every call as it was written."""
+    """Called with every call as it was written."""
     begun: str = ""
     """What a client has begun of the answer's first channel. It belongs to that channel alone,
     whatever it ends with, and is no piece of the answer."""
@@ -52,7 +52,7 @@ class AnswerParser:
                 options.max_calls,
                 new_id,
                 options.remember,
-                said=options.begun_content,
+                begun_content=options.begun_content,
             )
             if options.tools
             else None

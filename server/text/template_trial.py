@@ -75,33 +75,33 @@ def try_template(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> Tem
         try:
             with suppress(BrokenPipeError), process.stdin as given:
                 given.write(json.dumps([list(texts), dict(special_tokens)], default=str).encode())
-            said, excess = _watch(process, process.stdout)
+            output, excess = _watch(process, process.stdout)
         finally:
             process.kill()
-    begun, _, outcome = said.partition(READY)
-    if said and not begun and outcome and not excess:
+    begun, _, outcome = output.partition(READY)
+    if output and not begun and outcome and not excess:
         return TemplateTrial(json.loads(outcome))
     fault = excess or f"the process that tried it ended with {process.returncode}"
-    return TemplateTrial(fault, ends=READY not in said)
+    return TemplateTrial(fault, ends=READY not in output)
 
 
 def _watch(process: "subprocess.Popen[bytes]", stdout: IO[bytes]) -> tuple[bytes, str]:
     """Return what a process writes to its end, and the limit that it exceeds: empty where it ends
     before."""
-    watched, said = psutil.Process(process.pid), b""
+    watched, output = psutil.Process(process.pid), b""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if select.select([stdout], [], [], POLL_S)[0]:
             more = os.read(stdout.fileno(), 4096)
             if not more:
-                return said, ""
-            if READY not in said and READY in said + more:
+                return output, ""
+            if READY not in output and READY in output + more:
                 deadline = time.monotonic() + LIMIT_S
-            said += more
+            output += more
         with suppress(psutil.Error):
             if watched.memory_info().rss > LIMIT_BYTES:
-                return said, f"it takes more than {LIMIT_BYTES >> 20} MiB of memory"
-    return said, f"it takes more than {LIMIT_S if READY in said else START_LIMIT_S:.0f} s"
+                return output, f"it takes more than {LIMIT_BYTES >> 20} MiB of memory"
+    return output, f"it takes more than {LIMIT_S if READY in output else START_LIMIT_S:.0f} s"
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
@@ -112,8 +112,8 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
         if frame.filename == TEMPLATE_FILE:
             line = frame.lineno
     place = "" if line is None else f" in line {line}"
-    said = f": {str(error).strip().partition(chr(10))[0]}" if with_message else ""
-    return f"{type(error).__name__}{place}{said}"[:MAX_FAULT_CHARS]
+    message = f": {str(error).strip().partition(chr(10))[0]}" if with_message else ""
+    return f"{type(error).__name__}{place}{message}"[:MAX_FAULT_CHARS]
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
@@ -122,17 +122,17 @@ def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
 
     fault = ""
     for text in texts:
-        for asked in (PLAIN, *OTHERS):
-            others = {name: value for name, value in asked.items() if name != "messages"}
+        for request in (PLAIN, *OTHERS):
+            others = {name: value for name, value in request.items() if name != "messages"}
             try:
                 render_jinja_template(
-                    conversations=[asked["messages"]],
+                    conversations=[request["messages"]],
                     chat_template=text,
                     add_generation_prompt=True,
                     **{**special_tokens, **others},
                 )
             except Exception as error:
-                if asked is PLAIN:
+                if request is PLAIN:
                     fault = fault or fault_of(error, with_message=True)
     return fault
 

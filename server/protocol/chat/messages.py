@@ -31,7 +31,7 @@ class ContentPart(WireModel):
         """Whether it says something, and does not show it."""
         return self.type in (*TEXT_PARTS, "refusal")
 
-    def said(self, place: str, unseen: Unseen) -> str:
+    def text_for_model(self, place: str, unseen: Unseen) -> str:
         """Return what the model reads of it. Raises ApiError."""
         if not self.is_text:
             return unseen.note(self.type, place)
@@ -48,7 +48,7 @@ def content_text(content: str | list[ContentPart], place: str, unseen: Unseen) -
         return content
     texts = []
     for number, part in enumerate(content):
-        texts.append(part.said(f"{place}[{number}]", unseen))
+        texts.append(part.text_for_model(f"{place}[{number}]", unseen))
     return "".join(texts)
 
 

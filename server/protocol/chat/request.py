@@ -53,11 +53,11 @@ class ThinkingFields(WireModel):
     def thinking(self, efforts: ReasoningSection) -> Thinking:
         """Return the fields in the neutral form. What is said plainly wins over an effort."""
         arguments = self.chat_template_kwargs or TemplateFields()
-        said, budget = arguments.enable_thinking, self.thinking_token_budget
+        enabled, budget = arguments.enable_thinking, self.thinking_token_budget
         return thinking(
             self.reasoning_effort,
             efforts,
-            enabled=self.enable_thinking if said is None else said,
+            enabled=self.enable_thinking if enabled is None else enabled,
             budget=self.thinking_budget if budget is None else budget,
         )
 
@@ -119,11 +119,13 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
     ) -> Conversation:
         """Return the request in the neutral form. Raises ApiError that names what cannot be part of
         it."""
-        asked = read_conversation(self.messages, self.tools, self.tool_choice, limits, unseen)
-        continues = self.continues(asked.turns[-1], marked=asked.continues)
+        conversation = read_conversation(
+            self.messages, self.tools, self.tool_choice, limits, unseen
+        )
+        continues = self.continues(conversation.turns[-1], marked=conversation.continues)
         self.check_answered(continues=continues)
         return replace(
-            asked,
+            conversation,
             continues=continues,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),

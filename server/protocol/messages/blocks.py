@@ -22,7 +22,7 @@ class TextBlock(WireModel):
     type: str
     text: str | None = None
 
-    def said(self, place: str, unseen: Unseen) -> str:
+    def text_for_model(self, place: str, unseen: Unseen) -> str:
         """Return the text that the model reads. Raises ApiError for what is no text."""
         if self.type != "text":
             return unseen.note(self.type, place)
@@ -38,7 +38,7 @@ class Source(WireModel):
     data: str | None = None
     content: str | ListOf[TextBlock] | None = None
 
-    def said(self, place: str, unseen: Unseen) -> str | None:
+    def text_for_model(self, place: str, unseen: Unseen) -> str | None:
         """Return the text; None where it is none."""
         if self.type == "text":
             return self.data
@@ -52,13 +52,13 @@ class ShownBlock(TextBlock):
 
     source: Source | None = None
 
-    def said(self, place: str, unseen: Unseen) -> str:
+    def text_for_model(self, place: str, unseen: Unseen) -> str:
         """See TextBlock. A document of text is its text."""
         if self.type == "document" and self.source is not None:
-            text = self.source.said(f"{place}.source", unseen)
+            text = self.source.text_for_model(f"{place}.source", unseen)
             if text is not None:
                 return text
-        return super().said(place, unseen)
+        return super().text_for_model(place, unseen)
 
 
 class Block(ShownBlock):
@@ -120,7 +120,9 @@ def joined_text(content: str | Sequence[TextBlock], place: str, unseen: Unseen) 
 
 
 def _texts(blocks: Sequence[TextBlock], place: str, unseen: Unseen) -> list[str]:
-    return [block.said(f"{place}[{number}]", unseen) for number, block in enumerate(blocks)]
+    return [
+        block.text_for_model(f"{place}[{number}]", unseen) for number, block in enumerate(blocks)
+    ]
 
 
 def _without_billing(text: str) -> str:
@@ -134,7 +136,7 @@ def _heard(blocks: list[tuple[str, Block]], unseen: Unseen) -> list[Turn]:
     texts: list[str] = []
     for place, block in blocks:
         if block.type != "tool_result":
-            texts.append(block.said(place, unseen))
+            texts.append(block.text_for_model(place, unseen))
             continue
         if texts:
             turns.append(Turn("user", "".join(texts)))
@@ -153,5 +155,5 @@ def _spoken(blocks: list[tuple[str, Block]], unseen: Unseen) -> Turn:
             calls.append(block.call(place))
         # What is redacted is a cipher of Anthropic's, which nobody else can read.
         elif block.type != "redacted_thinking":
-            texts.append(block.said(place, unseen))
+            texts.append(block.text_for_model(place, unseen))
     return Turn("assistant", "".join(texts), "\n\n".join(reasoning), tuple(calls))

@@ -97,15 +97,17 @@ class ConversationFields(StructureFields):
     def _thinking(self, efforts: ReasoningSection) -> Thinking:
         """Return how much to think. What is said plainly wins over an effort; Anthropic's field
         wins over the others."""
-        asked = self.thinking
-        if asked is not None and asked.type in ("disabled", "between_tools"):
+        thinking_field = self.thinking
+        if thinking_field is not None and thinking_field.type in ("disabled", "between_tools"):
             return Thinking(False)
         effort = (self.output_config or OutputConfig()).effort
-        if asked is not None and asked.type == "enabled":
-            return thinking(effort, efforts, enabled=True, budget=asked.budget_tokens)
+        if thinking_field is not None and thinking_field.type == "enabled":
+            return thinking(effort, efforts, enabled=True, budget=thinking_field.budget_tokens)
         arguments = self.chat_template_kwargs or TemplateFields()
-        said = arguments.enable_thinking
-        return thinking(effort, efforts, enabled=self.enable_thinking if said is None else said)
+        enabled = arguments.enable_thinking
+        return thinking(
+            effort, efforts, enabled=self.enable_thinking if enabled is None else enabled
+        )
 
 
 class MessagesRequest(ConversationFields, SamplingFields):

@@ -213,13 +213,13 @@ Input = Annotated[
 ]
 
 
-def read_input(asked: str | list[WireItem], stored: Callable[[str], Item | None]) -> list[Item]:
+def read_input(value: str | list[WireItem], stored: Callable[[str], Item | None]) -> list[Item]:
     """Return the items, references followed. stored: finds the item of an id. Raises ApiError for
     what is no part of a conversation here."""
-    if isinstance(asked, str):
-        return [MessageItem(role="user", content=asked)]
+    if isinstance(value, str):
+        return [MessageItem(role="user", content=value)]
     items: list[Item] = []
-    for number, item in enumerate(asked):
+    for number, item in enumerate(value):
         if isinstance(item, OtherItem):
             raise invalid(
                 f"An item of type {quoted(item.type)} is not supported.", f"input[{number}]"

@@ -92,9 +92,9 @@ class TextField(WireModel):
 
     def object(self) -> Json:
         """Return the field as responses repeat it."""
-        wanted = self.format or TextFormat(type="text")
-        said = {} if self.verbosity is None else {"verbosity": self.verbosity}
-        return {"format": wanted.object(), **said}
+        text_format = self.format or TextFormat(type="text")
+        verbosity = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return {"format": text_format.object(), **verbosity}
 
 
 class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
@@ -165,8 +165,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
     def output_format(self) -> OutputFormat | None:
         """See StructureFields."""
         other = super().output_format()
-        wanted = None if self.text is None or self.text.format is None else self.text.format
-        own = None if wanted is None else wanted.output()
+        text_format = None if self.text is None or self.text.format is None else self.text.format
+        own = None if text_format is None else text_format.output()
         if own is not None and other is not None:
             raise invalid(
                 f"{own.param} and {other.param} both say what the answer must be.", other.param
@@ -195,15 +195,15 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             )
         tools = read_flat_tools(self.tools or [], limits.max_tools)
         # Each response has instructions of its own.
-        said = (Turn("system", self.instructions),) if self.instructions else ()
+        instructions = (Turn("system", self.instructions),) if self.instructions else ()
         placed = [(f"input[{number}]", item) for number, item in enumerate(items)]
         check_begun(placed)
         before = [("history", item) for item in history]
-        spoken = turns([*before, *placed], unseen)
-        continues = self.continues(spoken[-1], marked=is_begun((*history, *items)[-1]))
+        merged = turns([*before, *placed], unseen)
+        continues = self.continues(merged[-1], marked=is_begun((*history, *items)[-1]))
         self.check_answered(continues=continues)
         return Conversation(
-            turns=(*said, *spoken),
+            turns=(*instructions, *merged),
             tools=tools,
             tool_choice=read_tool_choice(self.tool_choice, tools),
             parallel_tool_calls=self.parallel_tool_calls is not False,

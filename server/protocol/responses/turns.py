@@ -33,8 +33,8 @@ def turns(items: Iterable[tuple[str, Item]], unseen: Unseen) -> tuple[Turn, ...]
 def check_begun(items: Sequence[tuple[str, Item]]) -> None:
     """Raise ApiError for an item that is to be continued while another one follows it."""
     for (place, item), (_, after) in pairwise(items):
-        heard = isinstance(after, MessageItem) and after.role != "assistant"
-        if is_begun(item) and (heard or isinstance(after, CallOutputItem)):
+        is_for_the_model = isinstance(after, MessageItem) and after.role != "assistant"
+        if is_begun(item) and (is_for_the_model or isinstance(after, CallOutputItem)):
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
 
 

@@ -1,4 +1,4 @@
-"""What is said -> content and calls."""
+"""Split content into text and calls."""
 
 import secrets
 from collections.abc import Callable
@@ -41,10 +41,10 @@ class CallParser:
         new_id: Callable[[], str] = new_call_id,
         remember: Remember | None = None,
         *,
-        said: str = "",
+        begun_content: str = "",
     ) -> None:
-        """max_calls: nothing is read behind so many. remember: is told of every whole call. said:
-        content that the answer has begun with."""
+        """max_calls: nothing is read behind so many. remember: called with every whole call.
+        begun_content: what the answer has begun with."""
         self.calls = 0
         """Calls that are complete."""
         self._tools = tools
@@ -59,7 +59,7 @@ class CallParser:
         self._held = ""
         self._space = ""
         """White space before the call that is being read."""
-        self._said = bool(said.strip())
+        self._has_content = bool(begun_content.strip())
         """Whether there was content, but for white space, since the last call."""
 
     @property
@@ -130,7 +130,7 @@ class CallParser:
             if call.started:
                 self._tell(call.rest, "")
                 self.calls += 1
-                self._said = False
+                self._has_content = False
             else:
                 pieces += self._content(self._space + self._opener)
         return pieces
@@ -149,12 +149,12 @@ class CallParser:
 
     def _before_a_call(self, text: str) -> str:
         """Return text without the white space at its end that belongs to a call, if one follows."""
-        return text.removesuffix("\n") if self._said or text.strip() else ""
+        return text.removesuffix("\n") if self._has_content or text.strip() else ""
 
     def _content(self, text: str) -> list[AnswerPiece]:
-        if self.calls and not self._said:
+        if self.calls and not self._has_content:
             text = text.lstrip()
-        self._said = self._said or bool(text.strip())
+        self._has_content = self._has_content or bool(text.strip())
         return [TextPiece(Channel.CONTENT, text)] if text else []
 
 

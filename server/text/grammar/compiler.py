@@ -82,17 +82,17 @@ class GrammarCompiler:
         _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # they are kept
         return ""
 
-    async def compile(self, spec: ConstraintSpec, said: str = "") -> TokenConstraint | None:
+    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         """Compile the constraint of an answer; None where there is nothing to hold it to. begun:
         the content that it has begun with.
 
         Raises GrammarError that names what cannot be enforced, and the request's field;
-        UnfitBeginningError where the form does not allow what was said; JudgeBusyError and
+        UnfitBeginningError where the form does not allow what was begun; JudgeBusyError and
         GrammarMemoryError where there is no room for it now.
         """
         if not spec.has_form and not spec.has_budget:
             return None
-        answer = await self._answer(spec, said) if spec.has_form else None
+        answer = await self._answer(spec, begun) if spec.has_form else None
         if answer is not None and spec.thinking is ThinkingStart.SAYING:
             return answer
         return ReasoningConstraint(answer, self._vocabulary, spec.thinking, spec.thinking_budget)
@@ -104,20 +104,20 @@ class GrammarCompiler:
             loaded.threads.shutdown(wait=False, cancel_futures=True)
             await loaded.judge.close()
 
-    async def _answer(self, spec: ConstraintSpec, said: str) -> TokenConstraint:
+    async def _answer(self, spec: ConstraintSpec, begun: str) -> TokenConstraint:
         grammar = await self._grammar(spec)
         constraint = GrammarConstraint(grammar, self._vocabulary.words, self._limits.max_mask_s)
         if spec.is_lazy:
             return LazyCalls(constraint, self._vocabulary)
-        return await self._after(constraint, said) if said else constraint
+        return await self._after(constraint, begun) if begun else constraint
 
-    async def _after(self, constraint: GrammarConstraint, said: str) -> GrammarConstraint:
+    async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
         """Return the constraint where the form goes on. A text that spells an added token is text
         to it."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:
-            ids = loaded.tokenizer.engine.tokenize_bytes(said.encode())
+            ids = loaded.tokenizer.engine.tokenize_bytes(begun.encode())
             return constraint.after(ids, self._limits.max_begun_s)
 
         return await asyncio.get_running_loop().run_in_executor(loaded.threads, after)

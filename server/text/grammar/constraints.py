@@ -79,8 +79,8 @@ class GrammarConstraint:
         """fault: of a grammar that cannot go on without having come to its limits."""
         if self._matcher.is_error():
             self._grammar.is_spent = True
-            said = limit_of(self._matcher.get_error())
-            raise FormLimitError(said) if said else ConstraintError(f"the grammar {fault}")
+            limit = limit_of(self._matcher.get_error())
+            raise FormLimitError(limit) if limit else ConstraintError(f"the grammar {fault}")
 
     def copy(self) -> "GrammarConstraint":
         """See TokenConstraint."""

@@ -75,13 +75,13 @@ class Judge:
     async def verdict(self, form: str) -> Verdict:
         """Return what becomes of a form. Raises JudgeBusyError when there is no room for it."""
         async with self._quick.turn():
-            said = await self._ask(form, self._quick)
-        if said.get("ended") in (OVER_TIME, STARVED):
+            answer = await self._ask(form, self._quick)
+        if answer.get("ended") in (OVER_TIME, STARVED):
             async with self._slow.turn():
-                said = await self._ask(form, self._slow)
-        if said.get("ended") == STARVED:
+                answer = await self._ask(form, self._slow)
+        if answer.get("ended") == STARVED:
             raise JudgeBusyError
-        return self._read(said)
+        return self._read(answer)
 
     async def close(self) -> None:
         """End the process; nothing is judged any more."""
@@ -91,7 +91,7 @@ class Judge:
 
     async def _ask(self, form: str, lane: "_Lane") -> dict[str, Any]:
         process = await self._started()
-        asked = {
+        request = {
             "form": form,
             "cpu_s": lane.cpu_s,
             "wall_s": lane.wall_s,
@@ -99,7 +99,7 @@ class Judge:
             "max_mask_s": self._limits.max_mask_s,
             "nice": lane.nice,
         }
-        return await process.ask(asked)
+        return await process.ask(request)
 
     async def _started(self) -> "_Process":
         async with self._starting:
@@ -109,10 +109,10 @@ class Judge:
                 self._process = await _Process.start(self._tokenizer, self._facts)
             return self._process
 
-    def _read(self, said: dict[str, Any]) -> Verdict:
+    def _read(self, answer: dict[str, Any]) -> Verdict:
         limits = self._limits
-        verdict = Verdict.of_json(said["verdict"]) if "verdict" in said else Verdict()
-        ended = said.get("ended")
+        verdict = Verdict.of_json(answer["verdict"]) if "verdict" in answer else Verdict()
+        ended = answer.get("ended")
         if ended == OVER_MEMORY or verdict.memory_bytes > limits.max_memory_bytes:
             return Verdict(refusal=f"it takes more than {limits.max_memory_bytes} bytes of memory")
         if ended == OVER_TIME:
@@ -186,14 +186,14 @@ class _Process:
         started._into.write(tokenizer)
         return started
 
-    async def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Hand the process a form, and wait for its verdict. Raises JudgeBusyError when the process
         ends before."""
         self._rest()
         self._last_number = number = self._last_number + 1
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        frame = json.dumps(asked | {"number": number}).encode()
+        frame = json.dumps(request | {"number": number}).encode()
         self._into.write(LENGTH.pack(len(frame)) + frame)
         try:
             return await answer
@@ -224,10 +224,10 @@ class _Process:
         with suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))
-                said: dict[str, Any] = json.loads(await self._out.readexactly(length))
-                waiting = self._waiting.get(said["number"])
+                answer: dict[str, Any] = json.loads(await self._out.readexactly(length))
+                waiting = self._waiting.get(answer["number"])
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(said)
+                    waiting.set_result(answer)
         self.is_over = True
         code = await self._process.wait()
         if code:
