@@ -84,7 +84,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 class ObservedApp(DescribedApp):
-    """An application whose observer stands even around its answers to bugs."""
+    """An application whose observer surrounds even its answers to bugs."""
 
     def __init__(self, service: Service, **options: Any) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""Puts the parts together: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn.
+"""Put the parts together: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn.
 
 Everything that can be wrong with settings and model is said before a weight is fetched or loaded,
 and before anybody can connect, as one sentence.

@@ -16,7 +16,7 @@ NUM_SEEDS = 2**64
 
 
 class Choices:
-    """All answers to the prompts as they come into being; those to one prompt after those to the
+    """All answers to the prompts while they are generated; those to one prompt after those to the
     one before. They end together when one has a fault."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is asked, in whatever wire format it came: the one form that all APIs translate into.
+"""The neutral form of a request, that all APIs translate into.
 
 Nothing here knows HTTP, tokens or templates, and nothing of ours is imported.
 """
@@ -87,7 +87,7 @@ TemplateArguments = tuple[tuple[str, str | float | bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is to be answered, and how."""
+    """A conversation to be answered, and how."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()

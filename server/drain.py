@@ -1,4 +1,4 @@
-"""The end of serving: nobody new comes in, who is there may finish, and nobody is left in silence.
+"""Shutting down: new requests are refused, running ones may finish, and every client gets an end.
 
 signal          drain_s later, or         LAST_WORDS_S later:
                 at a second signal        who still is there is cut off
@@ -24,7 +24,7 @@ STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
 class Requests(Protocol):
-    """Where the requests of the engine are ended from."""
+    """Ends the requests of the engine."""
 
     @property
     def alive(self) -> bool:
@@ -35,7 +35,7 @@ class Requests(Protocol):
 
 
 class Drain:
-    """Whether the server is ending; and the requests that it has begun to answer."""
+    """Whether the server shuts down, and the requests that it has begun to answer."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -96,7 +96,7 @@ class Drain:
 
 
 class DrainGuard:
-    """Refuses requests while the server drains, and knows of all others until they are answered."""
+    """Refuse requests while the server drains, and track all others until they are answered."""
 
     def __init__(
         self,

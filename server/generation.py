@@ -1,4 +1,4 @@
-"""The one neutral form between wire formats and the engine: a prompt in, deltas of text out."""
+"""The neutral form between wire formats and the engine: a prompt in, deltas of text out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ class GenerationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be answered."""
+    """A prompt to be answered, and how."""
 
     ids: tuple[int, ...]
     params: SamplingParams
@@ -79,7 +79,7 @@ class Delta:
 
 
 class Generation:
-    """One answer as it comes into being."""
+    """One answer while it is generated."""
 
     def __init__(
         self, stream: TokenStream, tokenizer: Tokenizer, prompt: Prompt, index: int = 0

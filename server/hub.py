@@ -1,4 +1,4 @@
-"""Where a model's files are: a local folder, or a repository of the Hugging Face hub.
+"""Find a model's files: a local folder, or a repository of the Hugging Face hub.
 
 Of a repository the small files are fetched first, and its weights when they are asked for: between
 the two whoever serves sees whether he can. Both are of one commit.
@@ -40,7 +40,7 @@ class ModelNotFoundError(ValueError):
 
 
 class SamplingDefaultsError(ValueError):
-    """Recommendations that no request could make; one sentence that names file and field."""
+    """Recommended parameters that no request may have; one sentence that names file and field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The address that is served: taken before the model is read, listened on when it can answer."""
+"""The address that is served: bound before the model is read, listened on once it can answer."""
 
 import errno
 import re

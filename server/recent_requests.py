@@ -13,7 +13,7 @@ KEPT_REQUESTS = 64
 
 @dataclass(frozen=True, slots=True)
 class RecentRequest:
-    """One that has ended."""
+    """One request that has ended."""
 
     number: int
     """Counts up from 1."""
@@ -35,7 +35,7 @@ class RecentRequest:
 
 
 class RecentRequests:
-    """A ring of those of one server."""
+    """The last requests of one server, a limited number of them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: that of the requests' times."""

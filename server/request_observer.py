@@ -62,7 +62,7 @@ class RequestObserver:
 
 
 class Exchange:
-    """One request and its answer, as they pass."""
+    """One request and its response, as they pass."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics) -> None:
         self._scope = scope

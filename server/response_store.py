@@ -33,7 +33,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A stored response as JSON, so that it takes what is counted."""
+    """A stored response as JSON, so that its bytes can be counted."""
 
     response: bytes
     history: list[bytes]
@@ -54,8 +54,8 @@ class _Kept:
 
 
 class ResponseStore:
-    """The newest responses of every API key; none of them sees another's. Whichever has not been
-    asked for longest goes first."""
+    """The newest responses of every API key; none of them sees another's. The least recently used
+    one goes first."""
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         """max_responses, max_bytes: of all keys together. 0 keeps nothing."""

@@ -1,4 +1,4 @@
-"""With whom a request shares prefixes."""
+"""Salts: with whom a request shares prefixes."""
 
 import hmac
 import secrets
@@ -12,7 +12,7 @@ OWS = " \t"
 
 
 class Salts:
-    """Makes salts that nobody outside of this process can make, or trace to what they came from."""
+    """Make salts that no other process can make, or trace to what they came from."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)

@@ -55,7 +55,7 @@ ENGINE_ENDED = "The engine has ended; the server must be restarted."
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """How clients may name the model, and what its makers recommend."""
+    """The names of the model, and the parameters that its makers recommend."""
 
     names: tuple[str, ...]
     """The first one is the id; all match."""
@@ -82,7 +82,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Everything a route needs."""
+    """Everything that a route needs."""
 
     config: Config
     model: ServedModel

@@ -1,4 +1,4 @@
-"""What settings are called, and which of them a wrong name may have meant."""
+"""Names of settings, and which one a wrong name may have meant."""
 
 import os
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""The settings in force, or what is wrong with them."""
+"""Read the settings in force, or say what is wrong with them."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whether the settings that say who may ask can work: found out before anything is loaded."""
+"""Check the settings that say who may ask, before anything is loaded."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""How much a request may bring."""
+"""Limit the size of bodies."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,7 +11,7 @@ MAX_DIGITS = 20
 
 
 class BodyLimit:
-    """Refuses bodies that are too large: at once where Content-Length says so, else while they
+    """Refuse bodies that are too large: at once where Content-Length says so, else while they
     arrive."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:

@@ -1,4 +1,4 @@
-"""Faults of our own."""
+"""Answer bugs of the server."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

@@ -1,4 +1,4 @@
-"""Connections that have to keep to times and counts: uvicorn's HTTP/1.1 protocol with limits.
+"""Connections with deadlines and limits: uvicorn's HTTP/1.1 protocol with limits.
 
 ::
 
@@ -35,7 +35,7 @@ NO_LINGER = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the connections of a server share."""
+    """The rules that the connections of a server share."""
 
     limits: LimitsSection
     metrics: Metrics

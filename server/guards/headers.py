@@ -1,4 +1,4 @@
-"""What every answer tells browsers not to do with it."""
+"""Headers that tell browsers what not to do with an answer."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,7 @@ def adding(headers: Mapping[str, str], send: Send) -> Send:
 
 
 class SafeHeaders:
-    """Adds them to every answer; an answer's own win."""
+    """Add the headers to every answer; an answer's own win."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Which names this server answers to.
+"""Refuse requests for names that are not this server's.
 
 A web page may give its own name our address (DNS rebinding); the browser then takes our answers for
 the page's. Its requests still carry the page's name in their Host header, so that is where they are
@@ -56,7 +56,7 @@ class AllowedHosts:
 
 
 class HostGuard:
-    """Refuses requests for other names."""
+    """Refuse requests for other names."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts, count: CountRefusal) -> None:
         self._app = app

@@ -1,4 +1,5 @@
-"""Who may ask, where keys are configured: everything needs one that does not stand here."""
+"""Refuse requests without a key, where keys are configured: all paths need one but those listed
+here."""
 
 import hashlib
 import hmac
@@ -51,7 +52,7 @@ class Keys:
 
 
 class KeyGuard:
-    """Refuses requests without a key. Where no key is configured everybody is in."""
+    """Refuse requests without a key. Where no key is configured every request passes."""
 
     def __init__(self, app: ASGIApp, keys: Keys, count: CountRefusal) -> None:
         self._app = app

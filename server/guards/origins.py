@@ -1,4 +1,4 @@
-"""Which web pages may ask, and what their browsers are told: https://fetch.spec.whatwg.org/.
+"""Refuse web pages of other origins, and answer preflights: https://fetch.spec.whatwg.org/.
 
 A browser names the page's origin with every request that a page could read the answer of, or that
 changes something; programs that are no browsers name none. Pages of this machine and of desktop
@@ -91,7 +91,7 @@ def _normal(origin: str) -> str | None:
 
 
 class OriginGuard:
-    """Refuses what pages of other origins ask for, and answers browsers that ask before."""
+    """Refuse what pages of other origins ask for, and answer their preflights."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
         self._app = app

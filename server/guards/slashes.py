@@ -1,10 +1,10 @@
-"""Addresses with a slash too many."""
+"""Accept paths with a slash at the end."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class TrailingSlash:
-    """Takes the slash off the end of a path, as most servers do in one way or another."""
+    """Remove the slash at the end of a path, as most servers do in one way or another."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Answers that come before their request has been read."""
+"""Read the rest of a body that is answered before it has been read."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,7 +8,7 @@ MAX_UNREAD_BYTES = 64 * 1024**2
 
 
 class UnreadBody:
-    """Reads, and throws away, what is left of a body before its answer ends.
+    """Read and discard what is left of a body before its answer ends.
 
     Most clients send all of it before they look for an answer. A connection that is closed before
     is reset by the system, and the answer is lost with it.

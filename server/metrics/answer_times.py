@@ -1,4 +1,4 @@
-"""How long answers take, seen where their users are: on the event loop.
+"""Measure how long answers take, where their clients see it: on the event loop.
 
 An answer is one choice for one prompt, or one vector: a request for several is counted as often.
 """
@@ -94,7 +94,7 @@ class RequestTimes:
 
 
 class AnswerTimes:
-    """One answer as it comes into being."""
+    """The times of one answer while it is generated."""
 
     __slots__ = (
         *("_newest", "_prompt_tokens", "_request", "cached_tokens"),

@@ -1,4 +1,4 @@
-"""The engine's newest snapshot; a scrape never waits for the engine."""
+"""Metrics of the engine's newest snapshot; a scrape never waits for the engine."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ POOL_GAUGES = {
 
 
 class EngineCollector(Collector):
-    """What the engine says of itself."""
+    """Collect the metrics of the engine."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client

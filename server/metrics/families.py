@@ -1,4 +1,5 @@
-"""Metric families of one scrape, from figures that others keep. None has a ``_created`` series."""
+"""Make metric families of one scrape from figures that others keep. None has a ``_created``
+series."""
 
 from collections.abc import Iterable
 from itertools import accumulate

@@ -17,7 +17,7 @@ Footprint = Callable[[int], int]
 
 
 class ProcessCollector(Collector):
-    """What the system says of this process."""
+    """Collect what the system says of this process."""
 
     def __init__(self, client: EngineClient, footprint: Footprint) -> None:
         self._client = client

@@ -21,7 +21,7 @@ from server.protocol.refusals import Refusal
 
 @dataclass(frozen=True, slots=True)
 class About(Collector):
-    """What is served, and how."""
+    """What is served, as the labels of quire_info."""
 
     model: str = ""
     """What it is called in answers."""

@@ -21,7 +21,7 @@ def machine_alone() -> tuple[int, int]:
 
 
 class SystemCollector(Collector):
-    """What all programs of the machine share."""
+    """Collect the memory that all programs of the machine share."""
 
     def __init__(self, client: EngineClient, memory: SystemMemory) -> None:
         """memory: asked at each scrape."""

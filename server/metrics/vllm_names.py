@@ -25,7 +25,7 @@ REASONS = {
 
 
 class VllmCollector(Collector):
-    """Aliases; no figure of its own."""
+    """Collect aliases; no figure of its own."""
 
     def __init__(self, client: EngineClient, latencies: Latencies, model: str) -> None:
         """model: what the served model is called."""

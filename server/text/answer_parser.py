@@ -40,7 +40,7 @@ class ParseOptions:
 
 
 class AnswerParser:
-    """Takes an answer apart as it streams in. However its text is cut, the pieces, joined, are the
+    """Split an answer while it streams in. However its text is cut, the pieces, joined, are the
     same."""
 
     def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:

@@ -1,4 +1,4 @@
-"""What a text that is still growing may be about to say."""
+"""Find at the end of a growing text what may be the beginning of a known string."""
 
 
 def longest_beginning(text: str, *starts: str) -> int:

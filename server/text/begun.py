@@ -1,4 +1,4 @@
-"""An answer that a client has begun -> what stands of it in the prompt, in the model's own form."""
+"""Write an answer that a client has begun into the prompt, in the model's own form."""
 
 from dataclasses import dataclass
 

@@ -19,7 +19,7 @@ CACHED_WORDS = 2048
 
 
 class Encoder:
-    """What encodes for one tokenizer. Other threads run meanwhile."""
+    """Encode texts for one tokenizer. Other threads run meanwhile."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast

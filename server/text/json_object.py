@@ -1,4 +1,4 @@
-"""JSON that others wrote."""
+"""Parse JSON that clients or models wrote."""
 
 import json
 from typing import Any

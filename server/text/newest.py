@@ -10,7 +10,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Newest(Generic[KeyT, ValueT]):
-    """Keeps values by their keys; the ones that were not asked for the longest make room."""
+    """Keep values by their keys; the least recently used ones make room."""
 
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: of all together; 0: none is kept."""

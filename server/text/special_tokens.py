@@ -1,4 +1,4 @@
-"""Special tokens that texts spell are kept from meaning anything.
+"""Keep special tokens that texts spell from meaning anything.
 
 Before the template writes the prompt a mark is put into each, and at the marks the prompt is cut
 before it is encoded::
@@ -16,7 +16,7 @@ CUT = re.compile(f"{MARK}(?!{ESCAPE})")
 
 
 class SpecialTokens:
-    """Those of one tokenizer."""
+    """The special tokens of one tokenizer."""
 
     def __init__(self, contents: Iterable[str]) -> None:
         """contents: how they are spelt. One of a single character cannot be cut."""

@@ -4,7 +4,7 @@ from server.text.beginnings import longest_beginning
 
 
 class StopStrings:
-    """Holds back text that may be the beginning of a stop string."""
+    """Hold back text that may be the beginning of a stop string."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         """stops: none of them empty."""

@@ -1,4 +1,4 @@
-"""What a chat template takes besides the conversation, by name."""
+"""Find the arguments that a chat template takes besides the conversation."""
 
 from collections.abc import Iterable
 from inspect import signature

@@ -1,4 +1,4 @@
-"""A chat template is a program of others: it is tried in a process of its own before anybody chats.
+"""Try a chat template, which is a program of others, in a process of its own before anybody chats.
 
 ``python -m server.text.template_trial`` is that process. It has little time and memory, and gets
 nothing of this one but the template.
@@ -52,7 +52,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TemplateTrial:
-    """How it went."""
+    """The result of a trial."""
 
     fault: str
     """Why a plain conversation was not rendered; empty where it was."""

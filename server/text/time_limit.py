@@ -1,4 +1,4 @@
-"""An end for Python code that does not come to one."""
+"""End Python code that takes too long."""
 
 import asyncio
 import ctypes
@@ -17,7 +17,7 @@ class TimeUp(BaseException):
 
 
 class TimeLimit:
-    """``with limit:`` stands around code of Python that is ended, by TimeUp, at its next line.
+    """End code within ``with limit:`` by TimeUp, at its next line.
 
     An operation of C has no lines: it is over when it is over, and while it holds the interpreter
     nobody else runs. TimeUp may be raised at the end of the ``with`` statement, too: whoever

@@ -17,7 +17,7 @@ FILLING = re.compile(r"[\s}]*")
 
 
 class HermesCall:
-    """Reads what follows an opening tag, as it streams in.
+    """Read what follows an opening tag, as it streams in.
 
     The arguments are sent as they are written, but for line breaks and the like within strings,
     which JSON wants as escapes. A call that does not come in the usual order is read when it is

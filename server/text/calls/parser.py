@@ -27,7 +27,7 @@ def openers(form: ToolFormat) -> list[str]:
 
 
 class CallParser:
-    """Finds calls in an answer's text, as it streams in. What is no call stays content.
+    """Find calls in an answer's text, as it streams in. What is no call stays content.
 
     The line break before a call belongs to neither: templates write it when the call is sent back.
     So does the white space between calls, and around those that stand alone.

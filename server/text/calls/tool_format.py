@@ -1,4 +1,4 @@
-"""How a model writes its calls: its chat template tells."""
+"""Find out from its chat template how a model writes its calls."""
 
 from enum import Enum
 

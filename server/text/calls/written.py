@@ -37,7 +37,7 @@ Remember = Callable[[WrittenCall], None]
 
 
 class CallRecord:
-    """Gathers one call while it is read."""
+    """Gather one call while it is read."""
 
     def __init__(self, opener: str) -> None:
         """opener: the tag that it began with."""

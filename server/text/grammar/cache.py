@@ -30,7 +30,7 @@ class Refusal:
 
 
 class GrammarCache:
-    """Keeps grammars and refusals by a digest of what was asked, the newest ones.
+    """Keep the newest grammars and refusals, by a digest of their form.
 
     Grammars count until nobody has them any more, kept or not.
     """

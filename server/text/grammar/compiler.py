@@ -1,4 +1,5 @@
-"""Wishes -> constraints: judged by another process, compiled in this one, and kept for the next."""
+"""Compile constraint specs: judged by another process, compiled in this one, and kept for the
+next."""
 
 import asyncio
 import hashlib
@@ -44,7 +45,7 @@ class GrammarLimits:
 
 
 class Judging(Protocol):
-    """What knows what a form costs."""
+    """Finds out what a form costs."""
 
     async def verdict(self, form: str) -> Verdict:
         """Return what becomes of a form."""
@@ -189,7 +190,7 @@ class GrammarCompiler:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What forms need."""
+    """What compiling needs of the tokenizer."""
 
     tokenizer: GrammarTokenizer
     judge: Judging

@@ -1,4 +1,4 @@
-"""What an answer must be like, from all parts of a request that say so."""
+"""What an answer must be like, gathered from all parts of a request that say so."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ TOOLS_PARAM = "tools"
 
 
 class ThinkingStart(Enum):
-    """Where the prompt leaves the model."""
+    """Whether the model reasons when its answer begins."""
 
     SAYING = "saying"
     """It does not think, or has been told to stop."""

@@ -1,4 +1,4 @@
-"""What a grammar allows, as a TokenConstraint; and how tags are found among tokens."""
+"""Follow a grammar as a TokenConstraint, and find tags among tokens."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class ConstraintError(RuntimeError):
 
 
 class GrammarConstraint:
-    """What a grammar allows.
+    """Allow what a grammar allows.
 
     A token that was accepted is taken in when the next mask is asked for: that is while the device
     computes, and until then nobody has to know.
@@ -108,7 +108,7 @@ class GrammarConstraint:
 
 
 class TagWatch:
-    """Finds a tag in a text that comes in pieces."""
+    """Find a tag in a text that comes in pieces."""
 
     def __init__(self, tag: bytes) -> None:
         """tag: its first byte must not come again in it."""

@@ -51,7 +51,7 @@ class Child:
 
 
 class ForkServer:
-    """Forks children, and listens to them."""
+    """Fork children, and read their verdicts."""
 
     def __init__(self, source: int, sink: int, facts: TokenizerFacts) -> None:
         """source, sink: file descriptors of the frames."""

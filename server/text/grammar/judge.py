@@ -1,4 +1,4 @@
-"""Asks another process what a form costs, before this one pays for it.
+"""Ask another process what a form costs, before this one pays for it.
 
 There are two lanes, so that nobody's simple form waits for one that takes seconds::
 
@@ -54,7 +54,7 @@ class JudgeLimits:
 
 
 class Judge:
-    """Judges forms for one tokenizer, in a process that is there while it is needed.
+    """Judge forms for one tokenizer, in a process that runs while it is needed.
 
     All of it runs on one event loop.
     """
@@ -157,7 +157,7 @@ class _Lane:
 
 
 class _Process:
-    """A fork server, and who waits for its answers."""
+    """A fork server, and those who wait for its answers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None

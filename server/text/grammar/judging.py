@@ -1,4 +1,4 @@
-"""Whether a form of answers can be enforced, and at what cost."""
+"""Find out whether a form of answers can be enforced, and at what cost."""
 
 import json
 import resource
@@ -19,7 +19,7 @@ MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What forms are judged for."""
+    """The tokenizer that forms are judged for."""
 
     engine: LLTokenizer
     facts: TokenizerFacts
@@ -27,7 +27,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a form."""
+    """The verdict on a form."""
 
     grammar: str = ""
     """As the grammar engine takes it."""

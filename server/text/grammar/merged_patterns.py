@@ -1,4 +1,4 @@
-"""How many patterns one string must match at once.
+"""Count how many patterns one string must match at once.
 
 The grammar engine looks whether any string matches them all, which takes twice as long with every
 further one, without a limit of its own: 16 take a tenth of a second, 24 half a minute.
@@ -37,7 +37,7 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Counter:
-    """Counts patterns that hold for one value; each part of a schema is looked at once."""
+    """Count patterns that hold for one value; each part of a schema is visited once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root

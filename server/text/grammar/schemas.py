@@ -113,7 +113,7 @@ def checked_schema(schema: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Checker:
-    """Goes through a schema once."""
+    """Check a schema in one pass."""
 
     subschemas: int = 0
 

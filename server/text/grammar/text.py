@@ -1,4 +1,5 @@
-"""Wishes -> the grammar engine's own form: a list of grammars that refer to each other."""
+"""Write the grammar of a constraint spec in the grammar engine's own form: a list of grammars that
+refer to each other."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What may stand for a value in Qwen3-Coder's calls, by the schema of the parameter.
+"""Write what may stand for a value in Qwen3-Coder's calls, by the schema of the parameter.
 
 Strings stand there as they are, all else as JSON; and where a schema allows both, what reads as
 JSON of an allowed type is that, and whatever else is a string (``argument_types``).
