@@ -33,7 +33,7 @@ class Choices:
         ``EngineClient.submit_choices`` raises."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._times: list[AnswerTimes] = []
-        """Of each generation."""
+        """The times of each generation."""
         self._clock = clock
         self._ends_at = clock() + max_s
         self._generations: list[Generation] = []

@@ -68,7 +68,7 @@ class OutputFormat:
     """json_schema: the schema, a dict or a bool. regex: the pattern. choice: a list of strings.
     grammar: its text, Lark or GBNF. json_object: None."""
     param: str = "response_format"
-    """The wire's name of what it came from, for errors."""
+    """The wire's name of the field that it came from, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Conversation:
     continues: bool = False
     """Whether the last turn, which is the assistant's, is the beginning of the answer."""
     template_arguments: TemplateArguments = ()
-    """What else the model's template is told, by the names that it has for it."""
+    """Further arguments of the model's template, by its own names for them."""
 
     def __post_init__(self) -> None:
         """Check that only the assistant's turn is continued."""

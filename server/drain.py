@@ -43,9 +43,9 @@ class Drain:
         self._hurries = False
         self._answering: set[asyncio.Task[object]] = set()
         self.answered = 0
-        """How many requests there have been that have ended."""
+        """How many requests have ended."""
         self.has_cut = False
-        """Whether those that were not finished have been ended."""
+        """Whether unfinished requests have been ended."""
 
     @property
     def draining(self) -> bool:

@@ -36,7 +36,7 @@ class Prompt:
     parse_options: ParseOptions | None = None
     """How a chat's answer is taken apart. None: all of it is content."""
     choices: int = 1
-    """How many answers are wanted."""
+    """Number of answers."""
     salt: PrefixSalt = NO_SALT
     system_tokens: int = 0
     """Leading tokens that belong to the system messages."""
@@ -56,9 +56,9 @@ class Usage:
     completion_tokens: int
     reasoning_tokens: int
     prefix: PrefixReport | None = None
-    """What the cache had of the prompt; None while that is not known."""
+    """What the cache had of the prompt; None while it is not known."""
     kept_tokens: int = 0
-    """Of the prompt: those that the cache has from now on, whether it had them before or not."""
+    """Tokens of the prompt that the cache has from now on, whether it had them before or not."""
 
 
 @dataclass(frozen=True, slots=True)

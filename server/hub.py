@@ -48,12 +48,12 @@ class FoundModel:
     """A model's folder, which may lack weights that its repository has."""
 
     name: str
-    """As it was asked for."""
+    """The name that was asked for."""
     folder: Path
     missing: tuple[tuple[str, int], ...] = ()
     """Files of weights that are not there yet, and their bytes."""
     weights_bytes: int = 0
-    """Of all files of weights, where some are missing."""
+    """Bytes of all files of weights, where some are missing."""
 
     @property
     def missing_bytes(self) -> int:

@@ -41,7 +41,7 @@ class ChatSpec:
 
     conversation: Conversation
     sampling: SamplingFields
-    """What it says about choosing tokens."""
+    """The sampling fields of the request."""
     max_tokens: int | None = None
     """The longest answer; None and -1: as long as fits."""
     max_tokens_param: str = "max_tokens"

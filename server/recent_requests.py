@@ -18,7 +18,7 @@ class RecentRequest:
     number: int
     """Counts up from 1."""
     ended_at: float
-    """By the ring's clock."""
+    """Seconds, by the clock of RecentRequests."""
     answers: int
     prompt_tokens: int
     cached_tokens: int

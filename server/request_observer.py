@@ -53,12 +53,12 @@ class RequestObserver:
         self._recent.add(exchange.times)
         if exchange.failed_at:
             # Where the client has left, it is the broken connection.
-            say = self._log.debug if exchange.left else self._log.error
-            say("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
+            write = self._log.debug if exchange.left else self._log.error
+            write("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
         if self._logs_requests:
             quiet = exchange.endpoint in QUIET_ROUTES
-            say = self._log.debug if quiet else self._log.info
-            say("request", **exchange.line(seconds))
+            write = self._log.debug if quiet else self._log.info
+            write("request", **exchange.line(seconds))
 
 
 class Exchange:

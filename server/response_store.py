@@ -39,7 +39,7 @@ class _Kept:
     history: list[bytes]
     input: list[bytes]
     item_ids: list[str]
-    """Of the items that came with it."""
+    """Ids of the items that came with it."""
 
     @property
     def num_bytes(self) -> int:

@@ -58,7 +58,7 @@ class ServedModel:
     """The names of the model, and the parameters that its makers recommend."""
 
     names: tuple[str, ...]
-    """The first one is the id; all match."""
+    """Names that match; the first one is the id."""
     defaults: dict[str, Any]
     """Sampling parameters of generation_config.json, for what a request leaves out."""
     stop_token_ids: frozenset[int]
@@ -96,12 +96,12 @@ class Service:
     drain: Drain = field(default_factory=Drain)
     recent: RecentRequests = field(default_factory=RecentRequests)
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
-    """Held while a prompt is made. Whoever waits for it asks again for room: of a crowd only those
-    are encoded that find a place."""
+    """Held while a prompt is made. A request that has waited for it checks again for room: of a
+    crowd only those are encoded that find a place."""
     tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while ids are made for their own sake, which may be many."""
+    """Held while /tokenize encodes, which may be many ids."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds; what the time of a request is measured by."""
+    """Seconds; measures the time of a request."""
 
     @property
     def max_model_len(self) -> int:

@@ -28,7 +28,7 @@ from server.protocol.wire_errors import ApiError
 
 # Of requests that come before the answer to the one before them, so much is read ahead.
 MAX_AHEAD_BYTES = 65536
-UNASKED = (h11.IDLE, h11.SEND_BODY)
+INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 """States of a client whose request is not complete."""
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -40,8 +40,8 @@ class Rules:
     limits: LimitsSection
     metrics: Metrics
     overflow: set[OverflowProtocol] = field(default_factory=set)
-    """Those beyond the limit that are still open."""
-    unasked: dict["GuardedProtocol", float] = field(default_factory=dict)
+    """Connections beyond the limit that are still open."""
+    incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
     """Those whose next request is not complete, and since when it is awaited, the earliest
     first."""
 
@@ -82,12 +82,12 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._deadline = Alarm(self._is_late)
-        """Until when the request must be complete."""
+        """Rings when the request should be complete."""
         self._stall = Alarm(self._look_at_reader)
-        """When the reader is looked at again."""
+        """Rings when the reader is checked again."""
         self._untaken_bytes = 0
         self._unwanted_bytes = 0
-        """Of a body that has been answered already."""
+        """Bytes received of a body that has been answered already."""
 
     # --- the life of a connection ---------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class GuardedProtocol(H11Protocol):
         """End the timers of the connection."""
         super().connection_lost(exc)
         self.rules.metrics.connection_closed()
-        self.rules.unasked.pop(self, None)
+        self.rules.incomplete.pop(self, None)
         self._deadline.cancel()
         self._stall.cancel()
 
@@ -137,16 +137,16 @@ class GuardedProtocol(H11Protocol):
     def _watch_request(self) -> None:
         """Set the deadline when a request begins, and cancel it when the request is complete: the
         answer may take longer."""
-        now, unasked = self.loop.time(), self.rules.unasked
+        now, incomplete = self.loop.time(), self.rules.incomplete
         if self.transport.is_closing() or not self._receives:
             self._deadline.cancel()
         elif not self._deadline.is_set:
             self._deadline.set(self.loop, self.rules.limits.max_receive_s)
-            unasked.pop(self, None)  # It has begun just now: others come before it.
-        if self.transport.is_closing() or self.conn.their_state not in UNASKED:
-            unasked.pop(self, None)
+            incomplete.pop(self, None)  # It has begun just now: others come before it.
+        if self.transport.is_closing() or self.conn.their_state not in INCOMPLETE:
+            incomplete.pop(self, None)
         else:
-            unasked.setdefault(self, now)
+            incomplete.setdefault(self, now)
 
     @property
     def _receives(self) -> bool:
@@ -182,7 +182,7 @@ class GuardedProtocol(H11Protocol):
         """Close the connection that has been without a complete request the longest. False where no
         connection may be closed."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
-        for other, since in self.rules.unasked.items():
+        for other, since in self.rules.incomplete.items():
             if since > latest:
                 break
             # Of an answer that is complete some may still be on its way.
@@ -193,7 +193,7 @@ class GuardedProtocol(H11Protocol):
 
     def give_way(self) -> None:
         """Close the connection to make room for another client."""
-        del self.rules.unasked[self]
+        del self.rules.incomplete[self]
         if self._receives:
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             self._answer(too_many_connections(self.rules.limits.retry_after_s))

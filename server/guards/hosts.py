@@ -26,7 +26,7 @@ class AllowedHosts:
 
     hosts: frozenset[str | Address]
     any_address: bool
-    """Whether all addresses will do, because all are listened on: rebinding needs a name."""
+    """Whether all addresses are allowed, because all are listened on: rebinding needs a name."""
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":

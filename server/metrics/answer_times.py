@@ -59,9 +59,9 @@ class RequestTimes:
         self.arrived = clock()
         self.answers: list[AnswerTimes] = []
         self.prompt_tokens = 0
-        """Of all its prompts, each counted once."""
+        """Tokens of all its prompts, each counted once."""
         self.tenant = b""
-        """Whose it is, as engine/types.py's PrefixSalt has it."""
+        """The tenant of the request, as in engine/types.py's PrefixSalt."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
         """Begin to measure the answers to a prompt that was submitted. The first one counts what
@@ -107,9 +107,9 @@ class AnswerTimes:
         self._newest = request.arrived
         self.first = first
         self.tokens = 0
-        """Generated so far."""
+        """Tokens generated so far."""
         self.cached_tokens = 0
-        """What the cache had of its prompt."""
+        """Tokens that the cache had of its prompt."""
         self.first_token_s: float | None = None
         self.finish: str | None = None
 

@@ -24,7 +24,7 @@ class About(Collector):
     """What is served, as the labels of quire_info."""
 
     model: str = ""
-    """What it is called in answers."""
+    """The name of the model in answers."""
     substrate: str = ""
     arithmetic: str = ""
     max_model_len: int = 32768

@@ -16,12 +16,12 @@ class ParseOptions:
     """How the answer to a chat is taken apart."""
 
     prompt: str
-    """As it was rendered: its end tells whether the model is thinking already."""
+    """The rendered prompt: its end tells whether the model is reasoning already."""
     tools: tuple[Tool, ...] = ()
     """Those that may be called; where there are none, calls are content."""
     tool_format: ToolFormat = ToolFormat.HERMES
     max_calls: int | None = None
-    """The answer ends with so many."""
+    """The number of calls after which the answer ends."""
     remember: Remember | None = field(default=None, compare=False)
     """Called with every call as it was written."""
     begun: str = ""

@@ -17,7 +17,7 @@ class BegunAnswer:
     opening: str = ""
     """Tags, and reasoning that is over."""
     text: str = ""
-    """Of the part that the model goes on with."""
+    """The text that the model goes on with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class KeyOfAnswer:
         _add(digest, first_call or text.strip())
         return digest.digest()
 
-    def say(self, turn: Turn) -> None:
+    def add_turn(self, turn: Turn) -> None:
         """Add a turn to what comes before later answers."""
         calls = (call.id for call in turn.tool_calls)
         for part in (turn.role, turn.text.strip(), turn.tool_call_id or "", *calls):
@@ -98,7 +98,7 @@ class ReasoningCache:
         turns = []
         for turn in conversation.turns:
             turns.append(self._with_reasoning(turn, key_of))
-            key_of.say(turn)
+            key_of.add_turn(turn)
         known = replace(conversation, turns=tuple(turns))
         if known.turns and known.turns[-1].role == "assistant":
             return Recalled(known, None)

@@ -72,7 +72,7 @@ class _RenderedChat:
 
     pieces: list[str]
     shared_chars: int
-    """Leading ones that belong to the leading system messages and the tools."""
+    """Leading characters that belong to the leading system messages and the tools."""
     begun: str
 
 
@@ -100,11 +100,11 @@ class Tokenizer:
         self._encoder = Encoder(self.fast)
         end_id = loaded.eos_token_id
         self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
-        """Of the token that ends an answer, as far as the tokenizer says."""
+        """The token that ends an answer, as far as the tokenizer says."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
-        """Of tags around reasoning and calls that some makers declare special."""
+        """Tags around reasoning and calls that some makers declare special."""
         guarded = () if interpret_special_tokens else self.special_ids - self.special_tag_ids
         self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
         self.template = ChatTemplate(loaded, self._special_tokens)

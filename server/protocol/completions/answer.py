@@ -22,7 +22,7 @@ class Echo:
 
     prompts: tuple[EncodedText, ...]
     logprobs: bool
-    """Whether those of their tokens are reported."""
+    """Whether log-probabilities of their tokens are reported."""
 
 
 @dataclass(slots=True)

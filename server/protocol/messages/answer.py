@@ -55,7 +55,7 @@ class _Blocks:
     used_tools: bool = False
     _count: int = 0
     _kind: str | None = None
-    """Of the open block."""
+    """The type of the open block."""
     _call: _Call | None = None
 
     def feed(self, piece: AnswerPiece) -> list[Json]:

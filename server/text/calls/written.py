@@ -23,7 +23,7 @@ class WrittenCall:
     id: str
     name: str
     arguments: str
-    """As the client was told."""
+    """As they were sent to the client."""
     text: str
     """As the model wrote it, with the tags around."""
 

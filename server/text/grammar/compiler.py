@@ -33,15 +33,15 @@ class GrammarLimits:
     """What compiling constraints may cost."""
 
     max_bytes: int
-    """Of schemas, patterns and grammars of one request, as JSON."""
+    """Bytes of schemas, patterns and grammars of one request, as JSON."""
     max_memory_bytes: int
-    """Of all compiled grammars together."""
+    """Bytes of all compiled grammars together."""
     max_cached: int
     """Compiled grammars that are kept for requests with the same constraint."""
     max_mask_s: float
     """Processor time that one mask may take."""
     max_begun_s: float
-    """Processor time that reading an answer that is begun may take."""
+    """Processor time that reading a begun answer may take."""
 
 
 class Judging(Protocol):

@@ -16,7 +16,7 @@ class ThinkingStart(Enum):
     """Whether the model reasons when its answer begins."""
 
     SAYING = "saying"
-    """It does not think, or has been told to stop."""
+    """It does not reason, or has stopped."""
     THINKING = "thinking"
     """The prompt has opened the tag."""
     OPEN = "open"
@@ -28,17 +28,17 @@ class ConstraintSpec:
     """What an answer must be like."""
 
     output: OutputFormat | None = None
-    """Of an answer that is no call."""
+    """The form of an answer that is no call."""
     tools: tuple[Tool, ...] = ()
-    """Those that may be called."""
+    """Tools that may be called."""
     tool_format: ToolFormat = ToolFormat.HERMES
     must_call: bool = False
-    """Nothing but calls is an answer."""
+    """Whether nothing but calls is an answer."""
     parallel: bool = True
     """Whether there may be several calls."""
     thinking: ThinkingStart = ThinkingStart.SAYING
     thinking_budget: int | None = None
-    """Tokens."""
+    """Most tokens of the reasoning; None: no limit."""
 
     @property
     def has_form(self) -> bool:

@@ -41,10 +41,10 @@ class Child:
     """A process that judges one form."""
 
     number: int
-    """The form's."""
+    """The number of the form."""
     pid: int
     most_bytes: int
-    """Of its memory, what it began with included."""
+    """Most bytes of its memory, what it began with included."""
     ends_at: float
     output: bytearray = field(default_factory=bytearray)
     killed_for: str = ""

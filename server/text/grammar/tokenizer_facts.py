@@ -9,7 +9,7 @@ class TokenizerFacts:
     """Plain values, that can be sent to another process."""
 
     size: int
-    """Of the model's output."""
+    """Logits of the model's output."""
     stop_ids: list[int]
     """Tokens that end an answer."""
     tags: dict[str, list[int]]

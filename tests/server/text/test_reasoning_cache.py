@@ -69,6 +69,6 @@ def test_keys_tell_apart_what_only_joins_to_the_same() -> None:
     for turns in (("ab", "c"), ("a", "bc"), ("abc",), ("", "abc")):
         key_of = KeyOfAnswer(SALT)
         for text in turns:
-            key_of.say(Turn("user", text))
+            key_of.add_turn(Turn("user", text))
         keys.add(key_of("Yes.", ""))
     assert len(keys) == 4
