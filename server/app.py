@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from server.drain import DrainGuard
-from server.failures import failure
 from server.guards.body import BodyLimit
 from server.guards.bugs import BugGuard
 from server.guards.headers import SafeHeaders
@@ -22,9 +21,10 @@ from server.guards.keys import KeyGuard, Keys
 from server.guards.origins import AllowedOrigins, OriginGuard
 from server.guards.slashes import TrailingSlash
 from server.guards.unread import UnreadBody
+from server.http_errors import error_response
 from server.idle_memory import release_when_idle
 from server.openapi import DescribedApp
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.request_observer import RequestObserver
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.chat import chat_routes
@@ -54,7 +54,8 @@ ROUTES = (
 
 
 def create_app(service: Service) -> FastAPI:
-    """The ASGI application. Its lifespan attaches the engine to the event loop that serves it."""
+    """Make the ASGI application. Its lifespan attaches the engine to the event loop that serves
+    it."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -83,14 +84,14 @@ def create_app(service: Service) -> FastAPI:
 
 
 class ObservedApp(DescribedApp):
-    """An application whose observer stands even around its answers to bugs."""
+    """An application whose observer surrounds even its answers to bugs."""
 
     def __init__(self, service: Service, **options: Any) -> None:
         self._service = service
         super().__init__(**options)
 
     def build_middleware_stack(self) -> ASGIApp:
-        """All of the application."""
+        """Put the observer around the whole application."""
         return RequestObserver(
             super().build_middleware_stack(),
             self._service.metrics,
@@ -100,7 +101,7 @@ class ObservedApp(DescribedApp):
 
 
 def _add_guards(app: FastAPI, service: Service) -> None:
-    """Each one stands around those before it. Raises SettingError."""
+    """Add the guards, each around those before it. Raises SettingError."""
     config, count = service.config, service.metrics.count_refusal
     app.add_middleware(TrailingSlash)
     app.add_middleware(BodyLimit, max_body_bytes=int(config.limits.max_body_bytes), count=count)
@@ -120,7 +121,7 @@ def _add_guards(app: FastAPI, service: Service) -> None:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return failure(request.scope, error)
+    return error_response(request.scope, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -138,12 +139,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _is_unknown(request: Request) -> bool:
-    """Whether it is a path of OpenAI's that this server does not have: some look like the id of a
-    response here, which can be looked at or deleted."""
+    """Return whether a path is one of OpenAI's that this server does not have. Some look like the
+    id of a response here, which can be read or deleted."""
     path: str = request.scope["path"]
     return path.startswith("/v1/responses/")
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
-    """It went away while it was still sending: nobody's fault, and nobody reads the answer."""
+    """Answer a client that went away while it was still sending: nobody reads the answer."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,4 +1,4 @@
-"""Puts the parts together: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn.
+"""Put the parts together: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn.
 
 Everything that can be wrong with settings and model is said before a weight is fetched or loaded,
 and before anybody can connect, as one sentence.
@@ -31,7 +31,7 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.config import Config, Tables
 from server.drained_server import listen
-from server.faults import ModelError, SettingError, engine_fault
+from server.startup_errors import ModelError, SettingError, engine_error
 from server.guards.access import check_access
 from server.hub import (
     ModelNotFoundError,
@@ -50,7 +50,7 @@ from server.settings import read_settings
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
 from server.text.grammar.judge import Judge, JudgeLimits
 from server.text.grammar.vocabulary import Vocabulary
-from server.text.thoughts import Thoughts
+from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer, TokenizerError
 from server.text.calls.written import WrittenCalls
 
@@ -61,7 +61,7 @@ log = structlog.get_logger("quire")
 
 
 def serve_model(name: str, file: Path | None, flags: Tables) -> None:
-    """Serves until told to end. Raises StartError."""
+    """Serve until told to end. Raises StartError."""
     use_one_arena()
     raise_descriptor_limit()  # the engine's heaps are the first that need it
     settings = read_settings(file, flags)
@@ -72,7 +72,7 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
 
 
 def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> None:
-    """Loads the weights, and lets clients in. Raises StartError."""
+    """Load the weights and let clients in. Raises StartError."""
     client = start_engine(settings, model.plan)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
@@ -81,21 +81,28 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
     monitor = EngineMonitor(
         client,
         watchdog_s=settings.engine.watchdog_s,
-        exit_code=lambda: engine_fault(model.plan.on_gpu and client.substrate_failed).exit_code,
+        exit_code=lambda: engine_error(model.plan.on_gpu and client.substrate_failed).exit_code,
         pressure=pressure_source() if settings.cache.heed_pressure else None,
     )
     monitor.start()
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
-        thoughts = Thoughts(settings.limits.max_thought_bytes)
+        reasoning_cache = ReasoningCache(settings.limits.max_thought_bytes)
         metrics = make_metrics(settings, model.served, client, model.plan)
         service = Service(
-            settings, model.served, model.tokenizer, client, metrics, grammars, calls, thoughts
+            settings,
+            model.served,
+            model.tokenizer,
+            client,
+            metrics,
+            grammars,
+            calls,
+            reasoning_cache,
         )
         keep_what_is_there()
         listen(settings, service, listener)
         if not client.alive:
-            raise engine_fault(model.plan.on_gpu and client.substrate_failed)
+            raise engine_error(model.plan.on_gpu and client.substrate_failed)
     finally:
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
@@ -107,7 +114,7 @@ def serve_on(listener: socket.socket, settings: Config, model: "ModelFiles") -> 
 
 
 def engine_config(settings: Config) -> EngineConfig:
-    """The engine's form of its settings."""
+    """Return the settings in the engine's form."""
     engine, cache = settings.engine, settings.cache
     return EngineConfig(
         substrate=cache.substrate,
@@ -138,7 +145,7 @@ def engine_config(settings: Config) -> EngineConfig:
 
 
 def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:
-    """Fits model and cache into this machine. Raises SettingError with the figure that does not."""
+    """Fit model and cache into this machine. Raises SettingError with the figure that does not."""
     try:
         return plan_for_this_machine(engine_config(settings), checkpoint)
     except (BudgetError, LayoutError, SubstrateError) as error:
@@ -158,10 +165,10 @@ class ModelFiles:
 
 
 def read_model(name: str, settings: Config) -> ModelFiles:
-    """A model's files. Weights of the hub are fetched when all else has been found right, and these
-    fit into this machine. Raises StartError."""
+    """Read a model's files. Weights of the hub are fetched once all else is right and they fit into
+    this machine. Raises StartError."""
     embeds = EMBEDS[settings.engine.task]
-    with faults_of_the_model():
+    with model_errors():
         found = find_model(name)
         folder = found.folder
         if found.missing:
@@ -192,8 +199,8 @@ def read_model(name: str, settings: Config) -> ModelFiles:
 
 
 @contextmanager
-def faults_of_the_model() -> Iterator[None]:
-    """Faults of the model's files, as ModelError."""
+def model_errors() -> Iterator[None]:
+    """Raise errors of the model's files as ModelError."""
     try:
         yield
     except (ModelNotFoundError, CheckpointError, TokenizerError, SamplingDefaultsError) as error:
@@ -201,7 +208,7 @@ def faults_of_the_model() -> Iterator[None]:
 
 
 def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Raises ModelError for a tokenizer that has more tokens than the weights."""
+    """Raise ModelError for a tokenizer that has more tokens than the weights."""
     if tokenizer.vocab_size > checkpoint.vocab_size:
         raise ModelError(
             f"{folder / 'tokenizer.json'}: it has {tokenizer.vocab_size} tokens, but config.json's "
@@ -212,7 +219,7 @@ def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint)
 def grammar_compiler(
     settings: Config, tokenizer: Tokenizer, model: ServedModel, vocab_size: int
 ) -> GrammarCompiler:
-    """What makes constraints of what requests want; it reads the tokenizer when it is needed."""
+    """Make the compiler of constraints; it reads the tokenizer when it is needed."""
     limits = settings.limits
     judge_limits = JudgeLimits(
         limits.max_grammar_compile_s, limits.max_grammar_memory, limits.max_mask_s
@@ -234,7 +241,7 @@ def grammar_compiler(
 
 
 def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
-    """A running engine, loaded and warm. Raises EngineError."""
+    """Start the engine, loaded and warm. Raises EngineError."""
     bar = tqdm(
         unit="B", unit_scale=True, unit_divisor=1024, desc="loading", disable=None, leave=False
     )
@@ -256,7 +263,7 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
         lost = engine_plan.on_gpu and client.substrate_failed
-        raise engine_fault(lost, f"the engine did not start: {error}") from error
+        raise engine_error(lost, f"the engine did not start: {error}") from error
     finally:
         bar.close()
     return client
@@ -265,7 +272,7 @@ def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
 def make_metrics(
     settings: Config, model: ServedModel, client: EngineClient, engine_plan: EnginePlan
 ) -> Metrics:
-    """What /metrics shows of this server."""
+    """Make the metrics of this server."""
     about = About(
         model=model.id,
         substrate=engine_plan.substrate.substrate.setting,

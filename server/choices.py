@@ -16,7 +16,7 @@ NUM_SEEDS = 2**64
 
 
 class Choices:
-    """All answers to the prompts as they come into being; those to one prompt after those to the
+    """All answers to the prompts while they are generated; those to one prompt after those to the
     one before. They end together when one has a fault."""
 
     def __init__(
@@ -28,12 +28,12 @@ class Choices:
         max_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Hands all prompts to the engine, or none. times: of the request that they are of, where
-        somebody wants to know. max_s: after so long, measured by ``clock``, answers that have not
-        ended are cut off. Raises what ``EngineClient.submit_choices`` raises."""
+        """Submit all prompts to the engine, or none. times: those of the request, where they are
+        measured. max_s: seconds by ``clock`` after which running answers are cut off. Raises what
+        ``EngineClient.submit_choices`` raises."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._times: list[AnswerTimes] = []
-        """Of each generation."""
+        """The times of each generation."""
         self._clock = clock
         self._ends_at = clock() + max_s
         self._generations: list[Generation] = []
@@ -82,13 +82,14 @@ class Choices:
 
     @property
     def finished(self) -> bool:
-        """Whether all have had their last deltas."""
+        """Whether all choices have had their last deltas."""
         return all(generation.finished for generation in self._generations)
 
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
-        """What each step adds: one delta for every choice that grew, in the order of the choices,
-        until each has had one with ``finish``. None at all whenever ``ping_s`` pass in silence.
-        When the time is over all that run end as if they had reached their lengths.
+        """Yield what each step adds: one delta for every choice that grew, in the order of the
+        choices, until each has had one with ``finish``. Yield an empty list whenever ``ping_s``
+        pass without a delta. When the time is over all running choices end as if they had reached
+        their lengths.
 
         Raises GenerationError for a fault of the engine. Leaving the iteration early aborts what
         still runs.
@@ -115,7 +116,7 @@ class Choices:
             self.close()
 
     def close(self) -> None:
-        """Aborts what has not ended. Idempotent."""
+        """Abort what has not ended. Idempotent."""
         for generation, times in self._timed:
             generation.stream.close()
             times.end("aborted")
@@ -140,8 +141,8 @@ def _taken(choice: Generation, times: AnswerTimes, events: list[TokenEvent]) -> 
 
 
 def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
-    """What the cache had of all prompts together; why not more of the first of them that it lacked
-    something of. None where nothing is known."""
+    """Return what the cache had of all prompts together, with the miss of the first one that lacked
+    something; None where nothing is known."""
     if not reports:
         return None
     telling = next((report for report in reports if report.miss is not None), reports[0])
@@ -149,5 +150,6 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
 
 
 def choice_params(params: SamplingParams, index: int) -> SamplingParams:
-    """Choice 0 draws as a request for one choice does; each further one has the seed after."""
+    """Return the parameters of a choice. Choice 0 samples as a request for one choice does; each
+    further one has the seed after."""
     return replace(params, seed=(params.seed + index) % NUM_SEEDS)

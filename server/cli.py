@@ -1,8 +1,8 @@
 """The command line.
 
-Exit codes (``server/faults.py``): 0 after a clean end, 1 when the engine failed or nothing can
-serve, 2 for settings that cannot work, 3 for a model that cannot be served, 4 when the GPU's memory
-of K and V failed: started again, quire takes another substrate.
+Exit codes (``server/startup_errors.py``): 0 after a clean end, 1 when the engine failed or nothing
+can serve, 2 for settings that cannot work, 3 for a model that cannot be served, 4 when the GPU's
+memory of K and V failed: started again, quire takes another substrate.
 """
 
 import os
@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from server.config import Tables
-from server.faults import StartError
 from server.settings import with_further
+from server.startup_errors import StartError
 
 HEAD_OF_LINE = "quire"
 
@@ -159,10 +159,10 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="A folder for pictures (SVG).")] = None,
 ) -> None:
     """Print what a model needs, what quantisation buys and how many sequences fit; load nothing."""
-    from server.plan.command import PlanWishes, plan_model
+    from server.plan.command import PlanOptions, plan_model
 
     with _one_sentence():
-        typer.echo(plan_model(model, config, PlanWishes(context, memory, device, out)))
+        typer.echo(plan_model(model, config, PlanOptions(context, memory, device, out)))
 
 
 @app.command()
@@ -194,17 +194,17 @@ def doctor(
     Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
     now; writes nothing but what fails, and that the release test has passed.
     """
-    from server.doctor.command import DoctorWishes, examine_machine
+    from server.doctor.command import DoctorOptions, examine_machine
 
-    def told(what: str) -> None:
+    def progress(what: str) -> None:
         print(f"{HEAD_OF_LINE}: trying {what}", file=sys.stderr)
 
     with _one_sentence():
         text, serves = examine_machine(
             config,
             {"cache": {"substrate": kv_backend}},
-            DoctorWishes(as_json, release_test, stress, forget_faults),
-            told,
+            DoctorOptions(as_json, release_test, stress, forget_faults),
+            progress,
         )
     typer.echo(text)
     raise typer.Exit(0 if serves else 1)

@@ -28,7 +28,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 def _parted(value: object) -> object:
-    """A list may be written with commas, as the environment and flags can only have it."""
+    """Split a list that is written with commas, the only way for the environment and flags."""
     if not isinstance(value, str):
         return value
     return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -201,15 +201,15 @@ class Config(Section):
 
 
 def read_file(file: Path) -> Tables:
-    """What a TOML file sets. Raises pydantic.ValidationError that names the field; OSError or
-    ValueError for the file itself."""
+    """Read a TOML file of settings. Raises pydantic.ValidationError that names the field; OSError
+    or ValueError for the file itself."""
     values = tomllib.loads(file.read_text(encoding="utf-8"))
     Config.model_validate(values)
     return values
 
 
 def load(from_file: Tables, flags: Tables) -> Config:
-    """Settings from a file, the environment and flags; the later ones win.
+    """Load settings from a file, the environment and flags; the later ones win.
 
     Raises pydantic.ValidationError that names the field; SettingsError for a variable that cannot
     be read.

@@ -1,4 +1,4 @@
-"""What is asked, in whatever wire format it came: the one form that all APIs translate into.
+"""The neutral form of a request, that all APIs translate into.
 
 Nothing here knows HTTP, tokens or templates, and nothing of ours is imported.
 """
@@ -52,7 +52,7 @@ class Turn:
     role: Role
     text: str = ""
     reasoning: str = ""
-    """What an assistant thought before it said the text."""
+    """An assistant's, before the text."""
     tool_calls: tuple[ToolCall, ...] = ()
     """An assistant's, after the text."""
     tool_call_id: str | None = None
@@ -61,14 +61,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What the whole answer, after its thoughts, must be."""
+    """What the whole answer, after its reasoning, must be."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
     """json_schema: the schema, a dict or a bool. regex: the pattern. choice: a list of strings.
     grammar: its text, Lark or GBNF. json_object: None."""
     param: str = "response_format"
-    """The wire's name of what it came from, for errors."""
+    """The wire's name of the field that it came from, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ TemplateArguments = tuple[tuple[str, str | float | bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is to be answered, and how."""
+    """A conversation to be answered, and how."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
@@ -98,10 +98,10 @@ class Conversation:
     continues: bool = False
     """Whether the last turn, which is the assistant's, is the beginning of the answer."""
     template_arguments: TemplateArguments = ()
-    """What else the model's template is told, by the names that it has for it."""
+    """Further arguments of the model's template, by its own names for them."""
 
     def __post_init__(self) -> None:
-        """Nobody else's turn can be continued."""
+        """Check that only the assistant's turn is continued."""
         assert not self.continues or self.turns[-1].role == "assistant"
 
     @property

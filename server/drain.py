@@ -1,4 +1,4 @@
-"""The end of serving: nobody new comes in, who is there may finish, and nobody is left in silence.
+"""Shutting down: new requests are refused, running ones may finish, and every client gets an end.
 
 signal          drain_s later, or         LAST_WORDS_S later:
                 at a second signal        who still is there is cut off
@@ -12,9 +12,9 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.failures import failure
-from server.guards.refusals import CountRefusal, Refusal
-from server.protocol.errors import SHUTTING_DOWN, shutting_down
+from server.http_errors import error_response
+from server.protocol.refusals import CountRefusal, Refusal
+from server.protocol.wire_errors import SHUTTING_DOWN, shutting_down
 
 # What error events have to reach their readers.
 LAST_WORDS_S = 1.0
@@ -24,18 +24,18 @@ STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
 class Requests(Protocol):
-    """Where the requests of the engine are ended from."""
+    """Ends the requests of the engine."""
 
     @property
     def alive(self) -> bool:
         """Whether they can still come to their own end."""
 
     def end_all(self, message: str) -> None:
-        """Ends all of them with an error, and lets no more in."""
+        """End all of them with an error, and let no more in."""
 
 
 class Drain:
-    """Whether the server is ending; and the requests that it has begun to answer."""
+    """Whether the server shuts down, and the requests that it has begun to answer."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -43,9 +43,9 @@ class Drain:
         self._hurries = False
         self._answering: set[asyncio.Task[object]] = set()
         self.answered = 0
-        """How many requests there have been that have ended."""
+        """How many requests have ended."""
         self.has_cut = False
-        """Whether those that were not finished have been ended."""
+        """Whether unfinished requests have been ended."""
 
     @property
     def draining(self) -> bool:
@@ -58,15 +58,15 @@ class Drain:
         return bool(self._answering)
 
     def begin(self) -> None:
-        """Lets nobody in from now on; asked for a second time, it waits for nobody either. Safe in
-        a signal's handler."""
+        """Refuse new requests from now on; a second call stops waiting for running ones, too. Safe
+        in a signal's handler."""
         self._hurries = self.draining
         if self._began_at is None:
             self._began_at = self._clock()
 
     async def finish(self, requests: Requests, drain_s: float) -> None:
-        """Waits until all answers are complete, or until the time is over: then what is not gets an
-        error for its end. After ``begin``."""
+        """Wait until all answers are complete or the time is over: then the rest end with an error.
+        To be called after ``begin``."""
         while self._answering and requests.alive and not self._is_over(drain_s):
             await asyncio.wait(self._answering, timeout=POLL_S)
         self.has_cut = True
@@ -86,17 +86,17 @@ class Drain:
         return self._hurries or self._clock() - self._began_at >= drain_s
 
     def enter(self, task: "asyncio.Task[object]") -> None:
-        """The task answers a request."""
+        """Note that the current task answers a request."""
         self._answering.add(task)
 
     def leave(self, task: "asyncio.Task[object]") -> None:
-        """It has answered."""
+        """Note that the current task has answered."""
         self._answering.discard(task)
         self.answered += 1
 
 
 class DrainGuard:
-    """Refuses requests while the server drains, and knows of all others until they are answered."""
+    """Refuse requests while the server drains, and track all others until they are answered."""
 
     def __init__(
         self,
@@ -112,11 +112,12 @@ class DrainGuard:
         self._count_refusal = count_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """503 with Retry-After; whoever is cut off before the answer began gets it, too."""
+        """Answer 503 with Retry-After while draining; a request that is cut off before its answer
+        began gets it, too."""
         if scope["type"] != "http" or scope["path"] in STAYS_OPEN:
             await self._app(scope, receive, send)
             return
-        refusal = failure(scope, shutting_down(self._retry_after_s))
+        refusal = error_response(scope, shutting_down(self._retry_after_s))
         if self._drain.draining:
             self._count_refusal(Refusal.DRAINING)
             await refusal(scope, receive, send)

@@ -32,11 +32,11 @@ class DrainedServer(GuardedServer):
         self._drain_s = drain_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal to end."""
+        """Take a signal to end."""
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to close; asked ten times a second."""
+        """Return whether to close; called ten times a second."""
         if await super().on_tick(counter) or not self._client.alive:
             return True
         if not self._drain.draining:
@@ -49,7 +49,7 @@ class DrainedServer(GuardedServer):
 
 
 def listen(settings: Config, service: Service, listener: socket.socket) -> None:
-    """Serves until told to end, or until the engine has failed. Raises SettingError."""
+    """Serve until told to end, or until the engine has failed. Raises SettingError."""
     config = http_config(settings, service)
     drain_s = settings.server.drain_s
     server = DrainedServer(config, service.client, service.drain, drain_s)

@@ -1,4 +1,4 @@
-"""The one neutral form between wire formats and the engine: a prompt in, deltas of text out."""
+"""The neutral form between wire formats and the engine: a prompt in, deltas of text out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,12 +13,12 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from server.text.answer_parser import AnswerParser, Reading
+from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.detokenizer import Detokenizer
-from server.text.pieces import AnswerPiece, Part, Piece, joined
+from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 from server.text.pieces import TokenReport as TokenReport
+from server.text.reasoning_cache import ReasoningRecorder
 from server.text.stop_strings import StopStrings
-from server.text.thoughts import ThoughtRecord
 from server.text.tokenizer import Tokenizer
 
 
@@ -28,15 +28,15 @@ class GenerationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be answered."""
+    """A prompt to be answered, and how."""
 
     ids: tuple[int, ...]
     params: SamplingParams
     stop: tuple[str, ...] = ()
-    reading: Reading | None = None
+    parse_options: ParseOptions | None = None
     """How a chat's answer is taken apart. None: all of it is content."""
     choices: int = 1
-    """How many answers are wanted."""
+    """Number of answers."""
     salt: PrefixSalt = NO_SALT
     system_tokens: int = 0
     """Leading tokens that belong to the system messages."""
@@ -44,8 +44,8 @@ class Prompt:
     """Lower runs earlier."""
     constraint: TokenConstraint | None = None
     """What the answer must look like; each choice gets a copy."""
-    record: Callable[[], ThoughtRecord] | None = None
-    """Makes what gathers an answer's thoughts, for each choice; None: nothing does."""
+    new_recorder: Callable[[], ReasoningRecorder] | None = None
+    """Makes the recorder of an answer's reasoning, for each choice; None: nothing is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Usage:
     completion_tokens: int
     reasoning_tokens: int
     prefix: PrefixReport | None = None
-    """What the cache had of the prompt; None while that is not known."""
+    """What the cache had of the prompt; None while it is not known."""
     kept_tokens: int = 0
-    """Of the prompt: those that the cache has from now on, whether it had them before or not."""
+    """Tokens of the prompt that the cache has from now on, whether it had them before or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Delta:
 
 
 class Generation:
-    """One answer as it comes into being."""
+    """One answer while it is generated."""
 
     def __init__(
         self, stream: TokenStream, tokenizer: Tokenizer, prompt: Prompt, index: int = 0
@@ -87,13 +87,15 @@ class Generation:
         """stream: of the request for the choice ``index``."""
         self.stream = stream
         self._index = index
-        self._detokenizer = Detokenizer(tokenizer, with_tags=prompt.reading is not None)
+        self._detokenizer = Detokenizer(tokenizer, with_tags=prompt.parse_options is not None)
         self._stop = StopStrings(prompt.stop)
-        self._parser = AnswerParser(prompt.reading) if prompt.reading is not None else None
-        self._record = prompt.record() if prompt.record is not None else None
+        self._parser = (
+            AnswerParser(prompt.parse_options) if prompt.parse_options is not None else None
+        )
+        self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
-        """Tokens that are no thoughts and whose text has not come out yet."""
+        """Tokens of the content whose text has not come out yet."""
         self._calls = 0
         self._max_tokens = prompt.params.max_tokens
         self._scores_prompt = prompt.params.prompt_logprobs is not None
@@ -104,7 +106,8 @@ class Generation:
         self.finished = False
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """What events of its stream add to the answer; its end closes the stream.
+        """Take in events of the stream, and return what they add to the answer; its end closes the
+        stream.
 
         Raises GenerationError for a fault of the engine.
         """
@@ -127,7 +130,7 @@ class Generation:
         return Delta(joined(pieces), tokens, None, self._index, prompt=scored)
 
     def cut_off(self) -> Delta:
-        """The last delta of an answer whose time is over: it ends as at its greatest length.
+        """End an answer whose time is over, as at its greatest length, and return its last delta.
 
         Raises GenerationError where an answer without its beginning would be none.
         """
@@ -136,14 +139,15 @@ class Generation:
         return self._end(FinishReason.LENGTH, self._with_tokens(self._held_back()), [])
 
     def _held_back(self) -> list[AnswerPiece]:
-        """What might have been the beginning of something else."""
+        """Return the text that was held back because it might have begun a stop string or a tag."""
         pieces = self._split(self._stop.feed(self._detokenizer.flush()))
         return pieces + self._split(self._stop.flush())
 
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """The last delta. finish: the engine's reason, unless it was cut before."""
+        """End the answer and return its last delta. finish: the engine's reason, unless it was cut
+        before."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -153,13 +157,13 @@ class Generation:
             if stopped and self._parser.ended_with_calls:
                 reason = "tool_calls"
         self._note(pieces)
-        if self._record is not None:
-            self._record.end()
+        if self._recorder is not None:
+            self._recorder.end()
         return Delta(joined(pieces), tokens, reason, self._index, self._stop.matched)
 
     def _note(self, pieces: list[AnswerPiece]) -> None:
-        if self._record is not None:
-            self._record.add(pieces)
+        if self._recorder is not None:
+            self._recorder.add(pieces)
 
     @property
     def _cut(self) -> bool:
@@ -168,7 +172,7 @@ class Generation:
         return done or self._stop.matched is not None
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
-        """The text that may be sent because of a token."""
+        """Take in a token, and return the text that may be sent because of it."""
         if event.token_id is None:
             assert self._max_tokens == 0, "only a fault comes without a token"
             return ""
@@ -188,8 +192,8 @@ class Generation:
         return self._stop.feed(text)
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """The pieces that a token has let out, the first one with the tokens that were held back
-        for it, however steps come together."""
+        """Give the first of the pieces that a token has let out the tokens that were held back for
+        it, however steps come together."""
         if self._parser is not None and self._parser.calls > self._calls:
             self._calls = self._parser.calls
             # They closed a call, but for what the last one may say behind it.
@@ -198,9 +202,11 @@ class Generation:
             return pieces
         first, held = pieces[0], tuple(self._held)
         self._held.clear()
-        return [replace(first, tokens=held), *pieces[1:]] if isinstance(first, Piece) else pieces
+        return (
+            [replace(first, tokens=held), *pieces[1:]] if isinstance(first, TextPiece) else pieces
+        )
 
     def _split(self, text: str) -> list[AnswerPiece]:
         if not text:
             return []
-        return self._parser.feed(text) if self._parser else [Piece(Part.CONTENT, text)]
+        return self._parser.feed(text) if self._parser else [TextPiece(Channel.CONTENT, text)]

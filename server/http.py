@@ -23,7 +23,7 @@ log = structlog.get_logger("quire")
 
 
 def http_config(settings: Config, service: Service) -> uvicorn.Config:
-    """How the service is served. Raises this process's limit of open files."""
+    """Return how the service is served by uvicorn. Raises this process's limit of open files."""
     limits = settings.limits
     most = connections_that_fit(limits.max_connections)
     if most < limits.max_connections:
@@ -55,7 +55,8 @@ class GuardedServer(uvicorn.Server):
     """Lets many wait to be accepted, and accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """asyncio has one number for both: what the system keeps waiting is set again."""
+        """Listen with our backlog: asyncio uses one number for the backlog and for what it accepts
+        at once."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)

@@ -1,4 +1,4 @@
-"""Where a model's files are: a local folder, or a repository of the Hugging Face hub.
+"""Find a model's files: a local folder, or a repository of the Hugging Face hub.
 
 Of a repository the small files are fetched first, and its weights when they are asked for: between
 the two whoever serves sees whether he can. Both are of one commit.
@@ -17,7 +17,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from server.protocol.common import SamplingFields
+from server.protocol.common import OpenAISamplingFields
 
 # What begins otherwise, or goes up, is a path.
 HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]*/[\w.-]*\w", re.ASCII)
@@ -40,7 +40,7 @@ class ModelNotFoundError(ValueError):
 
 
 class SamplingDefaultsError(ValueError):
-    """Recommendations that no request could make; one sentence that names file and field."""
+    """Recommended parameters that no request may have; one sentence that names file and field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ class FoundModel:
     """A model's folder, which may lack weights that its repository has."""
 
     name: str
-    """As it was asked for."""
+    """The name that was asked for."""
     folder: Path
     missing: tuple[tuple[str, int], ...] = ()
     """Files of weights that are not there yet, and their bytes."""
     weights_bytes: int = 0
-    """Of all files of weights, where some are missing."""
+    """Bytes of all files of weights, where some are missing."""
 
     @property
     def missing_bytes(self) -> int:
-        """What is still to be fetched."""
+        """Bytes that are still to be fetched."""
         return sum(size for _, size in self.missing)
 
     def fetch_weights(self) -> None:
-        """Fetches what is missing, of the commit that the folder is of, with one bar of progress.
+        """Fetch what is missing, of the commit that the folder is of, with one bar of progress.
         Raises ModelNotFoundError."""
         bar = tqdm(
             total=self.missing_bytes,
@@ -86,8 +86,8 @@ class FoundModel:
 
 
 def find_model(name: str, *, download: bool = True) -> FoundModel:
-    """A model's folder. Of a hub id it has all files but weights, which are fetched unless they are
-    cached.
+    """Find a model's folder. Of a hub id it has all files but weights, which are fetched later
+    unless they are cached.
 
     download: whether anything may be fetched; otherwise only what is cached is found, complete or
     not. Raises ModelNotFoundError.
@@ -115,12 +115,12 @@ def find_model(name: str, *, download: bool = True) -> FoundModel:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether the hub may have a repository of that name."""
+    """Return whether the hub may have a repository of that name."""
     return HUB_ID.fullmatch(name) is not None and not name.lower().endswith(FILES)
 
 
 def _why_not(name: str, path: Path) -> str:
-    """Why a name is neither a folder nor a hub id, and what to write instead."""
+    """Say why a name is neither a folder nor a hub id, and what to write instead."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():
@@ -134,7 +134,7 @@ def _why_not(name: str, path: Path) -> str:
 
 
 def _with_missing(name: str, folder: Path) -> FoundModel:
-    """What the repository has besides, as it was listed when the small files were fetched."""
+    """Add what the repository has besides, as it was listed when the small files were fetched."""
     try:
         listed = get_cached_repo_tree(name, revision=folder.name)
     except CachedRepoTreeNotFoundError:
@@ -153,7 +153,8 @@ def _with_missing(name: str, folder: Path) -> FoundModel:
 
 
 def _part_of(whole: "tqdm[Any]") -> Any:
-    """What the hub's client makes for each file that it fetches, as if it were a bar of its own."""
+    """Make the class of the progress bar that the hub's client makes for each file: all of them
+    advance the whole bar."""
 
     class Part:
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
@@ -169,7 +170,7 @@ def _part_of(whole: "tqdm[Any]") -> Any:
             whole.update(count)
 
         def close(self) -> None:
-            """The whole goes on."""
+            """Close only this part: the whole goes on."""
 
         # What came over the wire, which may be less than what it makes, and rates of one file.
         update_transfer = set_postfix_str = set_transfer_postfix_str = lambda *_, **__: None
@@ -185,15 +186,15 @@ def _not_given(name: str, error: Exception) -> ModelNotFoundError:
 
 
 def model_names(name: str, folder: Path, alias: str | None) -> tuple[str, ...]:
-    """What clients may call the model: its alias, the name it was served by, its folder's name and
-    path. The first one is its id."""
+    """Return what clients may call the model: its alias, the name it was served by, its folder's
+    name and path. The first one is its id."""
     own = name if is_hub_id(name) and not Path(name).exists() else folder.name
     names = ([alias] if alias else []) + [own, folder.name, name, str(folder)]
     return tuple(dict.fromkeys(names))
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """What generation_config.json recommends; greedy where it turns sampling off.
+    """Return what generation_config.json recommends; greedy where it turns sampling off.
 
     Raises SamplingDefaultsError.
     """
@@ -205,7 +206,7 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
         return {"temperature": 0.0}
     found = {key: config[key] for key in SAMPLING_DEFAULTS if config.get(key) is not None}
     try:
-        SamplingFields.model_validate(found)
+        OpenAISamplingFields.model_validate(found)
     except ValidationError as error:
         problem = error.errors()[0]
         raise SamplingDefaultsError(f"{file}: {problem['loc'][0]}: {problem['msg']}") from error

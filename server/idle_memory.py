@@ -1,4 +1,4 @@
-"""Memory of this process: what stays, and what goes back to the system while nobody asks.
+"""Memory of this process: what stays, and what is released to the system while the server is idle.
 
 What requests took and gave back, the C library keeps in pieces: after a crowd that may be hundreds
 of MiB. It gives back whole pages only, so the pieces should lie together.

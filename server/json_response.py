@@ -53,13 +53,13 @@ async def paced(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def json_response(pieces: Iterator[bytes]) -> Response:
-    """The answer that pieces of JSON make."""
+    """Make the response of pieces of JSON."""
     body = b"".join([part async for part in paced(pieces)])
     return Response(body, media_type="application/json")
 
 
 def _is_long(value: Any) -> bool:
-    """Whether there is a list in it that is not written at once."""
+    """Return whether there is a list in it that is not written at once."""
     if isinstance(value, dict):
         return any(map(_is_long, value.values()))
     if not isinstance(value, list) or not value:

@@ -1,4 +1,4 @@
-"""The address that is served: taken before the model is read, listened on when it can answer."""
+"""The address that is served: bound before the model is read, listened on once it can answer."""
 
 import errno
 import re
@@ -6,7 +6,7 @@ import socket
 import time
 from contextlib import suppress
 
-from server.faults import SettingError
+from server.startup_errors import SettingError
 
 # For a stranger at our address to say who it is.
 ASK_TIMEOUT_S = 2.0
@@ -15,8 +15,8 @@ QUIRE_ANSWERS = re.compile(rb'"name": ?"quire", ?"version": ?"([\w.+-]{1,32})"')
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that has the address and refuses connections until it listens. Ours, so that the log
-    can name the port that 0 stands for. Raises SettingError."""
+    """Bind a socket to the address, which refuses connections until it listens. It is ours, so that
+    the log can name the port that 0 stands for. Raises SettingError."""
     # SO_REUSEADDR is for connections of an earlier server that linger. Linux lets two have an
     # address by it until one of them listens: so it is tried without, first.
     with suppress(OSError):
@@ -28,7 +28,7 @@ def reserve(host: str, port: int) -> socket.socket:
 
 
 def listen_on(listener: socket.socket, backlog: int) -> None:
-    """Lets clients connect. Raises SettingError."""
+    """Listen, so that clients can connect. Raises SettingError."""
     # Its connections linger for a while, and the next server must get past them.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -53,7 +53,7 @@ def _bound(host: str, port: int, *, reuses: bool) -> socket.socket:
 
 
 def _cannot_be_had(host: str, port: int, error: OSError) -> SettingError:
-    """Says why, and who is there already."""
+    """Say why, and who is there already."""
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         version = quire_at(host, port)
@@ -66,7 +66,7 @@ def _cannot_be_had(host: str, port: int, error: OSError) -> SettingError:
 
 
 def quire_at(host: str, port: int) -> str | None:
-    """The version of the quire that answers at an address; None where none does."""
+    """Return the version of the quire that answers at an address; None where none does."""
     # One that wants a key tells it at / alone.
     for path in ("/version", "/"):
         with suppress(OSError):
@@ -76,15 +76,15 @@ def quire_at(host: str, port: int) -> str | None:
 
 
 def _answer(host: str, port: int, path: str) -> bytes:
-    """The beginning of what anybody answers, however long he takes for it. Raises OSError."""
+    """Read the beginning of an answer, however long it takes. Raises OSError."""
     deadline = time.monotonic() + ASK_TIMEOUT_S
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    said = b""
+    answer = b""
     with socket.create_connection((host, port), ASK_TIMEOUT_S) as connection:
         connection.sendall(request.encode())
-        while len(said) < MAX_ANSWER_BYTES and (left := deadline - time.monotonic()) > 0:
+        while len(answer) < MAX_ANSWER_BYTES and (left := deadline - time.monotonic()) > 0:
             connection.settimeout(left)
             if not (more := connection.recv(MAX_ANSWER_BYTES)):
                 break
-            said += more
-    return said
+            answer += more
+    return answer

@@ -10,7 +10,7 @@ from server.config import LogSection
 
 
 def configure_log(section: LogSection) -> None:
-    """Sends structlog's and the standard library's records the same way."""
+    """Send structlog's and the standard library's records the same way."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,

@@ -26,12 +26,13 @@ FREE_WITH_MEMORY = "d"
 
 
 def encoded(found: MemoryMap) -> bytes:
-    """The map as JSON. A few milliseconds for a pool of 100 000 blocks: for a worker thread."""
+    """Return the map as JSON. A few milliseconds for a pool of 100 000 blocks: for a worker
+    thread."""
     return to_json(view(found))
 
 
 def view(found: MemoryMap) -> Json:
-    """The map as objects of JSON."""
+    """Return the map as objects of JSON."""
     kv, stats = found.kv, found.stats
     mapped = {sequence.seq_id: sequence for sequence in kv.sequences}
     reports = chain(found.running, found.waiting)
@@ -59,8 +60,8 @@ def view(found: MemoryMap) -> Json:
 
 
 def heap_letters(kv: KVMap) -> list[str]:
-    """A string for each heap, with a letter for each block: f free, d free with memory of the
-    system, o owned, s sealed, q quarantined, c cached, r releasing."""
+    """Return a string for each heap, with a letter for each block: f free, d free with memory of
+    the system, o owned, s sealed, q quarantined, c cached, r releasing."""
     table = np.zeros((2, len(BlockState)), np.uint8)
     for state, letter in LETTERS.items():
         table[:, state] = ord(letter)
@@ -74,8 +75,8 @@ def heap_letters(kv: KVMap) -> list[str]:
 
 
 def owner_runs(kv: KVMap) -> list[int]:
-    """Who has the blocks, the first one where several do: ``[owner, count, owner, count, ...]``
-    over all blocks. -1: no open sequence."""
+    """Return who has the blocks, the first sequence where several do: ``[owner, count, owner,
+    count, ...]`` over all blocks. -1: no open sequence."""
     owners = np.full(len(kv.heaps) * kv.blocks_per_heap, NOBODY, np.int32)
     for number in reversed(range(len(kv.sequences))):
         mine = kv.sequences[number].runs
@@ -90,8 +91,8 @@ def owner_runs(kv: KVMap) -> list[int]:
 
 
 def sharer_runs(kv: KVMap) -> list[int]:
-    """Blocks that more than one sequence has: ``[gap, count, sequences, gap, ...]``, where a gap is
-    the blocks since the run before."""
+    """Return blocks that more than one sequence has: ``[gap, count, sequences, gap, ...]``, where a
+    gap is the blocks since the run before."""
     sharers = _sharers(kv)
     starts, counts = _runs(sharers)
     shared = sharers[starts] > 1
@@ -101,26 +102,26 @@ def sharer_runs(kv: KVMap) -> list[int]:
 
 
 def _sharers(kv: KVMap) -> np.ndarray:
-    """How many open sequences have each block."""
+    """Return how many open sequences have each block."""
     raw = b"".join(heap.sharers for heap in kv.heaps)
     return np.frombuffer(raw, np.uint16).astype(np.int32)
 
 
 def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where runs of equal values begin, and how long they are."""
+    """Return where runs of equal values begin, and how long they are."""
     changes = np.flatnonzero(np.diff(values)) + 1
     starts = np.concatenate([np.zeros(min(1, len(values)), np.intp), changes])
     return starts, np.diff(np.append(starts, len(values)))
 
 
 def _flat(*columns: np.ndarray) -> list[int]:
-    """The rows of a table, one after the other."""
+    """Return the rows of a table, one after the other."""
     numbers: list[int] = np.stack(columns, axis=1).ravel().tolist()
     return numbers
 
 
 def _sequence(report: SequenceReport, mapped: MappedSequence | None) -> Json:
-    """mapped: None for one that waits."""
+    """Return a sequence as JSON. mapped: None for one that waits."""
     return {
         "id": report.seq_id,
         "status": report.status,

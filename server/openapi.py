@@ -55,8 +55,8 @@ ANTHROPIC_HEADER = "anthropic-version"
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is one of Anthropic's API: by its path, or, where both APIs have the path,
-    by the header that Anthropic's clients always send."""
+    """Return whether a request is one of Anthropic's API: by its path, or, where both APIs have the
+    path, by the header that Anthropic's clients always send."""
     path: str = scope["path"]
     if path.startswith(SHARED_PATHS):
         return ANTHROPIC_HEADER in Headers(scope=scope)
@@ -64,7 +64,7 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def takes(model: type[WireModel]) -> Json:
-    """What a route whose body is that model adds to its operation: the body; and that answers are
+    """Return what a route with that body adds to its operation: the body, and that answers are
     JSON, or events where the body may ask for a stream."""
     answers: Json = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in model.model_fields:
@@ -78,7 +78,8 @@ def takes(model: type[WireModel]) -> Json:
 
 @cache
 def _schema_of(model: type[WireModel]) -> Json:
-    """Not to be changed: it is made once, which takes longer than all else of an application."""
+    """Make the schema of a model once, because that takes longer than all else of an application.
+    It must not be changed."""
     # Models of different bodies may have the same name.
     return model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")
 
@@ -87,14 +88,14 @@ class DescribedApp(FastAPI):
     """An application whose schema tells bodies and errors as they are."""
 
     def openapi(self) -> Json:
-        """The schema, made when it is first asked for."""
+        """Return the schema, which is made on the first call."""
         if self.openapi_schema is None:
             self.openapi_schema = _completed(super().openapi())
         return self.openapi_schema
 
 
 def _completed(schema: Json) -> Json:
-    """Moves what the bodies share to where it can be referred to, and names the errors."""
+    """Move what the bodies share to where it can be referred to, and name the errors."""
     # FastAPI describes its own errors, which no route here answers.
     components: Json = dict(ERRORS)
     for path, operations in schema["paths"].items():

@@ -1,4 +1,4 @@
-"""What is asked -> the prompt that the engine gets. All chat APIs share this step."""
+"""Make the engine's prompt of a conversation. All chat APIs share this step."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ import structlog
 from engine.types import PrefixSalt, TokenConstraint
 from server.conversation import Conversation, Tool
 from server.generation import Prompt
-from server.protocol.common import DrawingFields, answer_length
-from server.protocol.errors import (
+from server.protocol.common import SamplingFields, answer_length
+from server.protocol.wire_errors import (
     MAX_NAME_CHARS,
     ApiError,
     ContextOverflowError,
@@ -18,16 +18,16 @@ from server.protocol.errors import (
     quoted,
 )
 from server.service import Service, new_seed
-from server.text.answer_parser import Reading
+from server.text.answer_parser import ParseOptions
 from server.text.calls.parser import ends_in_call
 from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.grammar.compiler import GrammarMemoryError
-from server.text.grammar.error import GrammarError, UnfitBeginningError
+from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
+from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
-from server.text.grammar.wish import ThinkingStart, Wish
-from server.text.pieces import Part
-from server.text.thoughts import Recalled
+from server.text.pieces import Channel
+from server.text.reasoning_cache import Recalled
 from server.text.tokenizer import EncodedChat, TextTooLongError
 
 CALL_BEGUN = "A call cannot be begun for the model, only its thoughts and what it says."
@@ -36,12 +36,12 @@ log = structlog.get_logger("quire")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatSpec:
     """A request for an answer to a conversation, whatever API it came by."""
 
     conversation: Conversation
-    sampling: DrawingFields
-    """What it says about choosing tokens."""
+    sampling: SamplingFields
+    """The sampling fields of the request."""
     max_tokens: int | None = None
     """The longest answer; None and -1: as long as fits."""
     max_tokens_param: str = "max_tokens"
@@ -52,20 +52,19 @@ class Asked:
     """The wire's name of the conversation, for errors."""
 
 
-async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
-    """The conversation as the engine wants it. key: the request's, with which alone the prompt
-    shares prefixes.
+async def chat_prompt(service: Service, chat: ChatSpec, key: str) -> Prompt:
+    """Make the engine's prompt. key: the request's API key; prefixes are shared within a key.
 
     Raises ApiError that names what cannot be done; 429 where places were taken in the meantime.
     """
-    conversation, sampling, param = asked.conversation, asked.sampling, asked.turns_param
+    conversation, sampling, param = chat.conversation, chat.sampling, chat.turns_param
     form = _tool_format(service, conversation, param)
     salt = service.salts.salt(key, sampling.cache_salt)
     async with service.encoding:
-        service.check_room(sampling.wanted.choices, key=key)
+        service.check_room(sampling.response_options.choices, key=key)
         known = await _recalled(service, conversation, salt)
         encoded = await _fitting(service, known.conversation, param)
-    reading = Reading(
+    options = ParseOptions(
         encoded.opening,
         conversation.offered_tools,
         form,
@@ -73,12 +72,12 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
         service.written_calls.remember,
         encoded.begun,
     )
-    _check_no_call_begun(conversation, reading, param)
+    _check_no_call_begun(conversation, options, param)
     params = sampling.sampling_params(
         max_tokens=answer_length(
-            asked.max_tokens, len(encoded.ids), service.max_model_len, asked.max_tokens_param
+            chat.max_tokens, len(encoded.ids), service.max_model_len, chat.max_tokens_param
         ),
-        logprobs=asked.logprobs,
+        logprobs=chat.logprobs,
         vocab_size=service.client.limits.vocab_size,
         defaults=service.model.defaults,
         stop_token_ids=service.model.stop_token_ids,
@@ -88,13 +87,13 @@ async def chat_prompt(service: Service, asked: Asked, key: str) -> Prompt:
         encoded.ids,
         params,
         sampling.stop_strings(),
-        reading,
-        choices=sampling.wanted.choices,
+        options,
+        choices=sampling.response_options.choices,
         salt=salt,
         system_tokens=encoded.system_tokens,
         priority=sampling.priority or 0,
-        constraint=await _constraint(service, asked, reading),
-        record=known.record,
+        constraint=await _constraint(service, chat, options),
+        new_recorder=known.new_recorder,
     )
 
 
@@ -106,7 +105,7 @@ async def encode_conversation(
     *,
     add_generation_prompt: bool = True,
 ) -> EncodedChat:
-    """The prompt of a conversation, also where it does not fit. param: the wire's name of it.
+    """Make the prompt of a conversation, also where it does not fit. param: the wire's name of it.
     salt: of the request. add_generation_prompt: whether an answer is to follow. Raises ApiError for
     what cannot be rendered."""
     _tool_format(service, conversation, param)
@@ -120,9 +119,8 @@ async def encode_conversation(
 async def count_tokens_of(
     service: Service, conversation: Conversation, param: str, salt: PrefixSalt
 ) -> int:
-    """How many tokens the prompt of a conversation has; about how many, where they are far more
-    than fit. param: the wire's name of it. salt: of the request. Raises ApiError for what cannot be
-    rendered."""
+    """Count the tokens of a conversation's prompt, roughly where they are far more than fit. param:
+    the wire's name of it. salt: of the request. Raises ApiError for what cannot be rendered."""
     _tool_format(service, conversation, param)
     async with service.encoding:
         known = await _recalled(service, conversation, salt)
@@ -137,8 +135,8 @@ async def count_tokens_of(
 
 
 def _tool_format(service: Service, conversation: Conversation, param: str) -> ToolFormat:
-    """How calls will be written. Raises ApiError where the model cannot chat, or not call; and for
-    what its template does not take, or no prompt can end with."""
+    """Return how calls will be written. Raises ApiError where the model cannot chat or call; and
+    for what its template does not take, or no prompt can end with."""
     template = service.tokenizer.template
     if not template.exists:
         raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -158,7 +156,7 @@ def _tool_format(service: Service, conversation: Conversation, param: str) -> To
 
 
 def _check_begun(conversation: Conversation, param: str) -> None:
-    """Raises ApiError for the beginning of an answer that no prompt can end with."""
+    """Raise ApiError for the beginning of an answer that no prompt can end with."""
     if not conversation.continues:
         return
     if len(conversation.turns) == 1:
@@ -167,16 +165,16 @@ def _check_begun(conversation: Conversation, param: str) -> None:
         raise invalid(CALL_BEGUN, param)
 
 
-def _check_no_call_begun(conversation: Conversation, reading: Reading, param: str) -> None:
-    """Raises ApiError where what is begun ends within a call, or must be one."""
-    if reading.said and conversation.must_call:
+def _check_no_call_begun(conversation: Conversation, options: ParseOptions, param: str) -> None:
+    """Raise ApiError where the begun answer ends within a call, or must be one."""
+    if options.begun_content and conversation.must_call:
         raise invalid("An answer that must be a call cannot be begun with a text.", param)
-    if reading.tools and ends_in_call(reading.said, reading.tools, reading.tool_format):
+    if options.tools and ends_in_call(options.begun_content, options.tools, options.tool_format):
         raise invalid(CALL_BEGUN, param)
 
 
 def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None:
-    """Raises ApiError for what the template would not look at."""
+    """Raise ApiError for arguments that the template would not read."""
     for name, _ in conversation.template_arguments:
         if name not in template.arguments:
             taken = ", ".join(sorted(template.arguments)) or "none"
@@ -187,17 +185,18 @@ def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None
 
 
 async def _recalled(service: Service, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-    """With the model's thoughts, and its calls as it wrote them, where they are known."""
+    """Add the model's reasoning, and its calls as it wrote them, where they are known."""
 
     def both() -> Recalled:
-        known = service.thoughts.recalled(conversation, salt)
+        known = service.reasoning_cache.recalled(conversation, salt)
         return replace(known, conversation=service.written_calls.recalled(known.conversation))
 
     return await asyncio.to_thread(both)
 
 
 async def _fitting(service: Service, conversation: Conversation, param: str) -> EncodedChat:
-    """The prompt. Raises ApiError where it does not fit; says so where it would without tools."""
+    """Encode the prompt. Raises ApiError where it does not fit; says so where it would without
+    tools."""
     try:
         encoded = await _encode(service, conversation, param, service.max_model_len)
         service.check_prompt(encoded.ids, param)
@@ -225,7 +224,7 @@ async def _encode(
     *,
     add_generation_prompt: bool = True,
 ) -> EncodedChat:
-    """The prompt; what cannot have so few tokens is refused before the work of encoding."""
+    """Encode the prompt; what cannot have so few tokens is refused before the work of encoding."""
     try:
         return await service.tokenizer.encode_chat(
             conversation,
@@ -244,20 +243,22 @@ def _not_rendered(error: TemplateError, param: str) -> ApiError:
     return invalid(f"{error}.", param)
 
 
-async def _constraint(service: Service, asked: Asked, reading: Reading) -> TokenConstraint | None:
-    """What the engine holds the answer to. Raises ApiError for what cannot be enforced."""
-    wish = wish_of(asked.conversation, reading)
+async def _constraint(
+    service: Service, chat: ChatSpec, options: ParseOptions
+) -> TokenConstraint | None:
+    """Compile the constraint of the answer. Raises ApiError for what cannot be enforced."""
+    spec = constraint_spec_of(chat.conversation, options)
     try:
-        constraint = await service.grammars.compile(wish, reading.said)
+        constraint = await service.grammars.compile(spec, options.begun_content)
     except UnfitBeginningError as error:
         raise invalid(
-            f"The answer that is begun does not fit its form ({wish.param}).", asked.turns_param
+            f"The answer that is begun does not fit its form ({spec.param}).", chat.turns_param
         ) from error
     except GrammarError as error:
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
     except (JudgeBusyError, GrammarMemoryError) as error:
         raise grammars_full(service.config.limits.retry_after_s) from error
-    if constraint is not None and asked.sampling.ignore_eos:
+    if constraint is not None and chat.sampling.ignore_eos:
         raise invalid(
             "An answer of a given form, or with a budget of thoughts, has an end of its own.",
             "ignore_eos",
@@ -265,21 +266,21 @@ async def _constraint(service: Service, asked: Asked, reading: Reading) -> Token
     return constraint
 
 
-def wish_of(conversation: Conversation, reading: Reading) -> Wish:
-    """What the answer must be like. reading: of it."""
+def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> ConstraintSpec:
+    """Return what the answer must be like. options: how it is taken apart."""
     tools = conversation.callable_tools
     choice = conversation.tool_choice
     if choice.mode == "auto" and choice.allowed is not None:
         tools = tuple(_only_named(tool) for tool in tools)
-    if reading.said and conversation.output is not None:
+    if options.begun_content and conversation.output is not None:
         tools = ()  # what is begun is the answer of that form, and no call
-    start = START[reading.first_part]
+    start = START[options.first_channel]
     if conversation.thinking.enabled is False:
         start = ThinkingStart.SAYING
-    return Wish(
+    return ConstraintSpec(
         conversation.output,
         tools,
-        reading.tool_format,
+        options.tool_format,
         must_call=conversation.must_call,
         parallel=conversation.max_calls is None,
         thinking=start,
@@ -288,13 +289,12 @@ def wish_of(conversation: Conversation, reading: Reading) -> Wish:
 
 
 def _only_named(tool: Tool) -> Tool:
-    """A tool as one of those that may be called: calls are held to their names, even where nobody
-    asked for its schema to be enforced."""
+    """Return the tool so that calls are held to its name, even where its schema is not enforced."""
     return tool if tool.strict else replace(tool, strict=True, parameters=None)
 
 
 START = {
-    Part.CONTENT: ThinkingStart.SAYING,
-    Part.REASONING: ThinkingStart.THINKING,
+    Channel.CONTENT: ThinkingStart.SAYING,
+    Channel.REASONING: ThinkingStart.THINKING,
     None: ThinkingStart.OPEN,
 }

@@ -13,12 +13,12 @@ KEPT_REQUESTS = 64
 
 @dataclass(frozen=True, slots=True)
 class RecentRequest:
-    """One that has ended."""
+    """One request that has ended."""
 
     number: int
     """Counts up from 1."""
     ended_at: float
-    """By the ring's clock."""
+    """Seconds, by the clock of RecentRequests."""
     answers: int
     prompt_tokens: int
     cached_tokens: int
@@ -35,7 +35,7 @@ class RecentRequest:
 
 
 class RecentRequests:
-    """A ring of those of one server."""
+    """The last requests of one server, a limited number of them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: that of the requests' times."""
@@ -44,8 +44,8 @@ class RecentRequests:
         self._ended: deque[RecentRequest] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """A request has ended; the oldest one makes room. Those that the engine never had are not
-        kept."""
+        """Keep a request that has ended; the oldest one makes room. Those that the engine never had
+        are not kept."""
         if not times.answers:
             return
         now, tokens, first_s = self.clock(), times.generated_tokens, times.first_token_s
@@ -67,5 +67,5 @@ class RecentRequests:
         )
 
     def newest_first(self, tenant: bytes | None = None) -> list[RecentRequest]:
-        """Those that are kept of a tenant; of None, all."""
+        """Return the kept requests of a tenant; of None, all."""
         return [request for request in reversed(self._ended) if tenant in (None, request.tenant)]

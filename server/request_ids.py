@@ -12,13 +12,13 @@ CLIENTS_IDS = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def new_request_id() -> str:
-    """An id that no other request has; nothing here remembers it."""
+    """Make an id that no other request has; nothing here remembers it."""
     return f"req_{secrets.token_hex(REQUEST_ID_BYTES)}"
 
 
 def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Names the request that begins now: as its client does, if it does so once and in plain
-    letters; else anew. Whatever this request logs carries the name from now on."""
+    """Name the request that begins now: as its client does, if it does so once and in plain
+    letters; else anew. All that this request logs carries the name from now on."""
     given = [value.decode("latin-1") for name, value in headers if name.lower() == HEADER.encode()]
     taken = len(given) == 1 and CLIENTS_IDS.fullmatch(given[0])
     request_id = given[0] if taken else new_request_id()
@@ -28,6 +28,6 @@ def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def current_request_id() -> str:
-    """Of the request that is being answered; a new one where there is none."""
+    """Return the id of the request that is being answered; a new one where there is none."""
     bound = get_contextvars().get("request_id")
     return bound if isinstance(bound, str) else new_request_id()

@@ -1,9 +1,9 @@
-"""Around all else: every request gets its id, is counted, and leaves a line in the log."""
+"""Observe all requests: each gets an id, is counted, and leaves a line in the log."""
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.failures import REQUEST_ID_HEADER
+from server.http_errors import REQUEST_ID_HEADER
 from server.log import places_of
 from server.metrics import Metrics
 from server.metrics.answer_times import RequestTimes
@@ -35,7 +35,7 @@ class RequestObserver:
         self._log = structlog.get_logger("quire.requests")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts an answer when it begins; its route is known by then."""
+        """Answer a request, and count it when the response begins: its route is known by then."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -53,16 +53,16 @@ class RequestObserver:
         self._recent.add(exchange.times)
         if exchange.failed_at:
             # Where the client has left, it is the broken connection.
-            say = self._log.debug if exchange.left else self._log.error
-            say("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
+            write = self._log.debug if exchange.left else self._log.error
+            write("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
         if self._logs_requests:
             quiet = exchange.endpoint in QUIET_ROUTES
-            say = self._log.debug if quiet else self._log.info
-            say("request", **exchange.line(seconds))
+            write = self._log.debug if quiet else self._log.info
+            write("request", **exchange.line(seconds))
 
 
 class Exchange:
-    """One request and its answer, as they pass."""
+    """One request and its response, as they pass."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics) -> None:
         self._scope = scope
@@ -91,14 +91,14 @@ class Exchange:
         return path
 
     async def receive(self) -> Message:
-        """What the client sends."""
+        """Receive from the client, and note whether it has left."""
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._complete:
             self.left = True
         return message
 
     async def send(self, message: Message) -> None:
-        """What it is answered."""
+        """Send to the client, with the headers of every response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             own = list(self._headers)
@@ -115,9 +115,10 @@ class Exchange:
             raise
 
     def line(self, seconds: float) -> dict[str, object]:
-        """What the log says of it: what is known, and nothing that a client wrote."""
+        """Return what the log says of the request: what is known, and nothing that a client
+        wrote."""
         method, times = self._scope["method"], self.times
-        said: dict[str, object] = {
+        fields: dict[str, object] = {
             "method": method if method in METHODS else "other",
             "endpoint": self.endpoint,
             "status": self._status,
@@ -125,7 +126,7 @@ class Exchange:
         }
         if times.answers:
             first = times.first_token_s
-            said |= {
+            fields |= {
                 "first_token_s": None if first is None else round(first, 4),
                 "prompt_tokens": times.prompt_tokens,
                 "cached_tokens": times.cached_tokens,
@@ -133,8 +134,8 @@ class Exchange:
                 "finish": times.finish,
             }
         if self._not_shown:
-            said["images_not_shown"] = self._not_shown
-        return said | {"client_left": self.left}
+            fields["images_not_shown"] = self._not_shown
+        return fields | {"client_left": self.left}
 
     @property
     def _not_shown(self) -> int:

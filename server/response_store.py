@@ -22,7 +22,7 @@ class StoredResponse:
 
     @property
     def own_items(self) -> Iterable[Json]:
-        """Those that came with it."""
+        """The items of its request and its output."""
         return (*self.input, *self.response["output"])
 
     @property
@@ -33,32 +33,32 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A stored response as JSON, so that it takes what is counted."""
+    """A stored response as JSON, so that its bytes can be counted."""
 
     response: bytes
     history: list[bytes]
     input: list[bytes]
     item_ids: list[str]
-    """Of the items that came with it."""
+    """Ids of the items that came with it."""
 
     @property
     def num_bytes(self) -> int:
-        """What it has in common with others counts for each of them."""
+        """Bytes that it takes. What it has in common with others counts for each of them."""
         return sum(map(len, (self.response, *self.history, *self.input)))
 
     @property
     def stored(self) -> StoredResponse:
-        """What it was made of."""
+        """The response, read from JSON."""
         history, given = map(from_json, self.history), map(from_json, self.input)
         return StoredResponse(from_json(self.response), tuple(history), tuple(given))
 
 
 class ResponseStore:
-    """The newest responses of every API key; none of them sees another's. Whichever has not been
-    asked for longest goes first."""
+    """The newest responses of every API key; none of them sees another's. The least recently used
+    one goes first."""
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
-        """Of all keys together. 0 keeps nothing."""
+        """max_responses, max_bytes: of all keys together. 0 keeps nothing."""
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[bytes, str], _Kept] = OrderedDict()
@@ -70,7 +70,7 @@ class ResponseStore:
         return len(self._kept)
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
-        """Takes a response in, and drops others for it. One that is too large alone is not kept.
+        """Keep a response, and drop others for it. One that is too large alone is not kept.
 
         tenant: whose it is, as a salt names it.
         """
@@ -91,7 +91,7 @@ class ResponseStore:
             self.forget(*next(iter(self._kept)))
 
     def find(self, tenant: bytes, response_id: str) -> StoredResponse | None:
-        """The response of that id, if it is kept and the tenant's."""
+        """Return the response of that id, if it is kept and the tenant's."""
         found = self._kept.get((tenant, response_id))
         if found is None:
             return None
@@ -99,7 +99,7 @@ class ResponseStore:
         return found.stored
 
     def find_item(self, tenant: bytes, item_id: str) -> Json | None:
-        """An item of a kept response of the tenant."""
+        """Return an item of a kept response of the tenant."""
         found = self._items.get((tenant, item_id))
         if found is None:
             return None
@@ -107,7 +107,7 @@ class ResponseStore:
         return item
 
     def forget(self, tenant: bytes, response_id: str) -> bool:
-        """Drops a response. Returns whether it was kept."""
+        """Drop a response. Return whether it was kept."""
         kept = self._kept.pop((tenant, response_id), None)
         if kept is None:
             return False

@@ -1,4 +1,4 @@
-"""With whom a request shares prefixes."""
+"""Salts: with whom a request shares prefixes."""
 
 import hmac
 import secrets
@@ -12,14 +12,14 @@ OWS = " \t"
 
 
 class Salts:
-    """Makes salts that nobody outside of this process can make, or trace to what they came from."""
+    """Make salts that no other process can make, or trace to what they came from."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)
 
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
-        """key: the tenant's; all without one (an empty key) are one tenant. cache_salt: the
-        request's own."""
+        """Return with whom a prompt may be shared. key: the tenant's; all without one (an empty
+        key) are one tenant. cache_salt: the request's own."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)
         return PrefixSalt(self._hashed(key), client)
 
@@ -28,12 +28,13 @@ class Salts:
 
 
 def request_key(headers: Mapping[str, str]) -> str:
-    """The API key of a request: the bearer's token, or what Anthropic's clients call x-api-key;
+    """Return the API key of a request: the bearer's token, or x-api-key of Anthropic's clients;
     empty when it carries none. headers: found whatever the case of their names."""
     return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip(OWS)
 
 
 def bearer_token(authorization: str | None) -> str:
-    """The token in an Authorization header; empty when it has none. RFC 6750, section 2.1."""
+    """Return the token in an Authorization header; empty when it has none. RFC 6750, section
+    2.1."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip(OWS) if scheme.lower() == "bearer" else ""

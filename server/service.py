@@ -18,13 +18,14 @@ from server.choices import Choices
 from server.config import Config
 from server.drain import Drain
 from server.generation import Prompt
-from server.guards.refusals import Refusal
 from server.metrics import Metrics
 from server.metrics.answer_times import RequestTimes
-from server.protocol.answers import Heading
+from server.protocol.answers import ResponseMetadata
 from server.protocol.body_limits import limits_by_path
 from server.protocol.common import WireModel
-from server.protocol.errors import (
+from server.protocol.refusals import Refusal
+from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import (
     ApiError,
     ContextOverflowError,
     from_validation,
@@ -36,12 +37,11 @@ from server.protocol.errors import (
     shutting_down,
     unavailable,
 )
-from server.protocol.unseen import Unseen
 from server.recent_requests import RecentRequests
 from server.salts import Salts, request_key
 from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
-from server.text.thoughts import Thoughts
+from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 
 WireModelT = TypeVar("WireModelT", bound=WireModel)
@@ -55,10 +55,10 @@ ENGINE_ENDED = "The engine has ended; the server must be restarted."
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """How clients may name the model, and what its makers recommend."""
+    """The names of the model, and the parameters that its makers recommend."""
 
     names: tuple[str, ...]
-    """The first one is the id; all match."""
+    """Names that match; the first one is the id."""
     defaults: dict[str, Any]
     """Sampling parameters of generation_config.json, for what a request leaves out."""
     stop_token_ids: frozenset[int]
@@ -70,20 +70,19 @@ class ServedModel:
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
-        """Whether a client means this model. Slashes at the end do not matter, and neither does
-        what stands before the last one in between, where only one of both has that: ``name`` is
-        ``org/name`` and ``org/alias`` is ``alias``, but ``mine/name`` is not ``yours/name``."""
-        asked = name.rstrip("/")
-        last = asked.rpartition("/")[2]
-        own = [name.rstrip("/") for name in self.names]
-        return bool(asked) and (
-            asked in own or last in own or asked in [name.rpartition("/")[2] for name in own]
-        )
+        """Return whether a client's name means this model. Slashes at the end do not count. An
+        organisation before the name counts only if both names have one: ``name`` is ``org/name``
+        and ``org/alias`` is ``alias``, but ``mine/name`` is not ``yours/name``."""
+        requested = name.rstrip("/")
+        base = requested.rpartition("/")[2]
+        names = [name.rstrip("/") for name in self.names]
+        bases = [name.rpartition("/")[2] for name in names]
+        return bool(requested) and (requested in names or base in names or requested in bases)
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Everything a route needs."""
+    """Everything that a route needs."""
 
     config: Config
     model: ServedModel
@@ -92,17 +91,17 @@ class Service:
     metrics: Metrics
     grammars: GrammarCompiler
     written_calls: WrittenCalls
-    thoughts: Thoughts
+    reasoning_cache: ReasoningCache
     salts: Salts = field(default_factory=Salts)
     drain: Drain = field(default_factory=Drain)
     recent: RecentRequests = field(default_factory=RecentRequests)
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
-    """Held while a prompt is made. Whoever waits for it asks again for room: of a crowd only those
-    are encoded that find a place."""
+    """Held while a prompt is made. A request that has waited for it checks again for room: of a
+    crowd only those are encoded that find a place."""
     tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while ids are made for their own sake, which may be many."""
+    """Held while /tokenize encodes, which may be many ids."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds; what the time of a request is measured by."""
+    """Seconds; measures the time of a request."""
 
     @property
     def max_model_len(self) -> int:
@@ -111,35 +110,36 @@ class Service:
 
     @property
     def max_total_tokens(self) -> int:
-        """Of all texts of one body together, as of ids: those of one text may be."""
+        """Most tokens that all texts of one body may have together, as its token ids may."""
         return max(self.config.limits.max_body_token_ids, self.max_model_len)
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError (404) for a model that is not served; no name means ours."""
+        """Check the name of a model; none means ours. Raises ApiError (404) for a model that is not
+        served."""
         if name is not None and not self.model.is_called(name):
             raise model_not_found(name)
 
-    def heading(self, prefix: str, separator: str = "-") -> Heading:
-        """The id, time and model of a new answer."""
-        return Heading(
+    def new_metadata(self, prefix: str, separator: str = "-") -> ResponseMetadata:
+        """Make the id, time and model of a new response."""
+        return ResponseMetadata(
             f"{prefix}{separator}{secrets.token_hex(12)}", int(time.time()), self.model.id
         )
 
     def salt(self, request: Request, cache_salt: str | None) -> PrefixSalt:
-        """With whom a request shares what is kept. cache_salt: its own."""
+        """Return with whom a request shares what is kept. cache_salt: its own."""
         return self.salts.salt(request_key(request.headers), cache_salt)
 
     def unseen(self, request: Request, api: Literal["chat", "responses", "messages"]) -> Unseen:
-        """What becomes of images in a request of that API. Its header and its line in the log say
-        how many there were."""
+        """Return what becomes of images in a request of that API. The response's header and the
+        line in the log say how many there were."""
         found = Unseen(getattr(self.config.images, api), f"images.{api}")
         request.state.unseen = found
         return found
 
     def check_room(self, choices: int, prompts: int = 1, *, key: str = "") -> None:
-        """choices: answers to each prompt. key: the request's. Raises ApiError (400, 429 or 503)
-        before work is spent on a request for answers that would be refused; by a model that
-        generates nothing, too."""
+        """Check that answers can be generated and have room. choices: answers to each prompt. key:
+        the request's. Raises ApiError (400, 429 or 503) before work is spent on a request that
+        would be refused; also where the model generates nothing."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:
@@ -150,22 +150,24 @@ class Service:
             )
         most = self.client.max_share
         if choices * prompts > most:
-            asked = f"n is {choices}" + (f" and there are {prompts} prompts" if prompts > 1 else "")
+            counts = f"n is {choices}" + (
+                f" and there are {prompts} prompts" if prompts > 1 else ""
+            )
             raise invalid(
-                f"{asked}; this server has room for {most} answers to one client at most.",
+                f"{counts}; this server has room for {most} answers to one client at most.",
                 "prompt" if prompts > 1 else "n",
             )
         self._check_places(choices * prompts, key)
 
     def no_engine(self) -> ApiError:
-        """503, for requests that the engine does not take any more."""
+        """Make the 503 for requests that the engine does not take any more."""
         if self.drain.draining:
             return shutting_down(self.config.limits.retry_after_s)
         return unavailable(ENGINE_ENDED)
 
     def check_embeds(self, dimensions: int | None, *, key: str = "") -> None:
-        """Raises ApiError as ``check_room`` does, for a request for vectors. dimensions: theirs;
-        None: as many as the model has."""
+        """Check that vectors can be made and have room. dimensions: of the vectors; None: as many
+        as the model has. Raises ApiError as ``check_room`` does."""
         if not self.client.alive:
             raise self.no_engine()
         size = self.client.limits.embedding_size
@@ -186,27 +188,27 @@ class Service:
             raise self._full(error) from error
 
     def _full(self, error: QueueFullError) -> ApiError:
-        """What a client is told whom there is no place for."""
+        """Count a refusal for lack of room, and make its error."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
         retry_after_s = self.config.limits.retry_after_s
         return key_share_full(retry_after_s) if of_the_key else overloaded(retry_after_s)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
-        """Raises ApiError for ids that the model does not have."""
+        """Check token ids. Raises ApiError for ids that the model does not have."""
         most = self.client.limits.vocab_size - 1
         if max(ids, default=0) > most:
             raise invalid(f"The {param} has a token id above {most}.", param)
 
     def check_prompt(self, ids: tuple[int, ...], param: str) -> None:
-        """Raises ApiError for a prompt that is empty or can never fit."""
+        """Check a prompt. Raises ApiError for one that is empty or can never fit."""
         if not ids:
             raise invalid(f"The {param} has no tokens.", param)
         if len(ids) >= self.max_model_len:
             raise ContextOverflowError(len(ids), self.max_model_len, param)
 
     def start(self, *prompts: Prompt, times: RequestTimes | None = None) -> Choices:
-        """Hands prompts that ``check_prompt`` has let pass to the engine. times: of their request.
+        """Submit prompts that ``check_prompt`` has accepted to the engine. times: of their request.
         Raises ApiError: 429 or 503."""
         try:
             return Choices(
@@ -223,7 +225,8 @@ class Service:
             raise self.no_engine() from error
 
     async def canary(self) -> bool:
-        """Whether one token can be generated now, ahead of all others; or one vector be made."""
+        """Return whether the engine can generate one token now, ahead of all others; or make one
+        vector."""
         pooling = self.client.limits.embedding_size is not None
         params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
         computed = self._computed_tokens
@@ -247,15 +250,15 @@ class Service:
 
     @property
     def _computed_tokens(self) -> int:
-        """Tokens that the engine has generated, or only read, since it started."""
+        """Tokens that the engine has generated or prefilled since it started."""
         stats = self.client.stats
         return stats.generated_tokens + stats.prompt_tokens
 
 
 async def parse(service: Service, request: Request, model: type[WireModelT]) -> WireModelT:
-    """The request's body, validated, within the limits of its route. Raises ApiError that names the
-    parameter; 415 for what does not say that it is JSON: pages may send that to anybody without
-    asking."""
+    """Validate the request's body, within the limits of its route. Raises ApiError that names the
+    parameter; 415 for a body that does not say that it is JSON, which pages may send to any server
+    without asking."""
     if not JSON_TYPE.match(request.headers.get("content-type", "")):
         raise not_json()
     body = await request.body()
@@ -267,10 +270,10 @@ async def parse(service: Service, request: Request, model: type[WireModelT]) -> 
 
 
 def new_seed() -> int:
-    """For a request that names none."""
+    """Draw a seed for a request that names none."""
     return secrets.randbits(63)
 
 
 def _is_alive(event: TokenEvent) -> bool:
-    """Whether the model has made something."""
+    """Return whether the model has produced a token or a vector."""
     return event.token_id is not None or event.embedding is not None

@@ -1,4 +1,4 @@
-"""What settings are called, and which of them a wrong name may have meant."""
+"""Names of settings, and which one a wrong name may have meant."""
 
 import os
 from difflib import get_close_matches
@@ -11,16 +11,16 @@ LIST = "configs/quire.toml lists all of them"
 
 
 def unknown_setting(name: str) -> str:
-    """Why there is no such setting, and the nearest one. name: ``section.field``, or what stands in
-    its place."""
+    """Say that there is no such setting, and name the nearest one. name: ``section.field``, or what
+    stands in its place."""
     near = nearest(name, (*FIELDS, *_dotted()))
     hint = f"did you mean {near}? " if near else ""
     return f"there is no such setting; {hint}{LIST}"
 
 
 def unknown_variable() -> str | None:
-    """A variable of the environment that looks like a setting and is none, with the nearest one;
-    None where there is none. Its value may be a secret, and is not told."""
+    """Find a variable of the environment that looks like a setting and is none, and name the
+    nearest setting; None where there is none. Its value may be a secret, and is not repeated."""
     variables = {_variable(name): name for name in _dotted()}
     known = {*variables, *(_variable(section) for section in FIELDS), *NO_SETTINGS}
     for written in sorted(os.environ):
@@ -33,8 +33,8 @@ def unknown_variable() -> str | None:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str | None:
-    """The one of the known names that a name is most like, in all or in its last part; None where
-    none is like it."""
+    """Return the known name that a name is most like, in all or in its last part; None where none
+    is like it."""
     spellings: dict[str, str] = {}
     for one in known:
         for spelling in (one, one.rpartition(".")[2]):
@@ -52,5 +52,5 @@ def _variable(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """However its parts are joined."""
+    """Return a name without its separators, so that spellings compare equal."""
     return name.lower().replace("__", "_").replace(".", "_").replace("-", "_")

@@ -1,4 +1,4 @@
-"""The settings in force, or what is wrong with them."""
+"""Read the settings in force, or say what is wrong with them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,13 +7,13 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from server.config import Config, Tables, load, read_file
-from server.faults import SettingError
 from server.setting_names import unknown_setting, unknown_variable
+from server.startup_errors import SettingError
 
 
 def read_settings(file: Path | None, flags: Tables) -> Config:
-    """The settings in force. Raises SettingError that names the field, and the file if it is at
-    fault."""
+    """Read the settings in force. Raises SettingError that names the field, and the file if it is
+    at fault."""
     try:
         from_file = {} if file is None else read_file(file)
     except ValidationError as error:
@@ -33,8 +33,8 @@ def read_settings(file: Path | None, flags: Tables) -> Config:
 
 
 def with_further(flags: Tables, settings: Iterable[str]) -> Tables:
-    """Flags, and settings that are written SECTION.NAME=VALUE. Raises SettingError for one that is
-    not."""
+    """Merge flags with settings that are written SECTION.NAME=VALUE. Raises SettingError for one
+    that is not."""
     tables = {section: dict(fields) for section, fields in flags.items()}
     for setting in settings:
         name, equals, value = setting.partition("=")

@@ -12,8 +12,8 @@ POWERS = " kmgtp"
 
 
 def parse_size(value: object) -> int:
-    """Bytes. ``4.5GiB``, ``4 gib``, ``4G`` (10^9) and ``65536`` are sizes; what stands beside the
-    number and its unit makes a text none. Raises PydanticCustomError, a ValueError."""
+    """Parse a size in bytes. ``4.5GiB``, ``4 gib``, ``4G`` (10^9) and ``65536`` are sizes; a text
+    with anything else is none. Raises PydanticCustomError, a ValueError."""
     found = SIZE.fullmatch(str(value).strip())
     if found is None:
         raise PydanticCustomError(

@@ -17,7 +17,7 @@ from server.choices import Choices
 from server.generation import GenerationError
 from server.json_response import json_pieces, paced
 from server.protocol.answers import Answer
-from server.protocol.errors import generation_failed
+from server.protocol.wire_errors import generation_failed
 
 DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": waiting\n\n"
@@ -25,12 +25,12 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def event(data: dict[str, Any], *, named: bool = False) -> bytes:
-    """One event. named: by the type of its object."""
+    """Write one event. named: by the type of its object."""
     return _head(data, named) + to_json(data) + b"\n\n"
 
 
 def long_event(data: dict[str, Any], *, named: bool = False) -> Iterator[bytes]:
-    """The same in pieces."""
+    """Yield one event in pieces."""
     yield _head(data, named)
     yield from json_pieces(data)
     yield b"\n\n"
@@ -50,7 +50,7 @@ class AnswerStream(StreamingResponse):
         self._choices = choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """However the response ends, the request ends with it."""
+        """Send the response. However it ends, the request ends with it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -58,8 +58,8 @@ class AnswerStream(StreamingResponse):
 
 
 async def _events(choices: Choices, answer: Answer, ping_s: float) -> AsyncIterator[bytes]:
-    """A fault ends the stream with an event of its own and without [DONE], so that clients can
-    tell."""
+    """Yield the events of an answer. A fault ends the stream with an event of its own and without
+    [DONE], so that clients can tell."""
     named = answer.events_have_names
 
     def written(objects: Iterable[dict[str, Any]]) -> bytes:

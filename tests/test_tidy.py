@@ -50,7 +50,7 @@ TESTED_ELSEWHERE = {
     "server/text/grammar/fork_server.py": "tests/server/text/grammar/test_judge.py",
     "server/text/grammar/judging.py": "tests/server/text/grammar/test_judge.py",
     "server/text/grammar/tokenizer_facts.py": "tests/server/text/grammar/test_judge.py",
-    "server/text/grammar/wish.py": "tests/server/text/grammar/test_compiler.py",
+    "server/text/grammar/constraint_spec.py": "tests/server/text/grammar/test_compiler.py",
     "server/protocol/responses/fields.py": "tests/server/protocol/test_fields.py",
     "kvcache/inspector.py": "tests/kvcache/test_manager.py",
     "kvcache/backend.py": "tests/kvcache/test_native_backends.py",
@@ -59,8 +59,9 @@ TESTED_ELSEWHERE = {
     "kvcache/buffer_pool.py": "tests/kvcache/test_manager.py",
     "kvcache/sequences.py": "tests/kvcache/test_prefix_cache.py",
     "kvcache/stats.py": "tests/kvcache/test_manager.py",
-    "server/faults.py": "tests/server/test_cli.py",
-    "server/guards/refusals.py": "tests/server/metrics/test_requests.py",
+    "server/startup_errors.py": "tests/server/test_cli.py",
+    "server/guards/refusals.py": "tests/server/guards/test_connections.py",
+    "server/protocol/refusals.py": "tests/server/metrics/test_requests.py",
     "server/guards/slashes.py": "tests/server/test_app.py",
 }
 

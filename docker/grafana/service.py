@@ -165,7 +165,9 @@ ENGINE = Row(
     "Engine",
     [
         Panel(
-            "Running and waiting", "Sequences with memory, and those without.", "short",
+            "Running and waiting",
+            "Sequences that hold KV cache memory, and those that wait for it.",
+            "short",
             [
                 Query(value("quire_requests_running"), "running"),
                 Query(value("quire_requests_waiting"), "waiting"),

@@ -16,7 +16,7 @@ from server.settings import read_settings
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorWishes:
+class DoctorOptions:
     """What the user asked for."""
 
     as_json: bool
@@ -26,22 +26,22 @@ class DoctorWishes:
 
 
 def examine_machine(
-    file: Path | None, flags: Tables, wishes: DoctorWishes, told: Callable[[str], None]
+    file: Path | None, flags: Tables, options: DoctorOptions, progress: Callable[[str], None]
 ) -> tuple[str, bool]:
-    """The report, and whether something can serve with these settings. told: what is being done.
-    Raises SettingError."""
+    """Return the report, and whether something can serve with these settings. progress: called with
+    each thing that is being done. Raises SettingError."""
     cache = read_settings(file, flags).cache
     report = examine(
         Wishes(
             cache.substrate,
             cache.page_size,
             cache.headroom,
-            wishes.release_test,
-            wishes.stress,
-            wishes.forget_faults,
+            options.release_test,
+            options.stress,
+            options.forget_faults,
         ),
-        told,
+        progress,
     )
-    if wishes.as_json:
+    if options.as_json:
         return json.dumps(report.as_json() | {"mac": answers(report)}, indent=2), report.serves
     return "\n".join(report_lines(report)), report.serves

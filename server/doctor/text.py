@@ -6,7 +6,7 @@ from kvcache.memory_budget import gib
 
 
 def report_lines(report: DoctorReport) -> list[str]:
-    """All of it, for people."""
+    """Write the whole report for people."""
     machine, extension = report.machine, report.extension
     lines = [
         f"machine    {machine.model}, {machine.processor}",
@@ -20,8 +20,8 @@ def report_lines(report: DoctorReport) -> list[str]:
     for examination in report.examinations:
         lines += _examined(examination)
     choice = [f"{'' if number else 'choice':<11}{why}" for number, why in enumerate(report.reasons)]
-    told = [f"warning    {why}" for why in report.warnings if why not in report.reasons]
-    return [*lines, "", *choice, *told, _verdict(report)]
+    warnings = [f"warning    {why}" for why in report.warnings if why not in report.reasons]
+    return [*lines, "", *choice, *warnings, _verdict(report)]
 
 
 def _extension(report: DoctorReport) -> str:
@@ -41,14 +41,14 @@ def _device(report: DoctorReport) -> str:
         has_metal = report.extension.said.get("has_metal")
         return "no device" if has_metal else "not in this build"
     shown = {"name", "max_buffer_bytes", "recommended_working_set_bytes"}
-    said = "; ".join(
+    facts = "; ".join(
         f"{name.replace('_', ' ')}: {_in_words(value)}"
         for name, value in device.said.items()
         if name not in shown and not name.startswith("missing_for_")
     )
     return (
         f"{device.name}: working set {gib(device.working_set_bytes)}, largest buffer "
-        f"{gib(device.max_buffer_bytes)}; {said}"
+        f"{gib(device.max_buffer_bytes)}; {facts}"
     )
 
 

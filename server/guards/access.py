@@ -1,17 +1,17 @@
-"""Whether the settings that say who may ask can work: found out before anything is loaded."""
+"""Check the settings that say who may ask, before anything is loaded."""
 
 import socket
 
 from server.config import Config
-from server.faults import SettingError
 from server.guards.authority import is_loopback, read_address
 from server.guards.hosts import WILDCARDS, AllowedHosts
 from server.guards.keys import Keys
 from server.guards.origins import AllowedOrigins
+from server.startup_errors import SettingError
 
 
 def check_access(settings: Config) -> None:
-    """Raises SettingError that names the setting to change."""
+    """Check who may reach the server. Raises SettingError that names the setting to change."""
     keys = Keys.of(settings.access)
     AllowedHosts.of(settings)
     AllowedOrigins.of(settings.access)
@@ -24,7 +24,8 @@ def check_access(settings: Config) -> None:
 
 
 def only_this_machine(host: str) -> bool:
-    """Whether programs of other machines cannot reach the address. host: as in server.host."""
+    """Return whether programs of other machines cannot reach the address. host: as in
+    server.host."""
     if host in WILDCARDS:
         return False
     address = read_address(host)

@@ -20,7 +20,8 @@ class Authority(NamedTuple):
 
 
 def read_authority(text: str) -> Authority | None:
-    """None for what is none: a name that resolvers would take in some other way, too."""
+    """Read a host and a port; None for what is none, and for names that resolvers would take in
+    another way."""
     found = AUTHORITY.fullmatch(text.lower())
     if found is None:
         return None
@@ -34,7 +35,7 @@ def read_authority(text: str) -> Authority | None:
 
 
 def read_address(text: str) -> Address | None:
-    """An IP address; one of IPv4 that is written as IPv6 is one of IPv4."""
+    """Read an IP address; one of IPv4 that is written as IPv6 is one of IPv4."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -43,5 +44,5 @@ def read_address(text: str) -> Address | None:
 
 
 def is_loopback(host: str | Address) -> bool:
-    """Whether it can only be this machine."""
+    """Return whether an address can only be this machine."""
     return host == "localhost" if isinstance(host, str) else host.is_loopback

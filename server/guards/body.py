@@ -1,16 +1,17 @@
-"""How much a request may bring."""
+"""Limit the size of bodies."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.guards.refusals import CountRefusal, Refusal, answer_with
-from server.protocol.errors import body_too_large
+from server.guards.refusals import answer_with
+from server.protocol.refusals import CountRefusal, Refusal
+from server.protocol.wire_errors import body_too_large
 
 MAX_DIGITS = 20
 
 
 class BodyLimit:
-    """Refuses bodies that are too large: at once where Content-Length says so, else while they
+    """Refuse bodies that are too large: at once where Content-Length says so, else while they
     arrive."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:
@@ -19,7 +20,7 @@ class BodyLimit:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts what ``receive`` delivers; answers 413 when it is too much."""
+        """Count what ``receive`` delivers; answer 413 when it is too much."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -46,7 +47,7 @@ class BodyLimit:
 
 
 def _announced(scope: Scope) -> int:
-    """The length that the request says it has; 0 where it says none."""
+    """Return the length that the request announces; 0 where it announces none."""
     length = Headers(scope=scope).get("content-length", "")
     return int(length[:MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 

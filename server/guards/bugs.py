@@ -1,9 +1,9 @@
-"""Faults of our own."""
+"""Answer bugs of the server."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.guards.refusals import answer_with
-from server.protocol.errors import internal_error
+from server.protocol.wire_errors import internal_error
 
 
 class BugGuard:
@@ -14,8 +14,8 @@ class BugGuard:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Where an answer has begun already the connection breaks off, so that clients can tell.
-        Raises what the route has raised."""
+        """Answer 500 to an exception; break the connection off where an answer has begun, so that
+        clients can tell. Raises what the route has raised."""
         begun = False
 
         async def noted(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Connections that have to keep to times and counts: uvicorn's HTTP/1.1 protocol with limits.
+"""Connections with deadlines and limits: uvicorn's HTTP/1.1 protocol with limits.
 
 ::
 
@@ -21,32 +21,33 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.config import LimitsSection
 from server.guards.overflow import OverflowProtocol, too_many_connections
-from server.guards.refusals import Refusal, whole_answer
+from server.guards.refusals import whole_answer
 from server.metrics import Metrics
-from server.protocol.errors import ApiError
+from server.protocol.refusals import Refusal
+from server.protocol.wire_errors import ApiError
 
 # Of requests that come before the answer to the one before them, so much is read ahead.
 MAX_AHEAD_BYTES = 65536
-UNASKED = (h11.IDLE, h11.SEND_BODY)
+INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 """States of a client whose request is not complete."""
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the connections of a server share."""
+    """The rules that the connections of a server share."""
 
     limits: LimitsSection
     metrics: Metrics
     overflow: set[OverflowProtocol] = field(default_factory=set)
-    """Those beyond the limit that are still open."""
-    unasked: dict["GuardedProtocol", float] = field(default_factory=dict)
+    """Connections beyond the limit that are still open."""
+    incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
     """Those whose next request is not complete, and since when it is awaited, the earliest
     first."""
 
 
 class Alarm:
-    """Calls once, unless it is cancelled before."""
+    """Call a function once after a delay, unless it is cancelled before."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -54,16 +55,16 @@ class Alarm:
 
     @property
     def is_set(self) -> bool:
-        """Whether it will call."""
+        """Whether a call is due."""
         return self._timer is not None
 
     def set(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
-        """Once so much time has passed."""
+        """Call after so many seconds."""
         assert self._timer is None
         self._timer = loop.call_later(delay_s, self._ring)
 
     def cancel(self) -> None:
-        """It will not call. Idempotent."""
+        """Cancel the call. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -81,17 +82,17 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._deadline = Alarm(self._is_late)
-        """Until when the request must be complete."""
+        """Rings when the request should be complete."""
         self._stall = Alarm(self._look_at_reader)
-        """When the reader is looked at again."""
+        """Rings when the reader is checked again."""
         self._untaken_bytes = 0
         self._unwanted_bytes = 0
-        """Of a body that has been answered already."""
+        """Bytes received of a body that has been answered already."""
 
     # --- the life of a connection ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Beyond the limit it is another protocol's."""
+        """Take a connection; beyond the limit hand it to OverflowProtocol."""
         if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             other = OverflowProtocol(self.rules.limits, self.rules.overflow)
@@ -106,15 +107,15 @@ class GuardedProtocol(H11Protocol):
         self._watch_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its timers end with it."""
+        """End the timers of the connection."""
         super().connection_lost(exc)
         self.rules.metrics.connection_closed()
-        self.rules.unasked.pop(self, None)
+        self.rules.incomplete.pop(self, None)
         self._deadline.cancel()
         self._stall.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request, of any size."""
+        """Take in a part of a request, of any size."""
         answered = self.cycle is not None and self.cycle.response_complete
         if answered and self.conn.their_state is h11.SEND_BODY:
             self._unwanted_bytes += len(data)
@@ -126,7 +127,7 @@ class GuardedProtocol(H11Protocol):
         self._keep_listening()
 
     def on_response_complete(self) -> None:
-        """The next request may be there in part."""
+        """Watch the next request, which may be there in part."""
         super().on_response_complete()
         self._unwanted_bytes = 0
         self._watch_request()
@@ -134,23 +135,23 @@ class GuardedProtocol(H11Protocol):
     # --- requests that do not come to an end ----------------------------------------------------
 
     def _watch_request(self) -> None:
-        """Sets the deadline when a request begins, and takes it away when it is complete: the
+        """Set the deadline when a request begins, and cancel it when the request is complete: the
         answer may take longer."""
-        now, unasked = self.loop.time(), self.rules.unasked
+        now, incomplete = self.loop.time(), self.rules.incomplete
         if self.transport.is_closing() or not self._receives:
             self._deadline.cancel()
         elif not self._deadline.is_set:
             self._deadline.set(self.loop, self.rules.limits.max_receive_s)
-            unasked.pop(self, None)  # It has begun just now: others come before it.
-        if self.transport.is_closing() or self.conn.their_state not in UNASKED:
-            unasked.pop(self, None)
+            incomplete.pop(self, None)  # It has begun just now: others come before it.
+        if self.transport.is_closing() or self.conn.their_state not in INCOMPLETE:
+            incomplete.pop(self, None)
         else:
-            unasked.setdefault(self, now)
+            incomplete.setdefault(self, now)
 
     @property
     def _receives(self) -> bool:
-        """Whether a request is awaited or under way. Between two requests there is the time of
-        ``keep_alive_s``."""
+        """Whether a request is awaited or being received. Between two requests ``keep_alive_s``
+        counts."""
         if self.conn.their_state is h11.IDLE:
             return self.cycle is None or self._has_bytes
         return self.conn.their_state is h11.SEND_BODY
@@ -169,8 +170,8 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(408, late, code="request_timeout"))
 
     def _keep_listening(self) -> None:
-        """Requests may come before the answer to the one before: uvicorn stops reading then, and
-        would not see that the client leaves."""
+        """Resume reading while requests come before the answer to the one before: uvicorn stops
+        reading then, and would not see that the client leaves."""
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
@@ -178,10 +179,10 @@ class GuardedProtocol(H11Protocol):
     # --- room for newcomers ---------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Has the one give way that has not asked for longest. False where all have asked, or may
-        be about to."""
+        """Close the connection that has been without a complete request the longest. False where no
+        connection may be closed."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
-        for other, since in self.rules.unasked.items():
+        for other, since in self.rules.incomplete.items():
             if since > latest:
                 break
             # Of an answer that is complete some may still be on its way.
@@ -191,8 +192,8 @@ class GuardedProtocol(H11Protocol):
         return False
 
     def give_way(self) -> None:
-        """Ends the connection, so that somebody else can ask."""
-        del self.rules.unasked[self]
+        """Close the connection to make room for another client."""
+        del self.rules.incomplete[self]
         if self._receives:
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             self._answer(too_many_connections(self.rules.limits.retry_after_s))
@@ -202,12 +203,12 @@ class GuardedProtocol(H11Protocol):
     # --- readers that do not read ---------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The system takes no more: the reader is slow."""
+        """Watch the reader: the system takes no more."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """The reader has taken all there is."""
+        """Stop watching the reader: it has taken all there is."""
         super().resume_writing()
         self._stall.cancel()
 
@@ -216,7 +217,8 @@ class GuardedProtocol(H11Protocol):
         self._stall.set(self.loop, self.rules.limits.max_reader_stall_s)
 
     def _look_at_reader(self) -> None:
-        """While it waits nothing is written: fewer bytes have been taken by the reader."""
+        """Reset the connection if its reader has taken nothing since the last check. Nothing is
+        written meanwhile, so fewer bytes mean that it reads."""
         if self.transport.get_write_buffer_size() < self._untaken_bytes:
             self._watch_reader()
         else:
@@ -226,7 +228,7 @@ class GuardedProtocol(H11Protocol):
     # --- ends -----------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """What was received is no HTTP, or its head is too large."""
+        """Answer what is no HTTP, or has too large a head."""
         status = getattr(sys.exception(), "error_status_hint", 400)
         self.rules.metrics.count_refusal(Refusal.BAD_HTTP)
         text = "This is no HTTP request that can be answered."
@@ -235,7 +237,7 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(status, text, code="invalid_http"))
 
     def _answer(self, error: ApiError) -> None:
-        """Says what is wrong, where no answer has begun, and ends the connection."""
+        """Answer with an error, where no answer has begun, and close the connection."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._reset()
             return
@@ -251,7 +253,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def _reset(self) -> None:
-        """Nothing more is delivered, and the system forgets what it holds for the reader."""
+        """Reset the connection: the system drops what it holds for the reader."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
@@ -259,7 +261,7 @@ class GuardedProtocol(H11Protocol):
 
 
 def guarded_protocol(limits: LimitsSection, metrics: Metrics) -> type[GuardedProtocol]:
-    """The protocol of one server."""
+    """Make the protocol of one server."""
 
     class ServerProtocol(GuardedProtocol):
         rules = Rules(limits, metrics)

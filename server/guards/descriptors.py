@@ -8,9 +8,9 @@ OTHER_DESCRIPTORS = 256
 FEWEST_OTHER_DESCRIPTORS = 32
 
 
-def connections_that_fit(wanted: int) -> int:
-    """Raises this process's limit. Returns how many of so many connections fit, at least one, with
-    as many again that are being told that there are too many."""
+def connections_that_fit(connections: int) -> int:
+    """Raise this process's limit of file descriptors. Return how many of the wanted connections
+    fit, at least one, when as many again are being refused."""
     allowed = raise_descriptor_limit()
     others = min(OTHER_DESCRIPTORS, max(FEWEST_OTHER_DESCRIPTORS, allowed // 2))
-    return max(1, min(wanted, (allowed - others) // 2))
+    return max(1, min(connections, (allowed - others) // 2))

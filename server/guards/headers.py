@@ -1,4 +1,4 @@
-"""What every answer tells browsers not to do with it."""
+"""Headers that tell browsers what not to do with an answer."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ SAFE_HEADERS = {
 
 
 def adding(headers: Mapping[str, str], send: Send) -> Send:
-    """``send``, with headers that an answer does not have by itself."""
+    """Return a ``send`` that adds headers which an answer does not have by itself."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -30,13 +30,13 @@ def adding(headers: Mapping[str, str], send: Send) -> Send:
 
 
 class SafeHeaders:
-    """Adds them to every answer; an answer's own win."""
+    """Add the headers to every answer; an answer's own win."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets all pass."""
+        """Pass all requests on, and add the headers to their answers."""
         if scope["type"] == "http":
             send = adding(SAFE_HEADERS, send)
         await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Which names this server answers to.
+"""Refuse requests for names that are not this server's.
 
 A web page may give its own name our address (DNS rebinding); the browser then takes our answers for
 the page's. Its requests still carry the page's name in their Host header, so that is where they are
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import Config
-from server.faults import SettingError
 from server.guards.authority import Address, read_address, read_authority
-from server.guards.refusals import CountRefusal, Refusal, answer_with
-from server.protocol.errors import ApiError, invalid
+from server.guards.refusals import answer_with
+from server.protocol.refusals import CountRefusal, Refusal
+from server.protocol.wire_errors import ApiError, invalid
+from server.startup_errors import SettingError
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]", "host.docker.internal")
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104
@@ -25,11 +26,11 @@ class AllowedHosts:
 
     hosts: frozenset[str | Address]
     any_address: bool
-    """Whether all addresses will do, because all are listened on: rebinding needs a name."""
+    """Whether all addresses are allowed, because all are listened on: rebinding needs a name."""
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":
-        """Raises SettingError for what is no name."""
+        """Read the names of settings. Raises SettingError for what is no name."""
         listened = settings.server.host
         names = [*OWN_NAMES, *settings.access.allowed_hosts]
         if listened not in WILDCARDS:
@@ -47,7 +48,7 @@ class AllowedHosts:
         return cls(frozenset(hosts), listened in WILDCARDS)
 
     def has(self, host: str) -> bool:
-        """host: a Host header."""
+        """Return whether a Host header names this server."""
         found = read_authority(host)
         if found is None:
             return False
@@ -55,7 +56,7 @@ class AllowedHosts:
 
 
 class HostGuard:
-    """Refuses requests for other names."""
+    """Refuse requests for other names."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts, count: CountRefusal) -> None:
         self._app = app
@@ -63,7 +64,7 @@ class HostGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """400 without a Host header or with several, 403 for a name that is not ours."""
+        """Answer 400 without a Host header or with several, 403 for a name that is not ours."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,5 @@
-"""Who may ask, where keys are configured: everything needs one that does not stand here."""
+"""Refuse requests without a key, where keys are configured: all paths need one but those listed
+here."""
 
 import hashlib
 import hmac
@@ -10,10 +11,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import AccessSection
-from server.faults import SettingError
-from server.guards.refusals import CountRefusal, Refusal, answer_with
-from server.protocol.errors import ApiError
+from server.guards.refusals import answer_with
+from server.protocol.refusals import CountRefusal, Refusal
+from server.protocol.wire_errors import ApiError
 from server.salts import request_key
+from server.startup_errors import SettingError
 
 MIN_KEY_CHARS = 16
 OPEN_PATHS = ("/", "/health")
@@ -32,7 +34,8 @@ class Keys:
 
     @classmethod
     def of(cls, access: AccessSection) -> "Keys":
-        """Raises SettingError for a key that is too short, or that no header can carry."""
+        """Read the keys of settings. Raises SettingError for a key that is too short, or that no
+        header can carry."""
         for number, key in enumerate(access.api_keys, start=1):
             _check(f"access.api_keys: key {number}", key)
         if access.scrape_key is not None:
@@ -41,7 +44,7 @@ class Keys:
         return cls(tuple(map(_digest_of, access.api_keys)), tuple(map(_digest_of, scrape)))
 
     def has(self, key: str, path: str, method: str) -> bool:
-        """Whether the key opens the path. All keys are compared, in constant time."""
+        """Return whether the key may use the path. All keys are compared, in constant time."""
         digest = _digest(key)
         is_api = [hmac.compare_digest(digest, known) for known in self.api]
         is_scrape = [hmac.compare_digest(digest, known) for known in self.scrape]
@@ -49,7 +52,7 @@ class Keys:
 
 
 class KeyGuard:
-    """Refuses requests without a key. Where no key is configured everybody is in."""
+    """Refuse requests without a key. Where no key is configured every request passes."""
 
     def __init__(self, app: ASGIApp, keys: Keys, count: CountRefusal) -> None:
         self._app = app
@@ -57,7 +60,8 @@ class KeyGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """401 for all paths, those that do not exist too, but a few that tell nothing."""
+        """Answer 401 without a key, for all paths but a few that tell nothing, unknown paths
+        included."""
         if scope["type"] != "http" or not self._keys.api or _is_open(scope):
             await self._app(scope, receive, send)
             return
@@ -79,7 +83,8 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _plain_path(scope: Scope) -> str:
-    """The path; empty where it is written with escapes, which nobody needs to who has no key."""
+    """Return the path; empty where it is written with escapes, which no path without a key
+    needs."""
     path: str = scope["path"]
     return path if path.encode() == scope.get("raw_path", path.encode()) else ""
 
@@ -100,7 +105,7 @@ def _digest_of(key: SecretStr) -> bytes:
 
 
 def _digest(key: str) -> bytes:
-    """Of fixed length, so that comparing two tells nothing about lengths either."""
+    """Hash a key to a fixed length, so that comparing two tells nothing about lengths either."""
     return hashlib.sha256(key.encode()).digest()
 
 

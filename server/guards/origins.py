@@ -1,4 +1,4 @@
-"""Which web pages may ask, and what their browsers are told: https://fetch.spec.whatwg.org/.
+"""Refuse web pages of other origins, and answer preflights: https://fetch.spec.whatwg.org/.
 
 A browser names the page's origin with every request that a page could read the answer of, or that
 changes something; programs that are no browsers name none. Pages of this machine and of desktop
@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import AccessSection
-from server.faults import SettingError
 from server.guards.authority import is_loopback, read_authority
 from server.guards.headers import adding
-from server.guards.refusals import CountRefusal, Refusal, answer_with
-from server.protocol.errors import ApiError, invalid
+from server.guards.refusals import answer_with
+from server.protocol.refusals import CountRefusal, Refusal
+from server.protocol.wire_errors import ApiError, invalid
+from server.startup_errors import SettingError
 
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\s]*)")
 SCHEMES_OF_PROGRAMS = frozenset({"app", "tauri", "file", "vscode-webview", "vscode-file"})
@@ -43,7 +44,8 @@ class AllowedOrigins:
 
     @classmethod
     def of(cls, access: AccessSection) -> "AllowedOrigins":
-        """Raises SettingError for what is no origin, ``*`` and ``null`` among them."""
+        """Read the origins of settings. Raises SettingError for what is no origin, ``*`` and
+        ``null`` among them."""
         found: set[str] = set()
         for text in access.allowed_origins:
             origin = _normal(text.rstrip("/")) if text != "null" else None
@@ -57,8 +59,8 @@ class AllowedOrigins:
         return cls(frozenset(found), SCHEMES_OF_PROGRAMS | extensions)
 
     def has(self, origin: str, host: str) -> bool:
-        """origin: an Origin header. host: that of the same request, which has been found to be
-        ours: a page that came from here may ask here."""
+        """Return whether pages of an origin may ask. origin: an Origin header. host: that of the
+        same request, which has been found to be ours: a page that came from here may ask here."""
         parts = ORIGIN.fullmatch(origin.lower())
         if parts is None:
             return False
@@ -76,7 +78,7 @@ class AllowedOrigins:
 
 
 def _normal(origin: str) -> str | None:
-    """An origin as browsers write it; None for what is none."""
+    """Write an origin as browsers do; None for what is none."""
     parts = ORIGIN.fullmatch(origin.lower())
     if parts is None:
         return None
@@ -89,7 +91,7 @@ def _normal(origin: str) -> str | None:
 
 
 class OriginGuard:
-    """Refuses what pages of other origins ask for, and answers browsers that ask before."""
+    """Refuse what pages of other origins ask for, and answer their preflights."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
         self._app = app
@@ -97,7 +99,8 @@ class OriginGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """403 for pages that may not ask. Those that may can read every answer, errors too."""
+        """Answer 403 to pages that may not ask. Those that may can read every answer, errors
+        too."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -110,7 +113,7 @@ class OriginGuard:
             self._count(Refusal.ORIGIN)
             await answer_with(_not_allowed(), scope, receive, send)
             return
-        told = adding(
+        send_with_headers = adding(
             {
                 "Access-Control-Allow-Origin": origins[0],
                 "Access-Control-Expose-Headers": EXPOSED,
@@ -119,14 +122,14 @@ class OriginGuard:
             send,
         )
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await _preflight(headers, scope, receive, told)
+            await _preflight(headers, scope, receive, send_with_headers)
         else:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_with_headers)
 
 
 def _embedded(method: str, headers: Headers) -> bool:
-    """Whether another site's page makes the browser fetch this without wanting to read it: as an
-    image, a script, a frame. Links that people follow are something else."""
+    """Return whether another site's page makes the browser fetch this without wanting to read it:
+    as an image, a script, a frame. Links that people follow are something else."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
@@ -134,21 +137,22 @@ def _embedded(method: str, headers: Headers) -> bool:
 
 
 async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-    """Comes before what it asks for, without a key. It says what may be sent, and opens nothing."""
-    told = {
+    """Answer a preflight, which comes without a key before the request itself. The answer says what
+    may be sent, and opens nothing."""
+    allowed_headers = {
         "Access-Control-Allow-Methods": METHODS,
         "Access-Control-Max-Age": str(PREFLIGHT_KEPT_S),
     }
-    asked = headers.get("access-control-request-headers", "").strip()
-    if asked:
-        if len(asked) > MAX_ASKED_HEADERS_CHARS or not HEADER_NAMES.fullmatch(asked):
+    requested = headers.get("access-control-request-headers", "").strip()
+    if requested:
+        if len(requested) > MAX_ASKED_HEADERS_CHARS or not HEADER_NAMES.fullmatch(requested):
             error = invalid("Access-Control-Request-Headers is no list of header names.")
             await answer_with(error, scope, receive, send)
             return
-        told["Access-Control-Allow-Headers"] = asked
+        allowed_headers["Access-Control-Allow-Headers"] = requested
     if headers.get("access-control-request-private-network") == "true":
-        told["Access-Control-Allow-Private-Network"] = "true"
-    await Response(status_code=204, headers=told)(scope, receive, send)
+        allowed_headers["Access-Control-Allow-Private-Network"] = "true"
+    await Response(status_code=204, headers=allowed_headers)(scope, receive, send)
 
 
 def _not_allowed() -> ApiError:

@@ -1,14 +1,14 @@
-"""Connections beyond those that there may be: each is told so at once."""
+"""Refuse connections beyond the limit, each one at once."""
 
 import asyncio
 
 from server.config import LimitsSection
 from server.guards.refusals import whole_answer
-from server.protocol.errors import ApiError, come_back
+from server.protocol.wire_errors import ApiError, come_back
 
 
 class OverflowProtocol(asyncio.Protocol):
-    """Answers 503 to whatever is asked, and reads nothing.
+    """Answer 503 to any request, and read nothing.
 
     The client's request may still be under way; a connection that is closed with bytes unread is
     reset, and the answer can be lost. So our half is closed, and the client has ``keep_alive_s`` to
@@ -24,41 +24,41 @@ class OverflowProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Where even these are too many, it is closed without a word."""
+        """Answer 503; close without an answer where even these connections are too many."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._others) >= self._limits.max_connections:
             transport.abort()
             return
         self._others.add(self)
-        transport.write(told(too_many_connections(self._limits.retry_after_s)))
+        transport.write(error_bytes(too_many_connections(self._limits.retry_after_s)))
         transport.write_eof()
         self._end = asyncio.get_running_loop().call_later(
             self._limits.keep_alive_s, transport.abort
         )
 
     def data_received(self, data: bytes) -> None:
-        """It is not read, and there must not be much of it."""
+        """Ignore what is received, up to a limit."""
         assert self._transport is not None
         self._ignored_bytes += len(data)
         if self._ignored_bytes > self._limits.max_header_bytes:
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The place is free."""
+        """Forget the connection."""
         self._others.discard(self)
         if self._end is not None:
             self._end.cancel()
 
 
 def too_many_connections(retry_after_s: int) -> ApiError:
-    """What clients are told that have to come again."""
+    """Make the error for clients that have to come again."""
     message = "There are too many connections"
     return come_back(503, message, "too_many_connections", retry_after_s, "server_error")
 
 
-def told(error: ApiError) -> bytes:
-    """The answer, as it goes over the wire."""
+def error_bytes(error: ApiError) -> bytes:
+    """Write the error as a whole HTTP response."""
     _, headers, body = whole_answer(error, "")
     head = b"".join(b"%s: %s\r\n" % field for field in headers)
     return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body

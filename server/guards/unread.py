@@ -1,4 +1,4 @@
-"""Answers that come before their request has been read."""
+"""Read the rest of a body that is answered before it has been read."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,7 +8,7 @@ MAX_UNREAD_BYTES = 64 * 1024**2
 
 
 class UnreadBody:
-    """Reads, and throws away, what is left of a body before its answer ends.
+    """Read and discard what is left of a body before its answer ends.
 
     Most clients send all of it before they look for an answer. A connection that is closed before
     is reset by the system, and the answer is lost with it.
@@ -18,7 +18,8 @@ class UnreadBody:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets all pass. How long a request may take to arrive is the connection's business."""
+        """Pass all requests on. How long a request may take to arrive is the connection's
+        business."""
         if scope["type"] != "http" or not _brings_a_body(scope):
             await self._app(scope, receive, send)
             return
@@ -43,7 +44,8 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Whether one is on its way: who asks first whether to send it sends none to a refusal."""
+    """Return whether a body is on its way: a client that asks first whether to send it sends none
+    to a refusal."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers

@@ -1,4 +1,4 @@
-"""How long answers take, seen where their users are: on the event loop.
+"""Measure how long answers take, where their clients see it: on the event loop.
 
 An answer is one choice for one prompt, or one vector: a request for several is counted as often.
 """
@@ -28,7 +28,7 @@ FINISH_REASONS = ("stop", "length", "tool_calls", "error", "aborted")
 
 
 def token_bounds(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, ... up to the first one that is not less than ``most``."""
+    """Return 1, 2, 5, 10, ... up to the first one that is not less than ``most``."""
     series = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
     bounds = [next(series)]
     while bounds[-1] < most:
@@ -37,7 +37,7 @@ def token_bounds(most: int) -> tuple[float, ...]:
 
 
 class Latencies:
-    """All answers of one server."""
+    """The latencies of all answers of one server."""
 
     def __init__(self, max_model_len: int) -> None:
         """max_model_len: tokens that a prompt and its answer have at most."""
@@ -59,13 +59,13 @@ class RequestTimes:
         self.arrived = clock()
         self.answers: list[AnswerTimes] = []
         self.prompt_tokens = 0
-        """Of all its prompts, each counted once."""
+        """Tokens of all its prompts, each counted once."""
         self.tenant = b""
-        """Whose it is, as engine/types.py's PrefixSalt has it."""
+        """The tenant of the request, as in engine/types.py's PrefixSalt."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Of a prompt that was handed to the engine; the first one finds what the cache has.
-        tenant: the request's."""
+        """Begin to measure the answers to a prompt that was submitted. The first one counts what
+        the cache has. tenant: the request's."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -74,27 +74,27 @@ class RequestTimes:
 
     @property
     def first_token_s(self) -> float | None:
-        """Until the first token of any answer; None while there is none."""
+        """Seconds until the first token of any answer; None while there is none."""
         return min((a.first_token_s for a in self.answers if a.first_token_s), default=None)
 
     @property
     def generated_tokens(self) -> int:
-        """Of all answers."""
+        """Generated tokens of all answers."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
     def cached_tokens(self) -> int:
-        """What the cache had of all prompts."""
+        """Tokens of all prompts that the cache had."""
         return sum(answer.cached_tokens for answer in self.answers if answer.first)
 
     @property
     def finish(self) -> str | None:
-        """Why its answers ended, each reason once; None while there are none."""
+        """Why its answers ended, each reason once; None while none has."""
         return ",".join(sorted({a.finish for a in self.answers if a.finish is not None})) or None
 
 
 class AnswerTimes:
-    """One answer as it comes into being."""
+    """The times of one answer while it is generated."""
 
     __slots__ = (
         *("_newest", "_prompt_tokens", "_request", "cached_tokens"),
@@ -107,15 +107,15 @@ class AnswerTimes:
         self._newest = request.arrived
         self.first = first
         self.tokens = 0
-        """Generated so far."""
+        """Tokens generated so far."""
         self.cached_tokens = 0
-        """What the cache had of its prompt."""
+        """Tokens that the cache had of its prompt."""
         self.first_token_s: float | None = None
         self.finish: str | None = None
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """The response is given what a step added. tokens: of the answer so far. finish: with the
-        last of it."""
+        """Measure a delivery of tokens. tokens: of the answer so far. finish: with the last of
+        it."""
         now = self._request.clock()
         if tokens > self.tokens:
             waited = now - self._newest
@@ -130,7 +130,7 @@ class AnswerTimes:
             self.end(finish)
 
     def end(self, finish: str) -> None:
-        """Nothing comes after. Idempotent: the first reason counts."""
+        """End the answer. Idempotent: the first reason counts."""
         assert finish in FINISH_REASONS
         if self.finish is not None:
             return

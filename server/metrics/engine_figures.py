@@ -1,4 +1,4 @@
-"""The engine's newest snapshot; a scrape never waits for the engine."""
+"""Metrics of the engine's newest snapshot; a scrape never waits for the engine."""
 
 from collections.abc import Iterator
 
@@ -10,33 +10,56 @@ from engine.types import EngineStats, KVStats, MissReason
 from server.metrics.families import counter, counters, gauge, histogram
 
 POOL_GAUGES = {
-    "capacity": "K and V that the budget allows",
-    "committed": "K and V that the system charges for",
-    "live": "Tokens of sequences that are open",
-    "partial_tail": "Unused ends of blocks that hold live tokens",
-    "mapped_ahead": "Blocks of open sequences that hold no token yet",
-    "cached": "Blocks kept for prefix hits, owned by no sequence",
-    "quarantined": "Blocks that wait for the device, for unmapping or for their return",
-    "free": "Blocks that can be handed out, made or not",
-    "free_slack": "Free blocks that may still hold memory of the system",
-    "shared_saved": "What shared blocks would take beside that, if every sequence had its own",
-    "block": "One block: the pages of all regions that hold the same tokens",
+    "capacity": (
+        "KV cache bytes that the memory budget allows: the sum of free, live, partial tail, mapped "
+        "ahead, cached and quarantined"
+    ),
+    "committed": "Bytes of KV cache memory that the operating system charges this process for",
+    "live": "KV cache bytes that hold tokens of open sequences, each shared block counted once",
+    "partial_tail": (
+        "KV cache bytes behind the newest token of each open sequence, in its last block that "
+        "holds tokens"
+    ),
+    "mapped_ahead": (
+        "KV cache bytes of blocks that are mapped for open sequences in advance and hold no token "
+        "yet"
+    ),
+    "cached": "KV cache bytes of blocks that no sequence uses and that are kept for prefix hits",
+    "quarantined": (
+        "KV cache bytes of freed blocks that cannot be reused yet: the device may still use them, "
+        "or they are being unmapped or released to the operating system"
+    ),
+    "free": "KV cache bytes of blocks that can be allocated, whether their heap exists yet or not",
+    "free_slack": (
+        "KV cache bytes of free blocks whose memory may not have been released to the operating "
+        "system"
+    ),
+    "shared_saved": "Additional bytes that the KV cache would need if sequences shared no blocks",
+    "block": (
+        "Bytes of one KV cache block, the unit of allocation: the K and V of quire_kv_block_tokens "
+        "tokens in all layers"
+    ),
 }
 
 
 class EngineCollector(Collector):
-    """What the engine says of itself."""
+    """Collect the metrics of the engine."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         client, stats = self._client, self._client.stats
-        yield gauge("quire_engine_alive_ratio", "1 while the engine runs", client.alive)
+        yield gauge(
+            "quire_engine_alive_ratio",
+            "1 while the engine runs, 0 before it has started and after it has failed or stopped",
+            client.alive,
+        )
         yield gauge(
             "quire_engine_step_age_seconds",
-            "Since the newest completed step, while something runs; else 0",
+            "Seconds since a step last completed while there is work, else 0; when it "
+            "keeps rising, a step hangs",
             client.step_age_s,
         )
         yield from _sequences(stats)
@@ -48,79 +71,155 @@ class EngineCollector(Collector):
 
 
 def _sequences(stats: EngineStats) -> Iterator[Metric]:
-    yield gauge("quire_requests_running", "Sequences with memory", stats.running)
-    yield gauge("quire_requests_waiting", "Sequences without memory", stats.waiting)
+    yield gauge(
+        "quire_requests_running",
+        "Sequences, one per requested answer, that have been admitted and hold KV cache memory",
+        stats.running,
+    )
+    yield gauge(
+        "quire_requests_waiting",
+        "Sequences, one per requested answer, that wait for admission: new ones and preempted ones",
+        stats.waiting,
+    )
     yield histogram(
         "quire_request_queue_seconds",
-        "From the submission of a request to the step that computes its first token",
+        "Seconds from a request's submission to the engine to the step that computes its "
+        "first token",
         stats.measured.queue_seconds,
     )
-    yield counter("quire_preemptions", "Sequences that gave up their memory", stats.preemptions)
+    yield counter(
+        "quire_preemptions",
+        "Times that KV cache memory ran out and a running sequence had to free its blocks and wait",
+        stats.preemptions,
+    )
 
 
 def _tokens(stats: EngineStats) -> Iterator[Metric]:
-    yield counter("quire_prompt_tokens", "Prompt tokens computed", stats.prompt_tokens)
+    yield counter(
+        "quire_prompt_tokens",
+        "Prompt tokens that steps have computed, those computed again after a preemption included",
+        stats.prompt_tokens,
+    )
     yield counter(
         "quire_prompt_tokens_submitted",
-        "Prompt tokens of admitted requests, cached or not",
+        "Prompt tokens of sequences that began to run, whether the prefix cache had them or not",
         stats.submitted_prompt_tokens,
     )
     yield counter(
         "quire_prompt_tokens_cached",
-        "Prompt tokens that came from the cache",
+        "Prompt tokens that sequences found in the prefix cache when they began to run",
         stats.cached_prompt_tokens,
     )
     misses = dict(stats.prefix_misses)
     yield counters(
         "quire_prefix_misses",
-        "Requests of which more could have been shared, by why it was not",
+        "Sequences that found less of their prompt in the prefix cache than it could "
+        "hold, by reason",
         ("reason",),
         [((reason.value,), misses.get(reason, 0)) for reason in MissReason],
     )
-    yield counter("quire_generated_tokens", "Tokens generated", stats.generated_tokens)
+    yield counter(
+        "quire_generated_tokens",
+        "Tokens that the model has generated, for all answers",
+        stats.generated_tokens,
+    )
 
 
 def _steps(stats: EngineStats) -> Iterator[Metric]:
     measured = stats.measured
-    yield counter("quire_steps", "Steps of the engine", stats.steps)
-    yield histogram("quire_step_seconds", "Duration of steps", measured.step_seconds)
-    yield histogram("quire_step_sequences", "Sequences that a step ran", measured.step_sequences)
-    yield gauge("quire_step_duration_seconds", "Duration of the newest step", stats.step_seconds)
-    yield gauge("quire_step_budget_tokens", "Prompt tokens a step may take", stats.token_budget)
-    yield counter("quire_failed_rows", "Rows whose logits were not finite", stats.failed_rows)
-    yield counter("quire_wasted_rows", "Rows of requests that had ended", stats.wasted_rows)
     yield counter(
-        "quire_mapping_waits", "Steps that had to wait for a mapping", stats.mapping_waits
+        "quire_steps",
+        "Steps that the engine has run: each is one pass of the model over all scheduled tokens",
+        stats.steps,
     )
-    yield counter("quire_kv_copied_bytes", "K and V bytes copied", stats.copied_bytes)
+    yield histogram(
+        "quire_step_seconds", "Seconds that each engine step took", measured.step_seconds
+    )
+    yield histogram(
+        "quire_step_sequences",
+        "Number of sequences that each engine step ran",
+        measured.step_sequences,
+    )
+    yield gauge(
+        "quire_step_duration_seconds",
+        "Seconds that the newest engine step took",
+        stats.step_seconds,
+    )
+    yield gauge(
+        "quire_step_budget_tokens",
+        "Prompt tokens that a step may compute beside decoding sequences, adapted to "
+        "measured times",
+        stats.token_budget,
+    )
+    yield counter(
+        "quire_failed_rows",
+        "Answers that ended with an error because the model's output was not finite",
+        stats.failed_rows,
+    )
+    yield counter(
+        "quire_wasted_rows",
+        "Results that were computed for a sequence that had ended meanwhile, and discarded",
+        stats.wasted_rows,
+    )
+    yield counter(
+        "quire_mapping_waits",
+        "Steps that had to wait until KV cache memory was mapped",
+        stats.mapping_waits,
+    )
+    yield counter(
+        "quire_kv_copied_bytes",
+        "KV cache bytes that were copied because several answers go on from one prompt",
+        stats.copied_bytes,
+    )
 
 
 def _mlx(stats: EngineStats) -> Iterator[Metric]:
     mlx = stats.mlx
-    yield gauge("quire_mlx_active_bytes", "MLX's arrays in use, with the weights", mlx.active_bytes)
-    yield gauge("quire_mlx_cache_bytes", "What MLX keeps for its next arrays", mlx.cache_bytes)
-    yield gauge("quire_mlx_peak_bytes", "The most that MLX's arrays ever took", mlx.peak_bytes)
+    yield gauge(
+        "quire_mlx_active_bytes",
+        "Bytes of MLX arrays in use, model weights included",
+        mlx.active_bytes,
+    )
+    yield gauge(
+        "quire_mlx_cache_bytes",
+        "Bytes of freed memory that MLX keeps to reuse for its next arrays",
+        mlx.cache_bytes,
+    )
+    yield gauge(
+        "quire_mlx_peak_bytes",
+        "Largest number of bytes that MLX arrays have used at once since the start",
+        mlx.peak_bytes,
+    )
 
 
 def _pool(kv: KVStats) -> Iterator[Metric]:
     for name, help_text in POOL_GAUGES.items():
         yield gauge(f"quire_kv_{name}_bytes", help_text, getattr(kv, f"{name}_bytes"))
-    yield gauge("quire_kv_block_tokens", "Tokens of one block", kv.block_tokens)
-    yield gauge("quire_kv_heaps", "Heaps that have been made", kv.num_heaps)
-    kept = "Heaps whose memory stays with the process until it ends"
+    yield gauge("quire_kv_block_tokens", "Tokens that one KV cache block holds", kv.block_tokens)
+    yield gauge(
+        "quire_kv_heaps",
+        "Heaps that exist: large pieces of memory that KV cache blocks are allocated from",
+        kv.num_heaps,
+    )
+    kept = (
+        "Heaps that cannot be released to the operating system before the process ends: all or none"
+    )
     yield gauge("quire_kv_heaps_kept", kept, kv.kept_heaps)
     yield counter(
         "quire_kv_mapped_blocks",
-        "Blocks mapped behind a sequence's addresses, once for all their regions",
+        "KV cache blocks that were mapped into a sequence's address range, counted once "
+        "for all layers",
         kv.mapped_blocks,
     )
     yield counter(
         "quire_kv_unmapped_blocks",
-        "Blocks taken from behind a sequence's addresses, once for all their regions",
+        "KV cache blocks that were unmapped from a sequence's address range, counted "
+        "once for all layers",
         kv.unmapped_blocks,
     )
     yield counter(
         "quire_prefix_evicted_blocks",
-        "Blocks of prefixes forgotten, for room or after a while without use",
+        "Cached blocks that were evicted from the prefix cache, for room or after a "
+        "while without use",
         kv.evicted_blocks,
     )

@@ -1,4 +1,5 @@
-"""Metric families of one scrape, from figures that others keep. None has a ``_created`` series."""
+"""Make metric families of one scrape from figures that others keep. None has a ``_created``
+series."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -18,38 +19,38 @@ Labelled = Iterable[tuple[tuple[str, ...], float]]
 
 
 def gauge(name: str, help_text: str, value: float) -> Metric:
-    """What goes up and down."""
+    """Make a gauge: a value that goes up and down."""
     return GaugeMetricFamily(name, help_text, value=float(value))
 
 
 def counter(name: str, help_text: str, value: float) -> Metric:
-    """What only grows. name: without ``_total``."""
+    """Make a counter: a value that only grows. name: without ``_total``."""
     return CounterMetricFamily(name, help_text, value=float(value))
 
 
 def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
-    """Facts as the labels of a 1."""
+    """Make a gauge that is 1, with facts as labels."""
     return gauges(name, help_text, tuple(labels), [(tuple(labels.values()), 1)])
 
 
 def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    """A counter for each set of labels. name: without ``_total``."""
+    """Make a counter with a value for each set of labels. name: without ``_total``."""
     family = CounterMetricFamily(name, help_text, labels=labels)
-    for its_labels, value in values:
-        family.add_metric(its_labels, float(value))
+    for label_values, value in values:
+        family.add_metric(label_values, float(value))
     return family
 
 
 def gauges(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    """A gauge for each set of labels."""
+    """Make a gauge with a value for each set of labels."""
     family = GaugeMetricFamily(name, help_text, labels=labels)
-    for its_labels, value in values:
-        family.add_metric(its_labels, float(value))
+    for label_values, value in values:
+        family.add_metric(label_values, float(value))
     return family
 
 
 def histogram(name: str, help_text: str, counts: HistogramCounts) -> Metric:
-    """Values by size."""
+    """Make a histogram."""
     return HistogramMetricFamily(name, help_text, buckets=_buckets(counts), sum_value=counts.total)
 
 
@@ -59,14 +60,15 @@ def histograms(
     labels: tuple[str, ...],
     values: Iterable[tuple[tuple[str, ...], HistogramCounts]],
 ) -> Metric:
-    """Values by size for each set of labels."""
+    """Make a histogram for each set of labels."""
     family = HistogramMetricFamily(name, help_text, labels=labels)
-    for its_labels, counts in values:
-        family.add_metric(its_labels, buckets=_buckets(counts), sum_value=counts.total)
+    for label_values, counts in values:
+        family.add_metric(label_values, buckets=_buckets(counts), sum_value=counts.total)
     return family
 
 
 def _buckets(counts: HistogramCounts) -> list[tuple[str, float]]:
-    """As Prometheus has them: each bucket holds those of all smaller ones as well."""
+    """Accumulate buckets as Prometheus has them: each one holds those of all smaller ones as
+    well."""
     bounds = [*map(floatToGoString, counts.bounds), "+Inf"]
     return list(zip(bounds, map(float, accumulate(counts.counts)), strict=True))

@@ -17,7 +17,7 @@ Footprint = Callable[[int], int]
 
 
 class ProcessCollector(Collector):
-    """What the system says of this process."""
+    """Collect what the system says of this process."""
 
     def __init__(self, client: EngineClient, footprint: Footprint) -> None:
         self._client = client
@@ -25,22 +25,46 @@ class ProcessCollector(Collector):
         self._process = psutil.Process()
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         process = self._process
         with process.oneshot():
             memory, times = process.memory_info(), process.cpu_times()
             threads, started = process.num_threads(), process.create_time()
-        yield gauge("process_resident_memory_bytes", "Memory in RAM", memory.rss)
-        yield gauge("process_virtual_memory_bytes", "Addresses in use", memory.vms)
-        yield counter("process_cpu_seconds", "Processor time", times.user + times.system)
-        yield gauge("process_open_fds", "Open file descriptors", process.num_fds())
+        yield gauge(
+            "process_resident_memory_bytes", "Bytes of RAM that this process uses", memory.rss
+        )
+        yield gauge(
+            "process_virtual_memory_bytes",
+            "Bytes of address space that this process has reserved, whether memory "
+            "stands behind it or not",
+            memory.vms,
+        )
+        yield counter(
+            "process_cpu_seconds",
+            "Seconds of processor time that this process has used, user and system together",
+            times.user + times.system,
+        )
+        yield gauge(
+            "process_open_fds",
+            "File descriptors, sockets included, that this process has open",
+            process.num_fds(),
+        )
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        yield gauge("process_max_fds", "Most file descriptors that may be open", limit)
-        yield gauge("process_start_time_seconds", "Start, in Unix time", started)
-        yield gauge("process_threads", "Threads", threads)
+        yield gauge(
+            "process_max_fds",
+            "Largest number of file descriptors that this process may have open",
+            limit,
+        )
+        yield gauge(
+            "process_start_time_seconds",
+            "Start time of this process in seconds since the Unix epoch",
+            started,
+        )
+        yield gauge("process_threads", "Threads that this process runs", threads)
         kv = self._client.stats.kv
         yield gauge(
             "quire_process_footprint_bytes",
-            "Memory that the system charges the process for, in RAM or swapped out",
+            "Bytes of memory that the operating system charges this process for, in RAM "
+            "or swapped out",
             self._footprint(0 if kv is None else kv.committed_bytes),
         )

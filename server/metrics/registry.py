@@ -9,7 +9,6 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.client import EngineClient
-from server.guards.refusals import Refusal
 from server.metrics.answer_times import Latencies, RequestTimes
 from server.metrics.engine_figures import EngineCollector
 from server.metrics.families import info
@@ -17,27 +16,33 @@ from server.metrics.process import Footprint, ProcessCollector
 from server.metrics.requests import RequestFigures
 from server.metrics.system import SystemCollector, SystemMemory, machine_alone
 from server.metrics.vllm_names import VllmCollector
+from server.protocol.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class About(Collector):
-    """What is served, and how."""
+    """What is served, as the labels of quire_info."""
 
     model: str = ""
-    """What it is called in answers."""
+    """The name of the model in answers."""
     substrate: str = ""
     arithmetic: str = ""
     max_model_len: int = 32768
 
     def collect(self) -> Iterator[Metric]:
-        """The one metric of it."""
+        """Yield the info metric."""
         labels = {
             "version": version("quire"),
             "model": self.model,
             "substrate": self.substrate,
             "arithmetic": self.arithmetic,
         }
-        yield info("quire_info", "What is served, and how", labels)
+        yield info(
+            "quire_info",
+            "Always 1; its labels name the version, the model, the KV cache substrate "
+            "and the arithmetic",
+            labels,
+        )
 
 
 NOTHING_KNOWN = About()
@@ -74,34 +79,34 @@ class Metrics:
             self.registry.register(collector)
 
     def request_arrived(self) -> RequestTimes:
-        """Takes the time of a request that begins now."""
+        """Begin to measure a request that begins now."""
         return RequestTimes(self._latencies)
 
     def count_request(self, endpoint: str, status: int) -> None:
-        """A response begins. endpoint: a route's own path, never what a client sent."""
+        """Count a response that begins. endpoint: a route's own path, never what a client sent."""
         self._requests.count_request(endpoint, status)
 
     def request_ended(self, endpoint: str, seconds: float) -> None:
-        """A response has ended, so long after its request came."""
+        """Observe the duration of a request whose response has ended."""
         self._requests.observe_duration(endpoint, seconds)
 
     def count_refusal(self, reason: Refusal) -> None:
-        """A request or a connection is turned away."""
+        """Count a request or a connection that is refused."""
         self._requests.count_refusal(reason)
 
     def connection_opened(self) -> None:
-        """A client has connected."""
+        """Count a connection that has been opened."""
         self._requests.open_connections += 1
 
     def connection_closed(self) -> None:
-        """A connection has ended."""
+        """Count a connection that has ended."""
         self._requests.open_connections -= 1
         assert self._requests.open_connections >= 0, "a connection was closed twice"
 
     def set_draining(self, draining: bool) -> None:
-        """Whether running answers may end and no new ones begin."""
+        """Set whether running answers may end and no new ones begin."""
         self._requests.draining = draining
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Write the text that Prometheus scrapes."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""What happens at the door: requests, refusals, connections, answers."""
+"""Metrics of the HTTP side: requests, refusals, connections, answers."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import Histogram
-from server.guards.refusals import Refusal
 from server.metrics.answer_times import DURATION_BOUNDS_S, FINISH_REASONS, Latencies
 from server.metrics.families import counters, gauge, histogram, histograms
+from server.protocol.refusals import Refusal
 
 HTTP_BOUNDS_S = (0.001, 0.005, *DURATION_BOUNDS_S)
 
@@ -26,43 +26,47 @@ class RequestFigures(Collector):
         self.draining = False
 
     def count_request(self, endpoint: str, status: int) -> None:
-        """endpoint: a route's own path, never what a client sent."""
+        """Count a response. endpoint: a route's own path, never what a client sent."""
         self._requests[endpoint, str(status)] += 1
 
     def observe_duration(self, endpoint: str, seconds: float) -> None:
-        """A request has ended."""
+        """Observe the duration of a request that has ended."""
         if endpoint not in self._durations:
             self._durations[endpoint] = Histogram(HTTP_BOUNDS_S)
         self._durations[endpoint].observe(seconds)
 
     def count_refusal(self, reason: Refusal) -> None:
-        """Something was turned away."""
+        """Count a request or connection that was refused."""
         self._refusals[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         yield counters(
             "quire_requests",
-            "Requests by endpoint and status",
+            "HTTP responses that have begun, by route and status code",
             ("endpoint", "status"),
             self._requests.items(),
         )
         yield histograms(
             "quire_http_request_duration_seconds",
-            "From the head of a request to the end of its response",
+            "Seconds from the head of an HTTP request to the end of its response, by route",
             ("endpoint",),
             [((path,), counted.snapshot) for path, counted in self._durations.items()],
         )
         yield counters(
             "quire_refused_requests",
-            "Requests and connections that were turned away, by why",
+            "Requests that were refused and connections that were closed by a limit or "
+            "guard, by reason",
             ("reason",),
             [((reason.value,), count) for reason, count in self._refusals.items()],
         )
-        yield gauge("quire_open_connections", "Connections of clients", self.open_connections)
+        yield gauge(
+            "quire_open_connections", "Client connections that are open", self.open_connections
+        )
         yield gauge(
             "quire_draining_ratio",
-            "1 while running answers end and no new ones begin",
+            "1 while the server shuts down: running answers may end and new requests are "
+            "refused; else 0",
             self.draining,
         )
         yield from _answers(self._latencies)
@@ -72,32 +76,32 @@ def _answers(latencies: Latencies) -> Iterator[Metric]:
     finished = latencies.finished
     yield counters(
         "quire_requests_finished",
-        "Answers that ended, by why; a request for several counts as often",
+        "Answers that have ended, by reason; a request for several answers counts once for each",
         ("reason",),
         [((reason,), finished[reason]) for reason in FINISH_REASONS],
     )
     yield histogram(
         "quire_time_to_first_token_seconds",
-        "From a request's head to the first token of an answer",
+        "Seconds from the head of a request to the first token of each of its answers",
         latencies.first_token_s.snapshot,
     )
     yield histogram(
         "quire_inter_token_latency_seconds",
-        "Between one delivery of tokens to an answer and the next",
+        "Seconds between one delivery of tokens to an answer and the next, of one token or more",
         latencies.inter_token_s.snapshot,
     )
     yield histogram(
         "quire_request_duration_seconds",
-        "From a request's head to the end of an answer",
+        "Seconds from the head of a request to the end of each of its answers",
         latencies.duration_s.snapshot,
     )
     yield histogram(
         "quire_request_prompt_tokens",
-        "Tokens of each answer's prompt",
+        "Prompt tokens of each answer that has ended",
         latencies.prompt_tokens.snapshot,
     )
     yield histogram(
         "quire_request_generated_tokens",
-        "Tokens of each answer",
+        "Generated tokens of each answer that has ended",
         latencies.generated_tokens.snapshot,
     )

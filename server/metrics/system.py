@@ -15,13 +15,13 @@ where that has less."""
 
 
 def machine_alone() -> tuple[int, int]:
-    """Where nobody knows of containers."""
+    """Return the machine's memory, where no container's limit is known."""
     memory = psutil.virtual_memory()
     return memory.total, memory.available
 
 
 class SystemCollector(Collector):
-    """What all programs of the machine share."""
+    """Collect the memory that all programs of the machine share."""
 
     def __init__(self, client: EngineClient, memory: SystemMemory) -> None:
         """memory: asked at each scrape."""
@@ -29,18 +29,27 @@ class SystemCollector(Collector):
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         total, available = self._memory()
-        yield gauge("quire_system_memory_total_bytes", "Memory of the machine or container", total)
+        yield gauge(
+            "quire_system_memory_total_bytes",
+            "Bytes of memory of the machine, or of the container where its limit is lower",
+            total,
+        )
         yield gauge(
             "quire_system_memory_available_bytes",
-            "What programs could get without swapping",
+            "Bytes of memory that programs could still get without swapping",
             available,
         )
         swap = psutil.swap_memory()
-        yield gauge("quire_system_swap_used_bytes", "What has been swapped out", swap.used)
+        yield gauge(
+            "quire_system_swap_used_bytes",
+            "Bytes of memory that the system has swapped out, of all programs",
+            swap.used,
+        )
         yield gauge(
             "quire_memory_pressure_level",
-            "How short of memory the system is: 0 normal, 1 warning, 2 critical",
+            "How short of memory the operating system is: 0 is normal, 1 is a warning, 2 "
+            "is critical",
             self._client.pressure,
         )

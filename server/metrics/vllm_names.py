@@ -25,7 +25,7 @@ REASONS = {
 
 
 class VllmCollector(Collector):
-    """Aliases; no figure of its own."""
+    """Collect aliases; no figure of its own."""
 
     def __init__(self, client: EngineClient, latencies: Latencies, model: str) -> None:
         """model: what the served model is called."""
@@ -34,18 +34,18 @@ class VllmCollector(Collector):
         self._labels = (model, "0")
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         stats = self._client.stats
         yield from self._engine(stats)
         if stats.kv is not None:
             yield from self._pool(stats.kv)
         yield self._finished()
-        for name, ours, counts in self._distributions(stats):
-            family = f"vllm:{name}", _same_as(ours), LABELS
+        for name, own_name, counts in self._distributions(stats):
+            family = f"vllm:{name}", _same_as(own_name), LABELS
             yield histograms(*family, [(self._labels, counts)])
 
     def _distributions(self, stats: EngineStats) -> list[tuple[str, str, HistogramCounts]]:
-        """vLLM's name, ours, and what both show."""
+        """Return vLLM's name, ours, and the counts that both show."""
         seen, between = self._latencies, self._latencies.inter_token_s.snapshot
         first, duration = "time_to_first_token_seconds", "request_duration_seconds"
         prompt, generated = "request_prompt_tokens", "request_generated_tokens"
@@ -64,31 +64,36 @@ class VllmCollector(Collector):
         ]
 
     def _engine(self, stats: EngineStats) -> Iterator[Metric]:
-        for name, ours, value in (
+        for name, own_name, value in (
             ("num_requests_running", "requests_running", stats.running),
             ("num_requests_waiting", "requests_waiting", stats.waiting),
         ):
-            yield gauges(f"vllm:{name}", _same_as(ours), LABELS, self._one(value))
+            yield gauges(f"vllm:{name}", _same_as(own_name), LABELS, self._one(value))
         submitted = stats.submitted_prompt_tokens
-        for name, ours, value in (
+        for name, own_name, value in (
             ("prefix_cache_queries", "prompt_tokens_submitted_total", submitted),
             ("prefix_cache_hits", "prompt_tokens_cached_total", stats.cached_prompt_tokens),
             ("prompt_tokens", "prompt_tokens_submitted_total", submitted),
             ("generation_tokens", "generated_tokens_total", stats.generated_tokens),
             ("num_preemptions", "preemptions_total", stats.preemptions),
         ):
-            yield counters(f"vllm:{name}", _same_as(ours), LABELS, self._one(value))
+            yield counters(f"vllm:{name}", _same_as(own_name), LABELS, self._one(value))
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
-        """A cached block is free to vLLM: it goes when another is needed."""
+        """Yield the metrics of the pool. A cached block is free to vLLM: it goes when another is
+        needed."""
         used = 1 - (kv.free_bytes + kv.cached_bytes) / kv.capacity_bytes
-        text = "Part of the cache's capacity that is neither free nor cached"
+        text = (
+            "Part of the KV cache's capacity, from 0 to 1, that is neither free nor "
+            "kept for prefix hits"
+        )
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
             yield gauges(f"vllm:{name}", text, LABELS, self._one(used))
         blocks = kv.capacity_bytes // kv.block_bytes
         yield gauges(
             "vllm:cache_config_info",
-            "Tokens of a block, and blocks that the budget allows",
+            "Always 1; its labels say how many tokens a block has and how many blocks "
+            "the budget allows",
             (*LABELS, "block_size", "num_gpu_blocks"),
             [((*self._labels, str(kv.block_tokens), str(blocks)), 1)],
         )
@@ -100,8 +105,8 @@ class VllmCollector(Collector):
             _same_as("requests_finished_total"),
             (*LABELS, "finished_reason"),
             [
-                ((*self._labels, theirs), sum(finished[reason] for reason in ours))
-                for theirs, ours in REASONS.items()
+                ((*self._labels, vllm_reason), sum(finished[reason] for reason in own_name))
+                for vllm_reason, own_name in REASONS.items()
             ],
         )
 
@@ -109,5 +114,5 @@ class VllmCollector(Collector):
         return [(self._labels, value)]
 
 
-def _same_as(ours: str) -> str:
-    return f"The same as quire_{ours}"
+def _same_as(own_name: str) -> str:
+    return f"The same figure as quire_{own_name}, under the name that vLLM uses"

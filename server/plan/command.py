@@ -5,7 +5,7 @@ from pathlib import Path
 
 from server.assembly import (  # before anything that imports MLX: it loads the BLAS
     engine_config,
-    faults_of_the_model,
+    model_errors,
     make_plan,
 )
 
@@ -17,7 +17,7 @@ from engine.planning.shape import read_shape
 from engine.substrate import metal_device
 from kvcache.layout import LayoutError
 from server.config import Config
-from server.faults import SettingError
+from server.startup_errors import SettingError
 from server.hub import find_model
 from server.plan.text import report_lines
 from server.settings import read_settings
@@ -28,7 +28,7 @@ MIN_CONTEXT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class PlanWishes:
+class PlanOptions:
     """What the user asked for; None means: choose."""
 
     context: int | None = None
@@ -41,15 +41,15 @@ class PlanWishes:
     """Where pictures go; else there are none."""
 
 
-def plan_model(name: str, file: Path | None, wishes: PlanWishes) -> str:
-    """The plan, for people. Downloads and loads nothing. Raises StartError."""
+def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
+    """Write the plan of a model for people. Downloads and loads nothing. Raises StartError."""
     settings = read_settings(file, {})
-    device = _device(wishes)
-    memory_bytes, working_set_bytes = _memory_bytes(wishes, device)
-    with faults_of_the_model():
+    device = _device(options)
+    memory_bytes, working_set_bytes = _memory_bytes(options, device)
+    with model_errors():
         folder = find_model(name, download=False).folder
         shape = read_shape(folder)
-    context = wishes.context
+    context = options.context
     if context is None:
         context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
     if context < MIN_CONTEXT:
@@ -67,39 +67,44 @@ def plan_model(name: str, file: Path | None, wishes: PlanWishes) -> str:
     except LayoutError as error:
         raise SettingError(str(error)) from error
     lines = [here, "", *report_lines(report)]
-    lines += ["Pictures: --out FOLDER draws them."] if wishes.out is None else _draw(report, wishes)
+    lines += (
+        ["Pictures: --out FOLDER draws them."] if options.out is None else _draw(report, options)
+    )
     return "\n".join(lines)
 
 
-def _device(wishes: PlanWishes) -> Device:
-    if wishes.device is None:
+def _device(options: PlanOptions) -> Device:
+    if options.device is None:
         return this_device()
-    device = find_device(wishes.device)
+    device = find_device(options.device)
     if device is None:
         raise SettingError(
-            f"--device {wishes.device!r} is not known; known are {', '.join(device_names())}"
+            f"--device {options.device!r} is not known; known are {', '.join(device_names())}"
         )
     return device
 
 
-def _memory_bytes(wishes: PlanWishes, device: Device) -> tuple[int, int | None]:
-    """Of the machine, and what the device says that it may use of it; None where it is not here."""
-    if wishes.memory is not None:
+def _memory_bytes(options: PlanOptions, device: Device) -> tuple[int, int | None]:
+    """Return bytes of the machine, and those that the device may use; None where the device is not
+    here."""
+    if options.memory is not None:
         try:
-            return parse_size(wishes.memory), None
+            return parse_size(options.memory), None
         except ValueError as error:
-            raise SettingError(f"--memory {wishes.memory!r} is not a size such as 24GiB") from error
-    if wishes.device is not None:
+            raise SettingError(
+                f"--memory {options.memory!r} is not a size such as 24GiB"
+            ) from error
+    if options.device is not None:
         return device.memory_bytes, None
     here = metal_device()
     return machine_memory().total_bytes, here.working_set_bytes if here and device.on_gpu else None
 
 
 def _on_this_machine(settings: Config, folder: Path) -> str:
-    """How the checkpoint would lie in this machine's memory, or why that cannot be said."""
+    """Write how the checkpoint would lie in this machine's memory, or why that cannot be said."""
     if not any(folder.glob("model*.safetensors")):
         return f"This machine: {folder} holds no weights that could be served."
-    with faults_of_the_model():
+    with model_errors():
         checkpoint = read_checkpoint(folder)
     try:
         plan = make_plan(settings, checkpoint)
@@ -108,14 +113,14 @@ def _on_this_machine(settings: Config, folder: Path) -> str:
     return "\n".join([*plan.lines(), *plan.warnings])
 
 
-def _draw(report: CapacityReport, wishes: PlanWishes) -> list[str]:
-    assert wishes.out is not None
+def _draw(report: CapacityReport, options: PlanOptions) -> list[str]:
+    assert options.out is not None
     # Here and not above: matplotlib takes half a second, and serving must not pay for it.
     from server.plan.pictures import draw_pictures
 
     try:
-        wishes.out.mkdir(parents=True, exist_ok=True)
-        files = draw_pictures(report, wishes.out)
+        options.out.mkdir(parents=True, exist_ok=True)
+        files = draw_pictures(report, options.out)
     except OSError as error:
-        raise SettingError(f"--out {wishes.out}: {error.strerror}") from error
-    return [f"Pictures: {wishes.out}", *(f"  {file.name}" for file in files)]
+        raise SettingError(f"--out {options.out}: {error.strerror}") from error
+    return [f"Pictures: {options.out}", *(f"  {file.name}" for file in files)]

@@ -32,7 +32,7 @@ SVG_METADATA = {"Date": None, "Creator": "quire plan"}
 
 
 def draw_pictures(report: CapacityReport, folder: Path) -> list[Path]:
-    """Draws all pictures into an existing folder; returns the files. Raises OSError."""
+    """Draw all pictures into an existing folder, and return the files. Raises OSError."""
     pictures: dict[str, Callable[[CapacityReport], Figure]] = {
         "weights-and-kv": weights_and_kv,
         "quantisation": quantisation,
@@ -52,7 +52,7 @@ def draw_pictures(report: CapacityReport, folder: Path) -> list[Path]:
 
 
 def weights_and_kv(report: CapacityReport) -> Figure:
-    """Weights against K and V by context length."""
+    """Draw weights against K and V by context length."""
     figure, axes = _one("Weights against K and V by context (bf16)", report)
     labels = [tokens_label(r.context) for r in report.by_context]
     weights = [r.weights_bytes / GIB for r in report.by_context]
@@ -70,7 +70,7 @@ def weights_and_kv(report: CapacityReport) -> Figure:
 
 
 def quantisation(report: CapacityReport) -> Figure:
-    """What each packing of weights and of K and V needs for one context."""
+    """Draw what each packing of weights and of K and V needs for one context."""
     figure, axes = _one(f"What quantisation buys at {report.context} tokens", report)
     steps = [step.resident for step in reversed(report.steps)]
     labels = [pair_name(r.weights, r.kv) for r in steps]
@@ -89,7 +89,7 @@ def quantisation(report: CapacityReport) -> Figure:
 
 
 def committed(report: CapacityReport) -> Figure:
-    """What one sequence is charged by its length, up to the context and while it is short."""
+    """Draw what one sequence is charged by its length, up to the context and while it is short."""
     figure = Figure(figsize=WIDE_INCHES, layout="constrained")
     figure.suptitle(f"Committed for one sequence, by its length{_where(report)}")
     short = min(report.context, 4 * CHUNK_TOKENS)
@@ -119,7 +119,7 @@ def committed(report: CapacityReport) -> Figure:
 
 
 def block_size(report: CapacityReport) -> Figure:
-    """Waste and mapping time against page size."""
+    """Draw waste and mapping time against page size."""
     figure = Figure(figsize=WIDE_INCHES, layout="constrained")
     figure.suptitle(f"What a page size costs{_where(report)}")
     waste, mappings, time = figure.subplots(1, 3)
@@ -152,7 +152,7 @@ def block_size(report: CapacityReport) -> Figure:
 
 
 def fit(report: CapacityReport) -> Figure:
-    """How many sequences of mean length fit, by weights and allocation."""
+    """Draw how many sequences of mean length fit, by weights and allocation."""
     title = f"Sequences of {report.mean_tokens} tokens that fit, context {report.context}"
     figure, axes = _one(title, report)
     width = 0.8 / len(report.allocations)
@@ -170,7 +170,7 @@ def fit(report: CapacityReport) -> Figure:
 
 
 def crowd(report: CapacityReport) -> Figure:
-    """The simulated crowd over time: how many run, and what is committed."""
+    """Draw the simulated crowd over time: how many run, and what is committed."""
     assert report.crowd is not None
     figure = Figure(figsize=WIDE_INCHES, layout="constrained")
     figure.suptitle(
@@ -200,7 +200,7 @@ def crowd(report: CapacityReport) -> Figure:
 
 
 def tokens_label(tokens: int) -> str:
-    """2048 is 2k."""
+    """Write a number of tokens for an axis: 2048 is 2k."""
     return f"{tokens // KIB}k" if tokens % KIB == 0 else str(tokens)
 
 
@@ -217,7 +217,7 @@ def _where(report: CapacityReport) -> str:
 
 
 def _plain(axes: Axes) -> None:
-    """No frame where nothing is."""
+    """Remove the frame where there is no axis."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
@@ -228,7 +228,7 @@ def _room_bytes(report: CapacityReport) -> int:
 
 
 def _limit(axes: Axes, report: CapacityReport) -> None:
-    """What memory has room for."""
+    """Draw the limit that memory sets."""
     room = _room_bytes(report) / GIB
     axes.axhline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
 

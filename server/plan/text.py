@@ -17,31 +17,32 @@ SHOWN_LENGTHS = (100, 300, 1000, 3000, 10000, 30000)
 
 
 def report_lines(report: CapacityReport) -> Iterator[str]:
-    """The whole report, line by line."""
+    """Yield the whole report, line by line."""
     for part in (_head, _by_context, _quantisation, _committed, _blocks, _fits, _crowd, _advice):
         yield from part(report)
         yield ""
 
 
 def gib(amount: float) -> str:
-    """Bytes in GiB: two decimals, four where two would say next to nothing."""
+    """Write bytes in GiB: two decimals, or four where two would say next to nothing."""
     return f"{amount / GIB:.4f}" if 0 < amount < GIB / 10 else f"{amount / GIB:.2f}"
 
 
 def prose(text: str, indent: str = "") -> Iterator[str]:
-    """Words in lines that a terminal holds."""
+    """Yield the words in lines that a terminal holds."""
     yield from textwrap.wrap(
         text, COLUMNS, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
 
 
 def note(text: str) -> Iterator[str]:
-    """What explains a table, under its heading."""
+    """Yield the explanation of a table, under its heading."""
     yield from prose(text, "  ")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they must be; the first to the left, the others to the right."""
+    """Yield a table whose columns are as wide as they must be; the first is aligned left, the
+    others right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         cells = [row[0].ljust(widths[0])]
@@ -208,8 +209,8 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
 
 
 def _advice(report: CapacityReport) -> Iterator[str]:
-    """Which quantisation to pick, of those that quire can serve."""
-    asked = f"For {gib(report.memory_bytes)} GiB and {report.context} tokens:"
+    """Yield which quantisation to pick, of those that quire can serve."""
+    conditions = f"For {gib(report.memory_bytes)} GiB and {report.context} tokens:"
     served = [fit for fit in report.fits if fit.whole_context[-1]]
     if not served:
         shorter = [
@@ -217,16 +218,16 @@ def _advice(report: CapacityReport) -> Iterator[str]:
         ]
         instead = f"context ({', '.join(shorter)})" if shorter else "model"
         yield from prose(
-            f"{asked} no weights leave room for one sequence; take a smaller {instead}."
+            f"{conditions} no weights leave room for one sequence; take a smaller {instead}."
         )
         return
     counts = [f"{fit.whole_context[-1]} with {fit.weights.name}" for fit in served]
     yield from prose(
-        f"{asked} {served[0].weights.name} weights are the widest that fit. Sequences of "
+        f"{conditions} {served[0].weights.name} weights are the widest that fit. Sequences of "
         f"full length at once: {', '.join(counts)}."
     )
 
 
 def pair_name(weights: Packing, kv: Packing) -> str:
-    """Both packings, as people write them."""
+    """Write both packings, as people write them."""
     return f"{weights.name}/{kv.name}"

@@ -6,16 +6,16 @@ from typing import Any, ClassVar, Protocol
 
 from engine.types import PrefixReport
 from server.generation import Delta, TokenReport, Usage
-from server.protocol.common import Wanted
-from server.protocol.errors import ApiError
+from server.protocol.common import ResponseOptions
+from server.protocol.wire_errors import ApiError
 
 TokenText = Callable[[int], bytes]
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """What all objects of one answer repeat."""
+class ResponseMetadata:
+    """What all objects of one response repeat: its id, time and model."""
 
     id: str
     created: int
@@ -23,7 +23,7 @@ class Heading:
     model: str
 
     def object(self, kind: str, choices: list[Json]) -> Json:
-        """An object of that kind."""
+        """Make an object of that kind."""
         return {
             "id": self.id,
             "object": kind,
@@ -34,7 +34,7 @@ class Heading:
 
 
 def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list[Json]:
-    """Tokens by their text and bytes, with their log-probabilities and the likeliest instead."""
+    """Return tokens as JSON: text, bytes, log-probabilities, and the likeliest alternatives."""
 
     def entry(token_id: int, logprob: float) -> Json:
         raw = token_bytes(token_id)
@@ -52,7 +52,8 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Token counts. cache_report: with what the cache lacked, where it lacked anything."""
+    """Return token counts as JSON. cache_report: with what the cache lacked, where it lacked
+    anything."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     if cache_report:
         details["cache_miss"] = cache_miss(usage.prefix)
@@ -66,23 +67,29 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
 
 
 def written_tokens(usage: Usage) -> int:
-    """Tokens of the prompt that are new in the cache. While it is not known what it had: none."""
+    """Return how many tokens of the prompt are new in the cache; none while it is not known what
+    the cache had."""
     cached = usage.prefix.cached_tokens if usage.prefix else usage.kept_tokens
     return max(0, usage.kept_tokens - cached)
 
 
 def cache_miss(prefix: PrefixReport | None) -> Json | None:
-    """Where a prompt left what was cached, and why; None where nothing more could be shared."""
+    """Return where a prompt left the cached prefix, and why, as JSON; None where nothing more could
+    be shared."""
     if prefix is None or prefix.miss is None:
         return None
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}
 
 
-def usage_chunks(heading: Heading, kind: str, usage: Usage, wanted: Wanted) -> list[Json]:
-    """The chunk that ends a stream, where it was asked for."""
-    if not wanted.include_usage:
+def usage_chunks(
+    metadata: ResponseMetadata, kind: str, usage: Usage, response_options: ResponseOptions
+) -> list[Json]:
+    """Return the chunk with usage that ends a stream, where it was asked for."""
+    if not response_options.include_usage:
         return []
-    return [heading.object(kind, []) | {"usage": usage_object(usage, wanted.cache_report)}]
+    return [
+        metadata.object(kind, []) | {"usage": usage_object(usage, response_options.cache_report)}
+    ]
 
 
 class Answer(Protocol):
@@ -92,19 +99,19 @@ class Answer(Protocol):
     """Whether streamed events are named by their objects' type; without names, [DONE] ends them."""
 
     def first_chunks(self) -> list[Json]:
-        """What is streamed before anything is generated."""
+        """Return what is streamed before anything is generated."""
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """What is streamed of a delta."""
+        """Return what is streamed of a delta."""
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """What is streamed at the end."""
+        """Return what is streamed at the end."""
 
     def failure(self, error: ApiError) -> Json:
-        """What is streamed instead of the rest, when the engine fails."""
+        """Return what is streamed instead of the rest, when the engine fails."""
 
     def add(self, delta: Delta) -> None:
-        """Gathers a delta for ``whole``."""
+        """Gather a delta for ``whole``."""
 
     def whole(self, usage: Usage) -> Json:
-        """The answer in one object."""
+        """Return the answer in one object."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from server.config import LimitsSection
-from server.protocol.errors import ApiError, body_too_large, invalid
+from server.protocol.wire_errors import ApiError, body_too_large, invalid
 from server.text.json_object import outside_texts
 
 # What the reader of JSON goes down to (jiter, in pydantic-core).
@@ -31,7 +31,7 @@ class BodyLimits:
     """Lists and objects around a value; the reader refuses more."""
 
     async def check(self, body: bytes) -> None:
-        """Raises ApiError for a body that has too much. Others run meanwhile."""
+        """Check a body. Raises ApiError for one that has too much. Other tasks run meanwhile."""
         if len(body) > self.max_bytes:
             raise body_too_large(self.max_bytes)
         # A list has two characters, and one between it and the next.
@@ -51,7 +51,7 @@ class BodyLimits:
 
 
 def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
-    """The limits of every route that takes a body."""
+    """Return the limits of every route that takes a body."""
     most_bytes, most = limits.max_body_bytes, limits.max_body_values
     texts = BodyLimits(most_bytes, most, most)
     ids = BodyLimits(most_bytes, max(most, limits.max_body_token_ids), most)
@@ -75,7 +75,7 @@ def _too_many(what: str) -> ApiError:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """The body in pieces of which none ends within an escape."""
+    """Yield the body in pieces of which none ends within an escape."""
     start = 0
     while start < len(body):
         end = start + PIECE_BYTES

@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 
 from engine.types import SamplingParams
 from server.config import LimitsSection
-from server.protocol.errors import invalid, quoted
 from server.protocol.fields import SAMPLING_FIELDS, FieldRule, refuse_unsupported
+from server.protocol.wire_errors import invalid, quoted
 
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
@@ -44,8 +44,8 @@ TokenIds = ListOf[TokenId]
 
 
 def _kind_of_input(value: Any) -> str | None:
-    """Which form an input has, by its first part: looking at all forms takes as many times as long.
-    Tags begin with capitals, so that errors leave them out."""
+    """Return which form an input has, by its first part: trying all forms takes as many times as
+    long. Tags begin with capitals, so that errors leave them out."""
     if isinstance(value, str):
         return "Text"
     if not isinstance(value, list):
@@ -57,7 +57,7 @@ def _kind_of_input(value: Any) -> str | None:
 
 
 def _template_value(value: Any) -> Any:
-    """Only what a template can compare or write, and not much of it."""
+    """Check a value: only what a template can compare or write, and not much of it."""
     if isinstance(value, str) and len(value) <= MAX_TEMPLATE_VALUE_CHARS:
         return value
     # A bool is an int.
@@ -90,8 +90,8 @@ TextsOrIds = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What an answer should have besides one text."""
+class ResponseOptions:
+    """What a response should have besides one text."""
 
     choices: int = 1
     include_usage: bool = False
@@ -118,7 +118,7 @@ class StreamOptions(WireModel):
     include_usage: bool | None = None
 
 
-class DrawingFields(WireModel):
+class SamplingFields(WireModel):
     """How tokens are drawn, in the names that all APIs use, and the extensions that local servers
     share.
 
@@ -155,7 +155,7 @@ class DrawingFields(WireModel):
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say. Raises ApiError that names the parameter."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         refuse_unsupported(self.rules, self.model_extra or {})
         for stop in self.stop_strings():
             if not 0 < len(stop) <= limits.max_stop_string_chars:
@@ -182,12 +182,12 @@ class DrawingFields(WireModel):
             )
 
     @property
-    def wanted(self) -> Wanted:
-        """The form of the answer."""
-        return Wanted(cache_report=bool(self.cache_report))
+    def response_options(self) -> ResponseOptions:
+        """What the response should have."""
+        return ResponseOptions(cache_report=bool(self.cache_report))
 
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, however they were given."""
+        """Return the stop strings, however they were given."""
         return ()
 
     def sampling_params(
@@ -200,9 +200,9 @@ class DrawingFields(WireModel):
         stop_token_ids: frozenset[int],
         fallback_seed: int,
     ) -> SamplingParams:
-        """The engine's form. defaults: the model's own (generation_config.json), for what the
-        request leaves out. stop_token_ids: those of the model. Raises ApiError for a token that
-        does not exist, and for more tokens at least than at most."""
+        """Return the engine's parameters. defaults: the model's own (generation_config.json), for
+        what the request leaves out. stop_token_ids: those of the model. Raises ApiError for a token
+        that does not exist, and for a least number of tokens above the most."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)
@@ -248,7 +248,7 @@ class DrawingFields(WireModel):
         return tuple(biases)
 
 
-class SamplingFields(DrawingFields):
+class OpenAISamplingFields(SamplingFields):
     """Sampling parameters as OpenAI names them."""
 
     rules: ClassVar[tuple[FieldRule, ...]] = SAMPLING_FIELDS
@@ -259,31 +259,32 @@ class SamplingFields(DrawingFields):
     n: int | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say. Raises ApiError that names the parameter."""
-        if not 1 <= self.wanted.choices <= limits.max_choices:
+        """Check what the types cannot. Raises ApiError that names the parameter."""
+        if not 1 <= self.response_options.choices <= limits.max_choices:
             raise invalid(f"n is {self.n}; it must be from 1 to {limits.max_choices}.", "n")
         super().check(limits)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options needs stream: true.", "stream_options")
 
     @property
-    def wanted(self) -> Wanted:
-        """The form of the answer."""
-        return Wanted(
+    def response_options(self) -> ResponseOptions:
+        """What the response should have."""
+        return ResponseOptions(
             choices=1 if self.n is None else self.n,
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
             cache_report=bool(self.cache_report),
         )
 
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, however they were given."""
+        """Return the stop strings, however they were given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 def answer_length(
     asked: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
 ) -> int:
-    """How many tokens may be generated. None and -1 mean: as many as fit; more than fit is cut.
+    """Return how many tokens may be generated. None and -1 mean: as many as fit; more than fit is
+    cut.
 
     Raises ApiError for less than ``least``, -1 aside.
     """

@@ -10,8 +10,8 @@ from pydantic_core import to_json
 
 from server.config import LimitsSection
 from server.protocol.common import MAX_PRIORITY, CacheSalt, TextsOrIds, WireModel
-from server.protocol.errors import invalid
 from server.protocol.fields import EMBEDDING_FIELDS, FieldRule, refuse_unsupported
+from server.protocol.wire_errors import invalid
 
 MAX_DIMENSIONS = 2**31 - 1
 Vectors = np.ndarray
@@ -34,7 +34,7 @@ class EmbeddingRequest(WireModel):
     cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say. Raises ApiError that names the parameter."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         refuse_unsupported(self.rules, self.model_extra or {})
         if self.normalize is False:
             raise invalid("normalize is false; embeddings have length 1 here.", "normalize")
@@ -59,13 +59,13 @@ class EmbeddingRequest(WireModel):
         return [self.input] if isinstance(first, int) else self.input  # type: ignore[return-value]
 
     def name_of(self, number: int) -> str:
-        """What an input is called in errors."""
+        """Return how errors name an input."""
         whole = isinstance(self.input, str) or self.inputs is not self.input
         return "input" if whole else f"input[{number}]"
 
 
 def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
-    """The first numbers of each vector, at length 1 again; those that are all 0 stay so."""
+    """Cut vectors to their first numbers, at length 1 again; those that are all 0 stay so."""
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
     short = vectors[:, :dimensions]
@@ -76,7 +76,7 @@ def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
 def embedding_pieces(
     vectors: Vectors, encoding_format: str | None, model: str, tokens: int
 ) -> Iterator[bytes]:
-    """The answer, as JSON in pieces of a vector each. tokens: of all inputs."""
+    """Yield the answer as JSON, in pieces of a vector each. tokens: of all inputs."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     yield to_json({"object": "list", "model": model, "usage": usage})[:-1] + b',"data":['
     for index, vector in enumerate(vectors):

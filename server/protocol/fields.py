@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from server.protocol.errors import invalid
+from server.protocol.wire_errors import invalid
 
 
 class Rule(Enum):
@@ -33,28 +33,28 @@ class FieldRule:
     empty text or list), unless true does."""
 
     def says_nothing(self, value: Any) -> bool:
-        """Whether a refused field may have that value."""
+        """Return whether a refused field may have that value."""
         wants_true = any(harmless is True for harmless in self.harmless)
         return value is None or value in self.harmless or not (value or wants_true)
 
 
 def accepted(name: str, note: str) -> FieldRule:
-    """A field of the wire model."""
+    """Make the rule of a field of the wire model."""
     return FieldRule(name, Rule.ACCEPTED, note)
 
 
 def refused(name: str, note: str, *harmless: Any) -> FieldRule:
-    """A field that would change the answer."""
+    """Make the rule of a field that would change the answer."""
     return FieldRule(name, Rule.REFUSED, note, harmless)
 
 
 def ignored(name: str, note: str) -> FieldRule:
-    """A field that would not."""
+    """Make the rule of a field that would not change the answer."""
     return FieldRule(name, Rule.IGNORED, note)
 
 
 def refuse_unsupported(rules: tuple[FieldRule, ...], given: dict[str, Any]) -> None:
-    """given: the fields that no wire model has. Raises ApiError (400) that names the first one that
+    """Check the fields that no wire model has. Raises ApiError (400) that names the first one that
     is refused."""
     for field in rules:
         if field.rule is Rule.REFUSED and not field.says_nothing(given.get(field.name)):

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from server.conversation import OutputFormat
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import invalid, quoted
+from server.protocol.wire_errors import invalid, quoted
 from server.text.json_object import MAX_VALUES, has_many_values
 
 Schema = dict[str, Any] | bool
@@ -52,7 +52,8 @@ class StructureFields(WireModel):
     guided_grammar: str | None = None
 
     def output_format(self) -> OutputFormat | None:
-        """What is asked for; None: any text. Raises ApiError, also where two things are."""
+        """Return the form that the answer must have; None: any text. Raises ApiError, also where
+        two forms are given."""
         found = [*self._response_format(), *self._structured_outputs()]
         if self.guided_json is not None:
             found.append(_json(self.guided_json, "guided_json"))
@@ -70,43 +71,48 @@ class StructureFields(WireModel):
         return found[0] if found else None
 
     def _response_format(self) -> list[OutputFormat]:
-        asked = self.response_format
-        if asked is None or asked.type == "text":
+        response_format = self.response_format
+        if response_format is None or response_format.type == "text":
             return []
-        if asked.type not in ("json_object", "json_schema"):
+        if response_format.type not in ("json_object", "json_schema"):
             raise invalid(
-                f"response_format {quoted(asked.type)} is not supported.", "response_format.type"
+                f"response_format {quoted(response_format.type)} is not supported.",
+                "response_format.type",
             )
-        if asked.json_schema is not None and asked.json_schema.schema_ is not None:
+        if (
+            response_format.json_schema is not None
+            and response_format.json_schema.schema_ is not None
+        ):
             place = "response_format.json_schema.schema"
-            return [OutputFormat("json_schema", asked.json_schema.schema_, place)]
-        if asked.schema_ is not None:
-            return [OutputFormat("json_schema", asked.schema_, "response_format.schema")]
+            return [OutputFormat("json_schema", response_format.json_schema.schema_, place)]
+        if response_format.schema_ is not None:
+            return [OutputFormat("json_schema", response_format.schema_, "response_format.schema")]
         return [OutputFormat("json_object")]
 
     def _structured_outputs(self) -> list[OutputFormat]:
-        asked = self.structured_outputs
-        if asked is None:
+        structured = self.structured_outputs
+        if structured is None:
             return []
         place = "structured_outputs"
-        if asked.structural_tag:
+        if structured.structural_tag:
             raise invalid("structural_tag is not supported.", f"{place}.structural_tag")
         found = []
-        if asked.json_ is not None:
-            found.append(_json(asked.json_, f"{place}.json"))
-        if asked.json_object:
+        if structured.json_ is not None:
+            found.append(_json(structured.json_, f"{place}.json"))
+        if structured.json_object:
             found.append(OutputFormat("json_object", None, f"{place}.json_object"))
-        if asked.regex is not None:
-            found.append(OutputFormat("regex", asked.regex, f"{place}.regex"))
-        if asked.choice is not None:
-            found.append(OutputFormat("choice", asked.choice, f"{place}.choice"))
-        if asked.grammar is not None:
-            found.append(OutputFormat("grammar", asked.grammar, f"{place}.grammar"))
+        if structured.regex is not None:
+            found.append(OutputFormat("regex", structured.regex, f"{place}.regex"))
+        if structured.choice is not None:
+            found.append(OutputFormat("choice", structured.choice, f"{place}.choice"))
+        if structured.grammar is not None:
+            found.append(OutputFormat("grammar", structured.grammar, f"{place}.grammar"))
         return found
 
 
 def _json(schema: SchemaOrText, param: str) -> OutputFormat:
-    """A schema may come as its text. Raises ApiError for a text that is none."""
+    """Return the form of a schema, which may come as its text. Raises ApiError for a text that is
+    none."""
     if isinstance(schema, str):
         if has_many_values(schema):
             raise invalid(f"The text has more than {MAX_VALUES} values.", param)

@@ -12,7 +12,6 @@ from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
 from server.protocol.chat.tools import WireTool, WireToolChoice
 from server.protocol.common import CacheSalt, ListOf, TokenIds, WireModel
-from server.protocol.errors import invalid
 from server.protocol.fields import (
     DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
@@ -20,6 +19,7 @@ from server.protocol.fields import (
     refuse_unsupported,
 )
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid
 
 
 class TokenizeRequest(ContinuationFields, ThinkingFields):
@@ -39,7 +39,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
     cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say. Raises ApiError that names the parameter."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         refuse_unsupported(self.rules, self.model_extra or {})
         if sum(one is not None for one in (self.prompt, self.content, self.messages)) != 1:
             raise invalid("One of prompt, content and messages must be there, and no more.")
@@ -60,13 +60,15 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
     def conversation(
         self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
     ) -> Conversation:
-        """The messages, as /v1/chat/completions reads them. Raises ApiError."""
-        asked = read_conversation(self.messages or (), self.tools, self.tool_choice, limits, unseen)
+        """Return the messages, as /v1/chat/completions reads them. Raises ApiError."""
+        conversation = read_conversation(
+            self.messages or (), self.tools, self.tool_choice, limits, unseen
+        )
         return replace(
-            asked,
+            conversation,
             thinking=self.thinking(efforts),
             template_arguments=self.template_arguments,
-            continues=self.continues(asked.turns[-1], marked=asked.continues),
+            continues=self.continues(conversation.turns[-1], marked=conversation.continues),
         )
 
 
@@ -80,5 +82,5 @@ class DetokenizeRequest(WireModel):
     tokens: TokenIds
 
     def check(self, _: LimitsSection) -> None:
-        """What the types cannot say: nothing."""
+        """Check nothing: the types say all."""
         refuse_unsupported(self.rules, self.model_extra or {})

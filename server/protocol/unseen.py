@@ -1,7 +1,7 @@
 """What becomes of images and files in a conversation: models here read text alone."""
 
 from server.config import UnseenRule
-from server.protocol.errors import ApiError, invalid, quoted
+from server.protocol.wire_errors import ApiError, invalid, quoted
 
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
@@ -18,8 +18,8 @@ class Unseen:
         self._setting = setting
 
     def note(self, kind: str, place: str) -> str:
-        """What the model reads instead of content that has no text. kind: its type on the wire.
-        Raises ApiError (400) that names the place."""
+        """Return the text that the model reads instead of content that has none. kind: its type on
+        the wire. Raises ApiError (400) that names the place."""
         if kind not in IMAGES | FILES:
             raise unsupported(kind, place)
         if self._rule == "refuse":
@@ -31,7 +31,7 @@ class Unseen:
 
 
 def unsupported(kind: str, place: str, remedy: str = "") -> ApiError:
-    """400 for content that no prompt can have."""
+    """Make the 400 for content that no prompt can have."""
     return invalid(
         f"Content of type {quoted(kind)} is not supported here: this model reads text.{remedy}",
         place,

@@ -11,7 +11,7 @@ from server.choices import Choices
 from server.generation import GenerationError, Prompt
 from server.json_response import json_pieces, json_response
 from server.protocol.answers import Answer
-from server.protocol.errors import generation_failed
+from server.protocol.wire_errors import generation_failed
 from server.service import Service
 from server.sse import AnswerStream
 
@@ -22,7 +22,7 @@ CLIENT_CLOSED_REQUEST = 499
 async def respond(
     request: Request, service: Service, prompt: Prompt, answer: Answer, *, stream: bool
 ) -> Response:
-    """Starts the answer to a prompt, and the response for it."""
+    """Start the answer to a prompt, and the response for it."""
     return await respond_to_all(request, service, (prompt,), answer, stream=stream)
 
 
@@ -34,7 +34,7 @@ async def respond_to_all(
     *,
     stream: bool,
 ) -> Response:
-    """Starts the answers to several prompts, and the one response for them."""
+    """Start the answers to several prompts, and the one response for them."""
     choices = service.start(*prompts, times=request.state.times)
     ping_s = service.config.server.sse_ping_s
     if stream:
@@ -58,8 +58,8 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
 
 
 async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T | None:
-    """What it computes; None, and the computation is ended, when the client closes its connection
-    before. The request's body must have been read."""
+    """Await a computation and return its result. Where the client closes its connection before,
+    cancel it and return None. The request's body must have been read."""
     computing = asyncio.create_task(computation)
     leaving = asyncio.create_task(_client_left(request))
     try:

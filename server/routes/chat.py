@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt
+from server.prompting import ChatSpec, chat_prompt
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.chat.request import ChatRequest
 from server.routes.answering import respond
@@ -14,7 +14,7 @@ from server.service import Service, parse
 
 
 def chat_routes(service: Service) -> APIRouter:
-    """The route, for one service; without /v1 for clients whose base URL has none."""
+    """Return the route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
 
     @router.post("/chat/completions", include_in_schema=False)
@@ -24,18 +24,20 @@ def chat_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(service.config.limits)
         key = request_key(request.headers)
-        service.check_room(wire.wanted.choices, key=key)
+        service.check_room(wire.response_options.choices, key=key)
         max_tokens, param = wire.asked_length
         config, unseen = service.config, service.unseen(request, "chat")
-        asked = Asked(
+        chat = ChatSpec(
             wire.conversation(config.limits, config.reasoning, unseen),
             wire,
             max_tokens,
             param,
             (wire.top_logprobs or 0) if wire.logprobs else None,
         )
-        prompt = await chat_prompt(service, asked, key)
-        answer = ChatAnswer(service.heading("chatcmpl"), service.tokenizer.token_bytes, wire.wanted)
+        prompt = await chat_prompt(service, chat, key)
+        answer = ChatAnswer(
+            service.new_metadata("chatcmpl"), service.tokenizer.token_bytes, wire.response_options
+        )
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))
 
     return router

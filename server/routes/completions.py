@@ -14,7 +14,7 @@ from server.openapi import takes
 from server.protocol.common import answer_length
 from server.protocol.completions.answer import Echo, TextAnswer
 from server.protocol.completions.request import CompletionRequest, PromptText
-from server.protocol.errors import ContextOverflowError, too_many_tokens
+from server.protocol.wire_errors import ContextOverflowError, too_many_tokens
 from server.routes.answering import respond_to_all
 from server.salts import request_key
 from server.service import Service, new_seed, parse
@@ -23,7 +23,7 @@ from server.text.tokenizer import EncodedText, TextTooLongError
 
 
 def completion_routes(service: Service) -> APIRouter:
-    """The route, for one service; without /v1 for clients whose base URL has none."""
+    """Return the route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
 
     @router.post("/completions", include_in_schema=False)
@@ -33,14 +33,14 @@ def completion_routes(service: Service) -> APIRouter:
         service.check_model(wire.model)
         wire.check(service.config.limits)
         key = request_key(request.headers)
-        service.check_room(wire.wanted.choices, len(wire.prompts), key=key)
+        service.check_room(wire.response_options.choices, len(wire.prompts), key=key)
         encoded = await _all_encoded(service, wire)
         salt = service.salts.salt(key, wire.cache_salt)
         prompts = _prompts(service, wire, [text.ids for text in encoded], salt)
         answer = TextAnswer(
-            service.heading("cmpl"),
+            service.new_metadata("cmpl"),
             service.tokenizer.token_bytes,
-            wire.wanted,
+            wire.response_options,
             len(prompts),
             Echo(tuple(encoded), wire.logprobs is not None) if wire.echo else None,
         )
@@ -50,7 +50,7 @@ def completion_routes(service: Service) -> APIRouter:
 
 
 async def _all_encoded(service: Service, wire: CompletionRequest) -> list[EncodedText]:
-    """The prompts' ids. Raises ApiError as ``_encoded`` does, and for too many of them."""
+    """Encode all prompts. Raises ApiError as ``_encoded`` does, and for too many of them."""
     found: list[EncodedText] = []
     total = 0
     for number, prompt in enumerate(wire.prompts):
@@ -64,8 +64,8 @@ async def _all_encoded(service: Service, wire: CompletionRequest) -> list[Encode
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
-    """The prompt's ids; its text as well, where that is echoed. Raises ApiError for a prompt that
-    cannot be answered."""
+    """Encode a prompt; return its text as well, where that is echoed. Raises ApiError for a prompt
+    that cannot be answered."""
     if isinstance(prompt, str):
         try:
             async with service.encoding:
@@ -86,7 +86,7 @@ async def _encoded(
 def _prompts(
     service: Service, wire: CompletionRequest, all_ids: Sequence[tuple[int, ...]], salt: PrefixSalt
 ) -> list[Prompt]:
-    """The prompts as the engine wants them, each as if it came alone."""
+    """Return the prompts in the engine's form, each as if it came alone."""
 
     def prompt(ids: tuple[int, ...]) -> Prompt:
         params = wire.sampling_params(
@@ -107,7 +107,7 @@ def _prompts(
             ids,
             replace(params, prompt_logprobs=wire.prompt_logprobs),
             wire.stop_strings(),
-            choices=wire.wanted.choices,
+            choices=wire.response_options.choices,
             salt=salt,
             priority=wire.priority or 0,
         )

@@ -13,7 +13,7 @@ from server.json_response import json_response
 from server.metrics.answer_times import RequestTimes
 from server.openapi import takes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_pieces
-from server.protocol.errors import (
+from server.protocol.wire_errors import (
     generation_failed,
     input_too_long,
     invalid,
@@ -33,7 +33,7 @@ Inputs = list[tuple[int, ...]]
 
 
 def embedding_routes(service: Service) -> APIRouter:
-    """The route, for one service."""
+    """Return the route, for one service."""
     router = APIRouter()
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
@@ -59,7 +59,7 @@ def embedding_routes(service: Service) -> APIRouter:
 
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
-    """The ids of every input. Raises ApiError for one that can never fit."""
+    """Encode every input. Raises ApiError for one that can never fit."""
     most, total = service.max_model_len, service.max_total_tokens
     texts = [one for one in wire.inputs if isinstance(one, str)]
     ids = [tuple(one) for one in wire.inputs if not isinstance(one, str)]
@@ -102,8 +102,8 @@ class Batch:
         self._window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)
 
     async def vectors(self) -> Vectors:
-        """A row for each input. Raises ApiError: 500 or 503, the latter also when the time of the
-        request is over. Leaving early aborts what runs."""
+        """Return a row for each input. Raises ApiError: 500 or 503, the latter also when the time
+        of the request is over. Leaving early aborts what runs."""
         tasks = [asyncio.ensure_future(self._vector(ids)) for ids in self._inputs]
         try:
             return np.stack(await asyncio.gather(*tasks))

@@ -8,8 +8,8 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.memory_watch import MemoryWatch
-from server.protocol.errors import ApiError
+from server.memory_map_cache import MemoryMapCache
+from server.protocol.wire_errors import ApiError
 from server.salts import request_key
 from server.service import Service
 
@@ -22,9 +22,9 @@ DESCRIPTION = (
 
 
 def memory_routes(service: Service) -> APIRouter:
-    """The route, for one service."""
+    """Return the route, for one service."""
     router = APIRouter()
-    watch = MemoryWatch(service.client)
+    cache = MemoryMapCache(service.client)
 
     @router.get(
         "/memory",
@@ -32,7 +32,7 @@ def memory_routes(service: Service) -> APIRouter:
         responses={200: {"content": {JSON: {"schema": {"type": "object"}}}}},
     )
     async def memory(request: Request) -> Response:
-        seen = await watch.look()
+        seen = await cache.get()
         if seen is None:
             raise ApiError(
                 503,
@@ -57,7 +57,8 @@ def memory_routes(service: Service) -> APIRouter:
 
 
 def _requests(service: Service, key: str) -> list[dict[str, Any]]:
-    """The last ones, the newest first; where there are several keys, those of the one that asks."""
+    """Return the last requests, the newest first; where there are several keys, those of the key
+    that asks."""
     several = len(service.config.access.api_keys) > 1
     tenant = service.salts.salt(key, None).tenant if several else None
     now = service.recent.clock()

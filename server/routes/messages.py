@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from server.conversation import Conversation
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt, count_tokens_of
+from server.prompting import ChatSpec, chat_prompt, count_tokens_of
 from server.protocol.messages.answer import MessageAnswer
 from server.protocol.messages.request import (
     ConversationFields,
@@ -21,7 +21,7 @@ from server.service import Service, parse
 
 
 def message_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
+    """Return the routes, for one service."""
     router = APIRouter()
 
     @router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
@@ -32,13 +32,13 @@ def message_routes(service: Service) -> APIRouter:
         key = request_key(request.headers)
         service.check_room(1, key=key)
         conversation = _conversation(service, request, wire)
-        asked = Asked(conversation, wire, wire.max_tokens)
-        prompt = await chat_prompt(service, asked, key)
+        chat = ChatSpec(conversation, wire, wire.max_tokens)
+        prompt = await chat_prompt(service, chat, key)
         answer = MessageAnswer(
-            service.heading("msg", "_"),
+            service.new_metadata("msg", "_"),
             len(prompt.ids),
             context_ends_it=prompt.params.max_tokens < wire.max_tokens,
-            cache_report=wire.wanted.cache_report,
+            cache_report=wire.response_options.cache_report,
         )
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))
 
@@ -54,6 +54,6 @@ def message_routes(service: Service) -> APIRouter:
 
 
 def _conversation(service: Service, request: Request, wire: ConversationFields) -> Conversation:
-    """What both routes read in the same way. Raises ApiError."""
+    """Read what both routes have in common. Raises ApiError."""
     config = service.config
     return wire.conversation(config.limits, config.reasoning, service.unseen(request, "messages"))

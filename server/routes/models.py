@@ -18,7 +18,7 @@ LIST_PATHS = tuple(
 
 
 def model_routes(service: Service) -> APIRouter:
-    """The routes, for one service; without /v1 for clients whose base URL has none."""
+    """Return the routes, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
 
     def entry(request: Request) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def model_routes(service: Service) -> APIRouter:
 
 
 def anthropic_model(model: ServedModel) -> dict[str, Any]:
-    """The model as Anthropic's clients have it."""
+    """Return the model as Anthropic's clients have it."""
     created = datetime.fromtimestamp(model.created, UTC)
     return {
         "type": "model",

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from server.protocol.errors import shutting_down, unavailable
+from server.protocol.wire_errors import shutting_down, unavailable
 from server.service import Service
 
 
@@ -16,7 +16,7 @@ def who_answers() -> dict[str, str]:
 
 
 def operation_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
+    """Return the routes, for one service."""
     router = APIRouter()
 
     @router.get("/version", include_in_schema=False)

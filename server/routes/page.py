@@ -45,7 +45,7 @@ class PageFile:
     etag: str
 
     def response(self, request: Request) -> Response:
-        """304 where the client has it already."""
+        """Return the file; 304 where the client has it already."""
         headers = HEADERS | VARY | {"ETag": self.etag}
         known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known or f"W/{self.etag}" in known:
@@ -54,10 +54,10 @@ class PageFile:
 
 
 def page_routes(service: Service) -> APIRouter:
-    """The routes, for one service; without a page ``/`` is the same for all."""
+    """Return the routes, for one service; without a page ``/`` is the same for all."""
     router = APIRouter()
     page = read_page() if service.config.server.page else {}
-    how: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
+    options: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 
     async def root(request: Request) -> Response:
         if INDEX in page and wants_html(request.headers.get("accept", "")):
@@ -69,13 +69,13 @@ def page_routes(service: Service) -> APIRouter:
             raise HTTPException(404)
         return page[name].response(request)
 
-    router.add_api_route("/", root, **how)
-    router.add_api_route("/page/{name}", file, **how)
+    router.add_api_route("/", root, **options)
+    router.add_api_route("/page/{name}", file, **options)
     return router
 
 
 def read_page() -> dict[str, PageFile]:
-    """All files of the page, by name."""
+    """Return all files of the page, by name."""
     folder = files("server").joinpath("page")
     # A desktop may have put files of its own there.
     served = [file for file in folder.iterdir() if _suffix(file.name) in KINDS]
@@ -92,7 +92,8 @@ def _suffix(name: str) -> str:
 
 
 def wants_html(accept: str) -> bool:
-    """Whether an Accept header names HTML itself: browsers' do, programs' ``*/*`` does not."""
+    """Return whether an Accept header names HTML itself: browsers' do, programs' ``*/*`` does
+    not."""
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
         if kind == "text/html":

@@ -12,12 +12,12 @@ from starlette.responses import JSONResponse, Response
 from server.conversation import Conversation
 from server.json_response import json_pieces, json_response
 from server.openapi import takes
-from server.prompting import Asked, chat_prompt, count_tokens_of
-from server.protocol.answers import Heading, Json
-from server.protocol.errors import ApiError, invalid
+from server.prompting import ChatSpec, chat_prompt, count_tokens_of
+from server.protocol.answers import Json, ResponseMetadata
 from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.responses.items import Item, WireItem
 from server.protocol.responses.request import ResponsesRequest
+from server.protocol.wire_errors import ApiError, invalid
 from server.response_store import ResponseStore, StoredResponse
 from server.routes.answering import respond
 from server.salts import request_key
@@ -29,8 +29,8 @@ LISTED_ITEMS = 20
 WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
 
 
-class Shelf:
-    """What one API key has in the store."""
+class TenantStore:
+    """The responses that one API key has stored."""
 
     def __init__(self, service: Service, store: ResponseStore, request: Request) -> None:
         self._tenant = service.salt(request, None).tenant
@@ -41,8 +41,8 @@ class Shelf:
     def conversation(
         self, wire: ResponsesRequest
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
-        """What a request asks to be answered: what was said before, the new items, and both in the
-        neutral form. Raises ApiError. An answer that is begun is marked, for those who go on."""
+        """Return the items before the request, its new items, and both in the neutral form. Raises
+        ApiError. A begun answer is marked in the items, for requests that continue it."""
         history, items = self.before(wire.previous_response_id), wire.items(self.item)
         before = [read_item(item) for item in history]
         limits, efforts = self._config.limits, self._config.reasoning
@@ -54,7 +54,7 @@ class Shelf:
         return history, items, conversation
 
     def before(self, response_id: str | None) -> tuple[Json, ...]:
-        """All items of the conversation that a response has ended. Raises ApiError (400)."""
+        """Return all items of the conversation that a response has ended. Raises ApiError (400)."""
         if response_id is None:
             return ()
         stored = self._store.find(self._tenant, response_id)
@@ -68,30 +68,30 @@ class Shelf:
         return stored.items
 
     def item(self, item_id: str) -> Item | None:
-        """A stored item."""
+        """Return a stored item; None where there is none."""
         found = self._store.find_item(self._tenant, item_id)
         return None if found is None else read_item(found)
 
     def response(self, response_id: str) -> StoredResponse:
-        """A stored response. Raises ApiError (404)."""
+        """Return a stored response. Raises ApiError (404)."""
         stored = self._store.find(self._tenant, response_id)
         if stored is None:
             raise _not_stored()
         return stored
 
     def keep(self, response: Json, history: tuple[Json, ...], items: list[Item]) -> None:
-        """Stores a response with what it answered."""
+        """Store a response with what it answered."""
         given = tuple(item.kept(secrets.token_hex(ID_BYTES)) for item in items)
         self._store.keep(self._tenant, StoredResponse(response, history, given))
 
     def forget(self, response_id: str) -> None:
-        """Raises ApiError (404) where it is not stored."""
+        """Forget a response. Raises ApiError (404) where it is not stored."""
         if not self._store.forget(self._tenant, response_id):
             raise _not_stored()
 
 
 def response_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
+    """Return the routes, for one service."""
     router = APIRouter()
     limits = service.config.limits
     store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
@@ -103,22 +103,22 @@ def response_routes(service: Service) -> APIRouter:
         wire.check(limits)
         key = request_key(request.headers)
         service.check_room(1, key=key)
-        shelf = Shelf(service, store, request)
-        history, items, conversation = shelf.conversation(wire)
+        tenant_store = TenantStore(service, store, request)
+        history, items, conversation = tenant_store.conversation(wire)
         max_tokens, param = wire.asked_length
-        asked = Asked(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
-        prompt = await chat_prompt(service, asked, key)
+        chat = ChatSpec(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
+        prompt = await chat_prompt(service, chat, key)
 
         def keep(response: Json) -> None:
             if wire.store is not False:
-                shelf.keep(response, history, items)
+                tenant_store.keep(response, history, items)
 
         answer = ResponseAnswer(
-            new_heading(service),
+            new_metadata(service),
             service.tokenizer.token_bytes,
             wire.repeated(conversation, prompt.params),
-            wire.wanted.cache_report,
-            wire.packs_thoughts,
+            wire.response_options.cache_report,
+            wire.packs_reasoning,
             keep,
         )
         return await respond(request, service, prompt, answer, stream=bool(wire.stream))
@@ -128,7 +128,7 @@ def response_routes(service: Service) -> APIRouter:
         wire = await parse(service, request, ResponsesRequest)
         service.check_model(wire.model)
         wire.check(limits)
-        _, _, conversation = Shelf(service, store, request).conversation(wire)
+        _, _, conversation = TenantStore(service, store, request).conversation(wire)
         salt = service.salt(request, wire.cache_salt)
         tokens = await count_tokens_of(service, conversation, "input", salt)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
@@ -137,29 +137,31 @@ def response_routes(service: Service) -> APIRouter:
     async def get_response(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
             raise invalid("A stored response is not streamed.", "stream")
-        stored = Shelf(service, store, request).response(response_id)
+        stored = TenantStore(service, store, request).response(response_id)
         return await json_response(json_pieces(stored.response))
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
-        Shelf(service, store, request).forget(response_id)
+        TenantStore(service, store, request).forget(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:
-        stored = Shelf(service, store, request).response(response_id)
+        stored = TenantStore(service, store, request).response(response_id)
         return await json_response(json_pieces(_page(stored.input, request)))
 
     return router
 
 
-def new_heading(service: Service) -> Heading:
-    """The id, time and model of a new response."""
-    return Heading(f"resp_{secrets.token_hex(ID_BYTES)}", int(time.time()), service.model.id)
+def new_metadata(service: Service) -> ResponseMetadata:
+    """Make the id, time and model of a new response."""
+    return ResponseMetadata(
+        f"resp_{secrets.token_hex(ID_BYTES)}", int(time.time()), service.model.id
+    )
 
 
 def read_item(item: Json) -> Item:
-    """An item that was stored."""
+    """Read an item that was stored."""
     found: Item = WIRE_ITEM.validate_python(item)
     return found
 
@@ -175,7 +177,8 @@ def _not_stored() -> ApiError:
 
 
 def _page(items: tuple[Json, ...], request: Request) -> Json:
-    """Some of the items, as the query asks. Raises ApiError for a query that makes no sense."""
+    """Return some of the items, as the query asks. Raises ApiError for a query that makes no
+    sense."""
     query = request.query_params
     order, limit = query.get("order", "desc"), query.get("limit", str(LISTED_ITEMS))
     if order not in ("asc", "desc"):

@@ -15,7 +15,7 @@ from server.text.detokenizer import decoded_text
 
 
 def tokenize_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
+    """Return the routes, for one service."""
     router = APIRouter()
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
@@ -49,7 +49,7 @@ def tokenize_routes(service: Service) -> APIRouter:
 
 
 async def _ids(service: Service, request: Request, wire: TokenizeRequest) -> tuple[int, ...]:
-    """Of the text, or of the prompt that the messages make; however many."""
+    """Encode the text, or the prompt that the messages make; however many ids it has."""
     if wire.text is not None:
         encoded = await service.tokenizer.encode_text(
             wire.text, add_special_tokens=bool(wire.add_special_tokens)

@@ -1,4 +1,4 @@
-"""An answer's text -> thoughts, content and calls."""
+"""Split an answer's text into reasoning, content and calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,61 +7,61 @@ from server.conversation import Tool
 from server.text.calls.parser import CallParser, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import Remember
-from server.text.parser import ReasoningParser, thinking_part
-from server.text.pieces import AnswerPiece, Part, Piece, joined
+from server.text.parser import ReasoningParser, first_channel_of
+from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How the answer to a chat is to be read."""
+class ParseOptions:
+    """How the answer to a chat is taken apart."""
 
     prompt: str
-    """As it was rendered: its end tells whether the model is thinking already."""
+    """The rendered prompt: its end tells whether the model is reasoning already."""
     tools: tuple[Tool, ...] = ()
     """Those that may be called; where there are none, calls are content."""
     tool_format: ToolFormat = ToolFormat.HERMES
     max_calls: int | None = None
-    """The answer ends with so many."""
+    """The number of calls after which the answer ends."""
     remember: Remember | None = field(default=None, compare=False)
-    """Is told of every call as it was written."""
+    """Called with every call as it was written."""
     begun: str = ""
-    """What follows the prompt of the answer's first part. It is read as that part alone, whatever
-    it ends with, and is no piece of the answer."""
+    """What a client has begun of the answer's first channel. It belongs to that channel alone,
+    whatever it ends with, and is no piece of the answer."""
 
     @property
-    def first_part(self) -> Part | None:
+    def first_channel(self) -> Channel | None:
         """What the answer begins with; None where the model decides."""
-        return thinking_part(self.prompt, self.begun)
+        return first_channel_of(self.prompt, self.begun)
 
     @property
-    def said(self) -> str:
-        """What is begun of the content."""
-        return self.begun if self.first_part is Part.CONTENT else ""
+    def begun_content(self) -> str:
+        """The text of the content that a client has begun; empty where it has begun reasoning."""
+        return self.begun if self.first_channel is Channel.CONTENT else ""
 
 
 class AnswerParser:
-    """Takes an answer apart as it streams in. However its text is cut, the pieces, joined, are the
+    """Split an answer while it streams in. However its text is cut, the pieces, joined, are the
     same."""
 
-    def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id) -> None:
-        self._thoughts = ReasoningParser(reading.prompt, reading.begun)
+    def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
+        self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
         self._calls = (
             CallParser(
-                reading.tools,
-                reading.tool_format,
-                reading.max_calls,
+                options.tools,
+                options.tool_format,
+                options.max_calls,
                 new_id,
-                reading.remember,
-                said=reading.said,
+                options.remember,
+                begun_content=options.begun_content,
             )
-            if reading.tools
+            if options.tools
             else None
         )
 
     @property
     def reasoning(self) -> bool:
         """Whether the model is thinking now."""
-        return self._thoughts.reasoning
+        return self._reasoning_parser.reasoning
 
     @property
     def done(self) -> bool:
@@ -79,12 +79,12 @@ class AnswerParser:
         return self._calls is not None and self._calls.ended_with_calls
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Pieces that are certain now, in order."""
-        return joined(self._split(self._thoughts.feed(text)))
+        """Take in text, and return the pieces that are certain now, in order."""
+        return joined(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self) -> list[AnswerPiece]:
-        """The rest, when the answer ends."""
-        pieces = self._split(self._thoughts.flush())
+        """Return the other pieces, when the answer ends."""
+        pieces = self._split(self._reasoning_parser.flush())
         return joined(pieces + (self._calls.flush() if self._calls else []))
 
     def _split(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
@@ -92,7 +92,7 @@ class AnswerParser:
             return pieces
         found: list[AnswerPiece] = []
         for piece in pieces:
-            if isinstance(piece, Piece) and piece.part is Part.CONTENT:
+            if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
                 found += self._calls.feed(piece.text)
             else:
                 found.append(piece)

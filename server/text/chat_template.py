@@ -11,12 +11,12 @@ from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
 from server.conversation import Conversation, Thinking, Tool, ToolCall, Turn
-from server.text.begun import NO_THOUGHTS, BegunAnswer, begun_answer
+from server.text.begun import NO_REASONING, BegunAnswer, begun_answer
 from server.text.calls.marks import CallMarks
 from server.text.calls.tool_format import tool_format
 from server.text.json_object import json_object
-from server.text.parser import CLOSE, OPEN, thinking_part
-from server.text.pieces import Part
+from server.text.parser import CLOSE, OPEN, first_channel_of
+from server.text.pieces import Channel
 from server.text.special_tokens import SpecialTokens
 from server.text.template_arguments import template_arguments
 from server.text.template_trial import fault_of, try_template
@@ -54,8 +54,8 @@ class ChatTemplate:
         """Why it must not be rendered in this process; empty where it may be."""
 
     def try_out(self) -> str:
-        """Tries it in a process of its own. Returns what people should know of it before they chat,
-        or nothing."""
+        """Try the template in a process of its own. Return what people should know of it before
+        they chat, or nothing."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
         trial = try_template(self._texts, self._tokenizer.special_tokens_map)
@@ -76,7 +76,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """Whether system messages may stand anywhere. Tries it: some templates refuse such
+        """Whether system messages may stand anywhere. Found by trying: some templates refuse such
         messages, others leave them out."""
         talk = [("user", "Hello"), ("assistant", "Hello"), ("system", MARK), ("user", "Hello")]
         messages = [{"role": role, "content": text} for role, text in talk]
@@ -87,7 +87,7 @@ class ChatTemplate:
 
     @cached_property
     def keeps_marks(self) -> bool:
-        """Whether the marks in special tokens that texts spell come through. Tries it."""
+        """Whether the marks in special tokens that texts spell come through. Found by trying."""
         guarded = "".join(map(self._special_tokens.guarded_text, self._special_tokens.contents))
         try:
             return guarded in self._render([{"role": "user", "content": guarded}])
@@ -106,9 +106,9 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, int]:
-        """The prompt, and how many of its leading characters belong to the leading system messages
-        and the tools: other conversations that begin with the same ones begin with these. An answer
-        that is begun is no part of it. Special tokens that texts spell have marks:
+        """Return the prompt, and how many of its leading characters belong to the leading system
+        messages and the tools: other conversations that begin with the same ones begin with these.
+        An answer that is begun is no part of it. Special tokens that texts spell have marks:
         ``special_tokens.pieces_of`` cuts there.
 
         add_generation_prompt: whether the beginning of the answer is part of it. limit: for the
@@ -132,19 +132,19 @@ class ChatTemplate:
     def begun(
         self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
     ) -> BegunAnswer:
-        """What follows the prompt, as ``render`` made it, of an answer that is begun; nothing where
-        none is. Raises as that does."""
+        """Return what follows the prompt, as ``render`` made it, of a begun answer; nothing where
+        none is. Raises as ``render`` does."""
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking
         if not self._knows_thoughts:
             return BegunAnswer(text=turn.text)
         closed = ""
-        if turn.text and thinking_part(prompt) is None:
+        if turn.text and first_channel_of(prompt) is None:
             silent = replace(conversation, thinking=Thinking(enabled=False))
             other, _ = self.render(silent, limit=limit)
-            if thinking_part(other) is Part.CONTENT:
-                closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_THOUGHTS
+            if first_channel_of(other) is Channel.CONTENT:
+                closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_REASONING
         thinks = thinking.enabled is not False
         return begun_answer(turn, prompt, closed=closed, thinks=thinks)
 
@@ -175,8 +175,8 @@ class ChatTemplate:
         return list(dict.fromkeys(text for text in texts if text is not None))
 
     def _text(self, tools: list[Any] | None = None) -> str | None:
-        """The template for conversations with tools, or without; None where there is none, or none
-        of several is the default."""
+        """Return the template for conversations with tools, or without; None where there is none,
+        or none of several is the default."""
         try:
             text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
@@ -184,8 +184,8 @@ class ChatTemplate:
         return text
 
     def _system_text(self, system: list[Message], arguments: dict[str, Any]) -> str:
-        """The leading system messages as a prompt of their own; empty where there are none, or
-        where the template wants more than those."""
+        """Return the leading system messages as a prompt of their own; empty where there are none,
+        or where the template wants more than those."""
         if not system:
             return ""
         try:
@@ -199,8 +199,8 @@ class ChatTemplate:
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:
-    """What the template gets besides the messages. What nobody asked for is left out: templates
-    tell that from False."""
+    """Return what the template gets besides the messages. What nobody asked for is left out:
+    templates tell that from False."""
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
@@ -219,7 +219,7 @@ def _tool(tool: Tool) -> Message:
 def template_messages(
     conversation: Conversation, takes_late_system: bool, marks: CallMarks | None = None
 ) -> list[Message]:
-    """The turns as templates want them: one system message, first.
+    """Return the turns as templates want them: one system message, first.
 
     takes_late_system: whether system messages may come later as well; else the user says them.
     marks: stand for calls whose text is known.
@@ -247,7 +247,8 @@ def _message(turn: Turn, marks: CallMarks | None) -> Message:
 
 
 def _call(call: ToolCall, marks: CallMarks | None) -> Message:
-    """Templates write the arguments in the model's own form, for which they need an object."""
+    """Return a call as templates want it: its arguments are an object, which they write in the
+    model's own form."""
     if marks is not None and call.written is not None:
         function = {"name": marks.add(call.written), "arguments": {}}
     else:
@@ -256,8 +257,7 @@ def _call(call: ToolCall, marks: CallMarks | None) -> Message:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Arguments as they were sent back -> an object. What is none, the model is shown as it wrote
-    it."""
+    """Parse arguments that were sent back. What is no object, the model is shown as it wrote it."""
     if not text.strip():
         return {}
     found = json_object(text)
@@ -265,6 +265,6 @@ def arguments_object(text: str) -> dict[str, Any]:
 
 
 def common_chars(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return how many characters both texts begin with."""
     lengths = range(1, min(len(one), len(other)) + 1)
     return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])

@@ -13,7 +13,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, with_tags: bool = False, with_special: bool = False
     ) -> None:
-        """with_tags: whether tags around thoughts and calls are text although they are special.
+        """with_tags: whether tags around reasoning and calls are text although they are special.
         with_special: whether all special tokens are."""
         self.chars = 0
         """Characters that have come out."""
@@ -28,7 +28,8 @@ class Detokenizer:
         self._is_whole = True
 
     def feed(self, token_id: int) -> str:
-        """The text that the token completes; empty while a character is incomplete."""
+        """Take in a token, and return the text that it completes; empty while a character is
+        incomplete."""
         self.offset = self.chars
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
         if not raw:
@@ -45,13 +46,13 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """The rest: an incomplete character as U+FFFD."""
+        """Return the rest: an incomplete character as U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
 def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> EncodedText:
-    """The text of ids, special tokens as they are written. It takes longer than the event loop can
-    wait where there are many."""
+    """Decode ids, special tokens as they are written. Where there are many it takes longer than the
+    event loop can wait."""
     detokenizer = Detokenizer(tokenizer, with_special=True)
     pieces, offsets = list[str](), list[int]()
     for token_id in ids:

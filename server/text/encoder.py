@@ -19,7 +19,7 @@ CACHED_WORDS = 2048
 
 
 class Encoder:
-    """What encodes for one tokenizer. Other threads run meanwhile."""
+    """Encode texts for one tokenizer. Other threads run meanwhile."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
@@ -29,14 +29,14 @@ class Encoder:
     def encode(
         self, texts: list[str], *, offsets: bool = False, ends: bool = False
     ) -> list[Encoding]:
-        """Encode all of them at once. offsets: with those. ends: with what the tokenizer itself
-        adds around a text."""
+        """Encode all texts at once. offsets: with those. ends: with what the tokenizer itself adds
+        around a text."""
         # Of a batch: for a single text no other thread would run.
         encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
         return encode(texts, add_special_tokens=ends)
 
     def exceeds(self, pieces: list[str], max_tokens: int) -> bool:
-        """Whether a text has far more tokens than are allowed. pieces: it is cut there."""
+        """Return whether a text has far more tokens than are allowed. pieces: it is cut there."""
         if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
             return False
         tokens = 0
@@ -47,18 +47,18 @@ class Encoder:
         return False
 
     def count(self, pieces: list[str]) -> int:
-        """About how many tokens a text has."""
+        """Return about how many tokens a text has."""
         return sum(self._counts(pieces))
 
     def _counts(self, pieces: list[str]) -> Iterator[int]:
-        """About how many tokens one part of a text after another has."""
+        """Yield about how many tokens one part of a text after another has."""
         starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
         for group in grouped(piece[at : at + SLICE_CHARS] for piece, at in starts):
             yield sum(map(len, self.encode(group)))
 
 
 def grouped(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts, some at a time: what they are encoded to takes memory."""
+    """Yield texts, some at a time: what they are encoded to takes memory."""
     group: list[str] = []
     chars = 0
     for text in texts:
@@ -72,7 +72,7 @@ def grouped(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def tokens_within(encoding: Encoding, chars: int) -> int:
-    """How many leading tokens end within the first ``chars`` characters of the text."""
+    """Return how many leading tokens end within the first ``chars`` characters of the text."""
 
     def end(index: int) -> int:
         # Encoding.offsets would list them all. Padding, behind the text, has no place in it.

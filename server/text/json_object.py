@@ -1,4 +1,4 @@
-"""JSON that others wrote."""
+"""Parse JSON that clients or models wrote."""
 
 import json
 from typing import Any
@@ -8,8 +8,8 @@ MAX_VALUES = 32_768
 
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
-    """What of JSON stands in none of its texts, and whether it ends within one. There each value
-    but the first has a comma before it, or is the first one of its list or object.
+    """Return JSON without its strings, and whether it ends within one. There each value but the
+    first has a comma before it, or is the first one of its list or object.
 
     piece: that ends within no escape. in_text: whether it begins within a text.
     """
@@ -19,7 +19,7 @@ def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
 
 
 def has_many_values(text: str) -> bool:
-    """Whether JSON has more than ``MAX_VALUES``."""
+    """Return whether JSON has more than ``MAX_VALUES``."""
     if len(text) <= MAX_VALUES:
         return False
     outside, _ = outside_texts(text.encode(errors="replace"))
@@ -27,7 +27,7 @@ def has_many_values(text: str) -> bool:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """The object that a text is; None where it is none.
+    """Parse a text as an object; None where it is none.
 
     Line breaks within strings, which models write, are let pass; halves of characters, which no
     text can have, are not; and nothing of ``MAX_VALUES`` or more.

@@ -1,4 +1,4 @@
-"""Values that may be asked for again: the newest, up to so many bytes."""
+"""Keep values that may be asked for again: the newest, up to so many bytes."""
 
 import threading
 from collections import OrderedDict
@@ -10,7 +10,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Newest(Generic[KeyT, ValueT]):
-    """Keeps values by their keys; the ones that were not asked for the longest make room."""
+    """Keep values by their keys; the least recently used ones make room."""
 
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: of all together; 0: none is kept."""
@@ -21,7 +21,7 @@ class Newest(Generic[KeyT, ValueT]):
         self._lock = threading.Lock()
 
     def keep(self, key: KeyT, value: ValueT, size: int) -> None:
-        """Takes a value in, instead of what had its key. size: its bytes, nearly."""
+        """Keep a value, instead of what had its key. size: its bytes, nearly."""
         with self._lock:
             _, replaced = self._kept.pop(key, (None, 0))
             self._kept[key] = (value, size)
@@ -31,7 +31,7 @@ class Newest(Generic[KeyT, ValueT]):
                 self._bytes -= freed
 
     def find(self, key: KeyT) -> ValueT | None:
-        """The value of a key, if it is kept."""
+        """Return the value of a key; None where it is not kept."""
         with self._lock:
             found = self._kept.get(key)
             if found is None:

@@ -6,8 +6,8 @@ from enum import Enum
 from engine.types import TokenLogprobs
 
 
-class Part(Enum):
-    """What a piece of text belongs to."""
+class Channel(Enum):
+    """What a piece of text belongs to: the reasoning or the content."""
 
     REASONING = "reasoning"
     CONTENT = "content"
@@ -24,10 +24,10 @@ class TokenReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some text of one part."""
+class TextPiece:
+    """Some text of one channel."""
 
-    part: Part
+    channel: Channel
     text: str
     tokens: tuple[TokenReport, ...] = ()
     """What made it, as far as that is content and was reported."""
@@ -52,20 +52,24 @@ class ToolCallArguments:
     text: str
 
 
-AnswerPiece = Piece | ToolCallStart | ToolCallArguments
+AnswerPiece = TextPiece | ToolCallStart | ToolCallArguments
 """A call has ended when another piece than its arguments comes, or the answer's end."""
 
 
 def joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-    """The same with neighbours of one part, or of one call's arguments, made one piece."""
+    """Join neighbours of one channel, or of one call's arguments, to one piece."""
     if len(pieces) < 2:
         return pieces
     result: list[AnswerPiece] = []
     for piece in pieces:
         last = result[-1] if result else None
-        if isinstance(piece, Piece) and isinstance(last, Piece) and piece.part is last.part:
+        if (
+            isinstance(piece, TextPiece)
+            and isinstance(last, TextPiece)
+            and piece.channel is last.channel
+        ):
             text, tokens = last.text + piece.text, last.tokens + piece.tokens
-            result[-1] = Piece(last.part, text, tokens)
+            result[-1] = TextPiece(last.channel, text, tokens)
         elif (
             isinstance(piece, ToolCallArguments)
             and isinstance(last, ToolCallArguments)

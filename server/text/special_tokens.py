@@ -1,4 +1,4 @@
-"""Special tokens that texts spell are kept from meaning anything.
+"""Keep special tokens that texts spell from meaning anything.
 
 Before the template writes the prompt a mark is put into each, and at the marks the prompt is cut
 before it is encoded::
@@ -16,14 +16,14 @@ CUT = re.compile(f"{MARK}(?!{ESCAPE})")
 
 
 class SpecialTokens:
-    """Those of one tokenizer."""
+    """The special tokens of one tokenizer."""
 
     def __init__(self, contents: Iterable[str]) -> None:
         """contents: how they are spelt. One of a single character cannot be cut."""
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
-        """A value of JSON with marks in all of its texts."""
+        """Return a value of JSON with marks in all of its texts."""
         if isinstance(value, str):
             return self.guarded_text(value)
         if isinstance(value, list):
@@ -33,7 +33,7 @@ class SpecialTokens:
         return value
 
     def guarded_text(self, text: str) -> str:
-        """A text with a mark in every special token, also where they overlap."""
+        """Put a mark into every special token of a text, also where they overlap."""
         text = text.replace(MARK, MARK + ESCAPE)
         for content in self.contents:
             while content in text:
@@ -42,7 +42,7 @@ class SpecialTokens:
 
 
 def pieces_of(prompt: str) -> list[str]:
-    """A prompt that was made of guarded texts, cut at the marks."""
+    """Cut a prompt that was made of guarded texts at the marks."""
     if MARK not in prompt:
         return [prompt]
     return [piece.replace(MARK + ESCAPE, MARK) for piece in CUT.split(prompt)]

@@ -4,7 +4,7 @@ from server.text.beginnings import longest_beginning
 
 
 class StopStrings:
-    """Holds back text that may be the beginning of a stop string."""
+    """Hold back text that may be the beginning of a stop string."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         """stops: none of them empty."""
@@ -15,7 +15,7 @@ class StopStrings:
         """The stop string that ended the answer."""
 
     def feed(self, text: str) -> str:
-        """What may be sent. After a match nothing more is."""
+        """Take in text, and return what may be sent. After a match that is nothing."""
         if self.matched is not None or not self._stops:
             return text if self.matched is None else ""
         held = self._held + text
@@ -31,6 +31,6 @@ class StopStrings:
         return held[: len(held) - keep]
 
     def flush(self) -> str:
-        """What was held back, when the answer ends otherwise."""
+        """Return what was held back, when the answer ends otherwise."""
         rest, self._held = self._held, ""
         return rest

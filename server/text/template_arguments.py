@@ -1,4 +1,4 @@
-"""What a chat template takes besides the conversation, by name."""
+"""Find the arguments that a chat template takes besides the conversation."""
 
 from collections.abc import Iterable
 from inspect import signature
@@ -24,14 +24,14 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """What is within, as if there were no tag."""
+        """Parse what is within the tag, as if there were no tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
-    """The variables that templates look up and nobody here supplies. A template that is none has
-    none. special_tokens: the names by which templates get them."""
+    """Return the variables that templates look up and nobody here supplies. A template that cannot
+    be parsed has none. special_tokens: the names by which templates get them."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
     found: set[str] = set()
     for text in texts:

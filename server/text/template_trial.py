@@ -1,4 +1,4 @@
-"""A chat template is a program of others: it is tried in a process of its own before anybody chats.
+"""Try a chat template, which is a program of others, in a process of its own before anybody chats.
 
 ``python -m server.text.template_trial`` is that process. It has little time and memory, and gets
 nothing of this one but the template.
@@ -52,7 +52,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TemplateTrial:
-    """How it went."""
+    """The result of a trial."""
 
     fault: str
     """Why a plain conversation was not rendered; empty where it was."""
@@ -61,7 +61,8 @@ class TemplateTrial:
 
 
 def try_template(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> TemplateTrial:
-    """texts: the model's templates. special_tokens: by the names that templates have for them."""
+    """Try templates in a process of its own. texts: the model's templates. special_tokens: by the
+    names that templates have for them."""
     # There may be keys in the environment, and modules of others in the working directory.
     environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     command = [sys.executable, "-P", "-m", "server.text.template_trial"]
@@ -74,69 +75,70 @@ def try_template(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> Tem
         try:
             with suppress(BrokenPipeError), process.stdin as given:
                 given.write(json.dumps([list(texts), dict(special_tokens)], default=str).encode())
-            said, excess = _watch(process, process.stdout)
+            output, excess = _watch(process, process.stdout)
         finally:
             process.kill()
-    begun, _, outcome = said.partition(READY)
-    if said and not begun and outcome and not excess:
+    begun, _, outcome = output.partition(READY)
+    if output and not begun and outcome and not excess:
         return TemplateTrial(json.loads(outcome))
     fault = excess or f"the process that tried it ended with {process.returncode}"
-    return TemplateTrial(fault, ends=READY not in said)
+    return TemplateTrial(fault, ends=READY not in output)
 
 
 def _watch(process: "subprocess.Popen[bytes]", stdout: IO[bytes]) -> tuple[bytes, str]:
-    """What a process says to its end, and what it takes too much of: empty where it ends before."""
-    watched, said = psutil.Process(process.pid), b""
+    """Return what a process writes to its end, and the limit that it exceeds: empty where it ends
+    before."""
+    watched, output = psutil.Process(process.pid), b""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if select.select([stdout], [], [], POLL_S)[0]:
             more = os.read(stdout.fileno(), 4096)
             if not more:
-                return said, ""
-            if READY not in said and READY in said + more:
+                return output, ""
+            if READY not in output and READY in output + more:
                 deadline = time.monotonic() + LIMIT_S
-            said += more
+            output += more
         with suppress(psutil.Error):
             if watched.memory_info().rss > LIMIT_BYTES:
-                return said, f"it takes more than {LIMIT_BYTES >> 20} MiB of memory"
-    return said, f"it takes more than {LIMIT_S if READY in said else START_LIMIT_S:.0f} s"
+                return output, f"it takes more than {LIMIT_BYTES >> 20} MiB of memory"
+    return output, f"it takes more than {LIMIT_S if READY in output else START_LIMIT_S:.0f} s"
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
-    """What went wrong in a template, and where. with_message: also what the error says, which may
-    repeat what was to be rendered."""
+    """Return what went wrong in a template, and where. with_message: also what the error says,
+    which may repeat what was to be rendered."""
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == TEMPLATE_FILE:
             line = frame.lineno
     place = "" if line is None else f" in line {line}"
-    said = f": {str(error).strip().partition(chr(10))[0]}" if with_message else ""
-    return f"{type(error).__name__}{place}{said}"[:MAX_FAULT_CHARS]
+    message = f": {str(error).strip().partition(chr(10))[0]}" if with_message else ""
+    return f"{type(error).__name__}{place}{message}"[:MAX_FAULT_CHARS]
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Renders conversations of all kinds. Returns why a plain one could not be rendered, or ""."""
+    """Render conversations of all kinds. Return why a plain one could not be rendered, or ""."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     fault = ""
     for text in texts:
-        for asked in (PLAIN, *OTHERS):
-            others = {name: value for name, value in asked.items() if name != "messages"}
+        for request in (PLAIN, *OTHERS):
+            others = {name: value for name, value in request.items() if name != "messages"}
             try:
                 render_jinja_template(
-                    conversations=[asked["messages"]],
+                    conversations=[request["messages"]],
                     chat_template=text,
                     add_generation_prompt=True,
                     **{**special_tokens, **others},
                 )
             except Exception as error:
-                if asked is PLAIN:
+                if request is PLAIN:
                     fault = fault or fault_of(error, with_message=True)
     return fault
 
 
 def main() -> None:
-    """The process: reads templates and tokens, and says what came of them."""
+    """Run the process: read templates and tokens, and write what came of them."""
     texts, special_tokens = json.load(sys.stdin)
     import transformers.utils.chat_template_utils  # noqa: F401 - none of the trial's time
 

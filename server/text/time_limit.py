@@ -1,4 +1,4 @@
-"""An end for Python code that does not come to one."""
+"""End Python code that takes too long."""
 
 import asyncio
 import ctypes
@@ -17,7 +17,7 @@ class TimeUp(BaseException):
 
 
 class TimeLimit:
-    """``with limit:`` stands around code of Python that is ended, by TimeUp, at its next line.
+    """End code within ``with limit:`` by TimeUp, at its next line.
 
     An operation of C has no lines: it is over when it is over, and while it holds the interpreter
     nobody else runs. TimeUp may be raised at the end of the ``with`` statement, too: whoever
@@ -33,7 +33,7 @@ class TimeLimit:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Runs work, which has the ``with`` statement in it, in a worker thread; ends what stands
+        """Run work, which has the ``with`` statement in it, in a worker thread; end what stands
         within when its time is up, or when nobody waits for it any more."""
         self._look()
         try:
@@ -45,7 +45,7 @@ class TimeLimit:
             self._watching.cancel()
 
     def _look(self) -> None:
-        """Ends what is over its time, and comes back for what is not."""
+        """End what is over its time, and come back for what is not."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             self.end()
@@ -54,7 +54,7 @@ class TimeLimit:
             self._watching = loop.call_later(wait_s, self._look)
 
     def end(self) -> None:
-        """Ends what stands within, now or as soon as it begins; once."""
+        """End what stands within, now or as soon as it begins; once."""
         if self._ended:
             return  # and asks for no lock: TimeUp may have come to who had it
         with self._lock:

@@ -58,7 +58,7 @@ class EncodedChat:
     """Leading ids that belong to the leading system messages: other conversations that begin with
     the same messages begin with these ids."""
     begun: str = ""
-    """What the text ends with of an answer that is begun: of its thoughts, or of what it says."""
+    """What the text ends with of an answer that is begun: of its reasoning, or of its content."""
 
     @property
     def opening(self) -> str:
@@ -72,7 +72,7 @@ class _RenderedChat:
 
     pieces: list[str]
     shared_chars: int
-    """Leading ones that belong to the leading system messages and the tools."""
+    """Leading characters that belong to the leading system messages and the tools."""
     begun: str
 
 
@@ -100,11 +100,11 @@ class Tokenizer:
         self._encoder = Encoder(self.fast)
         end_id = loaded.eos_token_id
         self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
-        """Of the token that ends an answer, as far as the tokenizer says."""
+        """The token that ends an answer, as far as the tokenizer says."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
-        """Of tags around thoughts and calls that some makers declare special."""
+        """Tags around reasoning and calls that some makers declare special."""
         guarded = () if interpret_special_tokens else self.special_ids - self.special_tag_ids
         self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
         self.template = ChatTemplate(loaded, self._special_tokens)
@@ -121,7 +121,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         max_template_s: float = inf,
     ) -> EncodedChat:
-        """A conversation as a prompt, to which an answer is generated unless
+        """Encode a conversation as a prompt, to which an answer is generated unless
         ``add_generation_prompt`` is False. max_template_s: what the chat template may take.
 
         Raises TemplateError; TextTooLongError, before the work of encoding, for what cannot have
@@ -142,7 +142,7 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """How many ids ``encode_chat`` makes of a conversation. What has far more than
+        """Count the ids that ``encode_chat`` makes of a conversation. What has far more than
         ``max_prompt_tokens`` is counted in slices, which may be off by some for each. Raises
         TemplateError."""
         limit = TimeLimit(max_template_s)
@@ -163,8 +163,8 @@ class Tokenizer:
         add_special_tokens: bool = False,
         offsets: bool = False,
     ) -> EncodedText:
-        """A text and its tokens. add_special_tokens: with those that the tokenizer puts around one;
-        special tokens in the text are recognised in any case. offsets: with those.
+        """Encode a text. add_special_tokens: with those that the tokenizer puts around one; special
+        tokens in the text are recognised in any case. offsets: with those.
 
         Raises TextTooLongError, before the work of encoding, for what has far more tokens than
         ``max_tokens``.
@@ -182,7 +182,7 @@ class Tokenizer:
     async def encode_texts(
         self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
     ) -> list[tuple[int, ...]]:
-        """Ids of texts for their vectors. ends: with what the tokenizer itself adds, the token at
+        """Encode texts for their vectors. ends: with what the tokenizer itself adds, the token at
         the end whose state is the vector.
 
         Raises TextTooLongError, before the work of encoding, for one that has far more than
@@ -230,7 +230,8 @@ class Tokenizer:
         return EncodedChat("".join(rendered.pieces), tuple(ids), system_tokens, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which need not be whole characters; none for an unknown id."""
+        """Return the bytes of one token, which need not be whole characters; none for an unknown
+        id."""
         return self._bytes[token_id] if token_id < self.vocab_size else b""
 
     def _bytes_of(self, token_id: int) -> bytes:
@@ -243,8 +244,8 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes every byte as a visible character: printable Latin-1 as itself, the
-    others, in order, from U+0100 up (openai/gpt-2, encoder.py)."""
+    """Return the alphabet of byte-level BPE, which writes every byte as a visible character:
+    printable Latin-1 as itself, the others, in order, from U+0100 up (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from server.config import LimitsSection
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from tests.abuse.costs import Cost, main, problems
 from tests.abuse.limit_rows import ALIASES, BY_PATH, COMPLETIONS, UNREACHED, Row, rows
 from tests.fuzz.judgement import MIB

@@ -16,9 +16,9 @@ from engine.machine import machine_memory
 from engine.types import Request, SamplingParams, TokenConstraint
 from server.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
+from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.judge import Judge, JudgeLimits
 from server.text.grammar.vocabulary import Vocabulary
-from server.text.grammar.wish import Wish
 from server.text.tokenizer import Tokenizer
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.rounds import Part, Rounds
@@ -102,7 +102,7 @@ async def compile_schema(model: Path, schema: dict[str, Any]) -> TokenConstraint
         lambda made: Judge(made.text, made.facts, JUDGE_LIMITS),
         LIMITS,
     )
-    constraint = await compiler.compile(Wish(OutputFormat("json_schema", schema)))
+    constraint = await compiler.compile(ConstraintSpec(OutputFormat("json_schema", schema)))
     await compiler.close()
     assert constraint is not None
     return constraint

@@ -35,7 +35,7 @@ from tests.server.harness import ids_of, make_service, token_id
 MARK = "Repeat after me:"
 NOTHING_TO_REPEAT = "You did not tell me what to say."
 ANSWER_BEGINS = "<|im_start|>assistant\n"
-NO_THOUGHTS = "<think>\n\n</think>\n\n"
+NO_REASONING = "<think>\n\n</think>\n\n"
 SURE = 100.0
 """A logit that no temperature and no penalty makes improbable."""
 MAX_MODEL_LEN = 16384
@@ -80,7 +80,7 @@ class Parrot:
         self._tokenizer = tokenizer
         self._answer = answer_to or told_answer
         self._begins = ids_of(tokenizer, ANSWER_BEGINS)
-        self._no_thoughts = ids_of(tokenizer, NO_THOUGHTS)
+        self._no_thoughts = ids_of(tokenizer, NO_REASONING)
         self._end = token_id(tokenizer, "<|im_end|>")
         self._answer_to = lru_cache(256)(self._make_answer)
 

@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 from engine.types import FinishReason
 from server.conversation import Tool
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading
+from server.protocol.answers import ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
-from server.protocol.common import Wanted
-from server.text.answer_parser import AnswerParser, Reading
+from server.protocol.common import ResponseOptions
+from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.calls.tool_format import ToolFormat
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart, joined
+from server.text.pieces import (
+    AnswerPiece,
+    Channel,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallStart,
+    joined,
+)
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import SPECIAL_TOKENS, write_tokenizer
@@ -69,8 +76,8 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Tokenizer(folder)
 
 
-def parsed(reading: Reading, parts: list[str]) -> tuple[list[AnswerPiece], bool, bool]:
-    parser = AnswerParser(reading, ids())
+def parsed(parse_options: ParseOptions, parts: list[str]) -> tuple[list[AnswerPiece], bool, bool]:
+    parser = AnswerParser(parse_options, ids())
     found = [piece for part in parts for piece in parser.feed(part)]
     return joined(found + parser.flush()), parser.ended_with_calls, parser.done
 
@@ -80,10 +87,10 @@ def parsed(reading: Reading, parts: list[str]) -> tuple[list[AnswerPiece], bool,
 def test_any_cut_gives_the_same_pieces(
     prompt: str, form: ToolFormat, max_calls: int | None, text: str, places: list[int]
 ) -> None:
-    reading = Reading(prompt, (LOOK,), form, max_calls)
-    at_once = parsed(reading, [text])
-    assert parsed(reading, cut(text, places)) == at_once
-    assert parsed(reading, list(text)) == at_once
+    parse_options = ParseOptions(prompt, (LOOK,), form, max_calls)
+    at_once = parsed(parse_options, [text])
+    assert parsed(parse_options, cut(text, places)) == at_once
+    assert parsed(parse_options, list(text)) == at_once
 
 
 @given(form=FORMS, text=answers)
@@ -91,7 +98,7 @@ def test_any_cut_gives_the_same_pieces(
 def test_a_call_begins_before_its_arguments_and_calls_are_counted(
     form: ToolFormat, text: str
 ) -> None:
-    pieces, ended, _ = parsed(Reading("", (LOOK,), form), [text])
+    pieces, ended, _ = parsed(ParseOptions("", (LOOK,), form), [text])
     starts = [piece for piece in pieces if isinstance(piece, ToolCallStart)]
     assert [start.index for start in starts] == list(range(len(starts)))
     assert len({start.id for start in starts}) == len(starts)
@@ -140,11 +147,11 @@ def test_hermes_calls_arrive_as_they_were_written(
             for (name, _), each in zip(calls, written, strict=True)
         ]
     )
-    wanted: list[AnswerPiece] = [Piece(Part.CONTENT, before)] if before else []
+    wanted: list[AnswerPiece] = [TextPiece(Channel.CONTENT, before)] if before else []
     for index, ((name, _), each) in enumerate(zip(calls, written, strict=True)):
         wanted += [ToolCallStart(index, f"call_{index}", name), ToolCallArguments(index, each)]
-    reading = Reading("</think>", (LOOK,))
-    assert parsed(reading, cut(text, places)) == (wanted, True, False)
+    parse_options = ParseOptions("</think>", (LOOK,))
+    assert parsed(parse_options, cut(text, places)) == (wanted, True, False)
 
 
 def typed(value: Any) -> dict[str, Any]:
@@ -170,8 +177,8 @@ def test_xml_calls_arrive_with_the_types_of_their_schema(
     ]
     parameters = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in written)
     text = f"{before}\n<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>"
-    reading = Reading("</think>", (Tool("f", parameters=schema),), ToolFormat.XML)
-    pieces, ended, _ = parsed(reading, cut(text, places))
+    parse_options = ParseOptions("</think>", (Tool("f", parameters=schema),), ToolFormat.XML)
+    pieces, ended, _ = parsed(parse_options, cut(text, places))
     assert ended
     last = pieces[-1]
     assert isinstance(last, ToolCallArguments)
@@ -222,7 +229,7 @@ def whole(answer: ChatAnswer) -> dict[str, Any]:
     stops=st.lists(
         st.sampled_from(["}", '"at"', "</tool_call>", "\n", "x5", "</think>"]), max_size=2
     ).map(tuple),
-    reading=st.builds(Reading, PROMPTS, st.just((LOOK,)), FORMS, limits),
+    parse_options=st.builds(ParseOptions, PROMPTS, st.just((LOOK,)), FORMS, limits),
     finish=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
     places=cuts,
 )
@@ -231,7 +238,7 @@ def test_a_stream_and_a_whole_answer_are_one_answer(
     tokenizer: Tokenizer,
     text: str,
     stops: tuple[str, ...],
-    reading: Reading,
+    parse_options: ParseOptions,
     finish: FinishReason,
     places: list[int],
 ) -> None:
@@ -240,19 +247,21 @@ def test_a_stream_and_a_whole_answer_are_one_answer(
     steps = [events[a:b] for a, b in zip([0, *ends], [*ends, len(events)], strict=True)]
 
     async def deltas() -> list[Delta]:
-        choices, _ = prepared(tokenizer, steps, stop=stops, chat=reading)
+        choices, _ = prepared(tokenizer, steps, stop=stops, chat=parse_options)
         return [delta async for step in choices.steps(1.0) for delta in step]
 
     found = asyncio.run(deltas())
-    heading = Heading("id", 1, "model")
-    streamed, at_once = (ChatAnswer(heading, tokenizer.token_bytes, Wanted()) for _ in range(2))
+    metadata = ResponseMetadata("id", 1, "model")
+    streamed, at_once = (
+        ChatAnswer(metadata, tokenizer.token_bytes, ResponseOptions()) for _ in range(2)
+    )
     chunks = [chunk for delta in found for chunk in streamed.chunks(delta)]
     for delta in found:
         at_once.add(delta)
     assert gathered(chunks) == whole(at_once)
 
     before = before_the_first_stop(text, stops)
-    pieces, ended, done = parsed(reading, [text if before is None else before])
+    pieces, ended, done = parsed(parse_options, [text if before is None else before])
     nameless = [piece for delta in found for piece in delta.pieces]
     assert [without_id(piece) for piece in joined(nameless)] == [without_id(p) for p in pieces]
     stopped = before is not None or done or finish is FinishReason.STOP

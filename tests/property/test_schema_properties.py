@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from server.conversation import OutputFormat
-from server.text.grammar.error import GrammarError
-from server.text.grammar.wish import Wish
+from server.text.grammar.constraint_spec import ConstraintSpec
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
@@ -29,7 +29,7 @@ async def test_answers_at_random_satisfy_schemas_at_random(tmp_path: Path, seed:
     for _ in range(SCHEMAS):
         schema = schemas.draw()
         try:
-            constraint = await made.compile(Wish(OutputFormat("json_schema", schema)))
+            constraint = await made.compile(ConstraintSpec(OutputFormat("json_schema", schema)))
         except GrammarError:
             continue
         assert constraint is not None

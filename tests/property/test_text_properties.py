@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.types import FinishReason, TokenEvent
 from server.text.detokenizer import Detokenizer
 from server.text.parser import CLOSE, OPEN, ReasoningParser
-from server.text.pieces import AnswerPiece, Part, Piece, joined
+from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -146,10 +146,10 @@ def split_at_once(prompt: str, text: str) -> list[AnswerPiece]:
     }.get(prompt)
     found = pattern and re.fullmatch(pattern, text, re.DOTALL)
     if not found:
-        return [Piece(Part.CONTENT, text)] if text else []
+        return [TextPiece(Channel.CONTENT, text)] if text else []
     thought, answer = found["thought"].strip(), (found["answer"] or "").lstrip()
-    parts = [(Part.REASONING, thought), (Part.CONTENT, answer)]
-    return [Piece(part, text) for part, text in parts if text]
+    parts = [(Channel.REASONING, thought), (Channel.CONTENT, answer)]
+    return [TextPiece(channel, text) for channel, text in parts if text]
 
 
 @given(prompt=st.sampled_from([PLAIN, OPENED, CLOSED]), text=answers, places=cuts)

@@ -24,7 +24,7 @@ from server.conversation import Conversation, Turn
 from server.metrics import Metrics
 from server.service import ServedModel, Service
 from server.text.calls.written import WrittenCalls
-from server.text.thoughts import Thoughts
+from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB, recall_loop
 from tests.recall import RecallModel, recall_many
@@ -200,8 +200,10 @@ def make_service(
     config = config or Config()
     grammars = grammar_compiler(config, tokenizer, model, client.limits.vocab_size)
     calls = WrittenCalls(config.limits.max_written_call_bytes)
-    thoughts = Thoughts(config.limits.max_thought_bytes)
-    return Service(config, model, tokenizer, client, Metrics(client), grammars, calls, thoughts)
+    reasoning_cache = ReasoningCache(config.limits.max_thought_bytes)
+    return Service(
+        config, model, tokenizer, client, Metrics(client), grammars, calls, reasoning_cache
+    )
 
 
 @asynccontextmanager

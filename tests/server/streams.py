@@ -17,7 +17,7 @@ from engine.types import (
 )
 from server.choices import Choices
 from server.generation import Prompt
-from server.text.answer_parser import Reading
+from server.text.answer_parser import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.harness import ids_of
@@ -140,9 +140,9 @@ def fault(message: str | None = "a step failed") -> TokenEvent:
     return TokenEvent(1, None, FinishReason.ERROR, message=message)
 
 
-def reading(chat: str | Reading | None) -> Reading | None:
+def parse_options(chat: str | ParseOptions | None) -> ParseOptions | None:
     """A rendered prompt without tools stands for how its answer is read."""
-    return Reading(chat) if isinstance(chat, str) else chat
+    return ParseOptions(chat) if isinstance(chat, str) else chat
 
 
 def prepared(
@@ -150,7 +150,7 @@ def prepared(
     batches: Batches,
     *,
     stop: tuple[str, ...] = (),
-    chat: str | Reading | None = None,
+    chat: str | ParseOptions | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
     choices: int = 1,
 ) -> tuple[Choices, list[PreparedStream]]:
@@ -161,6 +161,6 @@ def prepared(
     found = Choices(
         cast(EngineClient, client),
         tokenizer,
-        Prompt((1, 2, 3), params, stop, reading(chat), choices=choices),
+        Prompt((1, 2, 3), params, stop, parse_options(chat), choices=choices),
     )
     return found, client.streams

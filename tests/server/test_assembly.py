@@ -31,12 +31,12 @@ from server.assembly import (
 )
 from server.config import MIB, Config, ServerSection, Tables
 from server.drained_server import listen
-from server.faults import EngineError, ModelError, SettingError, SubstrateFailedError
 from server.listener import reserve
 from server.log import configure_log
-from server.plan.command import PlanWishes, plan_model
+from server.plan.command import PlanOptions, plan_model
 from server.service import Service
 from server.settings import read_settings
+from server.startup_errors import EngineError, ModelError, SettingError, SubstrateFailedError
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 from tests.kvcache.metal_double import Device
@@ -128,7 +128,7 @@ def test_threat_21_a_mac_in_use_serves_with_a_warning_and_plan_says_what_serve_s
     (warning,) = (line for line in logged if "[warning" in line)
     assert memory.warning in warning
     assert "128.00 MiB are available now" in warning
-    planned = plan_model(str(folder), None, PlanWishes(device="M2", context=2048))
+    planned = plan_model(str(folder), None, PlanOptions(device="M2", context=2048))
     said = "\n".join(line.partition("] ")[2].strip() for line in logged)
     for line in planned.split("\n\n")[0].splitlines():
         assert line.strip() in said

@@ -11,7 +11,7 @@ from engine.errors import QueueFullError
 from engine.types import MissReason, PrefixReport, PrefixSalt, SamplingParams, TokenEvent
 from server.choices import Choices, choice_params, prefix_of_all
 from server.generation import Delta, GenerationError, Prompt, Usage
-from server.text.pieces import Piece
+from server.text.pieces import TextPiece
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import DEADLINE_S, Engine, decoded, ids_of
 from tests.server.streams import PreparedClient, PreparedStream, fault, prepared, said, token
@@ -28,7 +28,7 @@ def texts(steps: list[list[Delta]], count: int) -> list[str]:
     found = [""] * count
     for delta in (delta for deltas in steps for delta in deltas):
         for piece in delta.pieces:
-            assert isinstance(piece, Piece)
+            assert isinstance(piece, TextPiece)
             found[delta.index] += piece.text
     return found
 

@@ -19,7 +19,7 @@ import pytest
 
 from server import assembly
 from server.cli import main
-from server.faults import EngineError
+from server.startup_errors import EngineError
 from tests.abuse.processes import port_of
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
@@ -228,10 +228,10 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     seen: list[tuple[Any, ...]] = []
 
-    def examine(file: Any, flags: Any, wishes: Any, told: Callable[[str], None]) -> Any:
+    def examine(file: Any, flags: Any, options: Any, told: Callable[[str], None]) -> Any:
         told("everything")
-        seen.append((file, flags, wishes))
-        return "the report", not wishes.release_test
+        seen.append((file, flags, options))
+        return "the report", not options.release_test
 
     monkeypatch.setattr(command, "examine_machine", examine)
     return seen

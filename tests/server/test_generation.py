@@ -4,11 +4,11 @@ import pytest
 
 from engine.types import FinishReason, MissReason, PrefixReport, Request, SamplingParams, TokenEvent
 from server.generation import Delta, Generation, GenerationError, Prompt
-from server.text.answer_parser import Reading
-from server.text.pieces import Part, Piece, ToolCallArguments, ToolCallStart, joined
+from server.text.answer_parser import ParseOptions
+from server.text.pieces import Channel, TextPiece, ToolCallArguments, ToolCallStart, joined
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of, token_id
-from tests.server.streams import PreparedStream, fault, reading, said, scored, token
+from tests.server.streams import PreparedStream, fault, parse_options, said, scored, token
 from tests.server.text.calling import LOOK
 
 
@@ -16,7 +16,7 @@ def started(
     tokenizer: Tokenizer,
     *,
     stop: tuple[str, ...] = (),
-    chat: str | Reading | None = None,
+    chat: str | ParseOptions | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
     index: int = 0,
     max_tokens: int = 100,
@@ -26,12 +26,12 @@ def started(
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
     stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
     return Generation(
-        stream, tokenizer, Prompt((1, 2, 3), params, stop, reading(chat)), index
+        stream, tokenizer, Prompt((1, 2, 3), params, stop, parse_options(chat)), index
     ), stream
 
 
-def content(text: str) -> Piece:
-    return Piece(Part.CONTENT, text)
+def content(text: str) -> TextPiece:
+    return TextPiece(Channel.CONTENT, text)
 
 
 def test_the_events_of_one_step_make_one_delta(tokenizer: Tokenizer) -> None:
@@ -69,7 +69,7 @@ def test_a_stop_token_is_counted_and_is_no_text(tokenizer: Tokenizer) -> None:
     generation, _ = started(tokenizer, stop_token_ids=frozenset({end}))
     letter = ids_of(tokenizer, "a")[0]
     delta = generation.take([token(letter, None, -1.0), token(end, FinishReason.STOP, -2.0)])
-    assert delta.pieces == [Piece(Part.CONTENT, "a", tuple(delta.tokens[:1]))]
+    assert delta.pieces == [TextPiece(Channel.CONTENT, "a", tuple(delta.tokens[:1]))]
     assert delta.finish == "stop"
     assert generation.completion_tokens == 2
 
@@ -119,14 +119,14 @@ def test_an_answer_that_should_have_tokens_does_not_end_without_one(tokenizer: T
 def test_the_thoughts_of_a_chat_are_apart_and_counted(tokenizer: Tokenizer) -> None:
     generation, _ = started(tokenizer, chat="assistant\n")
     delta = generation.take(said(tokenizer, "<think>Hm</think>Yes"))
-    assert delta.pieces == [Piece(Part.REASONING, "Hm"), content("Yes")]
+    assert delta.pieces == [TextPiece(Channel.REASONING, "Hm"), content("Yes")]
     assert generation.reasoning_tokens == len("Hm") + 1  # with the closing tag
 
 
 def test_thoughts_that_never_end_are_flushed_with_the_end(tokenizer: Tokenizer) -> None:
     generation, _ = started(tokenizer, chat="assistant\n<think>\n")
     delta = generation.take(said(tokenizer, "Hm </"))
-    assert (delta.pieces, delta.finish) == ([Piece(Part.REASONING, "Hm </")], "length")
+    assert (delta.pieces, delta.finish) == ([TextPiece(Channel.REASONING, "Hm </")], "length")
 
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
@@ -145,13 +145,13 @@ CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 def test_an_answer_that_ended_with_calls_says_so(
     tokenizer: Tokenizer, text: str, finish: FinishReason, reason: str
 ) -> None:
-    generation, _ = started(tokenizer, chat=Reading("</think>", (LOOK,)))
+    generation, _ = started(tokenizer, chat=ParseOptions("</think>", (LOOK,)))
     assert generation.take(said(tokenizer, text, finish)).finish == reason
 
 
 def test_a_stop_string_behind_a_call_ends_the_answer_with_it(tokenizer: Tokenizer) -> None:
-    reading = Reading("</think>", (LOOK,))
-    generation, stream = started(tokenizer, chat=reading, stop=("</tool_call>",))
+    parse_options = ParseOptions("</think>", (LOOK,))
+    generation, stream = started(tokenizer, chat=parse_options, stop=("</tool_call>",))
     delta = generation.take(said(tokenizer, CALL + CALL, None))
     start, arguments = delta.pieces
     assert isinstance(start, ToolCallStart)
@@ -164,7 +164,7 @@ def test_a_stop_string_behind_a_call_ends_the_answer_with_it(tokenizer: Tokenize
 def test_nothing_is_taken_after_the_last_call_that_is_allowed(
     tokenizer: Tokenizer, finish: FinishReason | None
 ) -> None:
-    generation, stream = started(tokenizer, chat=Reading("</think>", (LOOK,), max_calls=1))
+    generation, stream = started(tokenizer, chat=ParseOptions("</think>", (LOOK,), max_calls=1))
     arguments_end = CALL.index("}}") + 1
     last = said(tokenizer, CALL[:arguments_end], finish)
     delta = generation.take([*last, *said(tokenizer, CALL[arguments_end:] + "more", None)])
@@ -210,7 +210,7 @@ def test_a_fault_is_raised_and_never_an_end(
 def test_a_piece_of_content_knows_its_tokens_however_steps_come_together(
     tokenizer: Tokenizer, batches: int
 ) -> None:
-    chat = Reading("assistant\n", (LOOK,))
+    chat = ParseOptions("assistant\n", (LOOK,))
     text = f"<think>Hm</think>\n\nAb\n{CALL}\ncd STOP"
     generation, _ = started(tokenizer, chat=chat, stop=("STOP",))
     ids = ids_of(tokenizer, text)
@@ -219,7 +219,7 @@ def test_a_piece_of_content_knows_its_tokens_however_steps_come_together(
     pieces = []
     for start in range(0, len(events), size):
         pieces += generation.take(events[start : start + size]).pieces
-    said = [p for p in joined(pieces) if isinstance(p, Piece) and p.part is Part.CONTENT]
+    said = [p for p in joined(pieces) if isinstance(p, TextPiece) and p.channel is Channel.CONTENT]
     texts = ["".join(tokenizer.fast.decode([t.token_id]) for t in p.tokens) for p in said]
     assert [piece.text for piece in said] == ["Ab", "cd "]
     assert texts == ["\n\nAb", "\ncd "]

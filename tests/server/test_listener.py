@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from server import assembly, listener
-from server.faults import SettingError
 from server.listener import listen_on, reserve
+from server.startup_errors import SettingError
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
 

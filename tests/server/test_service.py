@@ -14,7 +14,7 @@ from engine.types import EngineStats, FinishReason, SamplingParams, TokenEvent
 from server.config import Config, ServerSection
 from server.generation import Prompt
 from server.protocol.chat.request import ChatRequest
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 from server.service import ServedModel, Service, new_seed, parse
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -71,10 +71,10 @@ def test_a_model_knows_when_it_was_first_served() -> None:
 
 
 def test_every_answer_has_a_name_of_its_own(service: Service) -> None:
-    names = {service.heading("cmpl").id for _ in range(100)}
+    names = {service.new_metadata("cmpl").id for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("cmpl-") for name in names)
-    assert service.heading("msg", "_").id.startswith("msg_")
+    assert service.new_metadata("msg", "_").id.startswith("msg_")
 
 
 def test_token_ids_are_those_of_the_model(service: Service) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from server.config import MIB
-from server.faults import SettingError
 from server.settings import read_settings, with_further
+from server.startup_errors import SettingError
 
 
 def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:

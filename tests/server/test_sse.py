@@ -7,9 +7,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from server.choices import Choices
-from server.protocol.answers import Answer, Heading
+from server.protocol.answers import Answer, ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
-from server.protocol.common import Wanted
+from server.protocol.common import ResponseOptions
 from server.protocol.completions.answer import TextAnswer
 from server.sse import DONE, SIGN_OF_LIFE, AnswerStream, event
 from server.text.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ from tests.server.streams import Batches, PreparedStream, fault, prepared, said
 PING_S = 1000.0  # silence is prepared
 # From this version on servers refuse a write instead of telling that the client has left.
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
-HEADING = Heading("id-1", 1, "model")
+METADATA = ResponseMetadata("id-1", 1, "model")
 
 
 async def sent(
@@ -41,11 +41,11 @@ async def sent(
 
 
 def chat_answer(tokenizer: Tokenizer, **fields: Any) -> ChatAnswer:
-    return ChatAnswer(HEADING, tokenizer.token_bytes, Wanted(**fields))
+    return ChatAnswer(METADATA, tokenizer.token_bytes, ResponseOptions(**fields))
 
 
 def text_answer(tokenizer: Tokenizer, **fields: Any) -> TextAnswer:
-    return TextAnswer(HEADING, tokenizer.token_bytes, Wanted(**fields))
+    return TextAnswer(METADATA, tokenizer.token_bytes, ResponseOptions(**fields))
 
 
 def bodies(messages: list[Message]) -> list[bytes]:

@@ -47,7 +47,7 @@ STOP_S = 30.0
 FORMATS = FormatChecker(["uuid", "ipv4"])
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 TEMPLATES = {"hermes": TEMPLATE, "xml": XML_TEMPLATE}
-NO_THOUGHTS = "{{- '<think>\\n\\n</think>\\n\\n' }}"
+NO_REASONING = "{{- '<think>\\n\\n</think>\\n\\n' }}"
 # The byte-level alphabet begins the vocabulary; a call may follow another one on a new line.
 LINE_BREAK = str(sorted(pre_tokenizers.ByteLevel.alphabet()).index("\u010a"))
 MORE_CALLS = {LINE_BREAK: 3}
@@ -269,7 +269,7 @@ async def server(folder: Path, tool_format: str) -> AsyncIterator[httpx2.AsyncCl
     write_model(folder, TINY)
     tags = CALL_TAGS if tool_format == "hermes" else ()
     open_thoughts = "{%- else %}{{- '<think>\\n' }}"
-    template = TEMPLATES[tool_format].replace(NO_THOUGHTS, NO_THOUGHTS + open_thoughts)
+    template = TEMPLATES[tool_format].replace(NO_REASONING, NO_REASONING + open_thoughts)
     assert open_thoughts in template
     plain = (*PLAIN_ADDED_TOKENS, *tags)
     write_tokenizer(folder, TINY.vocab_size, template=template, plain=plain)

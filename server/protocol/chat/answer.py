@@ -5,16 +5,16 @@ from typing import ClassVar
 
 from server.generation import Delta, TokenReport, Usage
 from server.protocol.answers import (
-    Heading,
     Json,
+    ResponseMetadata,
     TokenText,
     token_objects,
     usage_chunks,
     usage_object,
 )
-from server.protocol.common import Wanted
-from server.protocol.errors import ApiError
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallStart
+from server.protocol.common import ResponseOptions
+from server.protocol.wire_errors import ApiError
+from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallStart
 
 
 @dataclass(slots=True)
@@ -31,9 +31,9 @@ class _ChatChoice:
         if isinstance(piece, ToolCallStart):
             function = {"name": piece.name, "arguments": ""}
             self.calls.append({"id": piece.id, "type": "function", "function": function})
-        elif not isinstance(piece, Piece):
+        elif not isinstance(piece, TextPiece):
             self.calls[piece.index]["function"]["arguments"] += piece.text
-        elif piece.part is Part.REASONING:
+        elif piece.channel is Channel.REASONING:
             self.reasoning += piece.text
         else:
             self.content += piece.text
@@ -60,23 +60,23 @@ class ChatAnswer:
 
     events_have_names: ClassVar[bool] = False
 
-    heading: Heading
+    metadata: ResponseMetadata
     token_bytes: TokenText
-    wanted: Wanted
+    response_options: ResponseOptions
     _choices: list[_ChatChoice] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._choices = [_ChatChoice() for _ in range(self.wanted.choices)]
+        self._choices = [_ChatChoice() for _ in range(self.response_options.choices)]
 
     def first_chunks(self) -> list[Json]:
         """Say who speaks; sent before anything is generated."""
         return [
             self._chunk(index, {"role": "assistant", "content": ""}, None, None)
-            for index in range(self.wanted.choices)
+            for index in range(self.response_options.choices)
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """The chunks of a delta, with the finish reason in one of its own."""
+        """Return the chunks of a delta, with the finish reason in one of its own."""
         chunks: list[Json] = []
         index = delta.index
         logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
@@ -91,15 +91,15 @@ class ChatAnswer:
         return chunks
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Usage, where it was asked for."""
-        return usage_chunks(self.heading, "chat.completion.chunk", usage, self.wanted)
+        """Return usage, where it was asked for."""
+        return usage_chunks(self.metadata, "chat.completion.chunk", usage, self.response_options)
 
     def failure(self, error: ApiError) -> Json:
-        """The error alone."""
+        """Return the error alone."""
         return error.body()
 
     def add(self, delta: Delta) -> None:
-        """Gathers a delta for ``whole``."""
+        """Gather a delta for ``whole``."""
         choice = self._choices[delta.index]
         for piece in delta.pieces:
             choice.add(piece)
@@ -108,27 +108,28 @@ class ChatAnswer:
         choice.finish = delta.finish or choice.finish
 
     def whole(self, usage: Usage) -> Json:
-        """The answer in one object."""
+        """Return the answer in one object."""
         choices = [choice.object(index) for index, choice in enumerate(self._choices)]
-        return self.heading.object("chat.completion", choices) | {
-            "usage": usage_object(usage, self.wanted.cache_report)
+        return self.metadata.object("chat.completion", choices) | {
+            "usage": usage_object(usage, self.response_options.cache_report)
         }
 
     def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        chunk = self.heading.object("chat.completion.chunk", [choice])
-        return chunk | {"usage": None} if self.wanted.include_usage else chunk
+        chunk = self.metadata.object("chat.completion.chunk", [choice])
+        return chunk | {"usage": None} if self.response_options.include_usage else chunk
 
 
 def _chat_fields(piece: AnswerPiece) -> Json:
-    """Reasoning goes out under both names that clients read; a call names itself once."""
+    """Return the fields of a piece. Reasoning goes out under both names that clients read; a call
+    names itself once."""
     if isinstance(piece, ToolCallStart):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
         return {"tool_calls": [call]}
-    if not isinstance(piece, Piece):
+    if not isinstance(piece, TextPiece):
         return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
-    if piece.part is Part.REASONING:
+    if piece.channel is Channel.REASONING:
         return {"reasoning_content": piece.text, "reasoning": piece.text}
     return {"content": piece.text}
 

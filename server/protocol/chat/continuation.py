@@ -2,7 +2,7 @@
 
 from server.conversation import Turn
 from server.protocol.common import WireModel
-from server.protocol.errors import invalid
+from server.protocol.wire_errors import invalid
 
 NOT_CONTINUED = "Only the assistant's message can be continued, and only as the last one."
 
@@ -15,8 +15,8 @@ class ContinuationFields(WireModel):
     add_generation_prompt: bool | None = None
 
     def continues(self, last: Turn, *, marked: bool) -> bool:
-        """Whether the answer goes on with the last message. marked: whether that says so itself.
-        Raises ApiError."""
+        """Return whether the answer goes on with the last message. marked: whether that says so
+        itself. Raises ApiError."""
         if not (marked or self.continue_final_message):
             return False
         if last.role != "assistant":
@@ -30,7 +30,7 @@ class ContinuationFields(WireModel):
         return True
 
     def check_answered(self, *, continues: bool) -> None:
-        """Raises ApiError where the prompt should end before the answer begins."""
+        """Raise ApiError where the prompt should end before the answer begins."""
         if self.add_generation_prompt is False and not continues:
             raise invalid(
                 "add_generation_prompt: false is only supported with continue_final_message: the "

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from server.conversation import ToolCall, Turn
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import invalid, quoted
 from server.protocol.unseen import Unseen, unsupported
+from server.protocol.wire_errors import invalid, quoted
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
@@ -31,8 +31,8 @@ class ContentPart(WireModel):
         """Whether it says something, and does not show it."""
         return self.type in (*TEXT_PARTS, "refusal")
 
-    def said(self, place: str, unseen: Unseen) -> str:
-        """What the model reads of it. Raises ApiError."""
+    def text_for_model(self, place: str, unseen: Unseen) -> str:
+        """Return what the model reads of it. Raises ApiError."""
         if not self.is_text:
             return unseen.note(self.type, place)
         text = self.refusal if self.type == "refusal" else self.text
@@ -42,12 +42,13 @@ class ContentPart(WireModel):
 
 
 def content_text(content: str | list[ContentPart], place: str, unseen: Unseen) -> str:
-    """Content as one string. place: how errors name it. Raises ApiError for what is no text."""
+    """Return content as one string. place: how errors name it. Raises ApiError for what is no
+    text."""
     if isinstance(content, str):
         return content
     texts = []
     for number, part in enumerate(content):
-        texts.append(part.said(f"{place}[{number}]", unseen))
+        texts.append(part.text_for_model(f"{place}[{number}]", unseen))
     return "".join(texts)
 
 
@@ -58,7 +59,7 @@ class CalledFunction(WireModel):
     arguments: str | dict[str, Any] | None = None
 
     def made(self, call_id: str) -> ToolCall:
-        """The neutral form. Some clients send the arguments as the object that they are."""
+        """Return the call in the neutral form. Some clients send the arguments as an object."""
         arguments = self.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -95,7 +96,8 @@ class Message(WireModel):
     """Whether the answer goes on with it."""
 
     def turn(self, place: str, unseen: Unseen) -> Turn:
-        """The neutral form. place: how errors name the message. Raises ApiError."""
+        """Return the message in the neutral form. place: how errors name the message. Raises
+        ApiError."""
         if self.audio is not None:
             raise invalid("Audio is not supported: this model reads text.", f"{place}.audio")
         return Turn(
@@ -107,7 +109,7 @@ class Message(WireModel):
         )
 
     def _text(self, place: str, unseen: Unseen) -> str:
-        """The content as one string."""
+        """Return the content as one string."""
         if self.content is None:
             return self.refusal or ""
         return content_text(self.content, f"{place}.content", unseen)

@@ -11,11 +11,11 @@ from server.conversation import Conversation, TemplateArguments, Thinking
 from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
-from server.protocol.common import Count, ListOf, SamplingFields, TemplateValue, WireModel
-from server.protocol.errors import invalid
+from server.protocol.common import Count, ListOf, OpenAISamplingFields, TemplateValue, WireModel
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -51,13 +51,13 @@ class ThinkingFields(WireModel):
         return (self.chat_template_kwargs or TemplateFields()).others
 
     def thinking(self, efforts: ReasoningSection) -> Thinking:
-        """The neutral form. What is said plainly wins over an effort."""
+        """Return the fields in the neutral form. What is said plainly wins over an effort."""
         arguments = self.chat_template_kwargs or TemplateFields()
-        said, budget = arguments.enable_thinking, self.thinking_token_budget
+        enabled, budget = arguments.enable_thinking, self.thinking_token_budget
         return thinking(
             self.reasoning_effort,
             efforts,
-            enabled=self.enable_thinking if said is None else said,
+            enabled=self.enable_thinking if enabled is None else enabled,
             budget=self.thinking_budget if budget is None else budget,
         )
 
@@ -69,7 +69,7 @@ def thinking(
     enabled: bool | None = None,
     budget: int | None = None,
 ) -> Thinking:
-    """What an effort means, where nothing plainer is said."""
+    """Return what an effort means, where nothing plainer is said."""
     if effort is not None:
         enabled = effort != "none" if enabled is None else enabled
         budgets = {
@@ -81,7 +81,7 @@ def thinking(
     return Thinking(enabled, budget)
 
 
-class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingFields):
+class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
     """The body of a request; server/protocol/fields.py says what becomes of each field."""
 
     rules = CHAT_FIELDS
@@ -95,7 +95,7 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingF
     parallel_tool_calls: bool | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if len(self.messages) > limits.max_messages:
             raise invalid(
@@ -117,12 +117,15 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingF
     def conversation(
         self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
     ) -> Conversation:
-        """The neutral form. Raises ApiError that names what cannot be part of it."""
-        asked = read_conversation(self.messages, self.tools, self.tool_choice, limits, unseen)
-        continues = self.continues(asked.turns[-1], marked=asked.continues)
+        """Return the request in the neutral form. Raises ApiError that names what cannot be part of
+        it."""
+        conversation = read_conversation(
+            self.messages, self.tools, self.tool_choice, limits, unseen
+        )
+        continues = self.continues(conversation.turns[-1], marked=conversation.continues)
         self.check_answered(continues=continues)
         return replace(
-            asked,
+            conversation,
             continues=continues,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
@@ -138,7 +141,7 @@ def read_conversation(
     limits: LimitsSection,
     unseen: Unseen,
 ) -> Conversation:
-    """What becomes of these fields, in the neutral form. Raises ApiError."""
+    """Return these fields in the neutral form. Raises ApiError."""
     offered = read_tools(tools or [], limits.max_tools)
     for number, message in enumerate(messages, start=1):
         if message.prefix and (number < len(messages) or message.role != "assistant"):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from server.conversation import Tool, ToolChoice
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import invalid, quoted
+from server.protocol.wire_errors import invalid, quoted
 
 WireT = TypeVar("WireT", bound=WireModel)
 # Names stand in the model's own formats, between quotes or tags.
@@ -44,7 +44,7 @@ class NamedTool(WireModel):
     function: "NamedTool | None" = None
 
     def found(self, place: str) -> str:
-        """The function's name, in one place or the other. Raises ApiError."""
+        """Return the function's name, in one place or the other. Raises ApiError."""
         name = self.name if self.function is None else self.function.name
         if self.type not in ("function", None) or name is None:
             raise invalid("Only functions can be chosen, by their name.", place)
@@ -70,7 +70,7 @@ class WireToolChoice(NamedTool):
 
 
 def read_tools(tools: list[WireTool], max_tools: int) -> tuple[Tool, ...]:
-    """The tools, in their order. Raises ApiError that names the one at fault."""
+    """Return the tools, in their order. Raises ApiError that names the one at fault."""
     return collected(tools, max_tools, _read)
 
 
@@ -88,7 +88,7 @@ def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
 def collected(
     tools: Sequence[WireT], max_tools: int, read: Callable[[WireT, str], tuple[Tool, str] | None]
 ) -> tuple[Tool, ...]:
-    """The tools of any API, in their order. read: from a tool and its place in errors to the
+    """Return the tools of any API, in their order. read: from a tool and its place in errors to the
     neutral form and the place of its name; None leaves it out. Raises ApiError for too many, and
     for a name that two have, or that cannot stand in every model's format."""
     if len(tools) > max_tools:
@@ -110,7 +110,8 @@ def collected(
 
 
 def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
-    """Whether and what the model must call. Raises ApiError for a choice that cannot be made."""
+    """Return whether and what the model must call. Raises ApiError for a choice that cannot be
+    made."""
     names = {tool.name for tool in tools}
     if choice is None or choice in ("none", "auto"):
         return ToolChoice("none" if choice == "none" or not tools else "auto")

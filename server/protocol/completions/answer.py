@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from engine.types import TokenLogprobs
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, TokenText, usage_chunks, usage_object
-from server.protocol.common import Wanted
-from server.protocol.errors import ApiError
-from server.text.pieces import Piece
+from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_chunks, usage_object
+from server.protocol.common import ResponseOptions
+from server.protocol.wire_errors import ApiError
+from server.text.pieces import TextPiece
 from server.text.tokenizer import EncodedText
 
 Row = tuple[int, TokenLogprobs | None, int]
@@ -22,7 +22,7 @@ class Echo:
 
     prompts: tuple[EncodedText, ...]
     logprobs: bool
-    """Whether those of their tokens are reported."""
+    """Whether log-probabilities of their tokens are reported."""
 
 
 @dataclass(slots=True)
@@ -38,43 +38,43 @@ class _TextChoice:
 
 @dataclass(slots=True)
 class TextAnswer:
-    """One text completion, streamed or whole: ``wanted.choices`` answers to each prompt."""
+    """One text completion, streamed or whole, ``response_options.choices`` of each prompt."""
 
     events_have_names: ClassVar[bool] = False
 
-    heading: Heading
+    metadata: ResponseMetadata
     token_bytes: TokenText
-    wanted: Wanted
+    response_options: ResponseOptions
     prompts: int = 1
     echo: Echo | None = None
     _choices: list[_TextChoice] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._choices = [_TextChoice() for _ in range(self.prompts * self.wanted.choices)]
+        self._choices = [_TextChoice() for _ in range(self.prompts * self.response_options.choices)]
 
     def first_chunks(self) -> list[Json]:
-        """Nothing needs to be said first."""
+        """Return nothing: no chunk comes before the first delta."""
         return []
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """One chunk, or none when there is nothing to say."""
+        """Return one chunk, or none when there is nothing to send."""
         text, logprobs = self._grown(delta)
         if not text and logprobs is None and delta.finish is None:
             return []
         choice = _text_choice(delta.index, text, logprobs, delta.finish)
-        chunk = self.heading.object("text_completion", [choice])
-        return [chunk | {"usage": None} if self.wanted.include_usage else chunk]
+        chunk = self.metadata.object("text_completion", [choice])
+        return [chunk | {"usage": None} if self.response_options.include_usage else chunk]
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Usage, where it was asked for."""
-        return usage_chunks(self.heading, "text_completion", usage, self.wanted)
+        """Return usage, where it was asked for."""
+        return usage_chunks(self.metadata, "text_completion", usage, self.response_options)
 
     def failure(self, error: ApiError) -> Json:
-        """The error alone."""
+        """Return the error alone."""
         return error.body()
 
     def add(self, delta: Delta) -> None:
-        """Gathers a delta for ``whole``."""
+        """Gather a delta for ``whole``."""
         text, more = self._grown(delta)
         choice = self._choices[delta.index]
         choice.text += text
@@ -84,18 +84,19 @@ class TextAnswer:
         choice.finish = delta.finish or choice.finish
 
     def whole(self, usage: Usage) -> Json:
-        """The answers in one object."""
+        """Return the answers in one object."""
         choices = [
             _text_choice(index, choice.text, choice.logprobs, choice.finish)
             for index, choice in enumerate(self._choices)
         ]
-        return self.heading.object("text_completion", choices) | {
-            "usage": usage_object(usage, self.wanted.cache_report)
+        return self.metadata.object("text_completion", choices) | {
+            "usage": usage_object(usage, self.response_options.cache_report)
         }
 
     def _grown(self, delta: Delta) -> tuple[str, Json | None]:
-        """What a delta adds to its choice; the first one, where prompts are echoed, the prompt."""
-        text = "".join(piece.text for piece in delta.pieces if isinstance(piece, Piece))
+        """Return what a delta adds to its choice; the first one, where prompts are echoed, the
+        prompt."""
+        text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
         if self.echo is not None and not choice.begun:
@@ -107,18 +108,18 @@ class TextAnswer:
         return text, self._text_logprobs(rows) if rows else None
 
     def _prompt(self, index: int) -> EncodedText:
-        """The prompt of a choice."""
+        """Return the prompt of a choice."""
         assert self.echo is not None
-        return self.echo.prompts[index // self.wanted.choices]
+        return self.echo.prompts[index // self.response_options.choices]
 
     def _rows(self, delta: Delta) -> Iterator[Row]:
-        """The generated tokens of a delta."""
+        """Yield the generated tokens of a delta."""
         before = len(self._prompt(delta.index).text) if self.echo is not None else 0
         for report in delta.tokens:
             yield report.token_id, report.logprobs, before + report.offset
 
     def _text_logprobs(self, rows: list[Row]) -> Json:
-        """The parallel lists of the older format."""
+        """Return the parallel lists of the older format."""
         return {
             "tokens": [self._text_of(token) for token, _, _ in rows],
             "token_logprobs": [logprobs and logprobs.logprob for _, logprobs, _ in rows],
@@ -129,8 +130,8 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens and the token itself. Of several with the same text the likeliest
-        is told."""
+        """Return the likeliest tokens and the token itself. Of several with the same text the
+        likeliest counts."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

@@ -6,9 +6,9 @@ from typing import cast
 from pydantic import Field
 
 from server.config import LimitsSection
-from server.protocol.common import SamplingFields, TextsOrIds
-from server.protocol.errors import invalid
+from server.protocol.common import OpenAISamplingFields, TextsOrIds
 from server.protocol.fields import COMPLETION_FIELDS
+from server.protocol.wire_errors import invalid
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
@@ -16,7 +16,7 @@ MAX_LOGPROBS = 5
 PromptText = str | list[int]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(OpenAISamplingFields):
     """The body of a request."""
 
     rules = COMPLETION_FIELDS
@@ -27,9 +27,9 @@ class CompletionRequest(SamplingFields):
     best_of: int | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
-        if self.best_of not in (None, self.wanted.choices):
+        if self.best_of not in (None, self.response_options.choices):
             raise invalid("best_of is not supported, unless it is n: use n.", "best_of")
         if len(self.prompts) > limits.max_prompts:
             raise invalid(
@@ -50,7 +50,7 @@ class CompletionRequest(SamplingFields):
         return cast(Sequence[PromptText], [prompt] if is_one else prompt)
 
     def place(self, number: int) -> str:
-        """How errors name a prompt."""
+        """Return how errors name a prompt."""
         return "prompt" if len(self.prompts) == 1 else f"prompt[{number}]"
 
     @property

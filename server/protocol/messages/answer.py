@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, cache_miss, written_tokens
-from server.protocol.errors import ApiError
+from server.protocol.answers import Json, ResponseMetadata, cache_miss, written_tokens
 from server.protocol.messages.errors import message_error
+from server.protocol.wire_errors import ApiError
 from server.request_ids import current_request_id
 from server.text.calls.tool_format import CALL_OPEN
 from server.text.json_object import json_object
-from server.text.pieces import AnswerPiece, Part, ToolCallArguments, ToolCallStart
+from server.text.pieces import AnswerPiece, Channel, ToolCallArguments, ToolCallStart
 
 # Thoughts come back as they are, and nothing has to be proved of them. But clients drop those that
 # have no signature.
@@ -55,11 +55,11 @@ class _Blocks:
     used_tools: bool = False
     _count: int = 0
     _kind: str | None = None
-    """Of the open block."""
+    """The type of the open block."""
     _call: _Call | None = None
 
     def feed(self, piece: AnswerPiece) -> list[Json]:
-        """What is certain with that piece."""
+        """Return the events that are certain with that piece."""
         if isinstance(piece, ToolCallArguments):
             assert self._call is not None, "arguments follow the start of their call"
             self._call.arguments += piece.text
@@ -68,12 +68,12 @@ class _Blocks:
         if isinstance(piece, ToolCallStart):
             self._call = _Call(piece)
             return events
-        if piece.part is Part.REASONING:
+        if piece.channel is Channel.REASONING:
             return events + self._thought(piece.text)
         return events + self._text(piece.text)
 
     def end(self) -> list[Json]:
-        """The rest, when the answer ends."""
+        """Return the other events, when the answer ends."""
         return self._end_call() + self._close()
 
     def _end_call(self) -> list[Json]:
@@ -97,7 +97,7 @@ class _Blocks:
         return [*self._open("text", block), self._delta({"type": "text_delta", "text": text})]
 
     def _open(self, kind: str, block: Json) -> list[Json]:
-        """Nothing where such a block is open already and goes on."""
+        """Open a block; return no event where such a block is open already and goes on."""
         if kind == self._kind != "tool_use":
             return []
         events = self._close()
@@ -125,7 +125,7 @@ class MessageAnswer:
 
     events_have_names: ClassVar[bool] = True
 
-    heading: Heading
+    metadata: ResponseMetadata
     prompt_tokens: int
     context_ends_it: bool = False
     """Whether the model's context has less room than was asked for."""
@@ -135,13 +135,13 @@ class MessageAnswer:
     _end: Json = field(default_factory=lambda: {"stop_reason": None, "stop_sequence": None})
 
     def first_chunks(self) -> list[Json]:
-        """The message without content. What of the prompt came from the cache is not known yet:
-        message_delta has the counts that are."""
+        """Return the message without content. What of the prompt came from the cache is not known
+        yet: message_delta has the final counts."""
         usage = self._usage(Usage(self.prompt_tokens, 0, 0))
         return [{"type": "message_start", "message": self._message([], usage)}, PING]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """The events of a delta."""
+        """Return the events of a delta."""
         events = [event for piece in delta.pieces for event in self._blocks.feed(piece)]
         if delta.finish is None:
             return events
@@ -158,35 +158,35 @@ class MessageAnswer:
         return events
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Why it ended, and what it took."""
+        """Return why the answer ended, and its usage."""
         end = {"type": "message_delta", "delta": self._end, "usage": self._usage(usage)}
         return [end, {"type": "message_stop"}]
 
     def failure(self, error: ApiError) -> Json:
-        """The error alone."""
+        """Return the error alone."""
         return message_error(error, current_request_id())
 
     def add(self, delta: Delta) -> None:
-        """Gathers a delta for ``whole``."""
+        """Gather a delta for ``whole``."""
         add_events(self._content, self.chunks(delta))
 
     def whole(self, usage: Usage) -> Json:
-        """The answer in one object."""
+        """Return the answer in one object."""
         return self._message(self._content, self._usage(usage))
 
     def _message(self, content: list[Json], usage: Json) -> Json:
         return {
-            "id": self.heading.id,
+            "id": self.metadata.id,
             "type": "message",
             "role": "assistant",
-            "model": self.heading.model,
+            "model": self.metadata.model,
             "content": content,
             **self._end,
             "usage": usage,
         }
 
     def _usage(self, usage: Usage) -> Json:
-        """What came from the cache, and what is new in it, is no part of input_tokens."""
+        """Return usage. input_tokens leaves out what came from the cache and what is new in it."""
         cached = usage.prefix.cached_tokens if usage.prefix else 0
         written = written_tokens(usage)
         counts: Json = {
@@ -200,7 +200,7 @@ class MessageAnswer:
 
 
 def add_events(content: list[Json], events: Iterable[Json]) -> None:
-    """Adds what the events of content blocks say to the blocks so far."""
+    """Add what events of content blocks say to the blocks so far."""
     for event in events:
         if event["type"] == "content_block_start":
             content.append(dict(event["content_block"]))

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from server.conversation import ToolCall, Turn
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import invalid
 from server.protocol.unseen import Unseen, unsupported
+from server.protocol.wire_errors import invalid
 
 # Claude Code's first line, which differs from one request to the next: with it nothing that
 # follows could come from the cache.
@@ -22,8 +22,8 @@ class TextBlock(WireModel):
     type: str
     text: str | None = None
 
-    def said(self, place: str, unseen: Unseen) -> str:
-        """What the model reads of it. Raises ApiError for what is no text."""
+    def text_for_model(self, place: str, unseen: Unseen) -> str:
+        """Return the text that the model reads. Raises ApiError for what is no text."""
         if self.type != "text":
             return unseen.note(self.type, place)
         if self.text is None:
@@ -38,8 +38,8 @@ class Source(WireModel):
     data: str | None = None
     content: str | ListOf[TextBlock] | None = None
 
-    def said(self, place: str, unseen: Unseen) -> str | None:
-        """The text; None where it is none."""
+    def text_for_model(self, place: str, unseen: Unseen) -> str | None:
+        """Return the text; None where it is none."""
         if self.type == "text":
             return self.data
         if self.type != "content" or self.content is None:
@@ -52,13 +52,13 @@ class ShownBlock(TextBlock):
 
     source: Source | None = None
 
-    def said(self, place: str, unseen: Unseen) -> str:
+    def text_for_model(self, place: str, unseen: Unseen) -> str:
         """See TextBlock. A document of text is its text."""
         if self.type == "document" and self.source is not None:
-            text = self.source.said(f"{place}.source", unseen)
+            text = self.source.text_for_model(f"{place}.source", unseen)
             if text is not None:
                 return text
-        return super().said(place, unseen)
+        return super().text_for_model(place, unseen)
 
 
 class Block(ShownBlock):
@@ -73,14 +73,15 @@ class Block(ShownBlock):
     is_error: bool | None = None
 
     def call(self, place: str) -> ToolCall:
-        """A tool_use. The arguments are written as the models write them."""
+        """Return a tool_use in the neutral form, with the arguments written as the models write
+        them."""
         if self.name is None:
             raise invalid("The tool has no name.", f"{place}.name")
         arguments = json.dumps(self.input or {}, ensure_ascii=False)
         return ToolCall(self.id or "", self.name, arguments)
 
     def result(self, place: str, unseen: Unseen) -> Turn:
-        """A tool_result. One that is an error says so."""
+        """Return the text of a tool_result. One that is an error says so."""
         text = joined_text(self.content or "", f"{place}.content", unseen)
         if self.is_error and not text.lower().startswith("error"):
             text = FAILED + text
@@ -94,8 +95,9 @@ class InputMessage(WireModel):
     content: str | ListOf[Block]
 
     def turns(self, place: str, unseen: Unseen) -> list[Turn]:
-        """The neutral form: an assistant's message is one turn; a user's is one for every result of
-        a tool and every run of text. place: how errors name it. Raises ApiError."""
+        """Return the message in the neutral form: an assistant's message is one turn; a user's is
+        one for every result of a tool and every run of text. place: how errors name it. Raises
+        ApiError."""
         if self.role == "system":
             text = "\n\n".join(system_texts(self.content, f"{place}.content", unseen))
             return [Turn("system", text)] if text else []
@@ -106,19 +108,21 @@ class InputMessage(WireModel):
 
 
 def system_texts(content: str | Sequence[TextBlock], place: str, unseen: Unseen) -> list[str]:
-    """The parts of a system prompt, without what is billed to whom. Raises ApiError."""
+    """Return the parts of a system prompt, without what is billed to whom. Raises ApiError."""
     blocks = [content] if isinstance(content, str) else _texts(content, place, unseen)
     texts = [_without_billing(text) for text in blocks]
     return [text for text in texts if text]
 
 
 def joined_text(content: str | Sequence[TextBlock], place: str, unseen: Unseen) -> str:
-    """Content as one string. Raises ApiError."""
+    """Join content to one string. Raises ApiError."""
     return content if isinstance(content, str) else "".join(_texts(content, place, unseen))
 
 
 def _texts(blocks: Sequence[TextBlock], place: str, unseen: Unseen) -> list[str]:
-    return [block.said(f"{place}[{number}]", unseen) for number, block in enumerate(blocks)]
+    return [
+        block.text_for_model(f"{place}[{number}]", unseen) for number, block in enumerate(blocks)
+    ]
 
 
 def _without_billing(text: str) -> str:
@@ -127,12 +131,12 @@ def _without_billing(text: str) -> str:
 
 
 def _heard(blocks: list[tuple[str, Block]], unseen: Unseen) -> list[Turn]:
-    """What an assistant hears: its tools, and the user."""
+    """Return the turns of a user's message: results of tools, and text."""
     turns: list[Turn] = []
     texts: list[str] = []
     for place, block in blocks:
         if block.type != "tool_result":
-            texts.append(block.said(place, unseen))
+            texts.append(block.text_for_model(place, unseen))
             continue
         if texts:
             turns.append(Turn("user", "".join(texts)))
@@ -142,14 +146,14 @@ def _heard(blocks: list[tuple[str, Block]], unseen: Unseen) -> list[Turn]:
 
 
 def _spoken(blocks: list[tuple[str, Block]], unseen: Unseen) -> Turn:
-    """All that an assistant did in one message."""
-    thoughts, texts, calls = [], [], []
+    """Return the turn of an assistant's message: reasoning, text and calls."""
+    reasoning, texts, calls = [], [], []
     for place, block in blocks:
         if block.type == "thinking":
-            thoughts.append(block.thinking or "")
+            reasoning.append(block.thinking or "")
         elif block.type == "tool_use":
             calls.append(block.call(place))
         # What is redacted is a cipher of Anthropic's, which nobody else can read.
         elif block.type != "redacted_thinking":
-            texts.append(block.said(place, unseen))
-    return Turn("assistant", "".join(texts), "\n\n".join(thoughts), tuple(calls))
+            texts.append(block.text_for_model(place, unseen))
+    return Turn("assistant", "".join(texts), "\n\n".join(reasoning), tuple(calls))

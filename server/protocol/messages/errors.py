@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from server.protocol.errors import ApiError, ContextOverflowError
+from server.protocol.wire_errors import ApiError, ContextOverflowError
 
 TYPES = {
     400: "invalid_request_error",
@@ -17,8 +17,8 @@ TYPES = {
 
 
 def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """``{"type": "error", "error": {type, message}, "request_id"}``. There is no place for the
-    parameter but the message."""
+    """Return ``{"type": "error", "error": {type, message}, "request_id"}``. There is no place for
+    the parameter but the message."""
     otherwise = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
     if isinstance(error, ContextOverflowError):

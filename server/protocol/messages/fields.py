@@ -16,7 +16,8 @@ OTHER_NAMES = ("max_tokens", "stop", "n", "stream_options", "best_of")
 
 
 def _here(field: FieldRule) -> FieldRule:
-    """What is refused elsewhere is refused here; what to do instead may have no field here."""
+    """Adapt a rule of the other APIs: what is refused there is refused here; what to do instead may
+    have no field here."""
     if field.rule is not Rule.REFUSED:
         return field
     note = "the table of /v1/chat/completions says what to do instead"

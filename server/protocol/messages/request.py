@@ -7,13 +7,13 @@ from pydantic import Field
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
-from server.protocol.common import CacheSalt, DrawingFields, ListOf, WireModel
-from server.protocol.errors import invalid
+from server.protocol.common import CacheSalt, ListOf, SamplingFields, WireModel
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
 from server.protocol.messages.fields import MESSAGES_FIELDS
 from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offered_tools
 from server.protocol.output_format import StructureFields
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid
 
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
 SCHEMA_PARAM = "output_config.format.schema"
@@ -56,7 +56,8 @@ class ConversationFields(StructureFields):
     def conversation(
         self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
     ) -> Conversation:
-        """The neutral form. Raises ApiError that names what cannot be part of it."""
+        """Return the request in the neutral form. Raises ApiError that names what cannot be part of
+        it."""
         tools = read_offered_tools(self.tools or [], limits.max_tools)
         choice = self.tool_choice or OfferedChoice(type="auto")
         return Conversation(
@@ -94,19 +95,22 @@ class ConversationFields(StructureFields):
         return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
 
     def _thinking(self, efforts: ReasoningSection) -> Thinking:
-        """What is said plainly wins over an effort; Anthropic's field wins over the others."""
-        asked = self.thinking
-        if asked is not None and asked.type in ("disabled", "between_tools"):
+        """Return how much to think. What is said plainly wins over an effort; Anthropic's field
+        wins over the others."""
+        thinking_field = self.thinking
+        if thinking_field is not None and thinking_field.type in ("disabled", "between_tools"):
             return Thinking(False)
         effort = (self.output_config or OutputConfig()).effort
-        if asked is not None and asked.type == "enabled":
-            return thinking(effort, efforts, enabled=True, budget=asked.budget_tokens)
+        if thinking_field is not None and thinking_field.type == "enabled":
+            return thinking(effort, efforts, enabled=True, budget=thinking_field.budget_tokens)
         arguments = self.chat_template_kwargs or TemplateFields()
-        said = arguments.enable_thinking
-        return thinking(effort, efforts, enabled=self.enable_thinking if said is None else said)
+        enabled = arguments.enable_thinking
+        return thinking(
+            effort, efforts, enabled=self.enable_thinking if enabled is None else enabled
+        )
 
 
-class MessagesRequest(ConversationFields, DrawingFields):
+class MessagesRequest(ConversationFields, SamplingFields):
     """The body of a request; server/protocol/messages/fields.py says what becomes of each field."""
 
     rules = MESSAGES_FIELDS
@@ -116,7 +120,7 @@ class MessagesRequest(ConversationFields, DrawingFields):
     stop_sequences: ListOf[str] | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings."""
+        """Return the stop strings."""
         return tuple(self.stop_sequences or ())
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from server.conversation import Tool, ToolChoice
 from server.protocol.chat.tools import collected
 from server.protocol.common import WireModel
-from server.protocol.errors import invalid, quoted
+from server.protocol.wire_errors import invalid, quoted
 
 # Anthropic's servers run these themselves. The model is not told of them, so that a client that
 # always offers some of them gets answers.
@@ -34,7 +34,7 @@ class OfferedTool(WireModel):
         return self.type is not None and self.type.startswith(SERVER_TOOLS)
 
     def tool(self, place: str) -> Tool:
-        """The neutral form. Raises ApiError."""
+        """Return the tool in the neutral form. Raises ApiError."""
         if self.type not in (None, "custom"):
             raise invalid(
                 f"A tool of type {quoted(self.type or '')} is not supported: describe it with an "
@@ -54,7 +54,8 @@ class OfferedChoice(WireModel):
     disable_parallel_tool_use: bool | None = None
 
     def read(self, tools: tuple[Tool, ...]) -> ToolChoice:
-        """The neutral form. Raises ApiError for a choice that cannot be made."""
+        """Return the choice in the neutral form. Raises ApiError for a choice that cannot be
+        made."""
         if self.type in ("auto", "none"):
             return ToolChoice("none" if self.type == "none" or not tools else "auto")
         if not tools:
@@ -69,7 +70,8 @@ class OfferedChoice(WireModel):
 
 
 def read_offered_tools(tools: list[OfferedTool], max_tools: int) -> tuple[Tool, ...]:
-    """The tools that a client runs, in their order. Raises ApiError that names the one at fault."""
+    """Return the tools that a client runs, in their order. Raises ApiError that names the one at
+    fault."""
     return collected(tools, max_tools, _read)
 
 

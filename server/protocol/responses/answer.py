@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading, Json, TokenText, usage_object, written_tokens
-from server.protocol.errors import ApiError
+from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_object, written_tokens
 from server.protocol.responses.output import Output
+from server.protocol.wire_errors import ApiError
 
 
 @dataclass(slots=True)
@@ -17,13 +17,13 @@ class ResponseAnswer:
 
     events_have_names: ClassVar[bool] = True
 
-    heading: Heading
+    metadata: ResponseMetadata
     """Its id is ``resp_`` and what no other response has."""
     token_bytes: TokenText
     repeated: Json
     """What the response repeats of its request."""
     cache_report: bool = False
-    packs_thoughts: bool = False
+    packs_reasoning: bool = False
     keep: Callable[[Json], None] = lambda _: None
     """Gets the response when it has ended, unless the engine has failed."""
     _output: Output = field(init=False)
@@ -31,18 +31,18 @@ class ResponseAnswer:
     _finish: str = "stop"
 
     def __post_init__(self) -> None:
-        key = self.heading.id.removeprefix("resp_")
-        self._output = Output(key, self.token_bytes, self.packs_thoughts)
+        key = self.metadata.id.removeprefix("resp_")
+        self._output = Output(key, self.token_bytes, self.packs_reasoning)
 
     def first_chunks(self) -> list[Json]:
-        """The response before it says anything, twice."""
+        """Return the events of a response without output: created and in progress."""
         return [
             self._numbered({"type": f"response.{kind}", "response": self._object("in_progress")})
             for kind in ("created", "in_progress")
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """The events of a delta."""
+        """Return the events of a delta."""
         events = [event for piece in delta.pieces for event in self._output.take(piece)]
         if delta.finish is not None:
             self._finish = delta.finish
@@ -50,13 +50,13 @@ class ResponseAnswer:
         return [self._numbered(event) for event in events]
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """The whole response."""
+        """Return the whole response."""
         response = self.whole(usage)
         event = {"type": f"response.{response['status']}", "response": response}
         return [self._numbered(event)]
 
     def failure(self, error: ApiError) -> Json:
-        """The response as far as it has come."""
+        """Return the response as far as it has come."""
         response = self._object("failed") | {
             "output": self._output.items,
             "error": {"code": error.type, "message": error.message},
@@ -64,11 +64,11 @@ class ResponseAnswer:
         return self._numbered({"type": "response.failed", "response": response})
 
     def add(self, delta: Delta) -> None:
-        """Gathers a delta for ``whole``."""
+        """Gather a delta for ``whole``."""
         self.chunks(delta)
 
     def whole(self, usage: Usage) -> Json:
-        """The response in one object."""
+        """Return the response in one object."""
         cut = self._finish == "length"
         response = self._object("incomplete" if cut else "completed") | {
             "completed_at": None if cut else int(time.time()),
@@ -81,14 +81,14 @@ class ResponseAnswer:
 
     def _object(self, status: str) -> Json:
         return {
-            "id": self.heading.id,
+            "id": self.metadata.id,
             "object": "response",
-            "created_at": self.heading.created,
+            "created_at": self.metadata.created,
             "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "model": self.heading.model,
+            "model": self.metadata.model,
             "output": [],
             "usage": None,
             **self.repeated,
@@ -100,7 +100,7 @@ class ResponseAnswer:
 
 
 def response_usage(usage: Usage, cache_report: bool) -> Json:
-    """Token counts by this API's names."""
+    """Return token counts by this API's names."""
     counts = usage_object(usage, cache_report)
     return {
         "input_tokens": counts["prompt_tokens"],

@@ -12,24 +12,24 @@ from server.protocol.answers import Json
 from server.protocol.chat.continuation import NOT_CONTINUED
 from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
 from server.protocol.common import ListOf, WireModel
-from server.protocol.errors import ApiError, invalid, quoted
 from server.protocol.unseen import IMAGES, Unseen
+from server.protocol.wire_errors import ApiError, invalid, quoted
 
-# What the model thought, for clients that send back nothing else. It is no secret of theirs.
-THOUGHTS_MARK = "quire1."
-
-
-def packed_thoughts(text: str) -> str:
-    """Thoughts as the one string that ``read_thoughts`` reads."""
-    return THOUGHTS_MARK + base64.b64encode(text.encode()).decode()
+# Marks reasoning that is packed for clients that send back nothing else. It is no secret.
+REASONING_MARK = "quire1."
 
 
-def read_thoughts(packed: str) -> str | None:
-    """None where it was not packed here."""
-    if not packed.startswith(THOUGHTS_MARK):
+def packed_reasoning(text: str) -> str:
+    """Pack reasoning into the one string that ``read_reasoning`` reads."""
+    return REASONING_MARK + base64.b64encode(text.encode()).decode()
+
+
+def read_reasoning(packed: str) -> str | None:
+    """Unpack reasoning; None where it was not packed here."""
+    if not packed.startswith(REASONING_MARK):
         return None
     try:
-        return base64.b64decode(packed[len(THOUGHTS_MARK) :], validate=True).decode()
+        return base64.b64decode(packed[len(REASONING_MARK) :], validate=True).decode()
     except (binascii.Error, ValueError):
         return None
 
@@ -45,15 +45,16 @@ class MessageItem(WireModel):
     """Whether the answer goes on with it, or the next item does."""
 
     def turn(self, place: str, unseen: Unseen) -> Turn:
-        """The turn it is, or a part of. place: how errors name the item. Raises ApiError."""
+        """Return the turn that the item is, or is a part of. place: how errors name the item.
+        Raises ApiError."""
         if self.prefix and self.role != "assistant":
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
         text = content_text(self.content or "", f"{place}.content", unseen)
         return Turn(ROLES[self.role], text)
 
     def kept(self, key: str) -> Json:
-        """The item in full, as the SDKs type it; ``turn`` must have let it pass. key: makes an id
-        that no other item has, for one without."""
+        """Return the item in full, as the SDKs type it; ``turn`` must have let it pass. key: makes
+        an id that no other item has, for one without."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
@@ -136,14 +137,13 @@ class ReasoningItem(WireModel):
 
     def turn(self, place: str, _: Unseen) -> Turn:
         """See MessageItem."""
-        return Turn("assistant", reasoning=self._thoughts(place))
+        return Turn("assistant", reasoning=self._reasoning(place))
 
-    def _thoughts(self, place: str) -> str:
-        """Those that are there in full win over those that are packed, and these over a
-        summary."""
+    def _reasoning(self, place: str) -> str:
+        """Return the reasoning. Full text wins over packed text, and packed text over a summary."""
         text = "".join(part.text for part in self.content or ())
         if not text and self.encrypted_content:
-            unpacked = read_thoughts(self.encrypted_content)
+            unpacked = read_reasoning(self.encrypted_content)
             if unpacked is None:
                 raise invalid(
                     "This was not encrypted here: leave the item out.",
@@ -155,7 +155,7 @@ class ReasoningItem(WireModel):
 
     def kept(self, key: str) -> Json:
         """See MessageItem."""
-        text = self._thoughts("")
+        text = self._reasoning("")
         return {
             "type": "reasoning",
             "id": self.id or f"rs_{key}",
@@ -190,7 +190,7 @@ TAGS = {
 
 
 def _tag(item: Any) -> str:
-    """Which model reads an item. Tags begin with capitals, so that errors leave them out."""
+    """Return which model reads an item. Tags begin with capitals, so that errors leave them out."""
     if not isinstance(item, dict):
         return "Message"
     if item.get("type") is None:
@@ -213,13 +213,13 @@ Input = Annotated[
 ]
 
 
-def read_input(asked: str | list[WireItem], stored: Callable[[str], Item | None]) -> list[Item]:
-    """The items, references followed. stored: the item of an id, if there is one. Raises ApiError
-    for what is no part of a conversation here."""
-    if isinstance(asked, str):
-        return [MessageItem(role="user", content=asked)]
+def read_input(value: str | list[WireItem], stored: Callable[[str], Item | None]) -> list[Item]:
+    """Return the items, references followed. stored: finds the item of an id. Raises ApiError for
+    what is no part of a conversation here."""
+    if isinstance(value, str):
+        return [MessageItem(role="user", content=value)]
     items: list[Item] = []
-    for number, item in enumerate(asked):
+    for number, item in enumerate(value):
         if isinstance(item, OtherItem):
             raise invalid(
                 f"An item of type {quoted(item.type)} is not supported.", f"input[{number}]"

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from server.protocol.answers import Json, TokenText, token_objects
-from server.protocol.responses.items import packed_thoughts
-from server.text.pieces import AnswerPiece, Part, Piece, TokenReport, ToolCallStart
+from server.protocol.responses.items import packed_reasoning
+from server.text.pieces import AnswerPiece, Channel, TextPiece, TokenReport, ToolCallStart
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -12,21 +12,23 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class TextItem:
     """What is thought, or what is said: an item with one part, which grows."""
 
-    def __init__(self, id: str, part: Part, token_bytes: TokenText, packs_thoughts: bool) -> None:
+    def __init__(
+        self, id: str, channel: Channel, token_bytes: TokenText, packs_reasoning: bool
+    ) -> None:
         self._id = id
-        self._thinks = part is Part.REASONING
+        self._thinks = channel is Channel.REASONING
         self._token_bytes = token_bytes
-        self._packs_thoughts = packs_thoughts
+        self._packs_reasoning = packs_reasoning
         self._event = "reasoning_text" if self._thinks else "output_text"
         self._text = ""
         self._logprobs: list[Json] = []
 
     def takes(self, piece: AnswerPiece) -> bool:
-        """Whether a piece belongs to this item."""
-        return isinstance(piece, Piece) and (piece.part is Part.REASONING) == self._thinks
+        """Return whether a piece belongs to this item."""
+        return isinstance(piece, TextPiece) and (piece.channel is Channel.REASONING) == self._thinks
 
     def opened(self) -> list[Json]:
-        """The item without its part, and the part without its text."""
+        """Return the events that open the item and its part."""
         item = self._object("in_progress", [])
         return [
             {"type": "response.output_item.added", "item": item},
@@ -34,14 +36,14 @@ class TextItem:
         ]
 
     def grown(self, piece: AnswerPiece) -> list[Json]:
-        """Some text."""
-        assert isinstance(piece, Piece)
+        """Return the events of some text."""
+        assert isinstance(piece, TextPiece)
         self._text += piece.text
         delta = self._of_part(f"response.{self._event}.delta") | {"delta": piece.text}
         return [self._with_logprobs(delta, piece.tokens)]
 
     def closed(self, status: Status) -> list[Json]:
-        """All of the text, of the part and of the item."""
+        """Return the events that close the text, the part and the item."""
         done = self._of_part(f"response.{self._event}.done") | {"text": self._text}
         if not self._thinks:
             done["logprobs"] = self._logprobs
@@ -52,14 +54,16 @@ class TextItem:
         ]
 
     def object(self, status: Status) -> Json:
-        """The item as it is now."""
+        """Return the item as it is now."""
         return self._object(status, [self._part()])
 
     def _object(self, status: Status, content: list[Json]) -> Json:
         item = {"id": self._id, "status": status, "content": content}
         if not self._thinks:
             return {"type": "message", "role": "assistant", **item}
-        packed = {"encrypted_content": packed_thoughts(self._text)} if self._packs_thoughts else {}
+        packed = (
+            {"encrypted_content": packed_reasoning(self._text)} if self._packs_reasoning else {}
+        )
         return {"type": "reasoning", **item, "summary": [], **packed}
 
     def _part(self) -> Json:
@@ -88,22 +92,22 @@ class CallItem:
         self._arguments = ""
 
     def takes(self, piece: AnswerPiece) -> bool:
-        """Whether a piece belongs to this item."""
-        return not isinstance(piece, Piece | ToolCallStart)
+        """Return whether a piece belongs to this item."""
+        return not isinstance(piece, TextPiece | ToolCallStart)
 
     def opened(self) -> list[Json]:
-        """The call without its arguments."""
+        """Return the event that opens the call, without its arguments."""
         return [{"type": "response.output_item.added", "item": self.object("in_progress")}]
 
     def grown(self, piece: AnswerPiece) -> list[Json]:
-        """Some of the arguments."""
-        assert not isinstance(piece, Piece | ToolCallStart)
+        """Return the event of some of the arguments."""
+        assert not isinstance(piece, TextPiece | ToolCallStart)
         self._arguments += piece.text
         kind = "response.function_call_arguments.delta"
         return [{"type": kind, "item_id": self._id, "delta": piece.text}]
 
     def closed(self, status: Status) -> list[Json]:
-        """All of the arguments, and the call."""
+        """Return the events that close the arguments and the call."""
         done = {
             "type": "response.function_call_arguments.done",
             "item_id": self._id,
@@ -113,7 +117,7 @@ class CallItem:
         return [done, {"type": "response.output_item.done", "item": self.object(status)}]
 
     def object(self, status: Status) -> Json:
-        """The item as it is now."""
+        """Return the item as it is now."""
         return {
             "type": "function_call",
             "id": self._id,
@@ -127,11 +131,11 @@ class CallItem:
 class Output:
     """The items of a response as they come into being, one after the other."""
 
-    def __init__(self, key: str, token_bytes: TokenText, packs_thoughts: bool) -> None:
+    def __init__(self, key: str, token_bytes: TokenText, packs_reasoning: bool) -> None:
         """key: what the items' ids have in common, and with those of no other response."""
         self._key = key
         self._token_bytes = token_bytes
-        self._packs_thoughts = packs_thoughts
+        self._packs_reasoning = packs_reasoning
         self._done: list[Json] = []
         self._open: TextItem | CallItem | None = None
 
@@ -141,7 +145,7 @@ class Output:
         return self._done + ([self._open.object("incomplete")] if self._open else [])
 
     def take(self, piece: AnswerPiece) -> list[Json]:
-        """The events of a piece."""
+        """Take in a piece, and return its events."""
         events: list[Json] = []
         if self._open is None or not self._open.takes(piece):
             events = self._close("completed")
@@ -152,10 +156,10 @@ class Output:
         return events
 
     def end(self, finish: str) -> list[Json]:
-        """The events of the answer's end. finish: why it ended."""
+        """End the output, and return its events. finish: why it ended."""
         events: list[Json] = []
         if not self.items:
-            events = self.take(Piece(Part.CONTENT, ""))
+            events = self.take(TextPiece(Channel.CONTENT, ""))
         # An answer that ends by itself with a complete call ends with "tool_calls".
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
@@ -164,10 +168,10 @@ class Output:
         number = f"{self._key}{len(self._done):04x}"
         if isinstance(piece, ToolCallStart):
             return CallItem(f"fc_{number}", piece)
-        assert isinstance(piece, Piece), "arguments follow their call"
-        prefix = "rs" if piece.part is Part.REASONING else "msg"
+        assert isinstance(piece, TextPiece), "arguments follow their call"
+        prefix = "rs" if piece.channel is Channel.REASONING else "msg"
         id = f"{prefix}_{number}"
-        return TextItem(id, piece.part, self._token_bytes, self._packs_thoughts)
+        return TextItem(id, piece.channel, self._token_bytes, self._packs_reasoning)
 
     def _close(self, status: Status) -> list[Json]:
         if self._open is None:
@@ -178,5 +182,5 @@ class Output:
         return events
 
     def _numbered(self, events: list[Json]) -> list[Json]:
-        """With the place of the item that is open."""
+        """Add the place of the open item to events."""
         return [event | {"output_index": len(self._done)} for event in events]

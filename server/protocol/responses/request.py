@@ -12,8 +12,7 @@ from server.protocol.answers import Json
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import Effort, ThinkingFields
 from server.protocol.chat.tools import read_tool_choice
-from server.protocol.common import Count, ListOf, SamplingFields, WireModel
-from server.protocol.errors import invalid, quoted
+from server.protocol.common import Count, ListOf, OpenAISamplingFields, WireModel
 from server.protocol.output_format import StructureFields
 from server.protocol.responses.fields import RESPONSES_FIELDS
 from server.protocol.responses.items import Input, Item, read_input
@@ -26,6 +25,7 @@ from server.protocol.responses.tools import (
 )
 from server.protocol.responses.turns import check_begun, is_begun, turns
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid, quoted
 
 # OpenAI's own limit.
 MAX_METADATA = 16
@@ -45,7 +45,7 @@ class ReasoningField(WireModel):
     mode: str | None = None
 
     def check(self) -> None:
-        """Raises ApiError for what would change the answer and is not done here."""
+        """Raise ApiError for what would change the answer and is not supported."""
         if self.context not in (None, "auto"):
             raise invalid(
                 "Only auto is supported: the model's template says which thoughts it is shown.",
@@ -63,7 +63,7 @@ class TextFormat(WireModel):
     schema_: Json | None = Field(default=None, alias="schema")
 
     def output(self) -> OutputFormat | None:
-        """The neutral form; None: any text. Raises ApiError."""
+        """Return the format in the neutral form; None: any text. Raises ApiError."""
         match self.type:
             case "text":
                 return None
@@ -76,7 +76,7 @@ class TextFormat(WireModel):
         raise invalid(f"A format {quoted(self.type)} is not supported.", "text.format.type")
 
     def object(self) -> Json:
-        """As responses repeat it."""
+        """Return the format as responses repeat it."""
         if self.schema_ is None:
             return {"type": self.type}
         name = self.name or DEFAULT_FORMAT_NAME
@@ -91,13 +91,13 @@ class TextField(WireModel):
     """A hint that the served models were not trained on."""
 
     def object(self) -> Json:
-        """As responses repeat it."""
-        wanted = self.format or TextFormat(type="text")
-        said = {} if self.verbosity is None else {"verbosity": self.verbosity}
-        return {"format": wanted.object(), **said}
+        """Return the field as responses repeat it."""
+        text_format = self.format or TextFormat(type="text")
+        verbosity = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return {"format": text_format.object(), **verbosity}
 
 
-class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, SamplingFields):
+class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
     """The body of a request; fields.py beside it says what becomes of each field."""
 
     model_config = ConfigDict(
@@ -122,7 +122,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
     text: TextField | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """What the types cannot say."""
+        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if self.n not in (None, 1):
             raise invalid("A response is one answer.", "n")
@@ -148,7 +148,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
         return None
 
     @property
-    def packs_thoughts(self) -> bool:
+    def packs_reasoning(self) -> bool:
         """Whether thoughts should also come in the form of which clients know nothing."""
         return PACKED_THOUGHTS in (self.include or ())
 
@@ -165,8 +165,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
     def output_format(self) -> OutputFormat | None:
         """See StructureFields."""
         other = super().output_format()
-        wanted = None if self.text is None or self.text.format is None else self.text.format
-        own = None if wanted is None else wanted.output()
+        text_format = None if self.text is None or self.text.format is None else self.text.format
+        own = None if text_format is None else text_format.output()
         if own is not None and other is not None:
             raise invalid(
                 f"{own.param} and {other.param} both say what the answer must be.", other.param
@@ -174,7 +174,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
         return own or other
 
     def items(self, stored: Callable[[str], Item | None]) -> list[Item]:
-        """The new items. stored: the item of an id, if there is one. Raises ApiError."""
+        """Return the new items. stored: finds the item of an id. Raises ApiError."""
         return [] if self.input is None else read_input(self.input, stored)
 
     def conversation(
@@ -185,8 +185,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
         efforts: ReasoningSection,
         unseen: Unseen,
     ) -> Conversation:
-        """The neutral form. history: what was said before the new items. Raises ApiError that names
-        what cannot be part of it."""
+        """Return the request in the neutral form. history: the items before the new ones. Raises
+        ApiError that names what cannot be part of it."""
         if len(history) + len(items) > limits.max_messages:
             raise invalid(
                 f"There are {len(history) + len(items)} items; at most {limits.max_messages} are "
@@ -195,15 +195,15 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
             )
         tools = read_flat_tools(self.tools or [], limits.max_tools)
         # Each response has instructions of its own.
-        said = (Turn("system", self.instructions),) if self.instructions else ()
+        instructions = (Turn("system", self.instructions),) if self.instructions else ()
         placed = [(f"input[{number}]", item) for number, item in enumerate(items)]
         check_begun(placed)
         before = [("history", item) for item in history]
-        spoken = turns([*before, *placed], unseen)
-        continues = self.continues(spoken[-1], marked=is_begun((*history, *items)[-1]))
+        merged = turns([*before, *placed], unseen)
+        continues = self.continues(merged[-1], marked=is_begun((*history, *items)[-1]))
         self.check_answered(continues=continues)
         return Conversation(
-            turns=(*said, *spoken),
+            turns=(*instructions, *merged),
             tools=tools,
             tool_choice=read_tool_choice(self.tool_choice, tools),
             parallel_tool_calls=self.parallel_tool_calls is not False,
@@ -214,7 +214,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Samp
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:
-        """What the response repeats of the request, with what is in force where it said nothing."""
+        """Return what the response repeats of the request, with what is in force where the request
+        left it out."""
         choice: str | Json = "auto"
         if isinstance(self.tool_choice, str):
             choice = self.tool_choice

@@ -29,7 +29,7 @@ class OtherTool(WireModel):
 
 
 def _tag(tool: Any) -> str:
-    """Tags begin with capitals, so that errors leave them out."""
+    """Return the tag of a tool. Tags begin with capitals, so that errors leave them out."""
     return "Function" if isinstance(tool, dict) and tool.get("type") == "function" else "Other"
 
 
@@ -52,7 +52,7 @@ class FlatToolChoice(WireToolChoice):
 
 
 def read_flat_tools(tools: list[FlatTool], max_tools: int) -> tuple[Tool, ...]:
-    """The functions, in their order; other tools are left out, as if they were never needed.
+    """Return the functions, in their order; other tools are left out.
 
     Raises ApiError that names the one at fault.
     """
@@ -64,7 +64,7 @@ def _read(tool: FlatTool, place: str) -> tuple[Tool, str] | None:
 
 
 def tool_object(tool: Tool) -> Json:
-    """A function as responses repeat it."""
+    """Return a function as responses repeat it."""
     return {
         "type": "function",
         "name": tool.name,
@@ -75,7 +75,7 @@ def tool_object(tool: Tool) -> Json:
 
 
 def tool_choice_object(choice: ToolChoice) -> Json:
-    """A choice that is more than a word, as responses repeat it."""
+    """Return a choice that is an object, as responses repeat it."""
     if choice.allowed is not None:
         tools = [{"type": "function", "name": name} for name in sorted(choice.allowed)]
         return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}

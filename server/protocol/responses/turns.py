@@ -11,13 +11,13 @@ from itertools import pairwise
 
 from server.conversation import Role, Turn
 from server.protocol.chat.continuation import NOT_CONTINUED
-from server.protocol.errors import invalid
 from server.protocol.responses.items import CallOutputItem, Item, MessageItem, ReasoningItem
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import invalid
 
 
 def turns(items: Iterable[tuple[str, Item]], unseen: Unseen) -> tuple[Turn, ...]:
-    """What items say together; each with its place, by which errors name it. Raises ApiError."""
+    """Merge items to turns, each with the place by which errors name it. Raises ApiError."""
     made: list[Turn] = []
     last: Item | None = None
     for place, item in items:
@@ -31,21 +31,21 @@ def turns(items: Iterable[tuple[str, Item]], unseen: Unseen) -> tuple[Turn, ...]
 
 
 def check_begun(items: Sequence[tuple[str, Item]]) -> None:
-    """Raises ApiError for one that is to be gone on with, and somebody else says something."""
+    """Raise ApiError for an item that is to be continued while another one follows it."""
     for (place, item), (_, after) in pairwise(items):
-        heard = isinstance(after, MessageItem) and after.role != "assistant"
-        if is_begun(item) and (heard or isinstance(after, CallOutputItem)):
+        is_for_the_model = isinstance(after, MessageItem) and after.role != "assistant"
+        if is_begun(item) and (is_for_the_model or isinstance(after, CallOutputItem)):
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
 
 
 def is_begun(item: Item) -> bool:
-    """Whether what follows goes on with an item."""
+    """Return whether the next item continues this one."""
     return isinstance(item, MessageItem | ReasoningItem) and bool(item.prefix)
 
 
 def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
-    """Whether an item belongs to the same turn as the one before. A model thinks before it says or
-    calls anything, and says nothing twice in a row."""
+    """Return whether an item belongs to the same turn as the one before. A model thinks before it
+    says or calls anything, and says nothing twice in a row."""
     if (last_role, role) != ("assistant", "assistant"):
         return False
     if is_begun(last):
@@ -56,7 +56,7 @@ def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
 
 
 def _together(one: Turn, more: Turn, is_one: bool) -> Turn:
-    """is_one: whether the thoughts of both are one."""
+    """Merge two turns. is_one: whether both have the same reasoning."""
     between = "\n" if one.reasoning and more.reasoning and not is_one else ""
     return replace(
         one,

@@ -12,7 +12,7 @@ PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def argument_types(parameters: dict[str, Any] | None, name: str) -> frozenset[str]:
-    """The JSON types that an argument may have; all of them where the schema does not say.
+    """Return the JSON types that an argument may have; all of them where the schema does not say.
 
     parameters: JSON Schema of the object of arguments.
     """
@@ -45,7 +45,7 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
 
 
 def _found(root: Any, reference: str) -> Any:
-    """What a reference within the schema points at. RFC 6901."""
+    """Return what a reference within the schema points at. RFC 6901."""
     place = root if reference.startswith("#") else None
     for step in reference.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
@@ -68,7 +68,7 @@ def _type_of(value: Any) -> str:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """A value as it was written -> JSON of one of the types, or else a JSON string of it."""
+    """Write a value as JSON of one of the types, or else as a JSON string."""
     written = text.strip()
     written = PYTHON_WORDS.get(written, written)
     try:

@@ -17,7 +17,7 @@ FILLING = re.compile(r"[\s}]*")
 
 
 class HermesCall:
-    """Reads what follows an opening tag, as it streams in.
+    """Read what follows an opening tag, as it streams in.
 
     The arguments are sent as they are written, but for line breaks and the like within strings,
     which JSON wants as escapes. A call that does not come in the usual order is read when it is
@@ -43,7 +43,7 @@ class HermesCall:
 
     @property
     def unread(self) -> str:
-        """What has come and belongs to nothing yet."""
+        """Text that has come and belongs to nothing yet."""
         return self._held
 
     @property
@@ -52,7 +52,7 @@ class HermesCall:
         return f"}}\n{CALL_CLOSE}"
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """What is certain now of the call."""
+        """Take in text, and return the pieces of the call that are certain now."""
         self._held += text
         pieces: list[AnswerPiece] = []
         if not self.started:
@@ -64,7 +64,7 @@ class HermesCall:
         return pieces
 
     def flush(self) -> list[AnswerPiece]:
-        """The same, when the answer ends here."""
+        """Return the other pieces, when the answer ends here."""
         if not self.started:
             return self._take_whole(self._held, "")
         if self.complete:
@@ -95,8 +95,8 @@ class HermesCall:
         return [*self._start(name), *self._arguments(arguments)]
 
     def _take_arguments(self) -> list[AnswerPiece]:
-        """Up to the bracket that closes the first one; or to the closing tag, where it comes first
-        and outside of strings: then the model has forgotten that bracket."""
+        """Take text up to the bracket that closes the first one; or to the closing tag, where it
+        comes first and outside of strings: then the model has forgotten that bracket."""
         text: list[str] = []
         taken = len(self._held)
         for place, character in enumerate(self._held):
@@ -114,7 +114,7 @@ class HermesCall:
         return self._arguments("".join(text))
 
     def _escape(self, character: str) -> str:
-        """The character as JSON wants it; keeps count of strings and brackets."""
+        """Return the character as JSON needs it; keep count of strings and brackets."""
         if self._in_string:
             ends = character == '"' and not self._escaped
             self._in_string = not ends
@@ -146,7 +146,7 @@ class HermesCall:
 
 
 def whole_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a call that is all there; None where it is none.
+    """Return name and arguments of a call that is all there; None where it is none.
 
     The arguments may be an object, the same as a string, or left out.
     """

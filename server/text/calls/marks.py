@@ -25,16 +25,17 @@ class CallMarks:
         self._texts: list[str] = []
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any calls."""
         return bool(self._texts)
 
     def add(self, text: str) -> str:
-        """The name that stands for a call, which must have no arguments. text: with its tags."""
+        """Return the name that stands for a call, which must have no arguments. text: with its
+        tags."""
         self._texts.append(self._guarded(text))
         return self._mark(len(self._texts) - 1)
 
     def replaced(self, prompt: str) -> str:
-        """The prompt with the calls' texts. Raises MarkError."""
+        """Replace the names in the prompt with the calls' texts. Raises MarkError."""
         if prompt.count(self._nonce) != len(self._texts):
             raise MarkError("there are more calls, or fewer")
         parts: list[str] = []

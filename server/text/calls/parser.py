@@ -1,4 +1,4 @@
-"""What is said -> content and calls."""
+"""Split content into text and calls."""
 
 import secrets
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from server.text.calls.hermes import HermesCall
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN, ToolFormat
 from server.text.calls.written import CallRecord, Remember
 from server.text.calls.xml import XmlCall
-from server.text.pieces import AnswerPiece, Part, Piece
+from server.text.pieces import AnswerPiece, Channel, TextPiece
 
 CALL_ID_BYTES = 12
 # Of a call that a client has begun: what does not look like one within so many is none.
@@ -17,17 +17,17 @@ MAX_BEGUN_CHARS = 1024
 
 
 def new_call_id() -> str:
-    """An id that no other call has."""
+    """Make an id that no other call has."""
     return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
 
 
 def openers(form: ToolFormat) -> list[str]:
-    """What calls begin with."""
+    """Return the tags that calls begin with."""
     return [CALL_OPEN, FUNCTION_OPEN] if form is ToolFormat.XML else [CALL_OPEN]
 
 
 class CallParser:
-    """Finds calls in an answer's text, as it streams in. What is no call stays content.
+    """Find calls in an answer's text, as it streams in. What is no call stays content.
 
     The line break before a call belongs to neither: templates write it when the call is sent back.
     So does the white space between calls, and around those that stand alone.
@@ -41,10 +41,10 @@ class CallParser:
         new_id: Callable[[], str] = new_call_id,
         remember: Remember | None = None,
         *,
-        said: str = "",
+        begun_content: str = "",
     ) -> None:
-        """max_calls: nothing is read behind so many. remember: is told of every whole call. said:
-        content that the answer has begun with."""
+        """max_calls: nothing is read behind so many. remember: called with every whole call.
+        begun_content: what the answer has begun with."""
         self.calls = 0
         """Calls that are complete."""
         self._tools = tools
@@ -59,7 +59,7 @@ class CallParser:
         self._held = ""
         self._space = ""
         """White space before the call that is being read."""
-        self._said = bool(said.strip())
+        self._has_content = bool(begun_content.strip())
         """Whether there was content, but for white space, since the last call."""
 
     @property
@@ -78,12 +78,12 @@ class CallParser:
         return self.done or (self.calls > 0 and self._call is None)
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """What is certain now, in order."""
+        """Take in text, and return the pieces that are certain now, in order."""
         self._held += text
         return self._advance(final=False)
 
     def flush(self) -> list[AnswerPiece]:
-        """The rest, when the answer ends."""
+        """Return the other pieces, when the answer ends."""
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> list[AnswerPiece]:
@@ -99,7 +99,7 @@ class CallParser:
         return pieces
 
     def _take_text(self, final: bool) -> list[AnswerPiece]:
-        """Content up to a call, or all that is certain."""
+        """Return content up to a call, or all that is certain."""
         places = [(self._held.find(opener), opener) for opener in self._openers]
         found = [(place, opener) for place, opener in places if place >= 0]
         if found:
@@ -130,13 +130,13 @@ class CallParser:
             if call.started:
                 self._tell(call.rest, "")
                 self.calls += 1
-                self._said = False
+                self._has_content = False
             else:
                 pieces += self._content(self._space + self._opener)
         return pieces
 
     def _tell(self, behind: str, closing: str) -> None:
-        """Has the call remembered, if it is whole."""
+        """Have the call remembered, if it is whole."""
         if self._remember is not None:
             call = self._record.call(behind, closing)
             if call is not None:
@@ -148,19 +148,19 @@ class CallParser:
         return XmlCall(self.calls, self._new_id, self._tools, self._opener)
 
     def _before_a_call(self, text: str) -> str:
-        """Without the white space at its end that belongs to a call, if one follows."""
-        return text.removesuffix("\n") if self._said or text.strip() else ""
+        """Return text without the white space at its end that belongs to a call, if one follows."""
+        return text.removesuffix("\n") if self._has_content or text.strip() else ""
 
     def _content(self, text: str) -> list[AnswerPiece]:
-        if self.calls and not self._said:
+        if self.calls and not self._has_content:
             text = text.lstrip()
-        self._said = self._said or bool(text.strip())
-        return [Piece(Part.CONTENT, text)] if text else []
+        self._has_content = self._has_content or bool(text.strip())
+        return [TextPiece(Channel.CONTENT, text)] if text else []
 
 
 def ends_in_call(text: str, tools: tuple[Tool, ...], form: ToolFormat) -> bool:
-    """Whether a text ends within what may be a call. The last opening tag tells, and a little of
-    what follows it: it is the client's text, and may be long."""
+    """Return whether a text ends within what may be a call. Only the last opening tag and a little
+    of what follows it are read: it is the client's text, and may be long."""
     last = text[max(0, *map(text.rfind, openers(form))) :]
     parser = CallParser(tools, form, None)
     if CALL_CLOSE not in last:

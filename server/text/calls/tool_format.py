@@ -1,4 +1,4 @@
-"""How a model writes its calls: its chat template tells."""
+"""Find out from its chat template how a model writes its calls."""
 
 from enum import Enum
 
@@ -16,7 +16,7 @@ class ToolFormat(Enum):
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """The format that a chat template shows its model; None where it shows neither."""
+    """Return the format that a chat template shows its model; None where it shows neither."""
     if CALL_OPEN not in template:
         return None
     return ToolFormat.XML if FUNCTION_OPEN in template else ToolFormat.HERMES

@@ -23,7 +23,7 @@ class WrittenCall:
     id: str
     name: str
     arguments: str
-    """As the client was told."""
+    """As they were sent to the client."""
     text: str
     """As the model wrote it, with the tags around."""
 
@@ -37,7 +37,7 @@ Remember = Callable[[WrittenCall], None]
 
 
 class CallRecord:
-    """Gathers one call while it is read."""
+    """Gather one call while it is read."""
 
     def __init__(self, opener: str) -> None:
         """opener: the tag that it began with."""
@@ -46,7 +46,7 @@ class CallRecord:
         self._arguments = ""
 
     def add(self, text: str, pieces: list[AnswerPiece]) -> None:
-        """text: what the model has written on. pieces: what became of it."""
+        """Take in text. text: what the model has written on. pieces: what became of it."""
         self._text += text
         for piece in pieces:
             if isinstance(piece, ToolCallStart):
@@ -56,8 +56,8 @@ class CallRecord:
                 self._arguments += piece.text
 
     def call(self, behind: str, closing: str) -> WrittenCall | None:
-        """The call. behind: how the text goes on behind its arguments, or, where its closing tag
-        was read, behind that. closing: what would follow the arguments; "" where nobody has cut
+        """Return the call. behind: how the text goes on behind its arguments, or, where its closing
+        tag was read, behind that. closing: what would follow the arguments; "" where nobody has cut
         the answer off there. None where the call is not as calls are written."""
         assert self._start is not None, "only a call that has begun is one"
         text = self._text[: len(self._text) - len(behind)]
@@ -80,11 +80,11 @@ class WrittenCalls:
         self._calls: Newest[str, WrittenCall] = Newest(max_bytes)
 
     def remember(self, call: WrittenCall) -> None:
-        """Keeps a call; the ones that were not asked for the longest make room."""
+        """Keep a call; the least recently used ones make room."""
         self._calls.keep(call.id, call, call.size)
 
     def recalled(self, conversation: Conversation) -> Conversation:
-        """The conversation with the text of its calls, where it is known."""
+        """Return the conversation with the text of its calls, where it is known."""
         turns = tuple(
             replace(turn, tool_calls=tuple(map(self._recalled, turn.tool_calls)))
             for turn in conversation.turns
@@ -100,7 +100,7 @@ class WrittenCalls:
 
 
 def same_arguments(one: str, other: str) -> bool:
-    """Whether two texts are the same object, or the same text where they are none."""
+    """Return whether two texts are the same object, or the same text where they are none."""
     if one == other:
         return True
     left, right = json_object(one), json_object(other)
@@ -108,8 +108,8 @@ def same_arguments(one: str, other: str) -> bool:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON: 1 is 1.0, but not true. The order of keys says
-    nothing."""
+    """Return whether two values are the same JSON: 1 is 1.0, but not true. The order of keys does
+    not count."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_value(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):

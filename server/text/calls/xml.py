@@ -78,7 +78,7 @@ class XmlCall:
 
     @property
     def unread(self) -> str:
-        """What has come and belongs to nothing yet."""
+        """Text that has come and belongs to nothing yet."""
         return self._held
 
     @property
@@ -87,7 +87,7 @@ class XmlCall:
         return f"\n{CALL_CLOSE}" if self._is_closed else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """What is certain now of the call."""
+        """Take in text, and return the pieces of the call that are certain now."""
         self._held += text
         pieces: list[AnswerPiece] = []
         stage = None
@@ -97,7 +97,7 @@ class XmlCall:
         return pieces
 
     def flush(self) -> list[AnswerPiece]:
-        """The same, when the answer ends here: what is missing stays missing."""
+        """Return the other pieces, when the answer ends here: what is missing stays missing."""
         if self._stage is Stage.HEAD:
             self.rest = self._held[len(self._prefix) :]
         elif self._stage is Stage.TAIL:
@@ -180,7 +180,7 @@ class XmlCall:
 
 
 def _named(text: str, opener: str) -> tuple[str, str | None] | None:
-    """The name in a tag that begins so, and what follows the tag: None while it may go on.
+    """Return the name in a tag that begins so, and what follows the tag: None while it may go on.
 
     None where the text does not begin with such a tag.
     """
@@ -195,5 +195,5 @@ def _named(text: str, opener: str) -> tuple[str, str | None] | None:
 
 
 def _escaped(text: str) -> str:
-    """The text within a JSON string."""
+    """Escape the text for a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

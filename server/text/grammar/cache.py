@@ -30,7 +30,7 @@ class Refusal:
 
 
 class GrammarCache:
-    """Keeps grammars and refusals by a digest of what was asked, the newest ones.
+    """Keep the newest grammars and refusals, by a digest of their form.
 
     Grammars count until nobody has them any more, kept or not.
     """
@@ -53,7 +53,7 @@ class GrammarCache:
         return self._counted_bytes
 
     def get(self, digest: bytes) -> CompiledGrammar | Refusal | None:
-        """What is known of a form."""
+        """Return what is known of a form."""
         found = self._grammars.get(digest)
         if found is None:
             return self._refusals.get(digest)

@@ -1,4 +1,5 @@
-"""Wishes -> constraints: judged by another process, compiled in this one, and kept for the next."""
+"""Compile constraint specs: judged by another process, compiled in this one, and kept for the
+next."""
 
 import asyncio
 import hashlib
@@ -9,14 +10,14 @@ from typing import Protocol
 
 from engine.types import TokenConstraint
 from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
+from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
 from server.text.grammar.constraints import GrammarConstraint
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judging import Verdict
 from server.text.grammar.lazy_calls import LazyCalls
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
-from server.text.grammar.thoughts import ThoughtConstraint
+from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
-from server.text.grammar.wish import ThinkingStart, Wish, form_json
 
 THREADS = 2
 # Whose memory is in use waits for answers to end: so long, and looks so often.
@@ -29,32 +30,32 @@ class GrammarMemoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """How much wishes may cost."""
+    """What compiling constraints may cost."""
 
     max_bytes: int
-    """Of schemas, patterns and grammars of one request, as JSON."""
+    """Bytes of schemas, patterns and grammars of one request, as JSON."""
     max_memory_bytes: int
-    """Of all compiled grammars together."""
+    """Bytes of all compiled grammars together."""
     max_cached: int
-    """Compiled grammars that are kept for requests that wish the same."""
+    """Compiled grammars that are kept for requests with the same constraint."""
     max_mask_s: float
     """Processor time that one mask may take."""
     max_begun_s: float
-    """Processor time that reading an answer that is begun may take."""
+    """Processor time that reading a begun answer may take."""
 
 
 class Judging(Protocol):
-    """What knows what a form costs."""
+    """Finds out what a form costs."""
 
     async def verdict(self, form: str) -> Verdict:
-        """What becomes of a form."""
+        """Return what becomes of a form."""
 
     async def close(self) -> None:
-        """Nobody will ask any more."""
+        """End: nothing is judged any more."""
 
 
 class GrammarCompiler:
-    """Makes constraints of wishes."""
+    """Compile constraint specs into constraints."""
 
     def __init__(
         self,
@@ -82,20 +83,20 @@ class GrammarCompiler:
         _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # they are kept
         return ""
 
-    async def compile(self, wish: Wish, said: str = "") -> TokenConstraint | None:
-        """The constraint of an answer; None where there is nothing to hold it to. said: what it has
-        begun with.
+    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
+        """Compile the constraint of an answer; None where there is nothing to hold it to. begun:
+        the content that it has begun with.
 
         Raises GrammarError that names what cannot be enforced, and the request's field;
-        UnfitBeginningError where the form does not allow what was said; JudgeBusyError and
+        UnfitBeginningError where the form does not allow what was begun; JudgeBusyError and
         GrammarMemoryError where there is no room for it now.
         """
-        if not wish.has_form and not wish.has_budget:
+        if not spec.has_form and not spec.has_budget:
             return None
-        answer = await self._answer(wish, said) if wish.has_form else None
-        if answer is not None and wish.thinking is ThinkingStart.SAYING:
+        answer = await self._answer(spec, begun) if spec.has_form else None
+        if answer is not None and spec.thinking is ThinkingStart.SAYING:
             return answer
-        return ThoughtConstraint(answer, self._vocabulary, wish.thinking, wish.thinking_budget)
+        return ReasoningConstraint(answer, self._vocabulary, spec.thinking, spec.thinking_budget)
 
     async def close(self) -> None:
         """End the process that judges. The next form begins anew."""
@@ -104,36 +105,37 @@ class GrammarCompiler:
             loaded.threads.shutdown(wait=False, cancel_futures=True)
             await loaded.judge.close()
 
-    async def _answer(self, wish: Wish, said: str) -> TokenConstraint:
-        grammar = await self._grammar(wish)
+    async def _answer(self, spec: ConstraintSpec, begun: str) -> TokenConstraint:
+        grammar = await self._grammar(spec)
         constraint = GrammarConstraint(grammar, self._vocabulary.words, self._limits.max_mask_s)
-        if wish.is_lazy:
+        if spec.is_lazy:
             return LazyCalls(constraint, self._vocabulary)
-        return await self._after(constraint, said) if said else constraint
+        return await self._after(constraint, begun) if begun else constraint
 
-    async def _after(self, constraint: GrammarConstraint, said: str) -> GrammarConstraint:
-        """Where the form goes on. A text that spells an added token is text to it."""
+    async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
+        """Return the constraint where the form goes on. A text that spells an added token is text
+        to it."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:
-            ids = loaded.tokenizer.engine.tokenize_bytes(said.encode())
+            ids = loaded.tokenizer.engine.tokenize_bytes(begun.encode())
             return constraint.after(ids, self._limits.max_begun_s)
 
         return await asyncio.get_running_loop().run_in_executor(loaded.threads, after)
 
-    async def _grammar(self, wish: Wish) -> CompiledGrammar:
-        form = await asyncio.to_thread(form_json, wish, self._limits.max_bytes)
+    async def _grammar(self, spec: ConstraintSpec) -> CompiledGrammar:
+        form = await asyncio.to_thread(form_json, spec, self._limits.max_bytes)
         digest = hashlib.sha256(form.encode()).digest()
         found = self._cache.get(digest)
         if found is None:
             found = await self._made(digest, form)
         if isinstance(found, Refusal):
-            raise GrammarError(found.message, found.param or wish.param)
+            raise GrammarError(found.message, found.param or spec.param)
         return found
 
     async def _made(self, digest: bytes, form: str) -> CompiledGrammar | Refusal:
-        """What becomes of a form, found out once for all who ask meanwhile, and also when the first
-        of them leaves."""
+        """Return what becomes of a form, found out once for all who ask meanwhile, and also when
+        the first of them leaves."""
         making = self._making.get(digest)
         if making is None:
             making = self._making[digest] = asyncio.create_task(self._make(digest, form))
@@ -188,7 +190,7 @@ class GrammarCompiler:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What forms need."""
+    """What compiling needs of the tokenizer."""
 
     tokenizer: GrammarTokenizer
     judge: Judging

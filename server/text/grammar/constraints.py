@@ -1,4 +1,4 @@
-"""What a grammar allows, as a TokenConstraint; and how tags are found among tokens."""
+"""Follow a grammar as a TokenConstraint, and find tags among tokens."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 
 from engine.errors import FormLimitError
 from server.text.grammar.cache import CompiledGrammar
-from server.text.grammar.error import GrammarError, UnfitBeginningError, limit_of, meaning
+from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError, limit_of, meaning
 
 READ_TOGETHER = 16  # tokens
 # Of an answer's masks, those that may take too long: the collector may run on the engine's thread
@@ -21,7 +21,7 @@ class ConstraintError(RuntimeError):
 
 
 class GrammarConstraint:
-    """What a grammar allows.
+    """Allow what a grammar allows.
 
     A token that was accepted is taken in when the next mask is asked for: that is while the device
     computes, and until then nobody has to know.
@@ -79,15 +79,15 @@ class GrammarConstraint:
         """fault: of a grammar that cannot go on without having come to its limits."""
         if self._matcher.is_error():
             self._grammar.is_spent = True
-            said = limit_of(self._matcher.get_error())
-            raise FormLimitError(said) if said else ConstraintError(f"the grammar {fault}")
+            limit = limit_of(self._matcher.get_error())
+            raise FormLimitError(limit) if limit else ConstraintError(f"the grammar {fault}")
 
     def copy(self) -> "GrammarConstraint":
         """See TokenConstraint."""
         return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
-        """One for answers that have begun with these tokens.
+        """Return a constraint for answers that have begun with these tokens.
 
         max_s: processor time that reading them may take. Raises UnfitBeginningError where they are
         not allowed, and GrammarError where they are too much.
@@ -108,7 +108,7 @@ class GrammarConstraint:
 
 
 class TagWatch:
-    """Finds a tag in a text that comes in pieces."""
+    """Find a tag in a text that comes in pieces."""
 
     def __init__(self, tag: bytes) -> None:
         """tag: its first byte must not come again in it."""
@@ -117,7 +117,7 @@ class TagWatch:
         """How many bytes of the tag the text ends with."""
 
     def feed(self, text: bytes) -> bool:
-        """Whether the tag is complete, somewhere in what came."""
+        """Take in text, and return whether it completes the tag."""
         window = self._tag[: self.matched] + text
         if self._tag in window:
             return True

@@ -41,17 +41,17 @@ class Child:
     """A process that judges one form."""
 
     number: int
-    """The form's."""
+    """The number of the form."""
     pid: int
     most_bytes: int
-    """Of its memory, what it began with included."""
+    """Most bytes of its memory, what it began with included."""
     ends_at: float
-    said: bytearray = field(default_factory=bytearray)
+    output: bytearray = field(default_factory=bytearray)
     killed_for: str = ""
 
 
 class ForkServer:
-    """Forks children, and listens to them."""
+    """Fork children, and read their verdicts."""
 
     def __init__(self, source: int, sink: int, facts: TokenizerFacts) -> None:
         """source, sink: file descriptors of the frames."""
@@ -77,7 +77,7 @@ class ForkServer:
                 end_excess(child)
 
     def _receive(self) -> bool:
-        """Take in what was asked; False when nobody will ask any more."""
+        """Take in a request; False when nobody will ask any more."""
         read = os.read(self._source, READ_BYTES)
         self._received += read
         while len(self._received) >= LENGTH.size:
@@ -92,25 +92,25 @@ class ForkServer:
                 self._fork(json.loads(frame), self._tokens)
         return bool(read)
 
-    def _fork(self, asked: dict[str, Any], tokens: Tokens) -> None:
+    def _fork(self, request: dict[str, Any], tokens: Tokens) -> None:
         out, into = os.pipe()
         own_bytes = psutil.Process().memory_info().rss
-        pid = os.fork() or run_child(asked, tokens, into)
+        pid = os.fork() or run_child(request, tokens, into)
         os.close(into)
         self._children[out] = Child(
-            asked["number"],
+            request["number"],
             pid,
-            own_bytes + asked["memory_bytes"],
-            time.monotonic() + asked["wall_s"],
+            own_bytes + request["memory_bytes"],
+            time.monotonic() + request["wall_s"],
         )
         self._selector.register(out, selectors.EVENT_READ)
 
     def _listen(self, out: int) -> None:
-        """A child has said something, or has ended."""
+        """Take in what a child has written, or that it has ended."""
         child = self._children[out]
-        said = os.read(out, READ_BYTES)
-        child.said += said
-        if said:
+        data = os.read(out, READ_BYTES)
+        child.output += data
+        if data:
             return
         self._selector.unregister(out)
         os.close(out)
@@ -121,7 +121,7 @@ class ForkServer:
             over_time = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
             answer["ended"] = child.killed_for or (OVER_TIME if over_time else DIED)
         else:
-            answer["verdict"] = child.said.decode()
+            answer["verdict"] = child.output.decode()
         write_frame(self._sink, json.dumps(answer).encode())
 
     def _end(self) -> None:
@@ -130,13 +130,13 @@ class ForkServer:
             os.waitpid(child.pid, 0)
 
 
-def run_child(asked: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
+def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
     """Judge a form, write the verdict, and end the process. into: a file descriptor."""
     # Whose processor time is over is ended by the kernel, whatever it is doing.
-    signal.setitimer(signal.ITIMER_PROF, asked["cpu_s"])
-    os.nice(asked["nice"])
+    signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+    os.nice(request["nice"])
     with open(into, "wb") as sink:
-        sink.write(judge(asked["form"], tokens, asked["max_mask_s"]).to_json())
+        sink.write(judge(request["form"], tokens, request["max_mask_s"]).to_json())
     os._exit(0)
 
 

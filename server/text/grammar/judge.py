@@ -1,4 +1,4 @@
-"""Asks another process what a form costs, before this one pays for it.
+"""Ask another process what a form costs, before this one pays for it.
 
 There are two lanes, so that nobody's simple form waits for one that takes seconds::
 
@@ -54,7 +54,7 @@ class JudgeLimits:
 
 
 class Judge:
-    """Judges forms for one tokenizer, in a process that is there while it is needed.
+    """Judge forms for one tokenizer, in a process that runs while it is needed.
 
     All of it runs on one event loop.
     """
@@ -73,15 +73,15 @@ class Judge:
         self._closed = False
 
     async def verdict(self, form: str) -> Verdict:
-        """What becomes of a form. Raises JudgeBusyError when there is no room for it."""
+        """Return what becomes of a form. Raises JudgeBusyError when there is no room for it."""
         async with self._quick.turn():
-            said = await self._ask(form, self._quick)
-        if said.get("ended") in (OVER_TIME, STARVED):
+            answer = await self._ask(form, self._quick)
+        if answer.get("ended") in (OVER_TIME, STARVED):
             async with self._slow.turn():
-                said = await self._ask(form, self._slow)
-        if said.get("ended") == STARVED:
+                answer = await self._ask(form, self._slow)
+        if answer.get("ended") == STARVED:
             raise JudgeBusyError
-        return self._read(said)
+        return self._read(answer)
 
     async def close(self) -> None:
         """End the process; nothing is judged any more."""
@@ -91,7 +91,7 @@ class Judge:
 
     async def _ask(self, form: str, lane: "_Lane") -> dict[str, Any]:
         process = await self._started()
-        asked = {
+        request = {
             "form": form,
             "cpu_s": lane.cpu_s,
             "wall_s": lane.wall_s,
@@ -99,7 +99,7 @@ class Judge:
             "max_mask_s": self._limits.max_mask_s,
             "nice": lane.nice,
         }
-        return await process.ask(asked)
+        return await process.ask(request)
 
     async def _started(self) -> "_Process":
         async with self._starting:
@@ -109,10 +109,10 @@ class Judge:
                 self._process = await _Process.start(self._tokenizer, self._facts)
             return self._process
 
-    def _read(self, said: dict[str, Any]) -> Verdict:
+    def _read(self, answer: dict[str, Any]) -> Verdict:
         limits = self._limits
-        verdict = Verdict.of_json(said["verdict"]) if "verdict" in said else Verdict()
-        ended = said.get("ended")
+        verdict = Verdict.of_json(answer["verdict"]) if "verdict" in answer else Verdict()
+        ended = answer.get("ended")
         if ended == OVER_MEMORY or verdict.memory_bytes > limits.max_memory_bytes:
             return Verdict(refusal=f"it takes more than {limits.max_memory_bytes} bytes of memory")
         if ended == OVER_TIME:
@@ -135,7 +135,7 @@ class _Lane:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits for a turn. Raises JudgeBusyError where too many wait already, or for too long."""
+        """Wait for a turn. Raises JudgeBusyError where too many wait already, or for too long."""
         if not self._room:
             raise JudgeBusyError
         self._room -= 1
@@ -157,7 +157,7 @@ class _Lane:
 
 
 class _Process:
-    """A fork server, and who waits for its answers."""
+    """A fork server, and those who wait for its answers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -173,7 +173,7 @@ class _Process:
 
     @classmethod
     async def start(cls, tokenizer: bytes, facts: TokenizerFacts) -> "_Process":
-        """Starts it, and hands it the tokenizer."""
+        """Start the process, and hand it the tokenizer."""
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             facts.to_json(),
@@ -186,14 +186,14 @@ class _Process:
         started._into.write(tokenizer)
         return started
 
-    async def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Hands it a form, and waits for what becomes of it. Raises JudgeBusyError when the process
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Hand the process a form, and wait for its verdict. Raises JudgeBusyError when the process
         ends before."""
         self._rest()
         self._last_number = number = self._last_number + 1
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        frame = json.dumps(asked | {"number": number}).encode()
+        frame = json.dumps(request | {"number": number}).encode()
         self._into.write(LENGTH.pack(len(frame)) + frame)
         try:
             return await answer
@@ -203,31 +203,31 @@ class _Process:
                 self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end)
 
     async def close(self) -> None:
-        """Ends it."""
+        """End the process."""
         self._end()
         await self._listening
 
     def _end(self) -> None:
-        """It ends when nobody can ask it any more."""
+        """Close the process's input: it ends when nobody can ask it any more."""
         self._rest()
         self.is_over = True
         self._into.close()
 
     def _rest(self) -> None:
-        """Nothing happens by itself until the next answer."""
+        """Cancel the end that was due for an idle process."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     async def _listen(self) -> None:
-        """Hands out what it says, until it ends."""
+        """Hand out the process's answers, until it ends."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))
-                said: dict[str, Any] = json.loads(await self._out.readexactly(length))
-                waiting = self._waiting.get(said["number"])
+                answer: dict[str, Any] = json.loads(await self._out.readexactly(length))
+                waiting = self._waiting.get(answer["number"])
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(said)
+                    waiting.set_result(answer)
         self.is_over = True
         code = await self._process.wait()
         if code:

@@ -1,4 +1,4 @@
-"""Whether a form of answers can be enforced, and at what cost."""
+"""Find out whether a form of answers can be enforced, and at what cost."""
 
 import json
 import resource
@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 
 from llguidance import LLTokenizer
 
-from server.text.grammar.error import GrammarError
+from server.text.grammar.constraint_spec import ConstraintSpec, form_of_json
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
 from server.text.grammar.text import grammar_text
 from server.text.grammar.tokenizer_facts import TokenizerFacts
-from server.text.grammar.wish import Wish, form_of_json
 
 # What getrusage counts memory in.
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -19,7 +19,7 @@ MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What forms are judged for."""
+    """The tokenizer that forms are judged for."""
 
     engine: LLTokenizer
     facts: TokenizerFacts
@@ -27,7 +27,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a form."""
+    """The verdict on a form."""
 
     grammar: str = ""
     """As the grammar engine takes it."""
@@ -53,20 +53,20 @@ def judge(form: str, tokens: Tokens, max_mask_s: float) -> Verdict:
 
     form: of ``form_json``. max_mask_s: processor time that each of the tokens may take.
     """
-    wish = form_of_json(form)
+    spec = form_of_json(form)
     try:
         with deep_threads(1) as thread:
             # Pages that a child only reads count as its own: they are read before.
             thread.submit(warm_up, tokens.engine).result()
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            grammar = thread.submit(_tried, wish, tokens, max_mask_s).result()
+            grammar = thread.submit(_tried, spec, tokens, max_mask_s).result()
     except GrammarError as error:
-        return Verdict(refusal=str(error), param=error.param or wish.param)
+        return Verdict(refusal=str(error), param=error.param or spec.param)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return Verdict(grammar, grown * MAXRSS_BYTES)
 
 
-def _tried(wish: Wish, tokens: Tokens, max_mask_s: float) -> str:
-    grammar = grammar_text(wish, tokens.facts)
+def _tried(spec: ConstraintSpec, tokens: Tokens, max_mask_s: float) -> str:
+    grammar = grammar_text(spec, tokens.facts)
     try_matcher(tokens.engine, new_matcher(tokens.engine, grammar), max_mask_s)
     return grammar

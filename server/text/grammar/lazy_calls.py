@@ -1,4 +1,5 @@
-"""Where a model may call tools: text is free, and a call, once begun, has its tool's form."""
+"""Constrain calls where a model may make them: text is free, and a call, once begun, has its tool's
+form."""
 
 import numpy as np
 
@@ -10,7 +11,7 @@ OPEN_TAG = CALL_OPEN.encode()
 
 
 class LazyCalls:
-    """Watches for the opening tag of a call; from there on its grammar holds, until it is over."""
+    """Watch for the opening tag of a call; from there on its grammar holds, until it is over."""
 
     def __init__(self, call: GrammarConstraint, vocabulary: Vocabulary) -> None:
         """call: what follows the opening tag, up to and with the closing one."""

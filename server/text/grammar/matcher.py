@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from server.text.grammar.error import GrammarError, meaning
+from server.text.grammar.grammar_errors import GrammarError, meaning
 
 # The grammar engine recurses along references and rules, up to the limits of what is compiled.
 STACK_BYTES = 256 * 1024**2
@@ -56,7 +56,7 @@ def warm_up(tokenizer: LLTokenizer) -> None:
 def _follow(
     answer: LLMatcher, token: int, tokens: int, max_mask_s: float, rng: random.Random
 ) -> None:
-    """token: the first of the answer's."""
+    """Follow a grammar over some tokens of an answer. token: the first one."""
     for _ in range(tokens):
         started_s = time.thread_time()
         if not answer.consume_token(token):
@@ -83,7 +83,7 @@ def deep_threads(count: int) -> ThreadPoolExecutor:
 
 
 def _mask(matcher: LLMatcher) -> bytes:
-    """One bit for each token that may come next. Raises GrammarError where there is none."""
+    """Return one bit for each token that may come next. Raises GrammarError where there is none."""
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(meaning(matcher.get_error()))
@@ -91,7 +91,8 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 def _any_token(mask: bytes, rng: random.Random) -> int:
-    """One of those that may come next: of the first eight from a random place on that has any."""
+    """Return one of the tokens that may come next: one of the first eight from a random place
+    on."""
     start = rng.randrange(len(mask))
     around = mask[start:] + mask[:start]
     found = around.lstrip(b"\0")

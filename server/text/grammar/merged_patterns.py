@@ -1,4 +1,4 @@
-"""How many patterns one string must match at once.
+"""Count how many patterns one string must match at once.
 
 The grammar engine looks whether any string matches them all, which takes twice as long with every
 further one, without a limit of its own: 16 take a tenth of a second, 24 half a minute.
@@ -7,14 +7,14 @@ further one, without a limit of its own: 16 take a tenth of a second, 24 half a 
 from collections.abc import Iterator
 from typing import Any
 
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 
 MAX_PATTERNS = 8
 ALTERNATIVES = ("anyOf", "oneOf")
 
 
 def check_patterns(schema: Any) -> None:
-    """Raises GrammarError for a schema with more patterns on one string than can be merged."""
+    """Raise GrammarError for a schema with more patterns on one string than can be merged."""
     counter = _Counter(schema)
     try:
         most = max(map(counter.count, _parts(schema)), default=0)
@@ -25,7 +25,7 @@ def check_patterns(schema: Any) -> None:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and all that is in it; maps of schemas, too, in which nothing is counted."""
+    """Yield the schema and all that is in it; maps of schemas, too, in which nothing is counted."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -37,14 +37,14 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Counter:
-    """Counts patterns that hold for one value; each part of a schema is looked at once."""
+    """Count patterns that hold for one value; each part of a schema is visited once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[int, int] = {}
 
     def count(self, schema: Any) -> int:
-        """Of a part of the schema, with those of what it refers to."""
+        """Count patterns of a part of the schema, with those of what it refers to."""
         chain = []
         # Chains of references are as long as a schema: they are followed without recursion.
         while isinstance(schema, dict) and id(schema) not in self._known:
@@ -65,7 +65,8 @@ class _Counter:
         return count
 
     def _found(self, reference: Any) -> Any:
-        """What a reference points at; None where that is nothing, which the engine says."""
+        """Return what a reference points at; None where that is nothing: the engine reports
+        that."""
         if not isinstance(reference, str):
             return None
         found = self._root

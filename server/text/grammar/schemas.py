@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import MAX_LEXER_STATES
 from server.text.grammar.merged_patterns import check_patterns
 
@@ -103,7 +103,7 @@ Schema = dict[str, Any] | bool
 
 
 def checked_schema(schema: Any) -> dict[str, Any]:
-    """The schema with nothing in it that would be ignored. Raises GrammarError."""
+    """Return the schema with nothing in it that would be ignored. Raises GrammarError."""
     cleaned = _Checker().clean(schema, 0)
     if cleaned is False:
         raise GrammarError("no answer can satisfy it")
@@ -113,7 +113,7 @@ def checked_schema(schema: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Checker:
-    """Goes through a schema once."""
+    """Check a schema in one pass."""
 
     subschemas: int = 0
 
@@ -146,7 +146,7 @@ class _Checker:
         return cleaned
 
     def _subschemas(self, keyword: str, value: Any, depth: int) -> Any:
-        """The value with the schemas in it cleaned."""
+        """Return the value with the schemas in it cleaned."""
         if keyword in SUBSCHEMA_MAPS:
             if len(value) > MAX_PROPERTIES and keyword in PROPERTIES:
                 raise GrammarError(f"{keyword} has more than {MAX_PROPERTIES} entries")
@@ -157,8 +157,8 @@ class _Checker:
 
 
 def _close_bounds(schema: dict[str, Any]) -> None:
-    """Exclusive bounds that are whole numbers become inclusive ones beside them: the engine lets
-    such a bound itself through where the other one is less than 1 away."""
+    """Make exclusive bounds that are whole numbers inclusive: the engine lets an exclusive bound
+    itself through where the other bound is less than 1 away."""
     for inclusive, exclusive, sign in (
         ("minimum", "exclusiveMinimum", 1),
         ("maximum", "exclusiveMaximum", -1),
@@ -176,7 +176,7 @@ def _close_bounds(schema: dict[str, Any]) -> None:
 
 
 def _typed(keyword: str, value: Any) -> Any:
-    """The value as the engine wants it."""
+    """Return the value as the engine wants it."""
     types = VALUES[keyword]
     if keyword in COUNTS and isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -189,7 +189,7 @@ def _typed(keyword: str, value: Any) -> Any:
 
 
 def _check(keyword: str, value: Any) -> None:
-    """What can be said of a keyword by itself."""
+    """Check a keyword by itself. Raises GrammarError."""
     named = [value] if isinstance(value, str) else value
     if keyword == "type" and not all(isinstance(n, str) and n in TYPES for n in named):
         raise GrammarError("type names a type that JSON does not have")
@@ -218,7 +218,7 @@ def check_repeats(pattern: str) -> None:
 
 
 def _check_literal(keyword: str, value: Any, depth: int) -> None:
-    """Whether the engine can write a value, exactly."""
+    """Check that the engine can write a value, exactly. Raises GrammarError."""
     if depth > MAX_DEPTH:
         raise GrammarError(f"{keyword} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str) and any(is_control(character) for character in value):
@@ -234,5 +234,5 @@ def _check_literal(keyword: str, value: Any, depth: int) -> None:
 
 
 def is_control(character: str) -> bool:
-    """Whether JSON can write a character as an escape with its number only."""
+    """Return whether JSON can write a character only as an escape with its number."""
     return (character < " " or character == "\x7f") and character not in WRITABLE_CONTROLS

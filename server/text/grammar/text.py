@@ -1,4 +1,5 @@
-"""Wishes -> the grammar engine's own form: a list of grammars that refer to each other."""
+"""Write the grammar of a constraint spec in the grammar engine's own form: a list of grammars that
+refer to each other."""
 
 import json
 import re
@@ -10,11 +11,11 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
-from server.text.grammar.error import GrammarError, faults_of
+from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
+from server.text.grammar.grammar_errors import GrammarError, errors_of
 from server.text.grammar.merged_patterns import MAX_PATTERNS
 from server.text.grammar.schemas import check_repeats, checked_schema
 from server.text.grammar.tokenizer_facts import TokenizerFacts
-from server.text.grammar.wish import TOOLS_PARAM, Wish
 from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
 
 Grammar = dict[str, Any]
@@ -45,29 +46,28 @@ MAX_RULES = 500
 ANY_OBJECT = {"type": "object"}
 
 
-def grammar_text(wish: Wish, facts: TokenizerFacts) -> str:
-    """The grammar of an answer that has a form; or, of a lazy one, of one call behind its opening
-    tag. Raises GrammarError.
-    """
+def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
+    """Write the grammar of an answer that has a form; or, of a lazy one, of one call behind its
+    opening tag. Raises GrammarError."""
     grammar = CallGrammar(facts.tags)
     ways = []
-    if wish.output is not None and not wish.must_call:
-        with faults_of(wish.output.param):
-            ways.append(grammar.add_part("answer", output_grammar(wish.output, facts)))
-    if wish.tools:
-        with faults_of(TOOLS_PARAM):
-            schemas = [_arguments(tool, wish.must_call) for tool in wish.tools]
-            names = [tool.name for tool in wish.tools]
+    if spec.output is not None and not spec.must_call:
+        with errors_of(spec.output.param):
+            ways.append(grammar.add_part("answer", output_grammar(spec.output, facts)))
+    if spec.tools:
+        with errors_of(TOOLS_PARAM):
+            schemas = [_arguments(tool, spec.must_call) for tool in spec.tools]
+            names = [tool.name for tool in spec.tools]
             grammar.add_calls(
-                dict(zip(names, schemas, strict=True)), wish.tool_format, wish.is_lazy
+                dict(zip(names, schemas, strict=True)), spec.tool_format, spec.is_lazy
             )
-        several = wish.parallel and not wish.is_lazy
+        several = spec.parallel and not spec.is_lazy
         ways.append(f'call ("\\n" call){{0,{MAX_CALLS - 1}}}' if several else "call")
     return grammar.text(" | ".join(ways))
 
 
 def output_grammar(output: OutputFormat, facts: TokenizerFacts) -> Grammar:
-    """What a whole answer may be. Raises GrammarError."""
+    """Write the grammar of a whole answer. Raises GrammarError."""
     value = output.value
     match output.kind:
         case "json_object":
@@ -95,7 +95,7 @@ def _only(text: str) -> Grammar:
 
 
 def _text(value: Any) -> str:
-    """A text that is there and can be encoded. Raises GrammarError."""
+    """Return a text that is not empty and can be encoded. Raises GrammarError."""
     if not isinstance(value, str) or not value:
         raise GrammarError("it must be a text")
     try:
@@ -106,7 +106,7 @@ def _text(value: Any) -> str:
 
 
 def _named(text: str, names: dict[str, int]) -> str:
-    """A grammar whose added tokens are named by their ids, which the grammar engine knows."""
+    """Name added tokens in a grammar by their ids, which the grammar engine knows."""
 
     def numbered(found: re.Match[str]) -> str:
         token = names.get(found[0])
@@ -116,7 +116,7 @@ def _named(text: str, names: dict[str, int]) -> str:
 
 
 def _lark(text: str) -> str:
-    """A grammar in Lark's syntax, or GBNF -> Lark."""
+    """Translate a grammar to Lark's syntax, from Lark or GBNF."""
     if found := REFUSED_ATTRIBUTES.search(text):
         raise GrammarError(f"{found[1]} in a grammar is not supported")
     if LITERAL.sub("", text).count("&") > MAX_PATTERNS:
@@ -147,7 +147,7 @@ class CallGrammar:
     parts: list[Grammar] = field(default_factory=list)
 
     def add_calls(self, tools: dict[str, dict[str, Any]], form: ToolFormat, opened: bool) -> None:
-        """The rule ``call``: one call of one of the tools.
+        """Add the rule ``call``: one call of one of the tools.
 
         tools: schemas of arguments, by name. opened: the opening tag is there already. Raises
         GrammarError.
@@ -160,17 +160,17 @@ class CallGrammar:
         self.rules.append(f"call: {before} ({' | '.join(calls)}) {self._tag(CALL_CLOSE)}")
 
     def add_part(self, name: str, grammar: Grammar) -> str:
-        """A grammar that rules may name; returns what they write."""
+        """Add a grammar that rules may name; return what they write."""
         self.parts.append({"name": name, **grammar})
         return f"@{name}"
 
     def text(self, start: str) -> str:
-        """All of it. start: what an answer is."""
+        """Return the whole grammar. start: what an answer is."""
         lark = "\n".join([f"start: {start}", *self.rules])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self.parts]})
 
     def _tag(self, tag: str) -> str:
-        """A tag: as one token, where there is one for it."""
+        """Write a tag: as one token, where there is one for it."""
         ids = self.tag_tokens[tag]
         return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(tag)
 
@@ -188,7 +188,7 @@ class CallGrammar:
         self.rules.append(f"{rule}: {' '.join(parts)}")
 
     def _add_parameter(self, rule: str, parameter: Parameter) -> str:
-        """How often the rule for a parameter comes in its call."""
+        """Add the rule of a parameter; return how often it comes in its call."""
         if NO_TAG not in self.rules:
             self.rules += [NO_TAG, NAME]
         close = lark_string(f"{LINE}</parameter>{LINE}")
@@ -210,8 +210,8 @@ class CallGrammar:
 
 
 def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object whatever it says. Those of a tool that
-    is not strict are any object where nobody has asked for a call."""
+    """Return the schema of a tool's arguments, which are an object whatever it says. Those of a
+    tool that is not strict are any object where the call is not asked for."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
     schema = checked_schema(tool.parameters)

@@ -1,4 +1,4 @@
-"""What is known of a tokenizer wherever forms are judged, besides the tokenizer itself."""
+"""Facts of a tokenizer that judging forms needs besides the tokenizer itself."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """Plain values, that another process can be told."""
+    """Plain values, that can be sent to another process."""
 
     size: int
-    """Of the model's output."""
+    """Logits of the model's output."""
     stop_ids: list[int]
     """Tokens that end an answer."""
     tags: dict[str, list[int]]

@@ -72,7 +72,7 @@ class Vocabulary:
 
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
-        """What may be thought, by how much of the closing tag is there."""
+        """Tokens that reasoning may have, by how much of the closing tag is there."""
         return self._masks_before(CLOSE.encode(), may_stop=False)
 
     @cached_property
@@ -81,16 +81,16 @@ class Vocabulary:
         return self._masks_before(CALL_OPEN.encode(), may_stop=True)
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """The tokens of a tag: one, where the tokenizer has one for it."""
+        """Return the tokens of a tag: one, where the tokenizer has one for it."""
         return tuple(self._tokenizer.fast.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The text of a token."""
+        """Return the text of a token."""
         return self._tokenizer.token_bytes(token_id)
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
-        """Masks of all that may be written before a tag and as the tag, but not behind it in the
-        same token: element n is for when n bytes of the tag are there. Padding is not allowed.
+        """Make masks of all that may be written before a tag and as the tag, but not behind it in
+        the same token: element n is for when n bytes of the tag are there. Padding is not allowed.
 
         uint32 ``[words]`` each. The tag's first byte must not come again in it.
         """
@@ -130,6 +130,6 @@ class GrammarTokenizer:
 
 
 def set_bits(row: np.ndarray, ids: Iterable[int]) -> None:
-    """Allows tokens in a mask."""
+    """Allow tokens in a mask."""
     for i in ids:
         row[i // WORD_BITS] |= np.uint32(1 << i % WORD_BITS)

@@ -1,4 +1,4 @@
-"""What may stand for a value in Qwen3-Coder's calls, by the schema of the parameter.
+"""Write what may stand for a value in Qwen3-Coder's calls, by the schema of the parameter.
 
 Strings stand there as they are, all else as JSON; and where a schema allows both, what reads as
 JSON of an allowed type is that, and whatever else is a string (``argument_types``).
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from llguidance import regex_to_lark
 
 from server.text.calls.argument_types import STRING, argument_types
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.schemas import LARGEST_EXACT
 
 MAX_DEPTH = 16
@@ -75,7 +75,7 @@ class Parameter:
 
 
 def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
-    """The parameters that a call may have, in their order.
+    """Return the parameters that a call may have, in their order.
 
     schema: a checked one, of the object of arguments. Raises GrammarError.
     """
@@ -106,8 +106,8 @@ def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
 
 
 def _told_apart(forms: list[Form], root: dict[str, Any]) -> list[Form]:
-    """The forms of one value. Where strings are among them, whatever reads as JSON of a type that
-    the value may have as well is no string."""
+    """Return the forms of one value. Where strings are among them, text that reads as JSON of
+    another type of the value is no string."""
     if all(isinstance(form, JsonText) for form in forms):
         return [_json_text(form, root) for form in forms if isinstance(form, JsonText)]
     found: list[Form] = [form for form in forms if isinstance(form, RawText)]
@@ -124,7 +124,8 @@ def _told_apart(forms: list[Form], root: dict[str, Any]) -> list[Form]:
 
 
 def _scalar(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> str:
-    """A terminal for JSON that is no string, object or array: it must end where a string could."""
+    """Write a terminal for JSON that is no string, object or array: it must end where a string
+    could."""
     depth = MAX_DEPTH
     while set(schema) - {"type"} == {"$ref"}:
         schema, depth = _found(schema["$ref"], root, depth), depth - 1
@@ -165,7 +166,8 @@ def _forms_of_values(schema: dict[str, Any], root: dict[str, Any]) -> list[Form]
 
 
 def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
-    """The form with what its schema refers to, and numbers that do not become infinite."""
+    """Write the form with what its schema refers to, and with numbers that do not become
+    infinite."""
     schema = form.schema
     if "number" in _types(schema, root) and not {"enum", "const"} & set(schema):
         schema = {"minimum": -LARGEST_EXACT, "maximum": LARGEST_EXACT, **schema}
@@ -173,12 +175,12 @@ def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
 
 
 def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
-    """The JSON types of a value, as the reader of calls sees them."""
+    """Return the JSON types of a value, as the reader of calls sees them."""
     return argument_types({**root, "properties": {"it": schema}}, "it")
 
 
 def _found(reference: str, root: Any, depth: int) -> dict[str, Any]:
-    """What a reference points at."""
+    """Return what a reference points at."""
     for step in reference.split("/")[1:]:
         root = root.get(step.replace("~1", "/").replace("~0", "~"))
         if not isinstance(root, dict) or not depth:
@@ -191,7 +193,7 @@ def _found(reference: str, root: Any, depth: int) -> dict[str, Any]:
 
 
 def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str]:
-    """Terminals that a string must match, all of them."""
+    """Write terminals that a string must match, all of them."""
     terms = []
     for keyword in BRANCHES:
         if keyword in schema:
@@ -212,12 +214,12 @@ def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str
 
 
 def lark_string(text: str) -> str:
-    """A string as Lark writes it."""
+    """Write a string as Lark does."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _whole(pattern: str) -> str:
-    """A pattern that is looked for in a text, as one that the whole text matches.
+    """Turn a pattern that is searched in a text into one that the whole text matches.
 
     Raises GrammarError where that takes more than what is done here.
     """

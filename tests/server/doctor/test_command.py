@@ -8,8 +8,8 @@ from engine.doctor.answers import answers
 from engine.doctor.examine import Wishes
 from engine.doctor.report import DoctorReport
 from server.doctor import command
-from server.doctor.command import DoctorWishes, examine_machine
-from server.faults import SettingError
+from server.doctor.command import DoctorOptions, examine_machine
+from server.startup_errors import SettingError
 from tests.engine.doctor.reports import MAC
 from tests.metal_ext.programs import output_of
 
@@ -33,7 +33,7 @@ def test_the_settings_say_what_is_examined(asked: list[Wishes], tmp_path: Path) 
     file.write_text("[cache]\npage_size = '16KiB'\nheadroom = '1MiB'\nsubstrate = 'posix'\n")
     told: list[str] = []
     text, serves = examine_machine(
-        file, {"cache": {"substrate": "paged"}}, DoctorWishes(False, True), told.append
+        file, {"cache": {"substrate": "paged"}}, DoctorOptions(False, True), told.append
     )
     assert asked == [Wishes("paged", 16384, 1 << 20, True, False, False)]
     assert told == ["everything"]
@@ -42,7 +42,7 @@ def test_the_settings_say_what_is_examined(asked: list[Wishes], tmp_path: Path) 
 
 
 def test_json_is_one_object(asked: list[Wishes]) -> None:
-    text, serves = examine_machine(None, {}, DoctorWishes(True, False), lambda _: None)
+    text, serves = examine_machine(None, {}, DoctorOptions(True, False), lambda _: None)
     assert json.loads(text) == json.loads(json.dumps(MAC.as_json() | {"mac": answers(MAC)}))
     assert serves
     assert asked == [Wishes("auto", None, None, False)]
@@ -51,7 +51,7 @@ def test_json_is_one_object(asked: list[Wishes]) -> None:
 def test_a_wrong_setting_is_named(asked: list[Wishes]) -> None:
     with pytest.raises(SettingError, match=r"setting cache\.substrate: "):
         examine_machine(
-            None, {"cache": {"substrate": "papyrus"}}, DoctorWishes(False, False), lambda _: None
+            None, {"cache": {"substrate": "papyrus"}}, DoctorOptions(False, False), lambda _: None
         )
     assert asked == []
 

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from server.config import Config
-from server.faults import SettingError
 from server.guards.access import check_access, only_this_machine
+from server.startup_errors import SettingError
 
 KEY = "sk-0123456789abcdef"
 OF_THIS_MACHINE = ("127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "localhost")

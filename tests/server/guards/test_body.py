@@ -6,7 +6,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from server.config import Config, LimitsSection
 from server.guards.body import BodyLimit
-from server.guards.refusals import Refusal
+from server.protocol.refusals import Refusal
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,

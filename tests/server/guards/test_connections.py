@@ -12,8 +12,8 @@ from uvicorn.server import ServerState
 
 from server.config import LimitsSection
 from server.guards.connections import MAX_AHEAD_BYTES, GuardedProtocol, guarded_protocol
-from server.guards.refusals import Refusal
 from server.metrics import Metrics
+from server.protocol.refusals import Refusal
 
 LIMITS = LimitsSection.model_validate(
     {"max_receive_s": 10, "max_reader_stall_s": 30, "max_body_bytes": 1000, "keep_alive_s": 5}

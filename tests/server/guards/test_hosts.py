@@ -3,9 +3,9 @@ import pytest
 from fastapi import FastAPI
 
 from server.config import Config
-from server.faults import SettingError
 from server.guards.hosts import AllowedHosts
 from server.service import Service
+from server.startup_errors import SettingError
 from tests.server.harness import CHAT, Connection, chat
 
 OURS = (

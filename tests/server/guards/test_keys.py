@@ -7,8 +7,8 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from server.config import AccessSection, Config
-from server.faults import SettingError
 from server.guards.keys import Keys
+from server.startup_errors import SettingError
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,

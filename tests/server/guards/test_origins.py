@@ -5,9 +5,9 @@ import pytest
 
 from engine.client import EngineClient
 from server.config import AccessSection, Config
-from server.faults import SettingError
 from server.guards.origins import METHODS, AllowedOrigins
 from server.service import Service
+from server.startup_errors import SettingError
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import CHAT, Engine, chat, http_client, make_service, running
 

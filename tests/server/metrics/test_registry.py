@@ -7,9 +7,9 @@ from importlib.metadata import version
 import pytest
 
 from engine.client import EngineClient
-from server.guards.refusals import Refusal
 from server.metrics import Metrics
 from server.metrics.registry import About
+from server.protocol.refusals import Refusal
 from server.text.tokenizer import Tokenizer
 from tests.engines import recall_loop
 from tests.server.harness import (

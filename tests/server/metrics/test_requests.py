@@ -1,8 +1,8 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
-from server.guards.refusals import Refusal
 from server.metrics.answer_times import FINISH_REASONS, Latencies, RequestTimes
 from server.metrics.requests import RequestFigures
+from server.protocol.refusals import Refusal
 from tests.server.metrics.scraping import Samples, requests, samples_of, value
 
 

@@ -11,18 +11,18 @@ from server.protocol.common import (
     MAX_SEED,
     MIN_TEMPERATURE,
     MIN_TOP_P,
-    SamplingFields,
-    Wanted,
+    OpenAISamplingFields,
+    ResponseOptions,
     answer_length,
 )
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 
 LIMITS = LimitsSection()
 VOCAB = 100
 
 
-def fields(**given: Any) -> SamplingFields:
-    return SamplingFields.model_validate_json(json.dumps(given))
+def fields(**given: Any) -> OpenAISamplingFields:
+    return OpenAISamplingFields.model_validate_json(json.dumps(given))
 
 
 def params(defaults: dict[str, Any] | None = None, **given: Any) -> SamplingParams:
@@ -130,7 +130,7 @@ def test_what_cannot_be_done_is_refused_by_name(given: dict[str, Any], param: st
         {"stop": "x" * LIMITS.max_stop_string_chars},
         {"stop": []},
         {"metadata": {"a": "b"}, "user": "somebody", "store": False, "unknown": [1]},
-        dict.fromkeys(SamplingFields.model_fields),
+        dict.fromkeys(OpenAISamplingFields.model_fields),
     ],
 )
 def test_what_can_be_done_or_cannot_matter_is_let_pass(given: dict[str, Any]) -> None:
@@ -144,18 +144,20 @@ def test_more_choices_than_allowed_are_refused_with_both_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "expected"),
     [
-        ({}, Wanted()),
-        ({"n": None, "stream_options": None, "cache_report": None}, Wanted()),
-        ({"n": 3}, Wanted(choices=3)),
-        ({"stream_options": {"include_usage": True}}, Wanted(include_usage=True)),
-        ({"stream_options": {}, "cache_report": False}, Wanted()),
-        ({"cache_report": True}, Wanted(cache_report=True)),
+        ({}, ResponseOptions()),
+        ({"n": None, "stream_options": None, "cache_report": None}, ResponseOptions()),
+        ({"n": 3}, ResponseOptions(choices=3)),
+        ({"stream_options": {"include_usage": True}}, ResponseOptions(include_usage=True)),
+        ({"stream_options": {}, "cache_report": False}, ResponseOptions()),
+        ({"cache_report": True}, ResponseOptions(cache_report=True)),
     ],
 )
-def test_a_request_says_what_its_answer_should_have(given: dict[str, Any], wanted: Wanted) -> None:
-    assert fields(**given).wanted == wanted
+def test_a_request_says_what_its_answer_should_have(
+    given: dict[str, Any], expected: ResponseOptions
+) -> None:
+    assert fields(**given).response_options == expected
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from server.config import LimitsSection
 from server.protocol.embeddings import EmbeddingRequest, cut, embedding_pieces
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 
 LIMITS = LimitsSection(max_embedding_inputs=3)
 

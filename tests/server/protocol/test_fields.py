@@ -20,10 +20,9 @@ from openai.types.responses.response_create_params import (
 
 from server.config import LimitsSection
 from server.protocol.chat.request import ChatRequest
-from server.protocol.common import DrawingFields, SamplingFields
+from server.protocol.common import OpenAISamplingFields, SamplingFields
 from server.protocol.completions.request import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
-from server.protocol.errors import ApiError
 from server.protocol.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -39,17 +38,18 @@ from server.protocol.messages.request import MessagesRequest
 from server.protocol.responses.fields import RESPONSES_FIELDS
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from server.protocol.wire_errors import ApiError
 
 API = Path(__file__).parents[3] / "API.md"
 Body = (
-    type[DrawingFields] | type[EmbeddingRequest] | type[TokenizeRequest] | type[DetokenizeRequest]
+    type[SamplingFields] | type[EmbeddingRequest] | type[TokenizeRequest] | type[DetokenizeRequest]
 )
 TABLES: dict[Body, tuple[FieldRule, ...]] = {
     ChatRequest: CHAT_FIELDS,
     CompletionRequest: COMPLETION_FIELDS,
     ResponsesRequest: RESPONSES_FIELDS,
     EmbeddingRequest: EMBEDDING_FIELDS,
-    SamplingFields: SAMPLING_FIELDS,
+    OpenAISamplingFields: SAMPLING_FIELDS,
     MessagesRequest: MESSAGES_FIELDS,
     TokenizeRequest: TOKENIZE_FIELDS,
     DetokenizeRequest: DETOKENIZE_FIELDS,
@@ -59,7 +59,7 @@ BODIES: dict[Body, dict[str, Any]] = {
     CompletionRequest: {"prompt": "Hello"},
     ResponsesRequest: {"input": "Hello"},
     EmbeddingRequest: {"input": "Hello"},
-    SamplingFields: {},
+    OpenAISamplingFields: {},
     MessagesRequest: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
     TokenizeRequest: {"prompt": "Hello"},
     DetokenizeRequest: {"tokens": [1]},

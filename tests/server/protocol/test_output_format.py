@@ -5,8 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from server.conversation import OutputFormat
-from server.protocol.errors import ApiError
 from server.protocol.output_format import StructureFields
+from server.protocol.wire_errors import ApiError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TEXT = json.dumps(SCHEMA)

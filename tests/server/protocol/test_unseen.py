@@ -1,7 +1,7 @@
 import pytest
 
-from server.protocol.errors import ApiError
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,14 @@ from collections.abc import Callable
 from itertools import count
 
 from server.conversation import Tool
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart, joined
+from server.text.pieces import (
+    AnswerPiece,
+    Channel,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallStart,
+    joined,
+)
 
 LOOK = Tool(
     "look",
@@ -26,12 +33,12 @@ def ids() -> Callable[[], str]:
     return lambda: f"call_{next(numbers)}"
 
 
-def said(text: str) -> Piece:
-    return Piece(Part.CONTENT, text)
+def said(text: str) -> TextPiece:
+    return TextPiece(Channel.CONTENT, text)
 
 
-def thought(text: str) -> Piece:
-    return Piece(Part.REASONING, text)
+def thought(text: str) -> TextPiece:
+    return TextPiece(Channel.REASONING, text)
 
 
 def call(index: int, name: str, arguments: str) -> list[AnswerPiece]:

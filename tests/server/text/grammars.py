@@ -13,12 +13,12 @@ from engine.types import TokenConstraint
 from server.conversation import OutputFormat
 from server.text.grammar.cache import CompiledGrammar
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
+from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import GrammarConstraint
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.matcher import new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
-from server.text.grammar.wish import Wish
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
@@ -77,19 +77,19 @@ def tagged_tokenizer(folder: Path, *, special: bool) -> Tokenizer:
     return Tokenizer(folder)
 
 
-async def compiled(tokenizer: Tokenizer, wish: Wish) -> TokenConstraint:
-    constraint = await compiler(tokenizer).compile(wish)
+async def compiled(tokenizer: Tokenizer, spec: ConstraintSpec) -> TokenConstraint:
+    constraint = await compiler(tokenizer).compile(spec)
     assert constraint is not None
     return constraint
 
 
 async def of_schema(tokenizer: Tokenizer, schema: Any) -> TokenConstraint:
-    return await compiled(tokenizer, Wish(OutputFormat("json_schema", schema)))
+    return await compiled(tokenizer, ConstraintSpec(OutputFormat("json_schema", schema)))
 
 
-async def refusal(tokenizer: Tokenizer, wish: Wish) -> GrammarError:
+async def refusal(tokenizer: Tokenizer, spec: ConstraintSpec) -> GrammarError:
     try:
-        await compiled(tokenizer, wish)
+        await compiled(tokenizer, spec)
     except GrammarError as error:
         return error
     raise AssertionError("nothing was refused")

@@ -1,19 +1,19 @@
 import pytest
 
-from server.text.parser import ReasoningParser, thinking_part
-from server.text.pieces import AnswerPiece, Part, Piece, joined
+from server.text.parser import ReasoningParser, first_channel_of
+from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 
 OPENED = "<|im_start|>assistant\n<think>\n"
 CLOSED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 PLAIN = "<|im_start|>assistant\n"
 
 
-def thought(text: str) -> Piece:
-    return Piece(Part.REASONING, text)
+def thought(text: str) -> TextPiece:
+    return TextPiece(Channel.REASONING, text)
 
 
-def said(text: str) -> Piece:
-    return Piece(Part.CONTENT, text)
+def said(text: str) -> TextPiece:
+    return TextPiece(Channel.CONTENT, text)
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_thoughts_are_split_off_the_beginning(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "part"),
+    ("prompt", "channel"),
     [
         (PLAIN, None),
         ("", None),
-        (OPENED, Part.REASONING),
-        (OPENED.strip(), Part.REASONING),
-        (CLOSED, Part.CONTENT),
+        (OPENED, Channel.REASONING),
+        (OPENED.strip(), Channel.REASONING),
+        (CLOSED, Channel.CONTENT),
     ],
 )
 def test_a_prompt_tells_whether_the_model_is_thinking_already(
-    prompt: str, part: Part | None
+    prompt: str, channel: Channel | None
 ) -> None:
-    assert thinking_part(prompt) is part
+    assert first_channel_of(prompt) is channel
 
 
 def test_text_is_not_held_back_once_its_part_is_certain() -> None:

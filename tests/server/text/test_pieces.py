@@ -1,7 +1,7 @@
 from engine.types import TokenLogprobs
 from server.text.pieces import (
-    Part,
-    Piece,
+    Channel,
+    TextPiece,
     TokenReport,
     ToolCallArguments,
     ToolCallStart,
@@ -9,12 +9,12 @@ from server.text.pieces import (
 )
 
 
-def thought(text: str) -> Piece:
-    return Piece(Part.REASONING, text)
+def thought(text: str) -> TextPiece:
+    return TextPiece(Channel.REASONING, text)
 
 
-def said(text: str) -> Piece:
-    return Piece(Part.CONTENT, text)
+def said(text: str) -> TextPiece:
+    return TextPiece(Channel.CONTENT, text)
 
 
 def test_neighbours_of_one_part_are_joined() -> None:
@@ -26,8 +26,12 @@ def test_neighbours_of_one_part_are_joined() -> None:
 
 def test_what_is_joined_has_the_tokens_of_all() -> None:
     one, other = (TokenReport(number, TokenLogprobs(-1.0, ())) for number in (1, 2))
-    pieces = [Piece(Part.CONTENT, "a", (one,)), said("b"), Piece(Part.CONTENT, "c", (other,))]
-    assert joined([*pieces]) == [Piece(Part.CONTENT, "abc", (one, other))]
+    pieces = [
+        TextPiece(Channel.CONTENT, "a", (one,)),
+        said("b"),
+        TextPiece(Channel.CONTENT, "c", (other,)),
+    ]
+    assert joined([*pieces]) == [TextPiece(Channel.CONTENT, "abc", (one, other))]
 
 
 def test_the_arguments_of_one_call_are_joined_and_those_of_two_are_not() -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from server.conversation import Turn
 from server.protocol.chat.continuation import ContinuationFields
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 
 LAST = Turn("assistant", "Once")
 

@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from server.conversation import ToolCall, Turn
 from server.protocol.chat.messages import Message
-from server.protocol.errors import ApiError
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError
 
 
 def turn(**given: Any) -> Turn:

@@ -6,7 +6,7 @@ from pydantic import TypeAdapter
 
 from server.conversation import Tool, ToolChoice
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
-from server.protocol.errors import ApiError
+from server.protocol.wire_errors import ApiError
 
 TOOLS = (Tool("look"), Tool("read"))
 CHOICE: TypeAdapter[str | WireToolChoice | None] = TypeAdapter(str | WireToolChoice | None)

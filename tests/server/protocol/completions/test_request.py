@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from server.config import LimitsSection
 from server.protocol.completions.request import CompletionRequest
-from server.protocol.errors import ApiError, from_validation
+from server.protocol.wire_errors import ApiError, from_validation
 
 
 def request(**given: Any) -> CompletionRequest:

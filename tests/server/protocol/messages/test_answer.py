@@ -8,21 +8,21 @@ import pytest
 
 from engine.types import MissReason, PrefixReport
 from server.generation import Delta
-from server.protocol.errors import internal_error
 from server.protocol.messages.answer import MessageAnswer, add_events
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments, ToolCallStart
-from tests.server.protocol.finished import HEADING, USAGE
+from server.protocol.wire_errors import internal_error
+from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments, ToolCallStart
+from tests.server.protocol.finished import METADATA, USAGE
 
 LOOK = ToolCallStart(0, "call_1", "look")
 WAIT = ToolCallStart(1, "call_2", "wait")
 
 
-def said(text: str) -> Piece:
-    return Piece(Part.CONTENT, text)
+def said(text: str) -> TextPiece:
+    return TextPiece(Channel.CONTENT, text)
 
 
-def thought(text: str) -> Piece:
-    return Piece(Part.REASONING, text)
+def thought(text: str) -> TextPiece:
+    return TextPiece(Channel.REASONING, text)
 
 
 def arguments(text: str, index: int = 0) -> ToolCallArguments:
@@ -30,7 +30,7 @@ def arguments(text: str, index: int = 0) -> ToolCallArguments:
 
 
 def answer(**fields: Any) -> MessageAnswer:
-    return MessageAnswer(HEADING, 10, **fields)
+    return MessageAnswer(METADATA, 10, **fields)
 
 
 def streamed(found: MessageAnswer, *deltas: Delta) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from server.conversation import ToolCall, Turn
-from server.protocol.errors import ApiError
 from server.protocol.messages.blocks import InputMessage, joined_text, system_texts
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError
 
 UNSEEN = Unseen("refuse", "images.messages")
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.a1b; cch=0f1e2;"

@@ -1,7 +1,7 @@
 import pytest
 
-from server.protocol.errors import ApiError, invalid
 from server.protocol.messages.errors import message_error
+from server.protocol.wire_errors import ApiError, invalid
 
 
 @pytest.mark.parametrize(

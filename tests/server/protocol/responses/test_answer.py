@@ -7,14 +7,14 @@ from pydantic import TypeAdapter
 from engine.types import MissReason, PrefixReport, SamplingParams
 from server.conversation import Conversation
 from server.generation import Delta, Usage
-from server.protocol.answers import Heading
-from server.protocol.errors import internal_error
+from server.protocol.answers import ResponseMetadata
 from server.protocol.responses.answer import ResponseAnswer, response_usage
 from server.protocol.responses.request import ResponsesRequest
+from server.protocol.wire_errors import internal_error
 from tests.server.protocol.finished import BYTES, USAGE
 from tests.server.text.calling import call, said, thought
 
-HEADING = Heading("resp_ab", 123, "model-1")
+METADATA = ResponseMetadata("resp_ab", 123, "model-1")
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 DELTAS = [
     Delta([thought("Hm")]),
@@ -26,7 +26,7 @@ DELTAS = [
 def response_answer(**how: Any) -> ResponseAnswer:
     wire = ResponsesRequest(input="Hello", metadata={"a": "b"})
     repeated = wire.repeated(Conversation(()), SamplingParams(max_tokens=5, temperature=0.5))
-    return ResponseAnswer(HEADING, BYTES.__getitem__, repeated, **how)
+    return ResponseAnswer(METADATA, BYTES.__getitem__, repeated, **how)
 
 
 def whole(*deltas: Delta) -> dict[str, Any]:

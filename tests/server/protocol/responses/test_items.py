@@ -8,17 +8,17 @@ from pydantic import TypeAdapter, ValidationError
 from server.config import UnseenRule
 from server.conversation import ToolCall, Turn
 from server.protocol.common import WireModel
-from server.protocol.errors import ApiError, from_validation
 from server.protocol.responses.items import (
     Input,
     Item,
     MessageItem,
-    packed_thoughts,
+    packed_reasoning,
     read_input,
-    read_thoughts,
+    read_reasoning,
 )
 from server.protocol.responses.turns import turns
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError, from_validation
 
 INPUT: TypeAdapter[Any] = TypeAdapter(Input)
 SDK: TypeAdapter[Any] = TypeAdapter(ResponseItem)
@@ -93,7 +93,7 @@ def test_messages_may_be_short_or_complete(
     ("fields", "text"),
     [
         ({"content": [{"type": "reasoning_text", "text": "a"}, {"text": "b"}]}, "ab"),
-        ({"encrypted_content": packed_thoughts("Grüße")}, "Grüße"),
+        ({"encrypted_content": packed_reasoning("Grüße")}, "Grüße"),
         (
             {"content": None, "summary": [{"type": "summary_text", "text": "s"}, {"text": "t"}]},
             "s\n\nt",
@@ -102,7 +102,7 @@ def test_messages_may_be_short_or_complete(
             {"content": [{"text": "a"}], "encrypted_content": "gAAAA", "summary": [{"text": "s"}]},
             "a",
         ),
-        ({"encrypted_content": packed_thoughts("p"), "summary": [{"text": "s"}]}, "p"),
+        ({"encrypted_content": packed_reasoning("p"), "summary": [{"text": "s"}]}, "p"),
         ({"encrypted_content": ""}, ""),
         ({}, ""),
     ],
@@ -113,7 +113,7 @@ def test_thoughts_come_back_in_the_best_form_that_is_there(fields: Any, text: st
 
 @pytest.mark.parametrize("packed", ["gAAAAABo", "quire1.%", "quire1.YQ", "quire1./w==", "quire1.é"])
 def test_thoughts_that_were_packed_elsewhere_are_refused(packed: str) -> None:
-    assert read_thoughts(packed) is None
+    assert read_reasoning(packed) is None
     error = refusal(ASKED, {"type": "reasoning", "encrypted_content": packed})
     assert error.param == "input[1].encrypted_content"
     assert error.code == "invalid_encrypted_content"
@@ -198,7 +198,7 @@ def test_a_reference_is_followed() -> None:
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         said("Yes."),
         thought("Hm."),
-        {"type": "reasoning", "encrypted_content": packed_thoughts("Hm.")},
+        {"type": "reasoning", "encrypted_content": packed_reasoning("Hm.")},
         CALL,
         CALL | {"arguments": {"at": 1}},
         HEARD,

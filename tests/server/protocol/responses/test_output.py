@@ -5,9 +5,9 @@ import pytest
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from server.protocol.responses.items import packed_thoughts
+from server.protocol.responses.items import packed_reasoning
 from server.protocol.responses.output import Output
-from server.text.pieces import AnswerPiece, Part, Piece, ToolCallArguments
+from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments
 from tests.server.protocol.finished import BYTES, report
 from tests.server.text.calling import call, said, thought
 
@@ -16,8 +16,8 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 Events = list[dict[str, Any]]
 
 
-def output(*, packs_thoughts: bool = False) -> Output:
-    return Output("ab", BYTES.__getitem__, packs_thoughts)
+def output(*, packs_reasoning: bool = False) -> Output:
+    return Output("ab", BYTES.__getitem__, packs_reasoning)
 
 
 def told(*pieces: AnswerPiece, finish: str = "stop", **how: Any) -> tuple[Output, Events]:
@@ -77,10 +77,10 @@ def test_every_event_of_an_answer_comes_in_its_place() -> None:
     assert done == made.items
 
 
-@pytest.mark.parametrize("packs_thoughts", [False, True])
-def test_items_and_events_are_what_the_sdk_types(packs_thoughts: bool) -> None:
-    pieces = [thought("Hm."), Piece(Part.CONTENT, "a", (report(0, -0.5, (3, -0.25)),))]
-    made, events = told(*pieces, *call(0, "look", "{}"), packs_thoughts=packs_thoughts)
+@pytest.mark.parametrize("packs_reasoning", [False, True])
+def test_items_and_events_are_what_the_sdk_types(packs_reasoning: bool) -> None:
+    pieces = [thought("Hm."), TextPiece(Channel.CONTENT, "a", (report(0, -0.5, (3, -0.25)),))]
+    made, events = told(*pieces, *call(0, "look", "{}"), packs_reasoning=packs_reasoning)
     for item in made.items:
         assert ITEM.validate_python(item).to_dict() == item
     for event in events:
@@ -146,16 +146,20 @@ def test_what_has_not_ended_is_told_as_far_as_it_has_come() -> None:
 
 
 def test_thoughts_are_packed_once_they_are_complete() -> None:
-    made, events = told(thought("Hm"), thought("."), packs_thoughts=True)
-    assert made.items[0]["encrypted_content"] == packed_thoughts("Hm.")
-    assert events[0]["item"]["encrypted_content"] == packed_thoughts("")
+    made, events = told(thought("Hm"), thought("."), packs_reasoning=True)
+    assert made.items[0]["encrypted_content"] == packed_reasoning("Hm.")
+    assert events[0]["item"]["encrypted_content"] == packed_reasoning("")
     assert "encrypted_content" not in json.dumps(told(thought("Hm."))[0].items)
 
 
 def test_log_probabilities_go_with_the_text_that_they_are_of() -> None:
     first, second = report(0, -0.5, (3, -0.25)), report(3, -1.0)
-    pieces = [Piece(Part.CONTENT, "a", (first,)), said("x"), Piece(Part.CONTENT, "bc", (second,))]
-    made, events = told(Piece(Part.REASONING, "t", (second,)), *pieces)
+    pieces = [
+        TextPiece(Channel.CONTENT, "a", (first,)),
+        said("x"),
+        TextPiece(Channel.CONTENT, "bc", (second,)),
+    ]
+    made, events = told(TextPiece(Channel.REASONING, "t", (second,)), *pieces)
     expected = [
         {
             "token": "a",

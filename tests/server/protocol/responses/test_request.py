@@ -6,10 +6,10 @@ import pytest
 from engine.types import SamplingParams
 from server.config import LimitsSection, ReasoningSection
 from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
-from server.protocol.errors import ApiError
 from server.protocol.responses.items import MessageItem
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError
 
 LIMITS, EFFORTS = LimitsSection(), ReasoningSection()
 LOOK = {"type": "function", "name": "look"}
@@ -155,8 +155,8 @@ def test_log_probabilities_are_asked_for_in_two_ways(fields: Any, logprobs: int 
 
 
 def test_thoughts_are_packed_where_they_are_asked_for() -> None:
-    assert wire(include=["reasoning.encrypted_content"]).packs_thoughts
-    assert not wire().packs_thoughts
+    assert wire(include=["reasoning.encrypted_content"]).packs_reasoning
+    assert not wire().packs_reasoning
 
 
 @pytest.mark.parametrize(

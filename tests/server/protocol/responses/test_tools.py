@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 
 from server.conversation import Tool, ToolChoice
 from server.protocol.chat.tools import read_tool_choice
-from server.protocol.errors import ApiError
 from server.protocol.responses.tools import (
     FlatTool,
     FlatToolChoice,
@@ -16,6 +15,7 @@ from server.protocol.responses.tools import (
     tool_choice_object,
     tool_object,
 )
+from server.protocol.wire_errors import ApiError
 
 TOOLS: TypeAdapter[Any] = TypeAdapter(list[FlatTool])
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True}

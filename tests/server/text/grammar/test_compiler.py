@@ -9,11 +9,11 @@ from server.text.grammar import compiler as module
 from server.text.grammar import judging
 from server.text.grammar import matcher as grammar_matcher
 from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
-from server.text.grammar.error import GrammarError
+from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES
-from server.text.grammar.thoughts import ThoughtConstraint
+from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
-from server.text.grammar.wish import ThinkingStart, Wish
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.text.grammars import (
@@ -27,7 +27,7 @@ from tests.server.text.grammars import (
     vocabulary,
 )
 
-NUMBER = Wish(OutputFormat("json_schema", {"type": "integer"}))
+NUMBER = ConstraintSpec(OutputFormat("json_schema", {"type": "integer"}))
 
 
 class Watched:
@@ -50,18 +50,20 @@ class Watched:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "spec",
     [
-        Wish(),
-        Wish(tools=(Tool("a"),)),
-        Wish(must_call=True),
-        Wish(thinking_budget=3),
-        Wish(thinking=ThinkingStart.THINKING),
+        ConstraintSpec(),
+        ConstraintSpec(tools=(Tool("a"),)),
+        ConstraintSpec(must_call=True),
+        ConstraintSpec(thinking_budget=3),
+        ConstraintSpec(thinking=ThinkingStart.THINKING),
     ],
 )
-async def test_where_nothing_is_wished_nothing_is_made(tokenizer: Tokenizer, wish: Wish) -> None:
+async def test_where_nothing_is_wished_nothing_is_made(
+    tokenizer: Tokenizer, spec: ConstraintSpec
+) -> None:
     made = Watched(tokenizer)
-    assert await made.compiler.compile(wish) is None
+    assert await made.compiler.compile(spec) is None
     assert made.judge is None
     await made.compiler.close()
 
@@ -69,7 +71,7 @@ async def test_where_nothing_is_wished_nothing_is_made(tokenizer: Tokenizer, wis
 async def test_a_budget_of_thoughts_alone_needs_no_compiler(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer)
     constraint = await made.compiler.compile(
-        Wish(thinking=ThinkingStart.THINKING, thinking_budget=1)
+        ConstraintSpec(thinking=ThinkingStart.THINKING, thinking_budget=1)
     )
     assert constraint is not None
     assert allowed_ids(constraint) is None
@@ -78,15 +80,15 @@ async def test_a_budget_of_thoughts_alone_needs_no_compiler(tokenizer: Tokenizer
 
 async def test_thoughts_come_before_the_form(tokenizer: Tokenizer) -> None:
     thinking = await compiler(tokenizer).compile(replace(NUMBER, thinking=ThinkingStart.THINKING))
-    assert isinstance(thinking, ThoughtConstraint)
+    assert isinstance(thinking, ReasoningConstraint)
     assert takes(thinking, tokenizer, "well</think>\n12")
 
 
 async def test_a_form_is_judged_once_and_the_oldest_is_forgotten(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer, max_cached=2)
-    wishes = [Wish(OutputFormat("choice", [name])) for name in "abc"]
+    specs = [ConstraintSpec(OutputFormat("choice", [name])) for name in "abc"]
     for place in (0, 1, 0, 1, 2, 1, 0):
-        constraint = await made.compiler.compile(wishes[place])
+        constraint = await made.compiler.compile(specs[place])
         assert constraint is not None
         assert takes(constraint, tokenizer, "abc"[place])
     assert made.judged == 4, "a was forgotten when c came"
@@ -94,8 +96,8 @@ async def test_a_form_is_judged_once_and_the_oldest_is_forgotten(tokenizer: Toke
 
 async def test_many_who_ask_at_once_for_a_form_wait_for_one_judgement(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer)
-    wishes = [Wish(OutputFormat("regex", f"a{{{n % 7 + 1}}}")) for n in range(40)]
-    found = await asyncio.gather(*map(made.compiler.compile, wishes))
+    specs = [ConstraintSpec(OutputFormat("regex", f"a{{{n % 7 + 1}}}")) for n in range(40)]
+    found = await asyncio.gather(*map(made.compiler.compile, specs))
     for number, constraint in enumerate(found):
         assert constraint is not None
         assert takes(constraint, tokenizer, "a" * (number % 7 + 1))
@@ -120,7 +122,9 @@ async def test_what_was_refused_is_remembered(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer)
     for _ in range(3):
         with pytest.raises(GrammarError, match="not is not supported") as caught:
-            await made.compiler.compile(Wish(OutputFormat("json_schema", {"not": {}}, "guided")))
+            await made.compiler.compile(
+                ConstraintSpec(OutputFormat("json_schema", {"not": {}}, "guided"))
+            )
         assert caught.value.param == "guided"
     assert made.judged == 1
 
@@ -141,17 +145,17 @@ async def test_answers_have_only_so_much_memory_for_their_forms(
 ) -> None:
     monkeypatch.setattr(module, "MEMORY_WAIT_S", 0.1)
     made = compiler(tokenizer, replace(LIMITS, max_memory_bytes=3 * LEXER_BYTES - 1))
-    first = await made.compile(Wish(OutputFormat("choice", ["a"])))
-    kept = await made.compile(Wish(OutputFormat("choice", ["b"])))
+    first = await made.compile(ConstraintSpec(OutputFormat("choice", ["a"])))
+    kept = await made.compile(ConstraintSpec(OutputFormat("choice", ["b"])))
     assert first is not None
     del kept  # nobody uses it: it gives way
-    second = await made.compile(Wish(OutputFormat("choice", ["c"])))
+    second = await made.compile(ConstraintSpec(OutputFormat("choice", ["c"])))
     assert second is not None
     with pytest.raises(GrammarMemoryError):
-        await made.compile(Wish(OutputFormat("choice", ["d"])))
+        await made.compile(ConstraintSpec(OutputFormat("choice", ["d"])))
     assert takes(first, tokenizer, "a")
     monkeypatch.setattr(module, "MEMORY_WAIT_S", 10.0)
-    waits = asyncio.create_task(made.compile(Wish(OutputFormat("choice", ["d"]))))
+    waits = asyncio.create_task(made.compile(ConstraintSpec(OutputFormat("choice", ["d"]))))
     done, _ = await asyncio.wait({waits}, timeout=0.2)
     assert not done
     del first, second
@@ -182,9 +186,9 @@ async def test_a_form_that_came_to_its_limits_in_one_answer_is_fresh_for_the_nex
     for name in ("SHORT_TOKENS", "LONG_TOKENS"):
         monkeypatch.setattr(grammar_matcher, name, 1)
     made = compiler(tokenizer)
-    wish = Wish(OutputFormat("regex", "(ab|cd|ef){0,99}"))
+    spec = ConstraintSpec(OutputFormat("regex", "(ab|cd|ef){0,99}"))
     for _ in range(2):
-        constraint = await made.compile(wish)
+        constraint = await made.compile(spec)
         assert constraint is not None
         assert takes(constraint, tokenizer, "abcd")
         with pytest.raises(Exception, match="too large"):
@@ -192,18 +196,18 @@ async def test_a_form_that_came_to_its_limits_in_one_answer_is_fresh_for_the_nex
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "spec",
     [
-        Wish(OutputFormat("json_schema", {"enum": ["x" * 1000]})),
-        Wish(OutputFormat("regex", "x" * 1000)),
-        Wish(tools=(Tool("a", parameters={"enum": ["x" * 1000]}),), must_call=True),
+        ConstraintSpec(OutputFormat("json_schema", {"enum": ["x" * 1000]})),
+        ConstraintSpec(OutputFormat("regex", "x" * 1000)),
+        ConstraintSpec(tools=(Tool("a", parameters={"enum": ["x" * 1000]}),), must_call=True),
     ],
 )
-async def test_what_is_too_long_is_refused(tokenizer: Tokenizer, wish: Wish) -> None:
+async def test_what_is_too_long_is_refused(tokenizer: Tokenizer, spec: ConstraintSpec) -> None:
     made = Watched(tokenizer, max_bytes=1000)
     with pytest.raises(GrammarError, match="it has more than 1000 bytes") as caught:
-        await made.compiler.compile(wish)
-    assert caught.value.param == ("tools" if wish.tools else "response_format")
+        await made.compiler.compile(spec)
+    assert caught.value.param == ("tools" if spec.tools else "response_format")
     assert made.judge is None
 
 
@@ -214,7 +218,7 @@ async def test_what_json_cannot_hold_is_refused(tokenizer: Tokenizer) -> None:
         deep = {"items": deep}
     for value in ({"minimum": float("nan")}, deep):
         with pytest.raises(GrammarError, match="not JSON, or nested too deeply"):
-            await made.compile(Wish(OutputFormat("json_schema", value)))
+            await made.compile(ConstraintSpec(OutputFormat("json_schema", value)))
     while isinstance(deep, dict) and deep:
         deep = deep.pop("items")  # link by link: freeing it whole would recurse
 
@@ -226,7 +230,7 @@ async def test_a_tokenizer_that_cannot_be_read_refuses_every_form(tokenizer: Tok
     assert made.load().startswith("no form of answers can be enforced: the model has")
     with pytest.raises(GrammarError, match="no form of answers can be enforced: the model has"):
         await made.compile(NUMBER)
-    budget = Wish(thinking=ThinkingStart.THINKING, thinking_budget=1)
+    budget = ConstraintSpec(thinking=ThinkingStart.THINKING, thinking_budget=1)
     assert await made.compile(budget) is not None
 
 
@@ -249,11 +253,11 @@ def chain(length: int) -> dict[str, Any]:
 
 async def test_long_chains_of_references_do_not_overflow_the_stack(tokenizer: Tokenizer) -> None:
     made = compiler(tokenizer)
-    constraint = await made.compile(Wish(OutputFormat("json_schema", chain(2400))))
+    constraint = await made.compile(ConstraintSpec(OutputFormat("json_schema", chain(2400))))
     assert constraint is not None
     assert takes(constraint, tokenizer, "[]")
     rules = "\n".join(f'R{n}: "a" R{n + 1}' for n in range(400))
     lark = f'start: R0\n{rules}\nR400: "b"'
-    constraint = await made.compile(Wish(OutputFormat("grammar", lark)))
+    constraint = await made.compile(ConstraintSpec(OutputFormat("grammar", lark)))
     assert constraint is not None
     assert takes(constraint, tokenizer, "a" * 400 + "b")

@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import FormLimitError
 from server.text.grammar.constraints import ConstraintError, GrammarConstraint, TagWatch
-from server.text.grammar.error import GrammarError, UnfitBeginningError
+from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import token_id

@@ -16,12 +16,12 @@ import pytest
 
 from server.conversation import OutputFormat, Tool
 from server.text.grammar import judge as module
+from server.text.grammar.constraint_spec import ConstraintSpec, form_json
 from server.text.grammar.fork_server import STARVED, Child, end_excess, run_child
 from server.text.grammar.judge import Judge, JudgeBusyError, JudgeLimits
 from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.tokenizer_facts import TokenizerFacts
 from server.text.grammar.vocabulary import GrammarTokenizer
-from server.text.grammar.wish import Wish, form_json
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import eventually
 from tests.server.text.grammars import vocabulary
@@ -33,7 +33,7 @@ MEASURED = (sys.executable, "-P", "-m", "coverage", "run", "--parallel-mode", "-
 
 
 def form(kind: Any, value: Any = None) -> str:
-    return form_json(Wish(OutputFormat(kind, value)), 2**20)
+    return form_json(ConstraintSpec(OutputFormat(kind, value)), 2**20)
 
 
 SIMPLE = form("choice", ["a", "b"])
@@ -79,7 +79,7 @@ async def test_what_can_be_enforced_comes_back_as_a_grammar_with_its_cost(made: 
 async def test_what_cannot_be_enforced_comes_back_with_its_reason(made: Judge) -> None:
     verdict = await made.verdict(form("json_schema", {"not": {}}))
     assert (verdict.refusal, verdict.param) == ("not is not supported", "response_format")
-    calls = Wish(tools=(Tool("a", parameters={"not": {}}),), must_call=True)
+    calls = ConstraintSpec(tools=(Tool("a", parameters={"not": {}}),), must_call=True)
     assert (await made.verdict(form_json(calls, 2**20))).param == "tools"
 
 

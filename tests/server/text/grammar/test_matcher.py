@@ -5,7 +5,7 @@ import threading
 import pytest
 from llguidance import LLTokenizer
 
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer
 from server.text.tokenizer import Tokenizer

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.merged_patterns import MAX_PATTERNS, check_patterns
 
 MOST = MAX_PATTERNS

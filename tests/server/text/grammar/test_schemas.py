@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.schemas import MAX_DEPTH, MAX_PROPERTIES, MAX_SUBSCHEMAS, checked_schema
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import ToolFormat
-from server.text.grammar.error import GrammarError
+from server.text.grammar.constraint_spec import ConstraintSpec
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.merged_patterns import MAX_PATTERNS
 from server.text.grammar.text import MAX_CALLS, MAX_RULES, grammar_text
 from server.text.grammar.tokenizer_facts import TokenizerFacts
-from server.text.grammar.wish import Wish
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import token_id
 from tests.server.text.grammars import (
@@ -49,12 +49,12 @@ XML_CALL = (
 )
 
 
-def output(kind: Any, value: Any = None) -> Wish:
-    return Wish(OutputFormat(kind, value))
+def output(kind: Any, value: Any = None) -> ConstraintSpec:
+    return ConstraintSpec(OutputFormat(kind, value))
 
 
-def calls(*tools: Tool, **changes: Any) -> Wish:
-    return replace(Wish(tools=tools, must_call=True), **changes)
+def calls(*tools: Tool, **changes: Any) -> ConstraintSpec:
+    return replace(ConstraintSpec(tools=tools, must_call=True), **changes)
 
 
 # --- outputs -----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ async def test_a_grammar_is_lark_or_gbnf(tokenizer: Tokenizer, grammar: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("wish", "says"),
+    ("spec", "says"),
     [
         (output("json_schema", {"not": {}}), "not is not supported"),
         (output("json_schema", {"oneOf": [{"minLength": 1}, {"minLength": 2}]}), "oneOf"),
@@ -169,9 +169,9 @@ async def test_a_grammar_is_lark_or_gbnf(tokenizer: Tokenizer, grammar: str) -> 
     ],
 )
 async def test_what_cannot_be_enforced_is_refused_with_its_field(
-    tokenizer: Tokenizer, wish: Wish, says: str
+    tokenizer: Tokenizer, spec: ConstraintSpec, says: str
 ) -> None:
-    error = await refusal(tokenizer, wish)
+    error = await refusal(tokenizer, spec)
     assert says in str(error)
     assert error.param == "response_format"
 
@@ -210,7 +210,7 @@ async def test_a_text_that_spells_an_added_token_can_be_said(
     noted = {"note": f"{name} and {name}"}
     call = json.dumps({"name": "a", "arguments": {"note": name}})
     tool = Tool("a", parameters={"properties": {"note": {"const": name}}, "required": ["note"]})
-    for wish, said in (
+    for spec, said in (
         (output("json_schema", {"const": noted}), json.dumps(noted)),
         (output("choice", [f"a{name}b", f"a{name}c"]), f"a{name}c"),
         (output("regex", re.escape(name)), name),
@@ -218,9 +218,9 @@ async def test_a_text_that_spells_an_added_token_can_be_said(
         (output("json_schema", {"required": [name]}), json.dumps({name: 1})),
         (calls(tool), f"<tool_call>\n{call}\n</tool_call>"),
     ):
-        constraint = await compiled(tokenizer, wish)
+        constraint = await compiled(tokenizer, spec)
         spelt = [token for letter in said for token in tokenizer.fast.encode(letter).ids]
-        assert follows(constraint, [*spelt, min(stop_ids(tokenizer))]), wish
+        assert follows(constraint, [*spelt, min(stop_ids(tokenizer))]), spec
 
 
 async def test_a_grammar_may_name_an_added_token(tokenizer: Tokenizer) -> None:
@@ -313,8 +313,8 @@ async def test_values_of_several_types_are_what_their_reader_takes_them_for(
     tokenizer: Tokenizer, schema: Any, texts: list[str], others: list[str]
 ) -> None:
     parameters = {"type": "object", "properties": {"city": schema, "days": {}}}
-    wish = calls(Tool("place", parameters=parameters), tool_format=ToolFormat.XML)
-    constraint = await compiled(tokenizer, wish)
+    spec = calls(Tool("place", parameters=parameters), tool_format=ToolFormat.XML)
+    constraint = await compiled(tokenizer, spec)
     for text in texts:
         assert takes(constraint, tokenizer, XML_CALL.replace("Oslo", text)), text
     for text in others:
@@ -344,8 +344,8 @@ async def test_tags_that_are_tokens_are_written_as_such(
 async def test_a_form_and_tools_that_may_be_called_leave_the_model_the_choice(
     tokenizer: Tokenizer,
 ) -> None:
-    wish = Wish(OutputFormat("json_schema", {"type": "integer"}), (PLACE, NOW))
-    constraint = await compiled(tokenizer, wish)
+    spec = ConstraintSpec(OutputFormat("json_schema", {"type": "integer"}), (PLACE, NOW))
+    constraint = await compiled(tokenizer, spec)
     for text in ("12", CALL, f"{NOW_CALL}\n{NOW_CALL}", CALL.replace("3", '"three"')):
         assert takes(constraint, tokenizer, text), "PLACE is not strict"
     for text in ("twelve", f"12{CALL}", CALL.replace("place", "other")):
@@ -353,15 +353,15 @@ async def test_a_form_and_tools_that_may_be_called_leave_the_model_the_choice(
 
 
 async def test_what_must_be_called_needs_no_form(tokenizer: Tokenizer) -> None:
-    wish = Wish(OutputFormat("json_schema", {"not": {}}), (NOW,), must_call=True)
-    assert takes(await compiled(tokenizer, wish), tokenizer, NOW_CALL)
+    spec = ConstraintSpec(OutputFormat("json_schema", {"not": {}}), (NOW,), must_call=True)
+    assert takes(await compiled(tokenizer, spec), tokenizer, NOW_CALL)
 
 
 async def test_a_strict_tool_that_may_be_called_is_held_to_its_schema(
     tokenizer: Tokenizer,
 ) -> None:
     strict = Tool("place", parameters=PLACE.parameters, strict=True)
-    constraint = await compiled(tokenizer, Wish(tools=(strict, NOW)))
+    constraint = await compiled(tokenizer, ConstraintSpec(tools=(strict, NOW)))
     for text in ("text", f"text\n{CALL}", f"{CALL}\n{NOW_CALL}", NOW_CALL.replace("{}", '{"a":1}')):
         assert takes(constraint, tokenizer, text)
     assert not takes(constraint, tokenizer, CALL.replace("3", '"three"'))
@@ -373,8 +373,10 @@ async def test_the_tools_field_is_named_for_faults_of_tools(tokenizer: Tokenizer
         tool = Tool("now", parameters={"type": "object", "properties": {"a": parameters}})
         error = await refusal(tokenizer, calls(NOW, tool))
         assert error.param == "tools"
-    wish = Wish(OutputFormat("json_object"), (Tool("now", None, {"not": {}}, strict=True),))
-    assert (await refusal(tokenizer, wish)).param == "tools"
+    spec = ConstraintSpec(
+        OutputFormat("json_object"), (Tool("now", None, {"not": {}}, strict=True),)
+    )
+    assert (await refusal(tokenizer, spec)).param == "tools"
 
 
 async def test_names_of_tools_may_be_anything_that_json_can_write(tokenizer: Tokenizer) -> None:

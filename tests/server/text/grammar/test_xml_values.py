@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from server.text.calls.argument_types import STRING, as_json
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.xml_values import (
     READS_AS,
     SCALARS,

@@ -1,14 +1,14 @@
-"""Constraints for models that think before they answer: nothing holds for the thoughts but their
-number of tokens."""
+"""Constrain models that reason before they answer: only the number of tokens is limited in the
+reasoning."""
 
 from enum import Enum
 
 import numpy as np
 
 from engine.types import TokenConstraint
+from server.text.grammar.constraint_spec import ThinkingStart
 from server.text.grammar.constraints import TagWatch
 from server.text.grammar.vocabulary import Vocabulary, set_bits
-from server.text.grammar.wish import ThinkingStart
 from server.text.parser import CLOSE, OPEN
 
 OPEN_TAG, CLOSE_TAG = OPEN.encode(), CLOSE.encode()
@@ -31,11 +31,11 @@ START = {
 }
 
 
-class ThoughtConstraint:
-    """Leaves thoughts free until their closing tag, or until they have had so many tokens, when it
-    writes the tag; then the answer's own constraint holds, if there is one.
+class ReasoningConstraint:
+    """Leave reasoning free until its closing tag, or until its budget of tokens is spent: then the
+    constraint writes the tag. After it the answer's own constraint holds, if there is one.
 
-    With one, a thought cannot end the answer, and the tag that closes it is a token's last text.
+    With one, reasoning cannot end the answer, and the tag that closes it is a token's last text.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ThoughtConstraint:
         start: ThinkingStart,
         budget: int | None,
     ) -> None:
-        """budget: tokens of the thoughts, the tags not among them; None: no limit."""
+        """budget: tokens of the reasoning, without its tags; None: no limit."""
         self._answer = answer
         self._vocabulary = vocabulary
         self._start = start
@@ -54,7 +54,7 @@ class ThoughtConstraint:
         if answer is not None and vocabulary.open_id is None and start is ThinkingStart.OPEN:
             self._phase = Phase.SAYING  # without a token for it the tag cannot be told from text
         self._begun = b""
-        self._thoughts = 0
+        self._reasoning_tokens = 0
         self._close = TagWatch(CLOSE_TAG)
         self._forced: list[int] = []
 
@@ -76,7 +76,7 @@ class ThoughtConstraint:
             case Phase.BEGINNING:
                 self._accept_beginning(token_id)
             case Phase.THINKING:
-                self._accept_thought(token_id)
+                self._accept_reasoning(token_id)
             case Phase.BREAKING:
                 self._phase = Phase.SAYING
                 if token_id not in self._vocabulary.line_breaks:
@@ -84,13 +84,13 @@ class ThoughtConstraint:
             case _:
                 self._say(token_id)
 
-    def copy(self) -> "ThoughtConstraint":
+    def copy(self) -> "ReasoningConstraint":
         """See TokenConstraint."""
         answer = None if self._answer is None else self._answer.copy()
-        return ThoughtConstraint(answer, self._vocabulary, self._start, self._budget)
+        return ReasoningConstraint(answer, self._vocabulary, self._start, self._budget)
 
     def _fill_thinking(self, row: np.ndarray) -> bool:
-        if self._budget is not None and self._thoughts >= self._budget:
+        if self._budget is not None and self._reasoning_tokens >= self._budget:
             self._forced = self._forced or list(self._vocabulary.close_ids)
             row.fill(0)
             set_bits(row, self._forced[:1])
@@ -113,8 +113,8 @@ class ThoughtConstraint:
         elif not OPEN_TAG.startswith(text):
             self._phase = Phase.SAYING
 
-    def _accept_thought(self, token_id: int) -> None:
-        self._thoughts += 1
+    def _accept_reasoning(self, token_id: int) -> None:
+        self._reasoning_tokens += 1
         del self._forced[:1]
         self._watch(self._vocabulary.token_bytes(token_id))
 

@@ -1,4 +1,4 @@
-"""Why a command cannot do its work: one sentence each, and an exit code of its own."""
+"""Start-up errors: why a command cannot do its work, one sentence and one exit code each."""
 
 from typing import ClassVar
 
@@ -33,11 +33,12 @@ class SubstrateFailedError(EngineError):
     exit_code = 4
 
 
-def engine_fault(lost: bool, said: str = "the engine has failed: see the log") -> EngineError:
-    """Why there is no engine. lost: whether a GPU's memory of K and V has failed."""
+def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:
+    """Make the error that says why there is no engine. lost: whether a GPU's memory of K and V has
+    failed."""
     if not lost:
-        return EngineError(said)
+        return EngineError(reason)
     return SubstrateFailedError(
-        f"{said}; the GPU's memory of K and V has failed, and from the next start on something "
+        f"{reason}; the GPU's memory of K and V has failed, and from the next start on something "
         "else serves, until `quire doctor` finds that it works again"
     )

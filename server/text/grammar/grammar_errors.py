@@ -1,4 +1,4 @@
-"""Why a form of answers cannot be enforced, without repeating what was asked."""
+"""Grammar errors: why a constraint cannot be enforced, without repeating the request."""
 
 import re
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ class UnfitBeginningError(ValueError):
 
 
 @contextmanager
-def faults_of(param: str) -> Iterator[None]:
-    """Names the request's field in errors that do not."""
+def errors_of(param: str) -> Iterator[None]:
+    """Name the request's field in grammar errors that name none."""
     try:
         yield
     except GrammarError as error:
@@ -54,14 +54,14 @@ LIMITS = (
 
 
 def meaning(complaint: str) -> str:
-    """The grammar engine's complaint in fixed words: it may quote what it complains about."""
-    return _said(complaint, MEANINGS) or limit_of(complaint) or "it is not valid"
+    """Translate the grammar engine's complaint to fixed words: it may quote the request."""
+    return _translated(complaint, MEANINGS) or limit_of(complaint) or "it is not valid"
 
 
 def limit_of(complaint: str) -> str | None:
-    """The same for limits; None for another complaint."""
-    return _said(complaint, LIMITS)
+    """Translate a complaint about a limit; None for another complaint."""
+    return _translated(complaint, LIMITS)
 
 
-def _said(complaint: str, meanings: tuple[tuple[str, str], ...]) -> str | None:
-    return next((said for pattern, said in meanings if re.search(pattern, complaint)), None)
+def _translated(complaint: str, meanings: tuple[tuple[str, str], ...]) -> str | None:
+    return next((text for pattern, text in meanings if re.search(pattern, complaint)), None)

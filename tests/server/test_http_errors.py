@@ -2,13 +2,13 @@ import json
 
 import pytest
 
-from server.failures import failure
-from server.protocol.errors import overloaded
+from server.http_errors import error_response
+from server.protocol.wire_errors import overloaded
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x"])
 def test_anthropics_paths_have_anthropics_errors(path: str) -> None:
-    response = failure({"path": path, "headers": []}, overloaded(3))
+    response = error_response({"path": path, "headers": []}, overloaded(3))
     body = json.loads(bytes(response.body))
     assert response.status_code == 429
     assert response.headers["retry-after"] == "3"
@@ -19,7 +19,7 @@ def test_anthropics_paths_have_anthropics_errors(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1", "/"])
 def test_all_others_have_openais(path: str) -> None:
-    response = failure({"path": path, "headers": []}, overloaded(3))
+    response = error_response({"path": path, "headers": []}, overloaded(3))
     assert json.loads(bytes(response.body))["error"]["code"] == "queue_full"
     assert response.headers["retry-after"] == "3"
     assert "request-id" not in response.headers
@@ -28,5 +28,5 @@ def test_all_others_have_openais(path: str) -> None:
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x", "/models"])
 def test_where_both_apis_have_a_path_a_header_tells_them_apart(path: str) -> None:
     for headers, kind in (([], "error"), ([(b"anthropic-version", b"2023-06-01")], "type")):
-        response = failure({"path": path, "headers": headers}, overloaded(3))
+        response = error_response({"path": path, "headers": headers}, overloaded(3))
         assert next(iter(json.loads(bytes(response.body)))) == kind

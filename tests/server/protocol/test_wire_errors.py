@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
 from server.protocol.common import WireModel
-from server.protocol.errors import (
+from server.protocol.wire_errors import (
     ApiError,
     ContextOverflowError,
     from_validation,

@@ -1,4 +1,4 @@
-"""What an answer must be like, from all parts of a request that say so."""
+"""What an answer must be like, gathered from all parts of a request that say so."""
 
 import json
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Any
 
 from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import ToolFormat
-from server.text.grammar.error import GrammarError
+from server.text.grammar.grammar_errors import GrammarError
 
 TOOLS_PARAM = "tools"
 
 
 class ThinkingStart(Enum):
-    """Where the prompt leaves the model."""
+    """Whether the model reasons when its answer begins."""
 
     SAYING = "saying"
-    """It does not think, or has been told to stop."""
+    """It does not reason, or has stopped."""
     THINKING = "thinking"
     """The prompt has opened the tag."""
     OPEN = "open"
@@ -24,21 +24,21 @@ class ThinkingStart(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ConstraintSpec:
     """What an answer must be like."""
 
     output: OutputFormat | None = None
-    """Of an answer that is no call."""
+    """The form of an answer that is no call."""
     tools: tuple[Tool, ...] = ()
-    """Those that may be called."""
+    """Tools that may be called."""
     tool_format: ToolFormat = ToolFormat.HERMES
     must_call: bool = False
-    """Nothing but calls is an answer."""
+    """Whether nothing but calls is an answer."""
     parallel: bool = True
     """Whether there may be several calls."""
     thinking: ThinkingStart = ThinkingStart.SAYING
     thinking_budget: int | None = None
-    """Tokens."""
+    """Most tokens of the reasoning; None: no limit."""
 
     @property
     def has_form(self) -> bool:
@@ -53,7 +53,7 @@ class Wish:
 
     @property
     def has_budget(self) -> bool:
-        """Whether thoughts have an end of their own."""
+        """Whether reasoning has a budget that ends it."""
         return self.thinking_budget is not None and self.thinking is not ThinkingStart.SAYING
 
     @property
@@ -62,19 +62,19 @@ class Wish:
         return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
 
 
-def form_json(wish: Wish, max_bytes: int) -> str:
+def form_json(spec: ConstraintSpec, max_bytes: int) -> str:
     """Write the form of what is said as JSON: the same for the same form.
 
     Raises GrammarError, before more than ``max_bytes`` are written, for what is too long, or no
     JSON.
     """
-    output = wish.output
+    output = spec.output
     form = {
         "output": None if output is None else [output.kind, output.value, output.param],
-        "tools": [[tool.name, tool.parameters, tool.strict] for tool in wish.tools],
-        "tool_format": wish.tool_format.value,
-        "must_call": wish.must_call,
-        "parallel": wish.parallel,
+        "tools": [[tool.name, tool.parameters, tool.strict] for tool in spec.tools],
+        "tool_format": spec.tool_format.value,
+        "must_call": spec.must_call,
+        "parallel": spec.parallel,
     }
     pieces, size = list[str](), 0
     try:
@@ -82,19 +82,19 @@ def form_json(wish: Wish, max_bytes: int) -> str:
         for piece in json.JSONEncoder(allow_nan=False).iterencode(form):
             size += len(piece)
             if size > max_bytes:
-                raise GrammarError(f"it has more than {max_bytes} bytes", wish.param)
+                raise GrammarError(f"it has more than {max_bytes} bytes", spec.param)
             pieces.append(piece)
     except (ValueError, RecursionError) as error:
         if isinstance(error, GrammarError):
             raise
-        raise GrammarError("it is not JSON, or nested too deeply", wish.param) from error
+        raise GrammarError("it is not JSON, or nested too deeply", spec.param) from error
     return "".join(pieces)
 
 
-def form_of_json(text: str) -> Wish:
+def form_of_json(text: str) -> ConstraintSpec:
     """Read what ``form_json`` has written."""
     form: dict[str, Any] = json.loads(text)
-    return Wish(
+    return ConstraintSpec(
         output=None if form["output"] is None else OutputFormat(*form["output"]),
         tools=tuple(
             Tool(name, parameters=parameters, strict=strict)

@@ -1,4 +1,4 @@
-"""All who look at the memory, as one viewer: the engine is asked once for them."""
+"""Keep the newest memory map, so that the engine makes one for all who ask at the same time."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ MAX_AGE_S = 0.1
 ENGINE_WAIT_S = 1.0
 
 
-class MemoryWatch:
+class MemoryMapCache:
     """The newest memory map, encoded. Event loop only."""
 
     def __init__(
@@ -32,9 +32,9 @@ class MemoryWatch:
         self._asking: asyncio.Task[None] | None = None
         self._newest: tuple[bytes, float] | None = None
 
-    async def look(self) -> tuple[bytes, float] | None:
-        """The newest map as JSON, and its age in seconds: an old one where the engine does not
-        answer in time or has ended; None where there has never been one."""
+    async def get(self) -> tuple[bytes, float] | None:
+        """Return the newest map as JSON, and its age in seconds: an old one where the engine does
+        not answer in time or has ended; None where there has never been one."""
         if self._asking is None and self._age_s() > MAX_AGE_S and self._client.alive:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:

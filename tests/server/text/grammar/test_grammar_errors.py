@@ -1,6 +1,6 @@
 import pytest
 
-from server.text.grammar.error import GrammarError, faults_of, meaning
+from server.text.grammar.grammar_errors import GrammarError, errors_of, meaning
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_complaints_are_told_in_fixed_words(complaint: str, says: str) -> None:
 
 
 def test_a_fault_names_the_field_that_it_is_of() -> None:
-    with pytest.raises(GrammarError) as caught, faults_of("tools"):
+    with pytest.raises(GrammarError) as caught, errors_of("tools"):
         raise GrammarError("it is too large")
     assert (str(caught.value), caught.value.param) == ("it is too large", "tools")
-    with pytest.raises(GrammarError) as caught, faults_of("tools"), faults_of("response_format"):
+    with pytest.raises(GrammarError) as caught, errors_of("tools"), errors_of("response_format"):
         raise GrammarError("")
     assert caught.value.param == "response_format"

@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: one object, always the same shape."""
+"""Wire errors, as OpenAI clients expect them: one object, always the same shape."""
 
 import json
 import re
@@ -38,7 +38,7 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        """``{"error": {message, type, param, code}}``."""
+        """Return ``{"error": {message, type, param, code}}``."""
         return {
             "error": {
                 "message": self.message,
@@ -50,12 +50,12 @@ class ApiError(Exception):
 
 
 def quoted(name: str) -> str:
-    """A name that a client chose, for an error: a short one whole."""
+    """Quote a name that a client chose, for an error: a short one whole."""
     return repr(name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "...")
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that is wrong: 400."""
+    """Make the 400 for a request that is wrong."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -81,7 +81,7 @@ class ContextOverflowError(ApiError):
         self.reason = reason
 
     def because(self, reason: str) -> "ContextOverflowError":
-        """The same with a reason."""
+        """Return the same error with a reason."""
         assert self.param is not None
         return ContextOverflowError(self.tokens, self.max_model_len, self.param, reason)
 
@@ -94,7 +94,7 @@ class ContextOverflowError(ApiError):
 
 
 def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiError:
-    """A text that can never fit, where there is no answer: 400, in the same words."""
+    """Make the 400 for a text that can never fit, where there is no answer, in the same words."""
     had = "more tokens than that" if tokens is None else f"{tokens} tokens"
     return invalid(
         f"This model's maximum context length is {max_model_len} tokens; your {param} has {had}. "
@@ -105,7 +105,7 @@ def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiErr
 
 
 def too_many_tokens(most: int, param: str) -> ApiError:
-    """Texts of one body that have too many tokens together: 400."""
+    """Make the 400 for texts of one body that have too many tokens together."""
     return invalid(
         f"The texts of your {param} have more than {most} tokens together; send fewer at a time.",
         param,
@@ -114,7 +114,7 @@ def too_many_tokens(most: int, param: str) -> ApiError:
 
 
 def model_not_found(name: str) -> ApiError:
-    """404."""
+    """Make the 404 for a model that is not served."""
     return ApiError(
         404,
         f"The model {quoted(name)} does not exist here; GET /v1/models lists those that do.",
@@ -127,7 +127,7 @@ def model_not_found(name: str) -> ApiError:
 def come_back(
     status: int, message: str, code: str, retry_after_s: int, type: str = "rate_limit_error"
 ) -> ApiError:
-    """What passes by itself, with the time after which to try again."""
+    """Make an error that passes by itself, with the time after which to try again."""
     return ApiError(
         status,
         f"{message}; try again later.",
@@ -138,24 +138,24 @@ def come_back(
 
 
 def overloaded(retry_after_s: int) -> ApiError:
-    """429."""
+    """Make the 429 for a full queue."""
     return come_back(429, "The queue is full", "queue_full", retry_after_s)
 
 
 def key_share_full(retry_after_s: int) -> ApiError:
-    """429, for one of several keys."""
+    """Make the 429 for one of several keys that has its share."""
     message = "This API key has all the places that one key may have"
     return come_back(429, message, "key_share_full", retry_after_s)
 
 
 def grammars_full(retry_after_s: int) -> ApiError:
-    """429, for forms of answers that no other request has had yet."""
+    """Make the 429 for forms of answers that no other request has had yet."""
     message = "Too many forms of answers are being compiled or in use"
     return come_back(429, message, "grammars_full", retry_after_s)
 
 
 def out_of_time() -> ApiError:
-    """503, for what cannot end early."""
+    """Make the 503 for requests that cannot end early."""
     return ApiError(
         503,
         "The server did not get to it in the time that a request may take (limits.max_request_s).",
@@ -165,12 +165,12 @@ def out_of_time() -> ApiError:
 
 
 def body_too_large(max_bytes: int) -> ApiError:
-    """413."""
+    """Make the 413 for a body that is too large."""
     return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="body_too_large")
 
 
 def not_json() -> ApiError:
-    """415, with what curl has to be told."""
+    """Make the 415 for a body that does not say that it is JSON, with what curl has to be told."""
     return ApiError(
         415,
         "The body must be JSON, and say so: send the header `Content-Type: application/json`.",
@@ -179,12 +179,12 @@ def not_json() -> ApiError:
 
 
 def unavailable(message: str) -> ApiError:
-    """503."""
+    """Make the 503 of a server that cannot answer."""
     return ApiError(503, message, type="server_error", code="unavailable")
 
 
 def shutting_down(retry_after_s: int) -> ApiError:
-    """503 of a server that is ending; another one may take its place."""
+    """Make the 503 of a server that shuts down; another one may take its place."""
     error = come_back(
         503, "The server is shutting down", "shutting_down", retry_after_s, "server_error"
     )
@@ -193,8 +193,8 @@ def shutting_down(retry_after_s: int) -> ApiError:
 
 
 def generation_failed(reason: str, retry_after_s: int = 1, what: str = "Generation") -> ApiError:
-    """What a fault of the engine is for the client: 500; 400 where the answer's form is at fault;
-    503 where the server ends.
+    """Make the error for a fault of the engine: 500; 400 where the answer's form is at fault; 503
+    where the server shuts down.
 
     reason: the engine's. retry_after_s: for a header, where there is still one.
     """
@@ -206,7 +206,7 @@ def generation_failed(reason: str, retry_after_s: int = 1, what: str = "Generati
 
 
 def internal_error(message: str = "The server failed to answer.") -> ApiError:
-    """500, which clients should not repeat."""
+    """Make the 500, which clients should not repeat."""
     return ApiError(
         500,
         message,
@@ -217,7 +217,7 @@ def internal_error(message: str = "The server failed to answer.") -> ApiError:
 
 
 def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
-    """400 that names the parameter. Never repeats the input, which is ``body``."""
+    """Make the 400 that names the parameter. Never repeats the input, which is ``body``."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
@@ -231,7 +231,8 @@ def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
 
 
 def _half_a_character(body: bytes) -> ApiError | None:
-    """400 that names the parameter whose text has half of a surrogate pair; None where none has.
+    """Make the 400 that names the parameter whose text has half of a surrogate pair; None where
+    none has.
 
     JSON allows such a text, Unicode does not, and our parser ends at it without a place. RFC 8259,
     section 8.2.
@@ -257,7 +258,8 @@ def _half_a_character(body: bytes) -> ApiError | None:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """messages[0].content from ("messages", 0, "content"); names of union branches are left out."""
+    """Write messages[0].content from ("messages", 0, "content"); names of union branches are left
+    out."""
     place = ""
     for part in location:
         if isinstance(part, int):

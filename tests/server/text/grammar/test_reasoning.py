@@ -3,9 +3,9 @@ from random import Random
 import pytest
 
 from engine.types import TokenConstraint
-from server.text.grammar.thoughts import ThoughtConstraint
+from server.text.grammar.constraint_spec import ThinkingStart
+from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import Vocabulary
-from server.text.grammar.wish import ThinkingStart
 from server.text.tokenizer import Tokenizer
 from tests.constraints import Scripted
 from tests.engines import VOCAB
@@ -32,8 +32,8 @@ def thinking(
     words: Vocabulary,
     start: ThinkingStart = ThinkingStart.THINKING,
     budget: int | None = None,
-) -> ThoughtConstraint:
-    return ThoughtConstraint(answer, words, start, budget)
+) -> ReasoningConstraint:
+    return ReasoningConstraint(answer, words, start, budget)
 
 
 def test_thoughts_are_free_but_cannot_end_the_answer(

@@ -1,0 +1,117 @@
+"""Keep the reasoning of the newest answers, for clients that do not send it back.
+
+Some templates keep earlier reasoning: that since the last question, or all. Where a client leaves
+it out, the model is shown less than it knew, and the prompt leaves the cached prefix at its first
+answer. So the reasoning of the newest answers is kept, and put back into their turns.
+
+An answer with calls is found by the id of the first one, which is random. One without is found by
+its text and all that came before it, because short answers are alike. Both are found only by the
+tenant that they were made for.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from engine.types import PrefixSalt
+from server.conversation import Conversation, Turn
+from server.text.newest import Newest
+from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallStart
+
+LENGTH_BYTES = 8
+
+
+class ReasoningRecorder:
+    """Gather the reasoning of one answer while it streams."""
+
+    def __init__(self, key_of: "KeyOfAnswer", keep: Callable[[bytes, str], None]) -> None:
+        """keep: called with the key of the answer and its reasoning."""
+        self._key_of = key_of
+        self._keep = keep
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._first_call = ""
+
+    def add(self, pieces: Sequence[AnswerPiece]) -> None:
+        """Take in what the answer has grown by."""
+        for piece in pieces:
+            if isinstance(piece, TextPiece):
+                into = self._reasoning if piece.channel is Channel.REASONING else self._content
+                into.append(piece.text)
+            elif isinstance(piece, ToolCallStart):
+                self._first_call = self._first_call or piece.id
+
+    def end(self) -> None:
+        """End the answer. Nothing is kept of one that clients would not send back."""
+        content = "".join(self._content)
+        if self._reasoning and (self._first_call or content.strip()):
+            self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))
+
+
+class KeyOfAnswer:
+    """Make keys for the answers to a conversation that grows turn by turn."""
+
+    def __init__(self, salt: PrefixSalt) -> None:
+        """salt: of the request; no other tenant's answers have the same keys."""
+        self._own = hashlib.sha256(salt.tenant + salt.client)
+        self._history = self._own.copy()
+
+    def __call__(self, text: str, first_call: str) -> bytes:
+        """Return the key of an answer. first_call: its id; empty where there is none."""
+        digest = (self._own if first_call else self._history).copy()
+        _add(digest, first_call or text.strip())
+        return digest.digest()
+
+    def add_turn(self, turn: Turn) -> None:
+        """Add a turn to what comes before later answers."""
+        calls = (call.id for call in turn.tool_calls)
+        for part in (turn.role, turn.text.strip(), turn.tool_call_id or "", *calls):
+            _add(self._history, part)
+
+
+def _add(digest: "hashlib._Hash", text: str) -> None:
+    """Add a text so that no two lists of texts give the same bytes."""
+    encoded = text.encode()
+    digest.update(len(encoded).to_bytes(LENGTH_BYTES, "little"))
+    digest.update(encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A conversation with the reasoning that is known."""
+
+    conversation: Conversation
+    new_recorder: Callable[[], ReasoningRecorder] | None
+    """Makes the recorder of an answer to it; None where its reasoning continues an older one."""
+
+
+class ReasoningCache:
+    """The reasoning of the newest answers, up to so many bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """max_bytes: of all together; 0: none is kept."""
+        self._kept: Newest[bytes, str] = Newest(max_bytes)
+
+    def recalled(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
+        """Put reasoning into turns of the assistant that have none. salt: of the request."""
+        key_of = KeyOfAnswer(salt)
+        turns = []
+        for turn in conversation.turns:
+            turns.append(self._with_reasoning(turn, key_of))
+            key_of.add_turn(turn)
+        known = replace(conversation, turns=tuple(turns))
+        if known.turns and known.turns[-1].role == "assistant":
+            return Recalled(known, None)
+        return Recalled(known, lambda: ReasoningRecorder(key_of, self._keep))
+
+    def _with_reasoning(self, turn: Turn, key_of: KeyOfAnswer) -> Turn:
+        if turn.role != "assistant" or turn.reasoning.strip():
+            return turn
+        first_call = turn.tool_calls[0].id if turn.tool_calls else ""
+        if turn.tool_calls and not first_call:
+            return turn
+        found = self._kept.find(key_of(turn.text, first_call))
+        return turn if found is None else replace(turn, reasoning=found)
+
+    def _keep(self, key: bytes, reasoning: str) -> None:
+        self._kept.keep(key, reasoning, len(key) + len(reasoning.encode()))
