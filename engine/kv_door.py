@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.types import BlockHashes, MissReason, PrefixSalt
+from kvcache.sequences import Progress
 
 
 class KVDoor(Protocol):
@@ -20,8 +21,9 @@ class KVDoor(Protocol):
         *,
         final_tokens: int,
         system_tokens: int,
-    ) -> bool:
-        """Give the sequence a buffer, its cached prefix, and blocks for so many tokens."""
+    ) -> Progress | None:
+        """Give the sequence a buffer, its cached prefix, and blocks for so many tokens. Return its
+        progress; None where it does not fit now."""
 
     def attach_cached(self, seq_id: int) -> int:
         """Map what others have computed meanwhile; return how many tokens have valid K and V."""

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from engine.constraints import MaskThread
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
-from engine.flight import Flights
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import Abort, GetMemoryMap, Message, SetMemoryPressure
 from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
+from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.pressure import PressureLevel
 from engine.scheduler import Scheduler
-from engine.step_plan import StepRunner
+from engine.step_plan import NO_STEP, PendingMasks, StepPlan, StepRunner
 from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
@@ -28,6 +29,7 @@ STALLED_POLL_S = 0.001
 # Snapshots for metrics are made this often, and in every step that begins requests.
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
+STEP_FAILED = "a step of the engine failed"
 Emit = Callable[[list[TokenEvent]], None]
 NO_FAULTS = SubstrateFaults()
 
@@ -47,7 +49,7 @@ class LoopOptions:
 
 
 class EngineLoop:
-    """Receive, schedule, begin the next step, land the one before it, publish its events."""
+    """Runs steps, and what stands around them: health of the model, idle memory, statistics."""
 
     def __init__(
         self,
@@ -73,7 +75,8 @@ class EngineLoop:
         self._clock = clock
         self._mlx_memory = mlx_memory
         self.faults = faults
-        self._flights = Flights(scheduler, runner, lambda: self._clock())
+        self._pipeline = StepPipeline(runner, clock)
+        self._mask_thread = MaskThread()
         self._woken_by: Message | None = None
         self._stopping = False
         self._idle_since: float | None = None
@@ -91,45 +94,41 @@ class EngineLoop:
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """Begin a step and read one: that one, or, where steps overlap, the one before it. False
+        """Launch a step and retire one: that one, or, where steps overlap, the one before it. False
         when there was nothing to run or to read."""
+        events = self._receive()
+        plan = self._next_plan()
+        self._pipeline.launch(plan, self._begin_masks(plan))
+        retired = self._pipeline.retire(self._max_in_flight if plan.entries else 0)
+        events += self._commit(retired)
+        self._publish([*plan.refused, *events])
+        self._pipeline.flush()
+        self._kv.step_completed(self._runner.completed_epoch)
+        return bool(plan.entries or retired)
+
+    def run_once(self) -> bool:
+        """Run a step, and do what is due around it; return what the step returns."""
         if self.busy_since is None:
             self.busy_since = self._clock()
-        landed = self._flights.landed
-        events = self._receive()
-        # So many steps may stay in flight.
-        max_in_flight = int(self._options.overlap and self._scheduler.can_overlap)
-        events += self._land(max_in_flight)
-        in_flight = len(self._flights) > 0
-        plan = self._scheduler.schedule(overlapped=in_flight)
-        if plan.begun:
-            # If this step hangs, these are the stats that are shown.
-            self.stats = self._snapshot()
-        if plan.entries:
-            self._flights.begin(plan)
-        events += self._check_health(self._scheduler.refuse(plan.refused))
-        events += self._land(max_in_flight if plan.entries else 0)
-        self._publish(events)
-        self._flights.submit()
-        self._kv.step_completed(self._runner.completed_epoch)
-        worked = in_flight or bool(plan.entries)
+        retired = self._pipeline.num_retired
+        worked = self.step()
         self._housekeep(busy=worked or self._stalled)
-        self._mark_progress(worked, self._flights.landed > landed)
+        self._mark_progress(worked, self._pipeline.num_retired > retired)
         return worked
 
     def run(self) -> None:
         """Run steps until told to stop; sleep while there is nothing to do."""
         with self.faults.noticed():
             while not self._stopping:
-                if not self.step() and not self._stopping:
+                if not self.run_once() and not self._stopping:
                     self._wait()
-            self._publish(self._land(0))
+            self._publish(self._commit(self._pipeline.retire(0)))
 
     def close(self) -> None:
         """End the device's memory in order, on the thread that ran the loop. Nothing may be called
         afterwards."""
         with suppress(Exception):
-            self._land(0)
+            self._pipeline.retire(0)
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
 
@@ -145,13 +144,14 @@ class EngineLoop:
         emit, self._emit = self._emit, events.extend
         # Until its memory is free as well: what is freed later would be kept as a prefix.
         with self.faults.noticed():
-            while self.step() or self._kv.recovering:
+            while self.run_once() or self._kv.recovering:
                 pass
         self._emit = emit
         self._kv.evict_prefixes()
         self._scheduler.counters = SchedulerCounters()
-        self._flights.meter = StepMeter()
-        self._flights.landed = 0
+        self._scheduler.sharing.take_decisions()
+        self._pipeline.meter = StepMeter()
+        self._pipeline.num_retired = 0
         broken = [event.message for event in events if event.message]
         if broken:
             raise RuntimeError(f"the model cannot decode: {broken[0]}")
@@ -189,31 +189,57 @@ class EngineLoop:
         except queue.Empty:
             return None
 
-    def _land(self, max_left: int) -> list[TokenEvent]:
-        """Read steps until no more than so many are in flight."""
+    @property
+    def _max_in_flight(self) -> int:
+        """Return how many steps may stay in flight beside the next one's plan."""
+        return int(self._options.overlap and self._scheduler.can_overlap)
+
+    def _next_plan(self) -> StepPlan:
+        """Return the next step's plan; an empty one where a step in flight must be read first."""
+        depth = self._pipeline.depth
+        if depth > self._max_in_flight or self._pipeline.has_failed_step:
+            return NO_STEP
+        plan = self._scheduler.schedule(overlapped=depth > 0)
+        if plan.begun:
+            # If this step hangs, these are the stats that are shown.
+            self.stats = self._snapshot()
+        return plan
+
+    def _begin_masks(self, plan: StepPlan) -> PendingMasks | None:
+        """Begin to make the masks of the rows that sample; None where all tokens are allowed."""
+        sampling = self._scheduler.sequences_of(e for e in plan.entries if e.sampling is not None)
+        return self._mask_thread.begin(sampling, self.limits.vocab_size)
+
+    def _commit(self, retired: list[RetiredStep]) -> list[TokenEvent]:
+        """Tell the scheduler what became of steps; return the events."""
         events: list[TokenEvent] = []
-        for landing in self._flights.land(max_left):
-            events += self._check_health(landing.events, all_bad=landing.all_bad)
+        for step in retired:
+            if isinstance(step, CompletedStep):
+                self._scheduler.budget.observe(
+                    step.plan.prefill_tokens, step.seconds, decoding=step.plan.decodes
+                )
+                events += self._scheduler.commit(step.plan, step.outcomes)
+                self._health_check.observe(step.outcomes)
+            elif isinstance(step, CancelledStep):
+                self._scheduler.cancel(step.plan)
+            else:
+                events += self._scheduler.fail(step.plan, STEP_FAILED)
         return events
-
-    def _check_health(self, events: list[TokenEvent], all_bad: bool = False) -> list[TokenEvent]:
-        if all_bad or self._health_check.is_running:
-            return self._health_check.check(events, all_failed=all_bad)
-        return events
-
-    def _mark_progress(self, worked: bool, landed: bool) -> None:
-        """Note for other threads since when the device has made no progress."""
-        if len(self._flights):
-            self.busy_since = self._clock() if landed else self.busy_since
-        elif worked or not self._stalled:
-            self.busy_since = None
 
     def _publish(self, events: list[TokenEvent]) -> None:
         """Emit events, if there are any: this wakes the event loop once."""
-        if events:
-            self._emit(events)
+        others = self._health_check.take_own(events)
+        if others:
+            self._emit(others)
 
     # --- around a step --------------------------------------------------------------------------
+
+    def _mark_progress(self, worked: bool, has_retired: bool) -> None:
+        """Note for other threads since when the device has made no progress."""
+        if self._pipeline.depth:
+            self.busy_since = self._clock() if has_retired else self.busy_since
+        elif worked or not self._stalled:
+            self.busy_since = None
 
     def _housekeep(self, busy: bool) -> None:
         now = self._clock()
@@ -281,7 +307,7 @@ class EngineLoop:
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
-            steps=self._flights.landed,
+            steps=self._pipeline.num_retired,
             prompt_tokens=counters.prompt_tokens,
             submitted_prompt_tokens=counters.submitted_prompt_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,
@@ -292,9 +318,9 @@ class EngineLoop:
             failed_rows=counters.failed_rows,
             wasted_rows=counters.wasted_rows,
             token_budget=self._scheduler.budget.tokens,
-            step_seconds=self._flights.step_seconds,
+            step_seconds=self._pipeline.step_seconds,
             copied_bytes=self._kv.copied_bytes,
-            measured=self._flights.meter.snapshot,
+            measured=self._pipeline.meter.snapshot,
             mlx=self._mlx_memory(),
             kv=self._kv.stats(),
         )

@@ -1,8 +1,8 @@
 """Tells a broken model from requests that it cannot compute."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from engine.results import NOT_FINITE
+from engine.step_plan import NOT_FINITE, Outcome, RowError
 from engine.types import Request, SamplingParams, TokenEvent
 
 # Requests of clients have numbers from 1 on.
@@ -30,23 +30,27 @@ class ModelHealthCheck:
         self.is_running = False
         """Whether its request has been submitted and has not ended."""
 
-    def check(self, events: list[TokenEvent], *, all_failed: bool) -> list[TokenEvent]:
-        """Return the events of other requests than its own. Submit its own where all failed.
-
-        events: of a step. all_failed: whether it had results, and none of them was finite. Raises
-        ModelFailedError when the output of its own request was not finite.
-        """
-        for event in events:
-            if event.request_id == HEALTH_CHECK_ID and event.finish is not None:
-                self.is_running = False
-                if event.message == NOT_FINITE:
-                    raise ModelFailedError(
-                        "the model cannot decode: all of its output is not finite"
-                    )
-        if all_failed and not self.is_running:
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Submit its own request where a step has outcomes, and none of them is finite."""
+        if not outcomes or self.is_running:
+            return
+        if all(isinstance(each, RowError) and each == NOT_FINITE for each in outcomes):
             self.is_running = True
             params = SamplingParams(max_tokens=0 if self._pooling else 1, temperature=0.0)
             self._submit(
                 Request(HEALTH_CHECK_ID, (0,), params, HEALTH_CHECK_PRIORITY, pooling=self._pooling)
             )
+
+    def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Return the events of other requests than its own. Raises ModelFailedError when the output
+        of its own was not finite."""
+        if not self.is_running:
+            return events
+        for event in events:
+            if event.request_id == HEALTH_CHECK_ID and event.finish is not None:
+                self.is_running = False
+                if event.message == NOT_FINITE.message:
+                    raise ModelFailedError(
+                        "the model cannot decode: all of its output is not finite"
+                    )
         return [event for event in events if event.request_id != HEALTH_CHECK_ID]

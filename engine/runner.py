@@ -1,19 +1,24 @@
 """Runs plans on the model: one graph of MLX per step, for tokens or vectors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from typing import Protocol
 
 import mlx.core as mx
 
-from engine.constraints import MaskThread
 from engine.errors import EngineFailedError
 from engine.pooling import pool
 from engine.prompt_scores import joined, score, scored_rows
 from engine.sampler import PendingSamples, sample
-from engine.step_plan import PlanEntry, StepPlan
-from engine.types import Sampled
+from engine.step_plan import (
+    InFlightStep,
+    Outcome,
+    PendingMasks,
+    PendingToken,
+    PlanEntry,
+    StepPlan,
+)
 from kvcache.backend import BackendFailedError
 from kvcache.views import KVViews
 from metal_ext import CpuWorkers
@@ -23,6 +28,7 @@ GPU_FAULT = "[METAL] Command buffer execution failed"
 # What Metal says then where a command has touched memory that is not there
 # (MTLCommandBufferErrorPageFault).
 PAGE_FAULTS = ("PageFault", "Address Fault")
+NO_SAMPLES = PendingSamples([], list)
 
 
 class Model(Protocol):
@@ -52,29 +58,39 @@ class ModelStep:
         self,
         runner: "ModelRunner",
         views: KVViews,
-        arrays: list[mx.array],
-        results: Callable[[], list[Sampled]],
+        entries: SequenceOf[PlanEntry],
+        samples: PendingSamples,
+        scored_states: mx.array | None,
     ) -> None:
-        """arrays: those whose evaluation is the step; then ``results`` can be called."""
+        """scored_states: of the rows at which prompts are scored."""
         self._runner = runner
         self._views = views
-        self._arrays = arrays
-        self._results = results
+        self._entries = entries
+        self._samples = samples
+        self._scored_states = scored_states
+        scored = [] if scored_states is None else [scored_states]
+        self._arrays = views.step_end([*samples.arrays, *scored])
 
     def submit(self) -> None:
-        """Hands the device all of the graph; waits for room in MLX's queue."""
+        """Hand the device all of the graph; wait for room in MLX's queue."""
         with self._runner.cancelling(self._views):
             mx.async_eval(*self._arrays)  # type: ignore[no-untyped-call]
 
-    def read(self) -> list[Sampled]:
-        """Waits for the step, and reads what came of it."""
+    def read(self) -> SequenceOf[Outcome]:
+        """Wait for the step, and read what came of it."""
         with self._runner.cancelling(self._views):
             mx.eval(*self._arrays)
-            results = self._results()
+            outcomes = self._outcomes()
         self._runner.has_completed(self._views.epoch)
-        return results
+        return outcomes
 
-    def drop(self) -> None:
+    def _outcomes(self) -> SequenceOf[Outcome]:
+        if self._scored_states is None:
+            return self._samples.read()
+        scores = score(self._runner.head, self._scored_states, self._entries)
+        return joined(self._entries, self._samples.read(), scores)
+
+    def cancel(self) -> None:
         """Nobody will read it; what was queued of it has run, or has failed."""
         self._views.cancel()
         self._runner.has_completed(self._views.epoch)
@@ -96,24 +112,28 @@ class ModelRunner:
         self._pools = pools
         self._kv = kv
         self._workers = workers
-        self._mask_thread = MaskThread()
-        self._newest = mx.array([0])
+        self._sampled = mx.array([0])
         """Tokens of the newest step, on the device."""
-        self._rows: dict[int, int] = {}
-        """Whose they are."""
+        self._sampled_by = 0
+        """That step's number."""
         self.completed_epoch = 0
 
-    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> ModelStep:
+    def head(self, states: mx.array) -> mx.array:
+        """Return the logits of states."""
+        return self._model.head(states)
+
+    def begin(
+        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
+    ) -> InFlightStep:
         """Build the graph of the plan's rows. overlapped: its beginning is submitted at once, and
         tokens that are not known yet are those of the step before.
 
         Raises EngineFailedError where the device is lost, BackendFailedError where what is mapped
         is not what it should be.
         """
-        entries = plan.entries
-        views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in entries])
+        views = self._kv.views(plan.segments)
         with self.cancelling(views):
-            step = self._build(entries, views)
+            step = self._build(plan, masks, views)
             if overlapped:
                 mx.async_eval(views.first_rows)  # type: ignore[no-untyped-call]
         return step
@@ -150,67 +170,60 @@ class ModelRunner:
 
     # --- the graph ------------------------------------------------------------------------------
 
-    def _build(self, entries: list[PlanEntry], views: KVViews) -> ModelStep:
+    def _build(self, plan: StepPlan, masks: PendingMasks | None, views: KVViews) -> ModelStep:
+        entries = plan.entries
         tokens, positions, rows = self._batch(entries)
-        scored = scored_rows(entries) if any(entry.scores for entry in entries) else []
+        scored = scored_rows(entries)
         output_rows = mx.array(rows + scored) if rows or scored else None
         states = self._model.hidden(tokens, mx.array(positions), views, output_rows)
         if states is None:
-            self._rows = {}
-            return ModelStep(self, views, views.step_end([]), list)
+            return ModelStep(self, views, entries, NO_SAMPLES, None)
         if not scored:
-            pending = self._choose(entries, states)
-            return ModelStep(self, views, views.step_end(pending.arrays), pending.read)
+            return ModelStep(self, views, entries, self._sample(plan, states, masks), None)
         last, inner = states[: len(rows)], states[len(rows) :]
-        pending = self._choose(entries, last)
+        return ModelStep(self, views, entries, self._sample(plan, last, masks), inner)
 
-        def results() -> list[Sampled]:
-            return joined(entries, pending.read(), score(self._model.head, inner, entries))
-
-        return ModelStep(self, views, views.step_end([*pending.arrays, inner]), results)
-
-    def _batch(self, entries: list[PlanEntry]) -> tuple[mx.array, list[int], list[int]]:
+    def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int], list[int]]:
         """Return the flat tokens, their positions, and the rows that sample."""
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
-        coming: list[tuple[int, int]] = []
+        pending: list[tuple[int, int]] = []
         for entry in entries:
-            sequence, end = entry.sequence, entry.start + entry.count
-            if entry.start == len(sequence.token_ids):
-                coming.append((len(tokens), self._rows[sequence.seq_id]))
+            if isinstance(entry.tokens, PendingToken):
+                assert entry.tokens.step == self._sampled_by, "not sampled by the step before"
+                pending.append((len(tokens), entry.tokens.row))
                 tokens.append(0)
             else:
-                tokens += sequence.token_ids[entry.start : end]
-            positions += range(entry.start, end)
-            if entry.samples:
+                tokens += entry.tokens
+            positions += range(entry.start, entry.start + entry.count)
+            if entry.sampling is not None:
                 rows.append(len(tokens) - 1)
-        return self._tokens(tokens, coming), positions, rows
+        return self._tokens(tokens, pending), positions, rows
 
-    def _tokens(self, known: list[int], coming: list[tuple[int, int]]) -> mx.array:
-        """Return the flat tokens on the device. coming: places whose token is the newest step's of
+    def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
+        """Return the flat tokens on the device. pending: places whose token is the newest step's of
         that row."""
-        if not coming:
+        if not pending:
             return mx.array(known)
-        if len(known) == self._newest.size and all(place == row for place, row in coming):
-            return self._newest  # all go on, in their order
+        if len(known) == self._sampled.size and all(place == row for place, row in pending):
+            return self._sampled  # all go on, in their order
         places = list(range(len(known)))
-        for place, row in coming:
+        for place, row in pending:
             places[place] = len(known) + row
         known_ids = mx.array(known, dtype=mx.int32)
-        return mx.concatenate([known_ids, self._newest])[mx.array(places)]
+        return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
-    def _choose(self, entries: list[PlanEntry], states: mx.array) -> PendingSamples:
-        """Return the results of the entries that sample. states: of their last tokens."""
-        sampling = [entry for entry in entries if entry.samples]
-        self._rows = {entry.sequence.seq_id: row for row, entry in enumerate(sampling)}
-        sequences = [entry.sequence for entry in sampling]
-        if not sequences:
-            return PendingSamples([], list)
+    def _sample(
+        self, plan: StepPlan, states: mx.array, masks: PendingMasks | None
+    ) -> PendingSamples:
+        """Return what comes of the entries that sample. states: of their last tokens."""
+        sampling = [entry.sampling for entry in plan.entries if entry.sampling is not None]
+        if not sampling:
+            return NO_SAMPLES
         if self._pools:
-            return pool(states, sequences)
-        drawn = [entry.start + entry.count - entry.sequence.num_prompt for entry in sampling]
-        logits = self._model.head(states)
-        pending = sample(logits, sequences, self._mask_thread, self._workers, drawn)
-        self._newest = pending.arrays[0].astype(mx.int32)
-        return pending
+            return pool(states)
+        samples = sample(self._model.head(states), sampling, masks, self._workers)
+        self._sampled = samples.arrays[0].astype(mx.int32)
+        self._sampled_by = plan.number
+        return samples

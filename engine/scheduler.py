@@ -6,27 +6,29 @@ a step's plan closes the gap under a token budget: single tokens first, then chu
 
 import math
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from engine.constraints import accept
 from engine.figures import SchedulerCounters
 from engine.kv_door import KVDoor
 from engine.mask_turns import resting_sequences
-from engine.results import NO_MEMORY, NOT_FINITE, end, take
+from engine.plan_entries import plan_entry
+from engine.results import NO_MEMORY, apply_outcome, end
 from engine.sharing import Sharing
-from engine.step_plan import PlanEntry, StepPlan, scored_positions
+from engine.step_plan import NOT_FINITE, Outcome, PlanEntry, StepPlan
 from engine.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
     FinishReason,
     PrefixReport,
     Request,
-    Sampled,
     Sequence,
     SequenceStatus,
     TokenEvent,
 )
+from kvcache.sequences import Progress
 
 
 @dataclass(slots=True)
@@ -49,7 +51,8 @@ class Scheduler:
     _running: list[Sequence] = field(default_factory=list)
     _by_id: dict[int, Sequence] = field(default_factory=dict)
     sharing: Sharing = field(init=False)
-    _begun: list[Request] = field(default_factory=list)
+    _begun: list[float | None] = field(default_factory=list)
+    _plans: int = 0
     _resting: set[int] = field(default_factory=set)
     _arrivals: int = 0
     _is_stuck: bool = False
@@ -105,21 +108,19 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
         """End all requests of a step that could not be run, with an error."""
-        left = [e.sequence for e in plan.entries if e.sequence.status is SequenceStatus.RUNNING]
+        left = self.sequences_of(plan.entries)
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
-
-    def refuse(self, sequences: SequenceOf[Sequence]) -> list[TokenEvent]:
-        """End sequences that the system has no memory for, though no other has any, with an
-        error."""
-        return [self._finish(sequence, FinishReason.ERROR, NO_MEMORY) for sequence in sequences]
 
     def cancel(self, plan: StepPlan) -> None:
         """Cancel a step, because the one before it failed: its sequences that were not in that one
         are scheduled again."""
-        for entry in plan.entries:
-            if entry.sequence.status is SequenceStatus.RUNNING:
-                self.kv.cancel_steps(entry.sequence.seq_id)
-                entry.cancel()
+        for sequence in self.sequences_of(plan.entries):
+            self.kv.cancel_steps(sequence.seq_id)
+            sequence.num_output_placeholders = 0
+
+    def sequences_of(self, entries: Iterable[PlanEntry]) -> list[Sequence]:
+        """Return the sequences of these entries that have not ended."""
+        return [self._by_id[entry.seq_id] for entry in entries if entry.seq_id in self._by_id]
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Scheduler:
         self._resting = resting_sequences(self._running, self.max_step_mask_s)
         entries, starving = self._plan_decoding(overlapped)
         if starving and overlapped and not entries:
-            return StepPlan([])
+            return self._planned([])
         if len(entries) < len(self._running):
             self.sharing.attach_cached(self._running, in_parts=bool(self._waiting))
         if not starving and not (self._is_stuck and self._running):
@@ -142,42 +143,57 @@ class Scheduler:
             self._plan_chunks(entries)
             entries.sort(key=lambda entry: entry.count > 1)
         self._is_stuck = not entries and not overlapped
-        for entry in entries:
-            entry.schedule()
-        return StepPlan(entries, self._break_deadlock() if self._is_stuck else [], self._begun)
+        return self._planned(entries)
 
-    def commit(self, plan: StepPlan, sampled: SequenceOf[Sampled]) -> list[TokenEvent]:
-        """Commit what a step computed. sampled: in the order of the entries that have results."""
+    def _planned(self, entries: list[PlanEntry]) -> StepPlan:
+        """Return the plan of these entries, and note in their sequences that it will run."""
+        num_sampling = 0
+        for entry in entries:
+            sequence, stop = self._by_id[entry.seq_id], entry.start + entry.count
+            sequence.progress.scheduled = stop
+            if entry.sampling is not None:
+                sequence.sampled_row = num_sampling
+                num_sampling += 1
+                # The last token that is sampled is never computed.
+                sequence.num_output_placeholders += stop + 1 < sequence.max_tokens
+        if not entries:
+            # What the cache has decided is said with the next plan that runs.
+            return StepPlan(0, (), refused=self._break_deadlock() if self._is_stuck else ())
+        self._plans += 1
+        decisions = self.sharing.take_decisions()
+        return StepPlan(self._plans, tuple(entries), decisions, tuple(self._begun))
+
+    def commit(self, plan: StepPlan, outcomes: SequenceOf[Outcome]) -> list[TokenEvent]:
+        """Commit what a step computed. outcomes: of the entries that have one, in order."""
         events: list[TokenEvent] = []
-        results = iter(sampled)
+        rest = iter(outcomes)
         for entry in plan.entries:
-            sequence, start = entry.sequence, entry.start
-            if sequence.status is not SequenceStatus.RUNNING:
-                self._discard_result(entry, results)
+            outcome = next(rest) if entry.has_outcome else None
+            sequence = self._by_id.get(entry.seq_id)
+            if sequence is None:
+                self.counters.wasted_rows += outcome is not None
                 continue
-            stop = start + entry.count
+            assert sequence.status is SequenceStatus.RUNNING, "preempted in flight"
+            start, stop = entry.start, entry.start + entry.count
             self.kv.commit(sequence.seq_id, sequence.token_ids[start:stop])
-            sequence.num_computed = stop
             if start < sequence.num_prompt:
                 self.counters.prompt_tokens += min(stop, sequence.num_prompt) - start
-            if entry.samples or entry.scores:
-                event = take(entry, next(results))
-                if event is not None:
-                    events.append(event)
-                    self.counters.generated_tokens += event.token_id is not None
-                    if event.finish is not None:
-                        self.counters.failed_rows += event.message == NOT_FINITE
-                        self._close(sequence, event.finish)
-                    else:
-                        sequence.num_output_placeholders -= 1
+            if outcome is not None:
+                events += self._take(sequence, outcome)
         return events
 
-    def _discard_result(self, entry: PlanEntry, results: Iterator[Sampled]) -> None:
-        """Discard the result of an entry whose request has ended since."""
-        assert entry.sequence.status is SequenceStatus.FINISHED, "preempted in flight"
-        if entry.has_result:
-            self.counters.wasted_rows += 1
-            next(results)
+    def _take(self, sequence: Sequence, outcome: Outcome) -> list[TokenEvent]:
+        """Add an outcome to its sequence; return its event, if there is one."""
+        event = apply_outcome(sequence, accept(sequence, outcome))
+        if event is None:
+            return []
+        self.counters.generated_tokens += event.token_id is not None
+        if event.finish is None:
+            sequence.num_output_placeholders -= 1
+        else:
+            self.counters.failed_rows += event.message == NOT_FINITE.message
+            self._close(sequence, event.finish)
+        return [event]
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -197,7 +213,7 @@ class Scheduler:
                 return entries, True
             fits = self.kv.reserve(sequence.seq_id, tokens)
             if fits or (not overlapped and self._make_room(sequence)):
-                entries.append(PlanEntry(sequence, start, 1, True))
+                entries.append(plan_entry(sequence, tokens, self._plans))
             elif overlapped and not self.kv.recovering:
                 return [], True
             else:
@@ -214,15 +230,16 @@ class Scheduler:
                 return False
         return True
 
-    def _break_deadlock(self) -> list[Sequence]:
-        """Preempt a sequence when nothing can run, because the system refuses to map more. Return
-        the sequence that cannot run although it is alone."""
+    def _break_deadlock(self) -> tuple[TokenEvent, ...]:
+        """Preempt a sequence when nothing can run, because the system refuses to map more. Where it
+        is alone, end it with an error."""
         if self.kv.recovering:
-            return []
+            return ()
         if len(self._running) > 1:
             self._preempt_youngest()
-            return []
-        return list(self._running or self._waiting[:1])
+            return ()
+        alone = self._running or self._waiting[:1]
+        return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
         """Admit waiting sequences in their order, until one does not fit. Skip forks whose parent
@@ -242,7 +259,7 @@ class Scheduler:
         """Add chunks of prompts, as far as the budget allows, the first in order first."""
         room = self.budget.room(decoding=any(sequence.num_generated for sequence in self._running))
         room = min(room, self.max_num_batched_tokens - len(entries))
-        done = {entry.sequence.seq_id for entry in entries} | self._resting
+        done = {entry.seq_id for entry in entries} | self._resting
         for sequence in self._running:
             if room <= 0:
                 return
@@ -259,25 +276,23 @@ class Scheduler:
         if sequence.prefix is None:
             self._report(sequence)
         self.kv.add_pending_prefix(sequence.seq_id)
-        samples = stop == sequence.num_tokens + sequence.num_output_placeholders
-        scores = scored_positions(sequence, stop)
-        entries.append(PlanEntry(sequence, stop - count, count, samples, scores))
+        entries.append(plan_entry(sequence, stop, self._plans))
         return count
 
     def _report(self, sequence: Sequence) -> None:
         """Report how much of a prompt was cached: its first token is about to be computed."""
         left_at, miss = self.kv.explain(sequence.seq_id)
         sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
-        self._begun.append(sequence.request)
+        self._begun.append(sequence.request.submitted_s)
         self.counters.count_prompt(sequence.num_prompt, sequence.num_computed, miss)
 
     def _preempt_youngest(self) -> Sequence:
         """Preempt the last sequence in order; it waits where its arrival puts it."""
         sequence = self._running.pop()
         assert sequence.num_scheduled == sequence.num_computed, "preempted in flight"
-        self.kv.close(sequence.seq_id, keep_prefix=True)
+        self.sharing.close(sequence, keep_prefix=True, preempted=True)
         sequence.status = SequenceStatus.WAITING
-        sequence.num_computed = sequence.num_scheduled = 0
+        sequence.progress = Progress()
         sequence.preemptions += 1
         self.counters.preemptions += 1
         insort(self._waiting, sequence, key=lambda s: s.order)
@@ -291,7 +306,7 @@ class Scheduler:
 
     def _close(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is SequenceStatus.RUNNING:
-            self.kv.close(sequence.seq_id, keep_prefix=reason is not FinishReason.ERROR)
+            self.sharing.close(sequence, keep_prefix=reason is not FinishReason.ERROR)
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)

@@ -1,18 +1,27 @@
-"""Shares prefixes between the scheduler's sequences, instead of computing them again."""
+"""The scheduler's sequences in the cache: they share prefixes, instead of computing them again."""
 
 from collections.abc import Iterable, Mapping
 
 from engine.kv_door import KVDoor
+from engine.step_plan import Attached, CacheDecision, Closed, Forked, Opened
 from engine.types import Sequence, SequenceStatus
 
 
 class Sharing:
-    """Opens sequences with their cached prefixes, and finds out which sequences wait for others."""
+    """Opens sequences with their cached prefixes, closes them, and finds out which sequences wait
+    for others. Notes what the cache decides, for the next plan."""
 
     def __init__(self, kv: KVDoor, by_id: Mapping[int, Sequence]) -> None:
         """by_id: the scheduler's sequences, by their numbers."""
         self.kv = kv
         self._by_id = by_id
+        self._decisions: list[CacheDecision] = []
+
+    def take_decisions(self) -> tuple[CacheDecision, ...]:
+        """Return what the cache has decided since the last call, in order."""
+        decisions = tuple(self._decisions)
+        self._decisions.clear()
+        return decisions
 
     def attach_cached(self, sequences: Iterable[Sequence], *, in_parts: bool) -> None:
         """Attach what others have computed of the sequences' tokens: all of it at once, when the
@@ -22,11 +31,18 @@ class Sharing:
             if sequence.num_scheduled > sequence.num_computed:
                 continue
             if sequence.num_uncomputed > 1 and (in_parts or not self.waits_for_owner(sequence)):
-                parent = self._parent_of(sequence)
-                if parent is not None and sequence.num_generated == 0:
-                    self.kv.fork(parent.seq_id, sequence.seq_id)
-                cached = self.kv.attach_cached(sequence.seq_id)
-                sequence.num_computed = sequence.num_scheduled = cached
+                self._attach_cached(sequence)
+
+    def _attach_cached(self, sequence: Sequence) -> None:
+        parent, before = self._parent_of(sequence), sequence.num_computed
+        if parent is not None and sequence.num_generated == 0:
+            forked = self.kv.fork(parent.seq_id, sequence.seq_id)
+            if forked > before:
+                self._decisions.append(Forked(parent.seq_id, sequence.seq_id, forked))
+                before = forked
+        attached = self.kv.attach_cached(sequence.seq_id)
+        if attached > before:
+            self._decisions.append(Attached(sequence.seq_id, attached))
 
     def open(self, sequence: Sequence) -> bool:
         """Reserve memory for the sequence's tokens, and for one more if there will be one. False
@@ -37,13 +53,28 @@ class Sharing:
         sequence.block_hashes.max_cached_tokens = sequence.num_reusable
         # The last token that is sampled is never computed.
         final = max(sequence.max_tokens - 1, sequence.num_prompt)
-        return self.kv.open(
+        num_tokens, system = min(sequence.num_tokens + 1, final), sequence.request.system_tokens
+        progress = self.kv.open(
             sequence.seq_id,
             sequence.block_hashes,
-            min(sequence.num_tokens + 1, final),
+            num_tokens,
             final_tokens=final,
-            system_tokens=sequence.request.system_tokens,
+            system_tokens=system,
         )
+        if progress is None:
+            return False
+        sequence.progress = progress
+        tokens, salt = tuple(sequence.token_ids), sequence.request.salt
+        reusable = sequence.num_reusable
+        self._decisions.append(
+            Opened(sequence.seq_id, tokens, salt, reusable, num_tokens, final, system)
+        )
+        return True
+
+    def close(self, sequence: Sequence, *, keep_prefix: bool, preempted: bool = False) -> None:
+        """Free the sequence's memory. keep_prefix: whether what it has computed may be shared."""
+        self.kv.close(sequence.seq_id, keep_prefix=keep_prefix)
+        self._decisions.append(Closed(sequence.seq_id, keep_prefix, preempted))
 
     def waits_for_parent(self, child: Sequence) -> bool:
         """Return whether a fork's parent is still computing the prompt that both have."""

@@ -1,51 +1,132 @@
-"""The plan of a step, and the interface of what runs it."""
+"""The plan of a step, and what comes of it: values, without anything that lives in the engine.
 
-from dataclasses import dataclass, field
-from typing import Protocol
+A plan can be recorded, replayed, and sent to another process.
+"""
 
-from engine.types import Request, Sampled, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-NOTHING = range(0)
+import numpy as np
+
+from engine.types import PrefixSalt, SamplingParams, TokenEvent, TokenLogprobs
+
+WORD_BITS = 32
+
+# --- what the cache has decided ----------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class PlanEntry:
-    """Compute tokens [start, start + count) of a sequence; ``samples`` when that is all of them."""
+class Opened(NamedTuple):
+    """A sequence got a buffer, with the cached blocks that it begins with."""
 
-    sequence: Sequence
+    seq_id: int
+    token_ids: tuple[int, ...]
+    salt: PrefixSalt
+    num_reusable: int | None
+    """How many of its leading tokens' K and V may come from others; None: all but the last's."""
+    num_tokens: int
+    """Tokens that blocks are set aside for."""
+    final_tokens: int
+    system_tokens: int
+
+
+class Attached(NamedTuple):
+    """A sequence shares what others have computed."""
+
+    seq_id: int
+    num_computed: int
+    """Its leading tokens that have valid K and V now."""
+
+
+class Forked(NamedTuple):
+    """A sequence shares its parent's blocks, and has a copy of the partial one."""
+
+    parent_id: int
+    seq_id: int
+    num_computed: int
+
+
+class Closed(NamedTuple):
+    """A sequence has ended, or was preempted, and its memory is freed."""
+
+    seq_id: int
+    keep_prefix: bool
+    preempted: bool
+
+
+CacheDecision = Opened | Attached | Forked | Closed
+
+
+# --- what a step runs ---------------------------------------------------------------------------
+
+
+class PendingToken(NamedTuple):
+    """The token that a row of the step before samples. That step has not been read yet."""
+
+    step: int
+    row: int
+    """Of the rows that sample."""
+
+
+class TokenHistory(NamedTuple):
+    """Distinct tokens of a sequence, for penalties."""
+
+    ids: np.ndarray
+    """int32"""
+    generated: np.ndarray
+    """float32: how often each was generated; 0 means that only the prompt has it."""
+
+
+class Sampling(NamedTuple):
+    """How the token after an entry's last one is chosen."""
+
+    params: SamplingParams
+    num_generated: int
+    """Tokens of the answer before it."""
+    history: TokenHistory | None = None
+    """Where there are penalties."""
+
+
+class Scoring(NamedTuple):
+    """Tokens of the prompt whose log-probabilities an entry gives."""
+
     start: int
-    count: int
-    samples: bool
-    scores: range = NOTHING
-    """Positions of the chunk at which the log-probability of the prompt's next token is wanted."""
+    """The position before the first of them."""
+    next_tokens: tuple[int, ...]
+    num_top: int
+    """How many alternatives to report with each."""
 
-    def schedule(self) -> None:
-        """Note in the sequence that the step will run."""
-        sequence, stop = self.sequence, self.start + self.count
-        sequence.num_scheduled = stop
-        # The last token that is sampled is never computed.
-        sequence.num_output_placeholders += self.samples and stop + 1 < sequence.max_tokens
 
-    def cancel(self) -> None:
-        """Note in the sequence that none of the steps in flight will commit."""
-        self.sequence.num_scheduled = self.sequence.num_computed
-        self.sequence.num_output_placeholders = 0
+class PlanEntry(NamedTuple):
+    """Compute tokens [start, start + count) of a sequence."""
+
+    seq_id: int
+    start: int
+    count: int  # type: ignore[assignment]  # not the method of tuples
+    tokens: tuple[int, ...] | PendingToken
+    sampling: Sampling | None = None
+    """Where the step samples the token that follows, or makes the vector of them all."""
+    scoring: Scoring | None = None
 
     @property
-    def has_result(self) -> bool:
-        """Return whether the step has a result for it."""
-        return self.samples or bool(self.scores)
+    def has_outcome(self) -> bool:
+        """Return whether anything but K and V comes of it."""
+        return self.sampling is not None or self.scoring is not None
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one step runs; entries of one token come first."""
 
-    entries: list[PlanEntry]
-    refused: list[Sequence] = field(default_factory=list)
-    """Sequences that the system has no memory for, though nobody else has any."""
-    begun: list[Request] = field(default_factory=list)
-    """Requests whose first tokens are computed."""
+    number: int
+    """Counts up."""
+    entries: tuple[PlanEntry, ...]
+    decisions: tuple[CacheDecision, ...] = ()
+    """What the cache has decided since the plan before, in order."""
+    begun: tuple[float | None, ...] = ()
+    """When each request was submitted whose first tokens are computed."""
+    refused: tuple[TokenEvent, ...] = ()
+    """Ends of sequences that the system has no memory for, though nobody else has any."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -57,21 +138,89 @@ class StepPlan:
         """Return whether it has single tokens, beside chunks or alone."""
         return bool(self.entries) and self.entries[0].count == 1
 
+    @property
+    def segments(self) -> list[tuple[int, int, int]]:
+        """Return ``(seq_id, start, count)`` of each entry, as the cache wants them."""
+        return [entry[:3] for entry in self.entries]
 
-class RunningStep(Protocol):
-    """A step from its plan to its results."""
+
+NO_STEP = StepPlan(0, ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Masks:
+    """Which tokens may come next, one bit each: a row for each entry that samples."""
+
+    words: np.ndarray
+    """uint32 ``[R, ceil(vocab / 32)]``, bit i % 32 of word i // 32: token i is allowed."""
+    broken: dict[int, str]
+    """Rows whose constraint has failed, and why: fit for clients."""
+
+    def forbidden(self, tokens: list[int]) -> list[int]:
+        """Return the rows whose token is not allowed."""
+        return [
+            row
+            for row, token in enumerate(tokens)
+            if not self.words.item(row, token // WORD_BITS) >> token % WORD_BITS & 1
+        ]
+
+
+class PendingMasks(Protocol):
+    """Masks that are being made while the device computes."""
+
+    def result(self) -> Masks:
+        """Wait for them."""
+
+
+# --- what comes of it ---------------------------------------------------------------------------
+
+
+class Token(NamedTuple):
+    """The entry's next token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Vector(NamedTuple):
+    """The vector of a prompt: float32 ``[hidden_size]`` of length 1."""
+
+    values: np.ndarray
+
+
+class RowError(NamedTuple):
+    """Why there is no token: a fixed sentence, fit for clients."""
+
+    message: str
+
+
+NOT_FINITE = RowError("the model's output was not finite")
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of prompt tokens, and what was sampled after them."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+    then: "Token | RowError | None" = None
+
+
+Outcome = Token | Vector | Scores | RowError
+
+
+class InFlightStep(Protocol):
+    """A step that was begun and has not been read."""
 
     def submit(self) -> None:
-        """Hands the device all that it has not got yet; may wait for room in its queue. Raises what
+        """Hand the device all that it has not got yet; may wait for room in its queue. Raises what
         ``StepRunner.begin`` raises."""
 
-    def read(self) -> list[Sampled]:
-        """Waits for the step: one result for each entry that has one, in order. Raises what
+    def read(self) -> Sequence[Outcome]:
+        """Wait for the step: one outcome for each entry that has one, in order. Raises what
         ``StepRunner.begin`` raises."""
 
-    def drop(self) -> None:
-        """The step before this one has failed: nothing of it runs any more, and nobody will read
-        it."""
+    def cancel(self) -> None:
+        """Cancel it, because the step before it has failed: nothing of it runs any more, and nobody
+        will read it."""
 
 
 class StepRunner(Protocol):
@@ -80,10 +229,12 @@ class StepRunner(Protocol):
     completed_epoch: int
     """The newest epoch that the device has finished."""
 
-    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> RunningStep:
+    def begin(
+        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
+    ) -> InFlightStep:
         """Build the step. overlapped: the one before it has not been read. Then so much of this one
-        is submitted at once that the device has work while that one is read; and the token of an
-        entry whose sequence does not know it yet is the one that that step samples.
+        is submitted at once that the device has work while that one is read. masks: of the rows
+        that sample; None where all tokens are allowed.
 
         Raises EngineFailedError where the device is lost. After any other error nothing of the step
         runs, and the one before it can still be read.
@@ -91,11 +242,3 @@ class StepRunner(Protocol):
 
     def release_cache(self) -> None:
         """Release memory that is kept for the next steps."""
-
-
-def scored_positions(sequence: Sequence, end: int) -> range:
-    """Return the positions before ``end`` that are still to be scored."""
-    if sequence.request.params.prompt_logprobs is None:
-        return NOTHING
-    first = max(sequence.num_computed, len(sequence.scored))
-    return range(first, min(end, sequence.num_prompt - 1))

@@ -15,6 +15,7 @@ from engine.token_counts import TokenCounts
 from kvcache.block_hashes import BlockHashes as BlockHashes
 from kvcache.block_hashes import PrefixSalt as PrefixSalt
 from kvcache.prefix_index import MissReason as MissReason
+from kvcache.sequences import Progress
 from kvcache.stats import KVStats as KVStats
 
 
@@ -180,18 +181,20 @@ class Sequence:
     """Tokens of the prompt."""
     order: tuple[int, int] = field(init=False)
     """First come, first served within a priority."""
-    num_computed: int = 0
-    num_scheduled: int = 0
+    progress: Progress = field(default_factory=Progress)
+    """How far it has come; the cache's own count, while it runs."""
     num_output_placeholders: int = 0
     """Tokens that steps in flight will sample, and that later steps must compute."""
+    sampled_row: int = 0
+    """Of the newest step that samples for it: which of the rows that sample."""
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
     block_hashes: BlockHashes | None = None
     """What the cache finds its prefix by; kept through preemptions."""
     prefix: PrefixReport | None = None
     """Made when it first computes a token of its own."""
-    counts: TokenCounts | None = None
-    """Kept by the sampler for sequences with penalties."""
+    counts: TokenCounts = field(default_factory=TokenCounts)
+    """Kept for sequences with penalties."""
     mask_s: float = 0.0
     """Processor time that its next mask is likely to take."""
     steps_rested: int = 0
@@ -213,6 +216,16 @@ class Sequence:
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
+    def num_computed(self) -> int:
+        """Return how many leading tokens have valid K and V."""
+        return self.progress.computed
+
+    @property
+    def num_scheduled(self) -> int:
+        """Return the same, once the steps in flight have run."""
+        return self.progress.scheduled
+
+    @property
     def num_tokens(self) -> int:
         """Return how many tokens the prompt and the answer have so far."""
         return len(self.token_ids)
@@ -225,7 +238,7 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         """Return how many tokens still have to be scheduled before the next one can be sampled."""
-        return len(self.token_ids) + self.num_output_placeholders - self.num_scheduled
+        return len(self.token_ids) + self.num_output_placeholders - self.progress.scheduled
 
     @property
     def num_reusable(self) -> int | None:
@@ -268,18 +281,6 @@ class TokenEvent(NamedTuple):
     the first one. ``logprob`` is that of the prompt's own token, given all before it."""
     embedding: np.ndarray | None = None
     """Of a request that pools, with its end: float32 ``[hidden_size]`` of length 1."""
-
-
-class Sampled(NamedTuple):
-    """What a step made of an entry: a token, a vector, or None where there is none to choose."""
-
-    token_id: int | None
-    logprobs: TokenLogprobs | None = None
-    message: str | None = None
-    """Why there is no token; None where the model's output was not finite."""
-    scored: tuple[TokenLogprobs, ...] | None = ()
-    """Of the prompt tokens that follow those of its chunk; None where they were not finite."""
-    embedding: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class CacheInspector:
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)
-        own_tokens = [max(0, s.scheduled - s.sealed * size) for s in sequences]
+        own_tokens = [max(0, s.progress.scheduled - s.sealed * size) for s in sequences]
         used = sum(group.blocks_for(tokens) for tokens in own_tokens)
         live_bytes = (sealed * size + sum(own_tokens)) * group.bytes_per_token
         waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RELEASING)
@@ -116,7 +116,8 @@ def _check_sequence(group: Group, pool: HeapPool, sequence: CachedSequence) -> N
     blocks = sequence.buffer.table.blocks
     mapped = sequence.buffer.mapped_blocks * group.tokens_per_block
     sealed = sequence.sealed * group.tokens_per_block
-    assert sealed <= sequence.computed <= sequence.scheduled <= mapped
+    progress = sequence.progress
+    assert sealed <= progress.computed <= progress.scheduled <= mapped
     assert sequence.shared_blocks <= sequence.sealed, "a block of others may still be written"
     for number, block in enumerate(blocks):
         expected = BlockState.SEALED if number < sequence.sealed else BlockState.OWNED

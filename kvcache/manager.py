@@ -16,7 +16,7 @@ from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap, take_map
 from kvcache.prefix_cache import Match, PrefixCache
 from kvcache.prefix_index import MissReason
-from kvcache.sequences import CachedSequence, ClosedSequence
+from kvcache.sequences import CachedSequence, ClosedSequence, Progress
 from kvcache.sparse_heap import BlockState
 from kvcache.stats import KVStats
 from kvcache.views import CacheTokens, KVViews, layer_regions
@@ -75,19 +75,20 @@ class KVCacheManager:
         *,
         final_tokens: int,
         system_tokens: int = 0,
-    ) -> bool:
+    ) -> Progress | None:
         """Give the sequence a buffer, map the cached blocks that it begins with, and set blocks
         aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
 
         final_tokens: the most that it will need. system_tokens: how many of the first ones are a
-        system prompt. False, with nothing changed, when it does not fit now.
+        system prompt. Return its progress, which the cache keeps while it is open; None, with
+        nothing changed, when it does not fit now.
         """
         assert seq_id not in self._open, f"sequence {seq_id} is open"
         if len(self._open) == self._limits.max_sequences or num_tokens > self._group.max_tokens:
-            return False
+            return None
         needed = self._group.blocks_for(num_tokens)
         if needed - block_hashes.shareable_blocks > self._allocator.available_blocks:
-            return False
+            return None
         system = system_tokens // self._group.tokens_per_block
         nothing, longest = Match([], 0), self._prefixes.match(block_hashes, 0)
         # A prefix in more pieces than the system has mappings for is computed again.
@@ -99,10 +100,10 @@ class KVCacheManager:
             self._allocator.add(sequence)
             if self._allocator.attach(sequence, match.blocks):
                 self._open[seq_id] = sequence
-                return True
+                return sequence.progress
             self._allocator.remove(sequence)
             self._buffers.free(buffer)
-        return False
+        return None
 
     def attach_cached(self, seq_id: int) -> int:
         """Map what others have sealed of the sequence's tokens meanwhile. Return how many of its
@@ -111,7 +112,7 @@ class KVCacheManager:
         if self._prefixes.can_share_next(sequence):
             match = self._prefixes.match(sequence.block_hashes, len(sequence.buffer.table))
             self._allocator.attach(sequence, match.blocks)
-        return sequence.computed
+        return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
         """Give a child with the same prompt all of its parent's K and V but the last token's: share
@@ -120,20 +121,22 @@ class KVCacheManager:
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._group.tokens_per_block)
-        if parent.computed < num_tokens or parent.sealed < whole or not child.all_sealed:
-            return child.computed
+        progress = child.progress
+        has_all = parent.progress.computed >= num_tokens and parent.sealed >= whole
+        if not has_all or not child.all_sealed:
+            return progress.computed
         own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
         blocks = parents[len(own) :]
         # The child may have begun with blocks of a sequence that has failed since.
         at_limit = any(map(self._prefixes.has_max_sharers, blocks))
         if (blocks and parents[: len(own)] != own) or at_limit:
-            return child.computed
+            return progress.computed
         shared = self._allocator.attach(child, blocks)
         if shared and partial and self.reserve(child_id, num_tokens):
             source, target = parent.buffer.number, child.buffer.number
             self._backend.copy_block(source, whole, target, whole, partial)
-            child.computed = child.scheduled = num_tokens
-        return child.computed
+            progress.restart_at(num_tokens)
+        return progress.computed
 
     def add_pending_prefix(self, seq_id: int) -> None:
         """Let others wait for the blocks that the sequence is going to compute."""
@@ -158,7 +161,8 @@ class KVCacheManager:
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Note that the next ``len(token_ids)`` positions hold valid K and V of these tokens."""
         sequence = self._open[seq_id]
-        start, end = sequence.computed, sequence.computed + len(token_ids)
+        start = sequence.progress.computed
+        end = start + len(token_ids)
         sequence.block_hashes.extend(token_ids, start)
         epoch = sequence.commit(end)
         size = self._group.tokens_per_block
@@ -193,7 +197,7 @@ class KVCacheManager:
         epoch = self._issued_epoch + 1
         for seq_id, start, count in plan:
             sequence = self._open[seq_id]
-            assert start == sequence.scheduled, f"{seq_id}: {start} != {sequence.scheduled}"
+            assert start == sequence.next_start, f"{seq_id}: {start} != {sequence.next_start}"
             sequence.schedule(end := start + count, epoch)
             segments.append(Segment(sequence.buffer.number, start, count))
             if end + max(count, MAP_AHEAD_TOKENS) > sequence.table_tokens:

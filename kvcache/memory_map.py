@@ -90,6 +90,6 @@ def _mapped(sequence: CachedSequence) -> MappedSequence:
         mapped_blocks=len(table),
         sealed_blocks=sequence.sealed,
         shared_blocks=sequence.shared_blocks,
-        computed_tokens=sequence.computed,
+        computed_tokens=sequence.progress.computed,
         final_tokens=sequence.final_tokens,
     )

@@ -72,7 +72,7 @@ class PrefixCache:
             self._pool.attach(block)
         sequence.sealed = len(sequence.buffer.table)
         tokens = sequence.sealed * sequence.block_hashes.tokens_per_block
-        sequence.computed = sequence.scheduled = tokens
+        sequence.progress.restart_at(tokens)
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
         """Return why the sequence shares no more than it does: see PrefixIndex. No reason where

@@ -8,6 +8,20 @@ from kvcache.block_hashes import BlockHashes
 from kvcache.sparse_buffer import SparseBuffer
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a sequence has come. The cache and its scheduler share the one count."""
+
+    computed: int = 0
+    """Leading tokens whose K and V are valid."""
+    scheduled: int = 0
+    """The same, once all planned steps have run."""
+
+    def restart_at(self, num_tokens: int) -> None:
+        """Note that the first tokens are valid, and that no step is planned."""
+        self.computed = self.scheduled = num_tokens
+
+
 @dataclass(slots=True, eq=False)
 class CachedSequence:
     """A sequence with a buffer. Intervals of its tokens::
@@ -29,8 +43,7 @@ class CachedSequence:
     """Tokens that its buffer has memory for."""
     table_tokens: int = 0
     """The same, with the blocks that are being mapped ahead."""
-    computed: int = 0
-    scheduled: int = 0
+    progress: Progress = field(default_factory=Progress)
     steps: deque[tuple[int, int]] = field(default_factory=deque)
     """Steps that were asked for it and have not committed: where each ends, and its epoch."""
     sealed: int = 0
@@ -44,8 +57,13 @@ class CachedSequence:
 
     def schedule(self, end: int, epoch: int) -> None:
         """Note that a step of that epoch will compute the tokens up to ``end``."""
-        self.scheduled = end
+        self.progress.scheduled = end
         self.steps.append((end, epoch))
+
+    @property
+    def next_start(self) -> int:
+        """Return where its next step begins."""
+        return self.steps[-1][0] if self.steps else self.progress.computed
 
     def commit(self, end: int) -> int:
         """Note that the oldest of its steps has computed the tokens up to ``end``; return that
@@ -53,12 +71,12 @@ class CachedSequence:
         assert self.steps, "committed tokens were never scheduled"
         scheduled, epoch = self.steps.popleft()
         assert end == scheduled, "committed tokens were never scheduled"
-        self.computed = end
+        self.progress.computed = end
         return epoch
 
     def cancel_steps(self) -> None:
         """Cancel all of its steps that have not committed."""
-        self.scheduled = self.computed
+        self.progress.restart_at(self.progress.computed)
         self.steps.clear()
 
     @property

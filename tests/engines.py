@@ -93,6 +93,11 @@ def recall_loop(
     )
 
 
+def use_clock(loop: EngineLoop, clock: Callable[[], float]) -> None:
+    """Let an engine that was built go by this clock."""
+    loop._clock = loop._pipeline._clock = clock
+
+
 def recall_client(**changes: Any) -> EngineClient:
     """A started engine on a thread of its own; stop it when done."""
     client = EngineClient(

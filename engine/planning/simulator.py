@@ -15,13 +15,12 @@ from engine.loop import EngineLoop, LoopOptions
 from engine.planning.cost import CostModel
 from engine.runner import ViewSource
 from engine.scheduler import Scheduler
-from engine.step_plan import StepPlan
+from engine.step_plan import Outcome, PendingMasks, StepPlan, Token
 from engine.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
     PrefixSalt,
     Request,
-    Sampled,
     SamplingParams,
     TokenEvent,
 )
@@ -102,11 +101,11 @@ class SimulatedStep:
     def submit(self) -> None:
         """It was begun in full."""
 
-    def read(self) -> list[Sampled]:
+    def read(self) -> list[Outcome]:
         """One token for each entry that samples."""
-        return [Sampled(ANY_TOKEN)] * self.tokens
+        return [Token(ANY_TOKEN)] * self.tokens
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """No step before it can fail."""
 
 
@@ -119,13 +118,16 @@ class SimulatedRunner:
         self._cost = cost
         self._clock = clock
 
-    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
-        """Take all of the step's time at once: steps do not overlap here."""
+    def begin(
+        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
+    ) -> SimulatedStep:
+        """Take all of the step's time at once: steps do not overlap here, and nobody has masks."""
+        assert masks is None
         assert not overlapped
-        views = self._kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
+        views = self._kv.views(plan.segments)
         self._clock.advance(self._cost.step_seconds([(e.start, e.count) for e in plan.entries]))
         self.completed_epoch = views.epoch
-        return SimulatedStep(sum(entry.samples for entry in plan.entries))
+        return SimulatedStep(sum(entry.sampling is not None for entry in plan.entries))
 
     def release_cache(self) -> None:
         """Do nothing: there is none."""
@@ -266,7 +268,7 @@ class Simulation:
             self._arrived_s[arrival.request.request_id] = arrival.at_s
             self._unfinished.add(arrival.request.request_id)
             self.loop.mailbox.put(arrival.request)
-        if self.loop.step():
+        if self.loop.run_once():
             self._idle_steps = 0
             self._moments.append(
                 Moment(

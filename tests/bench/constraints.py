@@ -134,7 +134,7 @@ def _measure(folder: Path, threads: int, constraint: TokenConstraint) -> StepTim
 
 def _timed(loop: EngineLoop) -> float:
     started_s = time.perf_counter()
-    loop.step()
+    loop.run_once()
     return time.perf_counter() - started_s
 
 
@@ -161,5 +161,5 @@ def _engine(model: Path, threads: int, constraint: TokenConstraint | None) -> En
         own = None if constraint is None else constraint.copy()
         loop.mailbox.put(Request(number, prompt, params, constraint=own))
     while loop.stats.generated_tokens < STREAMS * WARM_UP_STEPS:
-        loop.step()
+        loop.run_once()
     return loop

@@ -77,7 +77,7 @@ class Watched:
         scheduler = Stopwatch(loop._scheduler, "schedule", "commit")
         self._ours = (scheduler, cache)
         self._model = Stopwatch(runner, "_build")
-        loop._scheduler = loop._flights._scheduler = scheduler  # type: ignore[assignment]
+        loop._scheduler = scheduler  # type: ignore[assignment]
         loop._kv = runner._kv = cache  # type: ignore[assignment]
         runner._build = self._build  # type: ignore[method-assign,assignment]
 
@@ -122,11 +122,11 @@ def measure_steps(folder: Path, threads: int, sequences: int, cached: int) -> St
         most = WARM_UP_STEPS + 2 * STEPS
         loop.mailbox.put(Request(number, prompt, SamplingParams(most, temperature=0.0)))
     while loop.stats.generated_tokens < sequences * WARM_UP_STEPS:
-        loop.step()
+        loop.run_once()
     watched.take()
     times = []
     for _ in range(STEPS):
-        loop.step()
+        loop.run_once()
         times.append(watched.take())
     assert len(loop._kv._prefixes.index) >= cached
     ours, model = (1e6 * statistics.median(column) for column in zip(*times, strict=True))

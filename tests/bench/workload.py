@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from engine.loop import EngineLoop
-from engine.step_plan import RunningStep, StepPlan
+from engine.step_plan import InFlightStep, PendingMasks, StepPlan
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from tests.bench.models import SERVING
 from tests.bench.peers import BrokenError
@@ -66,18 +66,20 @@ class Watch:
         self._runner = loop._runner
         self._scheduler = loop._scheduler
         self._kv = loop._kv
-        loop._runner = loop._flights._runner = self
+        loop._runner = loop._pipeline._runner = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> RunningStep:
+    def begin(
+        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
+    ) -> InFlightStep:
         """The runner's; the figures are those that hold while it runs."""
         for waiting in self._scheduler._waiting[:1]:
             free, needed = self._kv._allocator.available_blocks, blocks_needed(self._kv, waiting)
             if free >= needed:
                 self.refused = f"{free} blocks are free, and one waits that needs {needed}"
-        step = self._runner.begin(plan, overlapped=overlapped)
+        step = self._runner.begin(plan, masks, overlapped=overlapped)
         stats = self._kv.stats()
         self.moments.append(
             Moment(
@@ -149,7 +151,7 @@ def run_engine(loop: EngineLoop, agents: Sequence[Request]) -> Run:
     finished = 0
     while finished < len(agents):
         now_s = time.perf_counter()
-        if loop.step():
+        if loop.run_once():
             worked_s = now_s
         elif now_s - worked_s > MAX_STALLED_S:
             raise BrokenError("the engine stands still")

@@ -275,7 +275,7 @@ async def test_fault_12_an_assertion_is_told_with_counts_and_without_contents(
     stream = client.submit((777,) * 100, params(300))
     await stream.next_batch(WAIT_S)
     with caplog.at_level("ERROR"):
-        client._loop._kv._open[stream.request.request_id].computed = 999
+        client._loop._kv._open[stream.request.request_id].progress.computed = 999
         assert (await read(stream))[-1].finish is FinishReason.ERROR
         assert client.stop(WAIT_S)
     assert not client.alive

@@ -82,7 +82,7 @@ def test_aborts_leave_nothing_behind() -> None:
     for request in asked.values():
         loop.mailbox.put(request)
     for _ in range(8):
-        loop.step()
+        loop.run_once()
     for number in (1, 3):
         loop.mailbox.put(Abort(number))
     run_dry(loop)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from engine import sampler
-from engine.constraints import BROKEN, MaskThread
+from engine.constraints import BROKEN
 from engine.errors import FORM_LIMITS, FormLimitError
-from engine.sampler import sample
-from engine.types import Request, Sampled, SamplingParams, Sequence, TokenConstraint
+from engine.step_plan import NOT_FINITE, RowError
+from engine.types import Request, SamplingParams, Sequence, TokenConstraint
 from metal_ext import CpuWorkers
 from tests.constraints import Scripted
+from tests.sampling import sample_next
 
 VOCAB = 50
 
@@ -36,12 +37,8 @@ def logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, vocab)).astype(np.float32) * 3
 
 
-def run(
-    x: np.ndarray, sequences: list[Sequence], workers: CpuWorkers | None = None
-) -> list[Sampled]:
-    pending = sample(mx.array(x), sequences, MaskThread(), workers=workers)
-    mx.eval(pending.arrays)
-    return pending.read()
+def run(x: np.ndarray, sequences: list[Sequence], workers: CpuWorkers | None = None) -> list[Any]:
+    return sample_next(mx.array(x), sequences, workers)
 
 
 @pytest.mark.parametrize("workers", [None, CpuWorkers(2)], ids=["mlx", "threads"])
@@ -133,7 +130,7 @@ def test_a_row_that_is_not_finite_is_found_behind_its_mask_and_nothing_is_accept
     x[0, 40] = np.nan
     constraints = [only(7), only(7)]
     results = run(x, [sequence(constraint, temperature=0.0) for constraint in constraints])
-    assert results[0] == Sampled(None)
+    assert results[0] == NOT_FINITE
     assert results[1].token_id == 7
     assert [constraint.accepted for constraint in constraints] == [[], [7]]
 
@@ -147,7 +144,7 @@ def test_a_constraint_that_raises_fails_its_row_alone_and_its_text_is_not_logged
     broken = Scripted(lambda _: {3}, **fault)
     rows = [sequence(only(5), temperature=0.0), sequence(broken), sequence(temperature=0.0)]
     results = run(x, rows)
-    assert results[1] == Sampled(None, message=BROKEN)
+    assert results[1] == RowError(BROKEN)
     assert [results[0].token_id, results[2].token_id] == [5, int(x[2].argmax())]
     assert broken.accepted == []
     assert "ValueError" in caplog.text
@@ -161,7 +158,7 @@ def test_a_form_that_comes_to_its_limits_fails_its_row_and_says_which() -> None:
 
     results = run(logits(2), [sequence(), sequence(Tiring(lambda _: None))])
     assert results[0].token_id is not None
-    assert results[1] == Sampled(None, message=f"{FORM_LIMITS}: it is too large")
+    assert results[1] == RowError(f"{FORM_LIMITS}: it is too large")
 
 
 def test_what_a_mask_costs_is_known_afterwards() -> None:
@@ -180,13 +177,13 @@ def test_what_a_mask_costs_is_known_afterwards() -> None:
 
 def test_a_constraint_that_allows_nothing_fails_its_row() -> None:
     (result,) = run(logits(1), [sequence(only())])
-    assert result == Sampled(None, message=BROKEN)
+    assert result == RowError(BROKEN)
 
 
 def test_a_broken_row_that_is_not_finite_is_called_that() -> None:
     x = logits(1)
     x[0, 0] = np.inf
-    assert run(x, [sequence(Scripted(lambda _: None, fills_until=0))]) == [Sampled(None)]
+    assert run(x, [sequence(Scripted(lambda _: None, fills_until=0))]) == [NOT_FINITE]
 
 
 # --- min_tokens --------------------------------------------------------------------------------

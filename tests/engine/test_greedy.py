@@ -131,7 +131,7 @@ def test_answers_go_on_exactly_after_preemption(folder: Path, penalty: float) ->
             )
             prompt = tuple(range(number, number + 20 * number))
             loop.mailbox.put(Request(number, prompt, params))
-        while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+        while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
             pass
         return answers, loop._scheduler.counters.preemptions
 

@@ -11,15 +11,25 @@ from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.errors import EngineFailedError
 from engine.figures import MlxMemory
-from engine.flight import FAILURE_WINDOW_S
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import Abort, SetMemoryPressure, Stop
+from engine.pipeline import FAILURE_WINDOW_S
 from engine.scheduler import Scheduler
-from engine.step_plan import RunningStep, StepPlan
+from engine.step_plan import NO_STEP, InFlightStep, PendingMasks, StepPlan
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
-from tests.engines import BLOCK_BYTES, CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.engines import (
+    BLOCK_BYTES,
+    CONFIG,
+    ON_CPU,
+    SHAPE,
+    VOCAB,
+    Answers,
+    greedy,
+    recall_loop,
+    use_clock,
+)
 from tests.recall import RecallModel, recall_many
 
 FAULTY = frozenset({900})
@@ -45,9 +55,9 @@ def test_fault_08_a_step_that_fails_ends_its_requests_with_an_error_and_no_other
     answers = Answers.empty()
     loop = faulty_loop(answers)
     loop.mailbox.put(greedy(1, [900], 5))
-    loop.step()
+    loop.run_once()
     loop.mailbox.put(greedy(2, [5, 6], 5))
-    while loop.step():
+    while loop.run_once():
         pass
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
     assert answers.messages[1] == "a step of the engine failed"
@@ -56,7 +66,7 @@ def test_fault_08_a_step_that_fails_ends_its_requests_with_an_error_and_no_other
     deadline = time.monotonic() + 10.0
     while loop._kv.stats().quarantined_bytes:
         assert time.monotonic() < deadline
-        loop.step()
+        loop.run_once()
 
 
 def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
@@ -75,15 +85,15 @@ def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
         patch.setattr("engine.runner.sample", broken)
         loop.mailbox.put(greedy(1, list(range(300)), 5))
         while 1 not in answers.finished:
-            loop.step()
+            loop.run_once()
     deadline = time.monotonic() + 10.0
     while loop._kv.stats().quarantined_bytes:
         assert time.monotonic() < deadline
-        loop.step()
+        loop.run_once()
     # Shorter than the failed one: what that would have written has no memory now, and writing it
     # would end the process.
     loop.mailbox.put(greedy(2, [5, 6], 5))
-    while loop.step():
+    while loop.run_once():
         pass
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
 
@@ -91,23 +101,23 @@ def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
 def test_fault_08_a_second_failure_within_a_minute_ends_the_engine() -> None:
     clock = Clock()
     loop = faulty_loop(Answers.empty())
-    loop._clock = clock
+    use_clock(loop, clock)
     loop.mailbox.put(greedy(1, [900], 5))
-    loop.step()
+    loop.run_once()
     clock.now += FAILURE_WINDOW_S - 1
     loop.mailbox.put(greedy(2, [900], 5))
     with pytest.raises(EngineFailedError, match="two steps failed"):
-        loop.step()
+        loop.run_once()
 
 
 def test_a_failure_now_and_then_does_not_end_the_engine() -> None:
     clock = Clock()
     answers = Answers.empty()
     loop = faulty_loop(answers)
-    loop._clock = clock
+    use_clock(loop, clock)
     for number in range(1, 4):
         loop.mailbox.put(greedy(number, [900], 5))
-        loop.step()
+        loop.run_once()
         clock.now += FAILURE_WINDOW_S + 1
     assert set(answers.finished.values()) == {FinishReason.ERROR}
 
@@ -115,10 +125,10 @@ def test_a_failure_now_and_then_does_not_end_the_engine() -> None:
 def test_fault_12_an_assertion_is_never_survived() -> None:
     loop = recall_loop(Answers.empty())
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
-    loop.step()
-    loop._kv._open[1].computed = 999
+    loop.run_once()
+    loop._kv._open[1].progress.computed = 999
     with pytest.raises(AssertionError):
-        loop.step()
+        loop.run_once()
 
 
 def test_the_last_figures_are_older_ones_where_the_books_cannot_be_read(
@@ -127,7 +137,7 @@ def test_the_last_figures_are_older_ones_where_the_books_cannot_be_read(
     loop = recall_loop(Answers.empty())
     older = loop.stats
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
-    loop.step()
+    loop.run_once()
     assert loop.last_stats().running == 1
     loop.stats = older
     monkeypatch.setattr(loop._kv, "stats", lambda: 1 // 0)
@@ -152,7 +162,7 @@ def test_a_model_that_raises_is_found_out_at_the_start() -> None:
 
 def test_the_first_request_of_our_own_is_not_counted() -> None:
     loop = recall_loop(Answers.empty())
-    assert loop.step() is False
+    assert loop.run_once() is False
     assert loop.stats.generated_tokens == loop.stats.prompt_tokens == loop.stats.steps == 0
     assert loop.limits.max_model_len == 400
 
@@ -160,23 +170,23 @@ def test_the_first_request_of_our_own_is_not_counted() -> None:
 def test_idleness_gives_memory_back_but_for_one_heap() -> None:
     clock = Clock()
     loop = recall_loop(Answers.empty(), free_slack_bytes=64 * BLOCK_BYTES, idle_release_s=2.0)
-    loop._clock = clock
+    use_clock(loop, clock)
     freed: list[bool] = []
     loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     for number in range(1, 6):
         loop.mailbox.put(greedy(number, list(range(150)), 3))
-    while loop.step():
+    while loop.run_once():
         pass
     for _ in range(5):
         clock.now += 0.1
-        loop.step()
+        loop.run_once()
     assert loop._kv.stats().committed_bytes > 4 * BLOCK_BYTES, "slack is kept for a while"
     assert not freed, "so is what MLX keeps for its next arrays"
     clock.now += 3.0
     deadline = time.monotonic() + 10.0
     while loop.stats.kv is None or loop.stats.kv.committed_bytes > 4 * BLOCK_BYTES:
         assert time.monotonic() < deadline, "memory was kept"
-        loop.step()
+        loop.run_once()
     assert freed == [True]
 
 
@@ -185,42 +195,42 @@ def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
 ) -> None:
     clock = Clock()
     loop = recall_loop(Answers.empty(), idle_release_s=0.0, prefix_keep_s=0.0)
-    loop._clock = clock
+    use_clock(loop, clock)
     loop.mailbox.put(greedy(1, list(range(100)), 1))
-    while loop.step():
+    while loop.run_once():
         pass
     deadline = time.monotonic() + 10.0
     while not (cached := loop._kv.stats().cached_bytes):
         assert time.monotonic() < deadline, "its buffer was never unmapped"
         loop._kv.step_completed(loop._kv.epochs[1])
-    monkeypatch.setattr(Scheduler, "schedule", lambda self, **_: StepPlan([]))
+    monkeypatch.setattr(Scheduler, "schedule", lambda self, **_: NO_STEP)
     loop.mailbox.put(greedy(2, list(range(100)), 1))
     for _ in range(3):
         clock.now += 1.0
-        assert not loop.step()
+        assert not loop.run_once()
     assert loop._kv.stats().cached_bytes == cached, "who waits may need them"
     loop.mailbox.put(Abort(2))
     for _ in range(3):
         clock.now += 1.0
-        loop.step()
+        loop.run_once()
     assert loop._kv.stats().cached_bytes == 0
 
 
 def test_prefixes_are_kept_longer_than_free_memory() -> None:
     clock = Clock()
     loop = recall_loop(Answers.empty(), idle_release_s=2.0, prefix_keep_s=60.0)
-    loop._clock = clock
+    use_clock(loop, clock)
     loop.mailbox.put(greedy(1, list(range(150)), 3))
-    while loop.step():
+    while loop.run_once():
         pass
-    loop.step()
+    loop.run_once()
     for idle_s, cached_blocks in ((10.0, 9), (60.0, 0)):
         clock.now += idle_s
-        loop.step()
+        loop.run_once()
         deadline = time.monotonic() + 10.0
         while loop.stats.kv is None or loop.stats.kv.cached_bytes != cached_blocks * BLOCK_BYTES:
             assert time.monotonic() < deadline
-            loop.step()
+            loop.run_once()
 
 
 def test_messages_are_taken_in_the_order_in_which_they_came() -> None:
@@ -249,7 +259,7 @@ def test_a_request_with_penalties_survives_preemption() -> None:
                 100, temperature=1.0, seed=number, frequency_penalty=0.7, repetition_penalty=1.2
             )
             loop.mailbox.put(Request(number, tuple(range(number, 40)), params))
-        while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+        while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
             pass
         return answers, loop._scheduler.counters.preemptions
 
@@ -263,11 +273,11 @@ def test_a_request_with_penalties_survives_preemption() -> None:
 def test_the_time_in_the_queue_ends_with_the_step_that_computes_the_first_token() -> None:
     clock = Clock()
     loop = recall_loop(Answers.empty(), max_num_seqs=1)
-    loop._clock = clock
+    use_clock(loop, clock)
     for number, age in ((1, 3.0), (2, 5.0)):
         loop.mailbox.put(replace(greedy(number, [5, number], 2), submitted_s=clock.now - age))
     loop.mailbox.put(greedy(3, [6, 7], 1))
-    while loop.step():
+    while loop.run_once():
         clock.now += 1.0
     seconds, sequences, queue = loop._snapshot().measured
     # The second one waits for the first one's two steps; nobody asked how long the third waited.
@@ -280,7 +290,7 @@ def test_prompt_tokens_count_as_submitted_once_whether_cached_or_not() -> None:
     prompt = list(range(1, 41))
     for number in (1, 2):
         loop.mailbox.put(greedy(number, prompt, 2))
-        while loop.step() or loop._kv.recovering:
+        while loop.run_once() or loop._kv.recovering:
             pass
     stats = loop._snapshot()
     assert stats.submitted_prompt_tokens == 80
@@ -297,7 +307,7 @@ def test_what_mlx_holds_is_asked_for_by_the_thread_that_owns_it() -> None:
         return MlxMemory(1, 2, 3)
 
     loop._mlx_memory = held
-    loop.step()
+    loop.run_once()
     assert loop.stats.mlx == (1, 2, 3)
     assert asked == [threading.get_ident()]
 
@@ -308,18 +318,18 @@ def test_what_mlx_holds_is_asked_for_by_the_thread_that_owns_it() -> None:
 def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     loop = recall_loop(Answers.empty())
-    loop._clock = clock
+    use_clock(loop, clock)
     assert loop.busy_since is None
     begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan, *, overlapped: bool) -> RunningStep:
+    def watched(plan: StepPlan, masks: PendingMasks | None, *, overlapped: bool) -> InFlightStep:
         seen.append(loop.busy_since)
         clock.now += 5.0
-        return begin(plan, overlapped=overlapped)
+        return begin(plan, masks, overlapped=overlapped)
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
-    while loop.step():
+    while loop.run_once():
         assert loop.busy_since is None, "a step was completed"
     assert seen == [1000.0, 1005.0, 1010.0]
     assert loop.busy_since is None
@@ -329,19 +339,19 @@ def test_fault_10_a_step_that_hangs_is_counted_with_all_whom_it_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = recall_loop(Answers.empty())
-    loop._clock = Clock()  # stands still: the next figures are never due
+    use_clock(loop, Clock())  # stands still: the next figures are never due
     begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan, *, overlapped: bool) -> RunningStep:
+    def watched(plan: StepPlan, masks: PendingMasks | None, *, overlapped: bool) -> InFlightStep:
         seen.append((loop.stats.running, loop.stats.waiting))
-        return begin(plan, overlapped=overlapped)
+        return begin(plan, masks, overlapped=overlapped)
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
-    loop.step()
+    loop.run_once()
     for number in range(2, 12):
         loop.mailbox.put(greedy(number, [number, 2, 3], 3))
-    loop.step()
+    loop.run_once()
     assert seen == [(1, 0), (8, 3)], "of 11, and there are 8 places"
 
 
@@ -350,15 +360,15 @@ def test_fault_10_who_waits_for_memory_that_never_comes_back_counts_as_a_step_th
 ) -> None:
     clock = Clock()
     loop = recall_loop(Answers.empty())
-    loop._clock = clock
+    use_clock(loop, clock)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
     with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "schedule", lambda self, **_: StepPlan([]))
+        patch.setattr(Scheduler, "schedule", lambda self, **_: NO_STEP)
         for _ in range(4):
-            assert not loop.step()
+            assert not loop.run_once()
             clock.now += 10.0
             assert loop.busy_since == 1000.0
-    assert loop.step()
+    assert loop.run_once()
     assert loop.busy_since is None
 
 
@@ -373,7 +383,7 @@ def test_fault_09_a_substrate_that_fails_is_no_fault_of_a_step(
 
     monkeypatch.setattr(loop._kv, "views", broken)
     with pytest.raises(BackendFailedError):
-        loop.step()
+        loop.run_once()
 
 
 # --- memory pressure --------------------------------------------------------------------------
@@ -385,24 +395,24 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
     freed: list[bool] = []
     loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     loop.mailbox.put(greedy(1, list(range(300)), 1))
-    while loop.step() or loop._kv.recovering:
+    while loop.run_once() or loop._kv.recovering:
         pass
     loop.mailbox.put(greedy(2, list(range(400, 500)), 150))
-    loop.step()
+    loop.run_once()
     assert loop._kv.stats().cached_bytes > 0
     loop.mailbox.put(SetMemoryPressure(1))
     for number in range(3, 6):
         loop.mailbox.put(greedy(number, [number, 2], 60))
-    loop.step()
+    loop.run_once()
     stats = loop._kv.stats()
     assert stats.cached_bytes == 0, "nobody uses them"
     assert freed == [True]
     deadline = time.monotonic() + 10.0
     while loop._kv.stats().free_slack_bytes > 4 * BLOCK_BYTES:
         assert time.monotonic() < deadline, "free memory was kept"
-        loop.step()
+        loop.run_once()
     most, order = 0, []
-    while loop.step():
+    while loop.run_once():
         most = max(most, loop._scheduler.num_running)
         order += [number for number in answers.finished if number not in order]
     assert most == 1, "who runs goes on, who waits comes in alone"
@@ -418,15 +428,15 @@ def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
 ) -> None:
     clock = Clock()
     loop = recall_loop(Answers.empty(), prefix_keep_s=1000.0)
-    loop._clock = clock
+    use_clock(loop, clock)
     loop.mailbox.put(SetMemoryPressure(2))
     loop.mailbox.put(greedy(1, list(range(300)), 3))
-    while loop.step():
+    while loop.run_once():
         clock.now += 1.0
     deadline = time.monotonic() + 10.0
     while loop._kv.stats().cached_bytes or loop._kv.recovering:
         assert time.monotonic() < deadline
-        loop.step()
+        loop.run_once()
     assert loop._kv.stats().live_bytes == 0
 
 
@@ -435,9 +445,9 @@ def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
     loop.mailbox.put(SetMemoryPressure(1))
     for number in range(1, 5):
         loop.mailbox.put(greedy(number, [number], 50))
-    loop.step()
+    loop.run_once()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (1, 3)
     loop.mailbox.put(SetMemoryPressure(0))
-    loop.step()
+    loop.run_once()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (4, 0)
     assert loop._kv._allocator.keeps_slack

@@ -26,7 +26,7 @@ def test_under_load_every_map_agrees_with_its_figures() -> None:
         loop.mailbox.put(greedy(number, list(range(40)) + [number] * number, 20))
     found: list[MemoryMap] = []
     add_map(loop, found)
-    while loop.step():
+    while loop.run_once():
         add_map(loop, found)
     assert len(found) > 20
     for one in found:
@@ -46,10 +46,10 @@ def test_a_report_counts_tokens() -> None:
     loop = recall_loop(Answers.empty())
     loop.mailbox.put(greedy(5, list(range(10)), 30))
     for _ in range(3):
-        loop.step()
+        loop.run_once()
     found: list[MemoryMap] = []
     add_map(loop, found)
-    loop.step()
+    loop.run_once()
     (report,) = found[0].running
     assert (report.seq_id, report.status, report.preemptions) == (5, "running", 0)
     assert (report.prompt_tokens, report.tokens, report.max_tokens) == (10, 13, 40)
@@ -63,7 +63,7 @@ def test_of_many_that_wait_the_first_ones_are_told() -> None:
         loop.mailbox.put(Request(number, (1, 2), SamplingParams(2)))
     found: list[MemoryMap] = []
     add_map(loop, found)
-    loop.step()
+    loop.run_once()
     (only,) = found
     assert only.stats.waiting == MAX_SHOWN_SEQUENCES + 9
     assert [report.seq_id for report in only.waiting] == list(range(1, MAX_SHOWN_SEQUENCES + 1))

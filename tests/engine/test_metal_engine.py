@@ -68,7 +68,7 @@ def metal_loop(folder: Path, substrate: Substrate, answers: Answers) -> EngineLo
 
 
 def run_dry(loop: EngineLoop) -> None:
-    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
         pass
 
 
@@ -108,7 +108,7 @@ def test_heaps_stay_however_idle_the_engine_is(device: Device, folder: Path) -> 
     loop.mailbox.put(greedy(1, list(range(100)), 4))
     run_dry(loop)
     for _ in range(4):
-        loop.step()
+        loop.run_once()
     stats = loop._kv.stats()
     assert stats.kept_heaps == stats.num_heaps > 0
     assert stats.committed_bytes == stats.num_heaps * loop._kv._group.heap_bytes
@@ -135,7 +135,7 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
         for number in numbers:
             loop.mailbox.put(greedy(number, [*prompt, number], 8))
         most = 0
-        while loop.step() or loop._scheduler.num_waiting:
+        while loop.run_once() or loop._scheduler.num_waiting:
             most = max(most, loop._scheduler.num_running)
         assert most == company, level
         assert len(freed) == (level == 2), "MLX's cache goes back when it is critical"
@@ -160,7 +160,7 @@ def test_a_failed_step_is_given_up_and_the_next_request_is_right(
         patch.setattr("engine.runner.sample", broken)
         loop.mailbox.put(greedy(1, [1, 2, 3], 5))
         while 1 not in answers.finished:
-            loop.step()
+            loop.run_once()
     assert device.calls[-1] == "abandon"
     loop.mailbox.put(greedy(2, [1, 2, 3], 5))
     run_dry(loop)
@@ -185,7 +185,7 @@ def test_fault_09_a_step_whose_device_is_lost_ends_the_engine_and_is_never_compl
         monkeypatch.setattr(mx, "synchronize", broken)
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     with pytest.raises(EngineFailedError, match="the device"):
-        loop.step()
+        loop.run_once()
     issued, completed = loop._kv.epochs
     assert completed < issued
     assert loop._kv.stats().live_bytes > 0, "nobody gets what it may still write"

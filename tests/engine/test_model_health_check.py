@@ -4,7 +4,7 @@ import pytest
 
 from engine.loop import EngineLoop
 from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError, ModelHealthCheck
-from engine.results import NOT_FINITE
+from engine.step_plan import NOT_FINITE, RowError, Scores, Token
 from engine.types import FinishReason, Request, TokenEvent
 from tests.engine.test_recall_engine import run_dry
 from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop
@@ -61,33 +61,31 @@ def test_fault_07_a_model_that_computes_nothing_any_more_ends_the_engine(pools: 
 def test_a_step_that_gives_something_finite_asks_the_model_nothing() -> None:
     asked: list[Request] = []
     health_check = ModelHealthCheck(asked.append, pooling=False)
-    bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
-    assert health_check.check([bad, TokenEvent(2, 7)], all_failed=False) == [bad, TokenEvent(2, 7)]
+    for finite in (Token(7), RowError("no rules"), Scores((), NOT_FINITE)):
+        health_check.observe([NOT_FINITE, finite])
+    health_check.observe([])
     assert not asked
 
 
 def test_the_model_is_asked_once_at_a_time_and_nobody_hears_of_it() -> None:
     asked: list[Request] = []
     health_check = ModelHealthCheck(asked.append, pooling=False)
-    bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
     for _ in range(3):
-        assert health_check.check([bad], all_failed=True) == [bad]
+        health_check.observe([NOT_FINITE, NOT_FINITE])
     assert [request.request_id for request in asked] == [HEALTH_CHECK_ID]
     good = TokenEvent(HEALTH_CHECK_ID, 7, LENGTH)
-    assert health_check.check([good, TokenEvent(2, 7)], all_failed=False) == [TokenEvent(2, 7)]
-    health_check.check([bad], all_failed=True)
+    assert health_check.take_own([good, TokenEvent(2, 7)]) == [TokenEvent(2, 7)]
+    health_check.observe([NOT_FINITE])
     assert len(asked) == 2
 
 
 def test_a_check_that_ends_for_another_reason_is_tried_again() -> None:
     asked: list[Request] = []
     health_check = ModelHealthCheck(asked.append, pooling=True)
-    bad = TokenEvent(1, None, ERROR, message=NOT_FINITE)
-    health_check.check([bad], all_failed=True)
-    health_check.check(
-        [TokenEvent(HEALTH_CHECK_ID, None, ERROR, message="a step failed")], all_failed=False
-    )
-    health_check.check([bad], all_failed=True)
+    health_check.observe([NOT_FINITE])
+    failed = TokenEvent(HEALTH_CHECK_ID, None, ERROR, message="a step failed")
+    assert health_check.take_own([failed]) == []
+    health_check.observe([NOT_FINITE])
     assert len(asked) == 2
     assert all(request.pooling and request.params.max_tokens == 0 for request in asked)
 
@@ -105,7 +103,7 @@ def test_a_check_that_is_in_a_failed_step_is_nobodys_end() -> None:
         ),
     )
     loop.mailbox.put(greedy(1, [POISON], 5))
-    loop.step()
+    loop.run_once()
     assert loop._health_check.is_running
     loop.mailbox.put(greedy(2, [POISON + 1], 5))
     run_dry(loop)

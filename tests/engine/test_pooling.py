@@ -16,7 +16,8 @@ from engine.client import EngineClient
 from engine.errors import PromptTooLongError
 from engine.machine import MachineMemory
 from engine.pooling import pool
-from engine.types import FinishReason, PrefixSalt, Request, Sampled, SamplingParams, Sequence
+from engine.step_plan import NOT_FINITE, Vector
+from engine.types import FinishReason, PrefixSalt, SamplingParams
 from engine.weights import Arithmetic, load_reference
 from tests.engines import CONFIG, ON_CPU
 from tests.models import ModelSpec, write_embedding_model, write_model
@@ -160,8 +161,7 @@ def test_bare_names_can_generate_where_a_setting_says_so(tmp_path: Path) -> None
 
 def test_a_state_that_is_not_finite_or_has_no_length_gives_no_vector() -> None:
     states = mx.array([[3.0, 4.0], [float("nan"), 1.0], [0.0, 0.0], [float("inf"), 1.0]])
-    sequence = Sequence(Request(1, (1,), NO_TOKENS, pooling=True), 0, 1)
-    first, *others = pool(states.astype(mx.bfloat16), [sequence] * 4).read()
-    assert first.embedding is not None
-    assert first.embedding.tolist() == pytest.approx([0.6, 0.8])
-    assert others == [Sampled(None)] * 3
+    first, *others = pool(states.astype(mx.bfloat16)).read()
+    assert isinstance(first, Vector)
+    assert first.values.tolist() == pytest.approx([0.6, 0.8])
+    assert others == [NOT_FINITE] * 3

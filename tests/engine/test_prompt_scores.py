@@ -14,13 +14,19 @@ from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
-from engine.step_plan import PlanEntry
+from engine.step_plan import (
+    NOT_FINITE,
+    PlanEntry,
+    RowError,
+    Sampling,
+    Scores,
+    Scoring,
+    Token,
+)
 from engine.types import (
     FinishReason,
     Request,
-    Sampled,
     SamplingParams,
-    Sequence,
     TokenEvent,
     TokenLogprobs,
 )
@@ -75,7 +81,7 @@ def built(folder: Path, events: list[TokenEvent], **changes: object) -> EngineLo
 
 
 def drain(loop: EngineLoop) -> None:
-    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
         pass
 
 
@@ -130,9 +136,9 @@ def test_what_is_scored_is_not_scored_again_after_preemption(
 ) -> None:
     rows: list[int] = []
 
-    def counted(*args: object) -> list[Sampled]:
+    def counted(*args: object) -> list[Scores | RowError]:
         found = score(*args)  # type: ignore[arg-type]
-        rows.append(sum(len(result.scored or ()) for result in found))
+        rows.append(sum(len(each.logprobs) for each in found if isinstance(each, Scores)))
         return found
 
     monkeypatch.setattr("engine.runner.score", counted)
@@ -152,7 +158,7 @@ def test_what_is_scored_is_not_scored_again_after_preemption(
     params = SamplingParams(90, temperature=0.0, prompt_logprobs=TOP)
     loop.mailbox.put(Request(2, tuple(ids), params))
     preempted_at: set[int] = set()
-    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
         sequence = loop._scheduler._by_id.get(2)
         if sequence is not None and sequence.preemptions:
             preempted_at.add(len(sequence.scored))
@@ -245,8 +251,9 @@ def test_a_row_that_is_not_finite_ends_its_request_with_an_error(bad: int) -> No
 
 
 def entry(start: int, count: int, scores: range = range(0), samples: bool = False) -> PlanEntry:
-    params = SamplingParams(1, prompt_logprobs=0)
-    return PlanEntry(Sequence(Request(1, (7,) * 40, params), 0, 41), start, count, samples, scores)
+    sampling = Sampling(SamplingParams(1, prompt_logprobs=0), 0) if samples else None
+    scoring = Scoring(scores.start, (7,) * len(scores), 0) if scores else None
+    return PlanEntry(1, start, count, (7,) * count, sampling, scoring)
 
 
 def test_rows_are_counted_from_the_first_of_the_step() -> None:
@@ -266,13 +273,14 @@ def test_every_entry_with_a_result_gets_its_own() -> None:
         entry(0, 3),
         entry(0, 3, range(3)),
         entry(0, 3, range(2), samples=True),
+        entry(0, 3, range(1, 2), samples=True),
     ]
     results = joined(
         entries,
-        [Sampled(5), Sampled(6)],
-        [Sampled(None, scored=(one, one, one)), Sampled(None, scored=None)],
+        [Token(5), Token(6), Token(7)],
+        [Scores((one, one, one)), NOT_FINITE, Scores((one,))],
     )
-    assert results == [Sampled(5), Sampled(None, scored=(one,) * 3), Sampled(6, scored=None)]
+    assert results == [Token(5), Scores((one,) * 3), NOT_FINITE, Scores((one,), Token(7))]
 
 
 def test_a_bound_of_rows_is_a_small_part_of_a_step() -> None:

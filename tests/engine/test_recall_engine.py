@@ -30,7 +30,7 @@ def prompts(count: int, longest: int, seed: int) -> Iterator[list[int]]:
 
 def run_dry(loop: EngineLoop) -> None:
     """Steps until nothing is left to do."""
-    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
         pass
 
 
@@ -102,7 +102,7 @@ def test_joins_leaves_and_aborts_at_random_change_no_token(seed: int) -> None:
             aborted.add(victim)
             loop.mailbox.put(Abort(victim))
         for _ in range(rng.randint(0, 12)):
-            loop.step()
+            loop.run_once()
     run_dry(loop)
     for number, (ids, count) in asked.items():
         want = recall_many(ids, count, LAYERS, VOCAB)
@@ -121,7 +121,7 @@ def test_one_missing_block_costs_one_sequence_its_place() -> None:
     for number in range(1, 9):
         loop.mailbox.put(greedy(number, list(range(number, number + 30)), 60))
     lost: list[int] = []
-    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
         lost.append(loop._scheduler.counters.preemptions - sum(lost))
     assert sum(lost) > 0
     assert max(lost) == 1
@@ -133,7 +133,7 @@ def test_no_k_or_v_byte_is_copied_when_a_sequence_joins_grows_or_leaves() -> Non
     loop = recall_loop(answers)
     for number, ids in enumerate(prompts(20, 150, seed=3), start=1):
         loop.mailbox.put(greedy(number, ids, 20))
-        loop.step()
+        loop.run_once()
     run_dry(loop)
     assert loop.stats.copied_bytes == 0
     assert len(answers.finished) == 20
@@ -172,15 +172,15 @@ def test_recall_notices_a_slot_that_was_overwritten() -> None:
     """The oracle can fail: one wrong slot in the past of a sequence is named."""
     loop = recall_loop(Answers.empty())
     loop.mailbox.put(greedy(1, list(range(40)), 50))
-    loop.step()
-    loop.step()
+    loop.run_once()
+    loop.run_once()
     kv = loop._kv
     buffer = kv._open[1].buffer.number
     wrong = mx.full((1, SHAPE.kv_heads, SHAPE.head_dim), 99.0)
     rows = kv._backend.rows([Segment(buffer, 3, 1)])
     mx.eval(rows.append(mx.zeros((1,)), kv._layers[1], wrong, wrong))
     with pytest.raises(WrongSlotError, match="layer 1 keys slot 3"):
-        loop.step()
+        loop.run_once()
 
 
 def test_recall_notices_another_token_at_a_place() -> None:
@@ -195,7 +195,7 @@ def test_a_dense_context_takes_its_memory_whole() -> None:
     loop = recall_loop(answers, substrate="dense", kv_budget_bytes=8 * layout.group.heap_bytes)
     assert_empty(loop)
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
-    loop.step()
+    loop.run_once()
     assert loop._kv.stats().committed_bytes == layout.group.heap_bytes
 
 
@@ -255,7 +255,7 @@ def test_random_prompts_with_few_beginnings_change_no_token() -> None:
         asked[number] = ids
         loop.mailbox.put(greedy(number, ids, rng.randint(1, 40)))
         for _ in range(rng.randint(0, 9)):
-            loop.step()
+            loop.run_once()
     run_dry(loop)
     for number, ids in asked.items():
         got = answers.tokens[number]

@@ -1,17 +1,17 @@
-"""What a result makes of its sequence, and what is said of it."""
+"""What an outcome makes of its sequence, and what is said of it."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.results import NOT_FINITE, take
-from engine.step_plan import PlanEntry, scored_positions
+from engine.plan_entries import plan_entry
+from engine.results import apply_outcome
+from engine.step_plan import NOT_FINITE, PendingToken, RowError, Scores, Token, Vector
 from engine.types import (
     FinishReason,
     PrefixReport,
     Request,
-    Sampled,
     SamplingParams,
     Sequence,
     TokenLogprobs,
@@ -23,42 +23,40 @@ ONE, OTHER = TokenLogprobs(-1.0, ()), TokenLogprobs(-2.0, ())
 READING: dict[str, Any] = {"prompt_logprobs": 0}
 
 
-def entry(max_tokens: int = 2, **params: Any) -> PlanEntry:
+def sequence(max_tokens: int = 2, **params: Any) -> Sequence:
     request = Request(1, PROMPT, SamplingParams(max_tokens, **params))
-    sequence = Sequence(request, 0, len(PROMPT) + max_tokens)
-    sequence.prefix = REPORT
-    return PlanEntry(sequence, 0, len(PROMPT), samples=True)
+    made = Sequence(request, 0, len(PROMPT) + max_tokens)
+    made.prefix = REPORT
+    return made
 
 
 def test_tokens_follow_the_prompt_until_there_are_enough() -> None:
-    plan = entry()
-    first, last = take(plan, Sampled(8, ONE)), take(plan, Sampled(9))
+    one = sequence()
+    first, last = apply_outcome(one, Token(8, ONE)), apply_outcome(one, Token(9))
     assert first is not None
     assert (first.token_id, first.finish, first.logprobs, first.prefix) == (8, None, ONE, REPORT)
     assert last is not None
     assert (last.token_id, last.finish, last.prefix) == (9, FinishReason.LENGTH, REPORT)
     assert first.prompt_logprobs is last.prompt_logprobs is None
-    assert plan.sequence.token_ids == [*PROMPT, 8, 9]
+    assert one.token_ids == [*PROMPT, 8, 9]
 
 
 def test_what_is_between_the_first_token_and_the_end_has_no_report() -> None:
-    plan = entry(3)
-    events = [take(plan, Sampled(8)) for _ in range(2)]
+    one = sequence(3)
+    events = [apply_outcome(one, Token(8)) for _ in range(2)]
     assert [event and event.prefix for event in events] == [REPORT, None]
 
 
 def test_a_stop_token_ends_an_answer() -> None:
-    event = take(entry(stop_token_ids=frozenset({8})), Sampled(8))
+    event = apply_outcome(sequence(stop_token_ids=frozenset({8})), Token(8))
     assert event is not None
     assert (event.token_id, event.finish) == (8, FinishReason.STOP)
 
 
 def test_scores_of_chunks_are_gathered_and_told_with_the_first_token() -> None:
-    plan = entry(**READING)
-    plan.samples = False
-    assert take(plan, Sampled(None, scored=(ONE,))) is None
-    plan.samples = True
-    first, second = take(plan, Sampled(8, scored=(OTHER,))), take(plan, Sampled(9))
+    one = sequence(**READING)
+    assert apply_outcome(one, Scores((ONE,))) is None
+    first, second = apply_outcome(one, Scores((OTHER,), Token(8))), apply_outcome(one, Token(9))
     assert first is not None
     assert first.prompt_logprobs == (None, ONE, OTHER)
     assert second is not None
@@ -66,52 +64,82 @@ def test_scores_of_chunks_are_gathered_and_told_with_the_first_token() -> None:
 
 
 def test_without_tokens_scores_come_with_the_end() -> None:
-    plan = entry(0, **READING)
-    event = take(plan, Sampled(8, scored=(ONE, OTHER)))
+    one = sequence(0, **READING)
+    event = apply_outcome(one, Scores((ONE, OTHER), Token(8)))
     assert event is not None
     assert (event.token_id, event.finish, event.prefix) == (None, FinishReason.LENGTH, REPORT)
     assert event.prompt_logprobs == (None, ONE, OTHER)
-    assert plan.sequence.token_ids == [*PROMPT]
+    assert one.token_ids == [*PROMPT]
 
 
 def test_a_vector_ends_its_request() -> None:
     vector = np.ones(3, np.float32)
-    event = take(entry(0), Sampled(None, embedding=vector))
+    event = apply_outcome(sequence(0), Vector(vector))
     assert event is not None
     assert event.embedding is vector
     assert (event.token_id, event.finish) == (None, FinishReason.STOP)
 
 
 @pytest.mark.parametrize(
-    ("result", "message"),
+    ("outcome", "message"),
     [
-        (Sampled(None), NOT_FINITE),
-        (Sampled(None, message="no rules"), "no rules"),
-        (Sampled(8, scored=None), NOT_FINITE),
+        (NOT_FINITE, "the model's output was not finite"),
+        (RowError("no rules"), "no rules"),
+        (Scores((ONE,), NOT_FINITE), "the model's output was not finite"),
     ],
 )
-def test_what_is_not_finite_ends_with_an_error(result: Sampled, message: str) -> None:
-    event = take(entry(), result)
+def test_a_row_without_a_result_ends_with_an_error(
+    outcome: RowError | Scores, message: str
+) -> None:
+    event = apply_outcome(sequence(), outcome)
     assert event is not None
     assert (event.finish, event.message) == (FinishReason.ERROR, message)
 
 
+# --- what a plan says of a sequence ------------------------------------------------------------
+
+
 def test_only_what_is_not_known_is_scored_and_never_the_last_token() -> None:
-    assert scored_positions(entry().sequence, 3) == range(0)
-    sequence = entry(**READING).sequence
-    assert scored_positions(sequence, 1) == range(1)
-    assert scored_positions(sequence, 3) == range(2)
-    sequence.scored = [ONE]
-    assert scored_positions(sequence, 3) == range(1, 2)
-    sequence.num_computed = 2
-    assert not scored_positions(sequence, 3)
+    def scored(one: Sequence, stop: int) -> tuple[int, tuple[int, ...]] | None:
+        scoring = plan_entry(one, stop, newest_plan=0).scoring
+        return None if scoring is None else (scoring.start, scoring.next_tokens)
+
+    assert scored(sequence(), 3) is None
+    one = sequence(**READING)
+    assert scored(one, 1) == (0, (6,))
+    assert scored(one, 3) == (0, (6, 7))
+    one.scored = [ONE]
+    assert scored(one, 3) == (1, (7,))
+    one.progress.restart_at(2)
+    assert scored(one, 3) is None
+
+
+def test_a_token_that_is_not_known_yet_is_that_of_a_row_of_the_step_before() -> None:
+    one = sequence(9)
+    entry = plan_entry(one, 3, newest_plan=4)
+    assert (entry.tokens, entry.sampling) == (PROMPT, (one.request.params, 0, None))
+    one.progress.scheduled, one.num_output_placeholders, one.sampled_row = 3, 1, 7
+    entry = plan_entry(one, 4, newest_plan=5)
+    assert (entry.start, entry.count, entry.tokens) == (3, 1, PendingToken(5, 7))
+    assert entry.sampling == (one.request.params, 1, None)
+
+
+def test_with_penalties_a_plan_has_the_tokens_that_they_count() -> None:
+    one = sequence(9, presence_penalty=1.0)
+    one.token_ids += [6, 8, 6]
+    one.progress.restart_at(5)
+    sampling = plan_entry(one, 6, newest_plan=0).sampling
+    assert sampling is not None
+    assert sampling.history is not None
+    assert sampling.history.ids.tolist() == [5, 6, 7, 8]
+    assert sampling.history.generated.tolist() == [0, 2, 0, 1]
 
 
 def test_others_may_give_what_needs_no_score() -> None:
-    assert entry().sequence.num_reusable is None
-    sequence = entry(**READING).sequence
-    assert sequence.num_reusable == 0
-    sequence.scored = [ONE]
-    assert sequence.num_reusable == 1
-    sequence.scored = [ONE, OTHER]
-    assert sequence.num_reusable is None
+    assert sequence().num_reusable is None
+    one = sequence(**READING)
+    assert one.num_reusable == 0
+    one.scored = [ONE]
+    assert one.num_reusable == 1
+    one.scored = [ONE, OTHER]
+    assert one.num_reusable is None

@@ -9,10 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.constraints import MaskThread
-from engine.sampler import draw, sample
-from engine.types import Request, Sampled, SamplingParams, Sequence
+from engine.sampler import draw
+from engine.step_plan import NOT_FINITE
+from engine.types import Request, SamplingParams, Sequence
 from metal_ext import CpuWorkers
+from tests.sampling import sample_next
 
 VOCAB = 50
 
@@ -30,7 +31,7 @@ def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**({"max_tokens": 10} | changes))
 
 
-Run = Callable[[np.ndarray, list[Sequence]], list[Sampled]]
+Run = Callable[[np.ndarray, list[Sequence]], list[Any]]
 
 
 @pytest.fixture(params=["mlx", "threads"])
@@ -38,10 +39,8 @@ def run(request: pytest.FixtureRequest) -> Run:
     """Samples with MLX's operations, as on a GPU, and with one operation on the CPU's threads."""
     workers = CpuWorkers(2) if request.param == "threads" else None
 
-    def run(logits: np.ndarray, sequences: list[Sequence]) -> list[Sampled]:
-        pending = sample(mx.array(logits), sequences, MaskThread(), workers=workers)
-        mx.eval(pending.arrays)
-        return pending.read()
+    def run(logits: np.ndarray, sequences: list[Sequence]) -> list[Any]:
+        return sample_next(mx.array(logits), sequences, workers)
 
     return run
 
@@ -221,7 +220,7 @@ def test_a_row_that_is_not_finite_fails_alone(run: Run, poison: float) -> None:
     x = logits(3)
     x[1, 20] = poison
     results = run(x, [sequence(params(seed=s, top_p=0.9)) for s in range(3)])
-    assert results[1] == Sampled(None)
+    assert results[1] == NOT_FINITE
     clean = run(logits(3), [sequence(params(seed=s, top_p=0.9)) for s in range(3)])
     assert [results[0], results[2]] == [clean[0], clean[2]]
 
@@ -257,6 +256,5 @@ def test_only_the_chosen_tokens_are_reported_where_no_alternatives_are_wanted(ru
 
 def test_sixteen_bit_logits_are_sampled_as_floats() -> None:
     x = mx.array(logits(1)).astype(mx.bfloat16)
-    pending = sample(x, [sequence(params(temperature=0.0, logprobs=1))], MaskThread())
-    mx.eval(pending.arrays)
-    assert pending.read()[0].token_id == mx.argmax(x).item()
+    (result,) = sample_next(x, [sequence(params(temperature=0.0, logprobs=1))])
+    assert result.token_id == mx.argmax(x).item()

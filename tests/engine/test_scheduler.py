@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.scheduler import Scheduler
-from engine.step_plan import StepPlan
+from engine.step_plan import NOT_FINITE, StepPlan, Token
 from engine.token_budget import TokenBudget
 from engine.types import (
     BlockHashes,
@@ -13,10 +13,10 @@ from engine.types import (
     MissReason,
     PrefixSalt,
     Request,
-    Sampled,
     SamplingParams,
     TokenEvent,
 )
+from kvcache.sequences import Progress
 
 BLOCK_TOKENS = 4
 
@@ -31,6 +31,7 @@ class CountingKV:
     held: dict[int, int] = field(default_factory=dict)
     reserved: dict[int, int] = field(default_factory=dict)
     computed: dict[int, list[int]] = field(default_factory=dict)
+    progress: dict[int, Progress] = field(default_factory=dict)
     cached: dict[int, list[int]] = field(default_factory=dict)
     """What a sequence finds when it joins."""
     cancelled: list[int] = field(default_factory=list)
@@ -50,16 +51,18 @@ class CountingKV:
         *,
         final_tokens: int,
         system_tokens: int,
-    ) -> bool:
+    ) -> Progress | None:
         assert block_hashes.num_tokens <= num_tokens <= final_tokens
         needed = -(-num_tokens // BLOCK_TOKENS)
         if needed > self._free():
-            return False
+            return None
         self.held[seq_id], self.reserved[seq_id] = 0, needed
         self.computed[seq_id] = list(self.cached.get(seq_id, []))
-        return True
+        self.progress[seq_id] = Progress()
+        return self.progress[seq_id]
 
     def attach_cached(self, seq_id: int) -> int:
+        self.progress[seq_id].restart_at(len(self.computed[seq_id]))
         return len(self.computed[seq_id])
 
     def fork(self, seq_id: int, child_id: int) -> int:
@@ -86,13 +89,15 @@ class CountingKV:
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
         self.computed[seq_id] += token_ids
+        self.progress[seq_id].computed += len(token_ids)
         assert len(self.computed[seq_id]) <= self.held[seq_id] * BLOCK_TOKENS
 
     def cancel_steps(self, seq_id: int) -> None:
         self.cancelled.append(seq_id)
+        self.progress[seq_id].restart_at(self.progress[seq_id].computed)
 
     def close(self, seq_id: int, *, keep_prefix: bool) -> None:
-        del self.held[seq_id], self.reserved[seq_id], self.computed[seq_id]
+        del self.held[seq_id], self.reserved[seq_id], self.computed[seq_id], self.progress[seq_id]
 
 
 def scheduler(
@@ -114,13 +119,13 @@ def request(
 
 
 def shape(plan: StepPlan) -> list[tuple[int, int, int]]:
-    return [(e.sequence.seq_id, e.start, e.count) for e in plan.entries]
+    return plan.segments
 
 
 def run_step(s: Scheduler, token: int = 7) -> tuple[list[tuple[int, int, int]], list[TokenEvent]]:
     plan = s.schedule()
-    events = s.refuse(plan.refused)
-    events += s.commit(plan, [Sampled(token) for e in plan.entries if e.samples])
+    outcomes = [Token(token) for e in plan.entries if e.sampling is not None]
+    events = [*plan.refused, *s.commit(plan, outcomes)]
     return shape(plan), events
 
 
@@ -216,7 +221,7 @@ def test_fault_07_rows_that_are_not_finite_fail_their_own_request_alone() -> Non
     s.add(request(1, 2))
     s.add(request(2, 2))
     plan = s.schedule()
-    events = s.commit(plan, [Sampled(None), Sampled(7)])
+    events = s.commit(plan, [NOT_FINITE, Token(7)])
     assert [(e.request_id, e.finish) for e in events] == [(1, FinishReason.ERROR), (2, None)]
     assert events[0].message == "the model's output was not finite"
     assert list(kv.held) == [2]
@@ -274,10 +279,10 @@ def test_tokens_that_were_emitted_are_computed_again_but_never_sampled_again() -
     emitted: dict[int, list[int]] = {1: [], 2: []}
     for step in range(100):
         plan = s.schedule()
-        samples = [e for e in plan.entries if e.samples]
-        for entry in samples:
-            assert entry.start + entry.count == entry.sequence.num_tokens
-        for event in s.commit(plan, [Sampled(1000 + step) for _ in samples]):
+        sampling = [e for e in plan.entries if e.sampling is not None]
+        for entry in sampling:
+            assert entry.start + entry.count == s._by_id[entry.seq_id].num_tokens
+        for event in s.commit(plan, [Token(1000 + step) for _ in sampling]):
             assert event.token_id is not None
             emitted[event.request_id].append(event.token_id)
     assert [len(emitted[i]) for i in (1, 2)] == [13, 13]
@@ -314,7 +319,7 @@ def test_a_system_that_maps_no_more_costs_the_youngest_its_place() -> None:
     assert s.num_running == 2
     kv.refuse = True
     for sequence in list(s._running):
-        sequence.num_computed = sequence.num_scheduled = min(sequence.num_computed, 8)
+        sequence.progress.restart_at(min(sequence.num_computed, 8))
     while s.num_running == 2:
         run_step(s)
     assert s.counters.preemptions == 1
@@ -330,7 +335,7 @@ def test_while_memory_is_on_its_way_back_nobody_else_gives_any_up() -> None:
     kv.refuse = True  # all three need a block now
     kv.recovering = True
     for _ in range(5):
-        assert s.schedule().entries == []
+        assert s.schedule().entries == ()
     assert (s.counters.preemptions, s.num_running) == (0, 3)
     kv.refuse = kv.recovering = False
     assert run_step(s)[0][0] == (1, 8, 1)

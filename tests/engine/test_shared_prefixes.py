@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.scheduler import Scheduler
-from engine.step_plan import StepPlan
+from engine.step_plan import StepPlan, Token
 from engine.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
@@ -12,7 +12,6 @@ from engine.types import (
     MissReason,
     PrefixSalt,
     Request,
-    Sampled,
     SamplingParams,
     TokenEvent,
 )
@@ -52,8 +51,8 @@ class Engine:
         plan = self.scheduler.schedule()
         check()
         if plan.entries:
-            self.kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
-        samples = [Sampled(7) for entry in plan.entries if entry.samples]
+            self.kv.views(plan.segments)
+        samples = [Token(7) for entry in plan.entries if entry.sampling is not None]
         self.events += self.scheduler.commit(plan, samples)
         self.kv.step_completed(self.kv.epochs[0])
         self.kv.check_invariants()
@@ -72,7 +71,7 @@ class Engine:
 
 
 def shape(plan: StepPlan) -> dict[int, tuple[int, int]]:
-    return {e.sequence.seq_id: (e.start, e.count) for e in plan.entries}
+    return {e.seq_id: (e.start, e.count) for e in plan.entries}
 
 
 def test_a_request_computes_only_what_the_cache_does_not_have() -> None:

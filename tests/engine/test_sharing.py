@@ -18,6 +18,7 @@ class SharingKV(CountingKV):
 
     def attach_cached(self, seq_id: int) -> int:
         self.attached.append(seq_id)
+        self.progress[seq_id].restart_at(4)
         return 4
 
     def fork(self, seq_id: int, child_id: int) -> int:
@@ -36,13 +37,13 @@ def sequence(number: int, *, fork_of: int | None = None, running: bool = True) -
 
 
 def together(*sequences: Sequence) -> tuple[Sharing, SharingKV]:
-    kv = SharingKV(100)
+    kv = SharingKV(100, progress={s.seq_id: s.progress for s in sequences})
     return Sharing(kv, {s.seq_id: s for s in sequences}), kv
 
 
 def test_what_others_have_computed_is_taken_over_but_not_by_one_in_flight() -> None:
     idle, flying = sequence(1), sequence(2)
-    flying.num_scheduled = 2
+    flying.progress.scheduled = 2
     sharing, kv = together(idle, flying)
     sharing.attach_cached([idle, flying], in_parts=True)
     assert kv.attached == [1]
@@ -65,9 +66,9 @@ def test_who_waits_for_another_takes_all_at_once_unless_somebody_waits() -> None
 def test_a_fork_takes_its_parents_pages_when_the_parent_has_committed_them() -> None:
     parent, child = sequence(1), sequence(2, fork_of=1)
     sharing, kv = together(parent, child)
-    parent.num_scheduled = 10
+    parent.progress.scheduled = 10
     assert sharing.waits_for_parent(child), "scheduled is not computed"
-    parent.num_computed = 10
+    parent.progress.computed = 10
     assert not sharing.waits_for_parent(child)
     sharing.attach_cached([child], in_parts=False)
     assert kv.forked == [(1, 2)]

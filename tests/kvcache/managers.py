@@ -82,7 +82,8 @@ def join(
     hashes = kv.block_hashes(salt or PrefixSalt())
     hashes.extend(ids, 0)
     final = len(ids) if final is None else final
-    return kv.open(seq_id, hashes, len(ids), final_tokens=final, system_tokens=system)
+    tokens = len(ids)
+    return bool(kv.open(seq_id, hashes, tokens, final_tokens=final, system_tokens=system))
 
 
 def grow(

@@ -76,9 +76,9 @@ def test_a_map_of_an_engine_at_work_is_told_as_it_is() -> None:
         loop.mailbox.put(greedy(number, list(range(40)), 30))
     found: list[MemoryMap] = []
     for _ in range(6):
-        loop.step()
+        loop.run_once()
     loop.mailbox.put(GetMemoryMap(found.append))
-    loop.step()
+    loop.run_once()
     told = json.loads(encoded(found[0]))
     assert told == json.loads(json.dumps(view(found[0])))
     assert told["pool"]["num_heaps"] == len(told["heaps"])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from engine.flight import FAILURE_WINDOW_S
+from engine.pipeline import FAILURE_WINDOW_S
 
 
 @dataclass(slots=True)

@@ -55,6 +55,8 @@ class Machine:
             device,
             self.faults,
             recall,
+            lambda seq_id: seq_id in self.scheduler._by_id,
+            lambda seq_id: self.scheduler._by_id[seq_id].request.pooling,
         )
         most = engine.max_num_batched_tokens
         budget = TokenBudget(engine.step_target_s, engine.min_budget_tokens, most, most)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "kvcache")
-HUNT_LIMIT_S = 100.0
+HUNT_LIMIT_S = 300.0
 # The installed project has a finder that would win against any path.
 PROGRAM = """
 import sys
@@ -193,9 +193,9 @@ MUTANTS = (
     ),
     Mutant(
         "a preempted sequence believes that it still has its memory",
-        "engine/scheduler.py",
-        "        sequence.num_computed = sequence.num_scheduled = 0\n        sequence.preemptions",
-        "        sequence.preemptions",
+        "engine/sharing.py",
+        "        sequence.progress = progress\n",
+        "        sequence.progress = sequence.progress if sequence.preemptions else progress\n",
     ),
     Mutant(
         "the first in order is preempted",
@@ -218,8 +218,8 @@ MUTANTS = (
     Mutant(
         "sampled tokens go to the wrong requests",
         "engine/scheduler.py",
-        "results = iter(sampled)",
-        "results = iter(sampled[::-1])",
+        "rest = iter(outcomes)",
+        "rest = iter(outcomes[::-1])",
     ),
     Mutant(
         "one request of a failed step lives on",
@@ -230,8 +230,8 @@ MUTANTS = (
     Mutant(
         "nobody gives way when nothing can run",
         "engine/scheduler.py",
-        "        if self.kv.recovering:\n            return []\n        if len",
-        "        if self.kv.recovering or self._running:\n            return []\n        if len",
+        "        if self.kv.recovering:\n            return ()\n        if len",
+        "        if self.kv.recovering or self._running:\n            return ()\n        if len",
     ),
     Mutant(
         "a prompt that is to be scored takes over what others have",
@@ -247,15 +247,15 @@ MUTANTS = (
     ),
     Mutant(
         "what has been scored is scored again after a preemption",
-        "engine/step_plan.py",
+        "engine/plan_entries.py",
         "first = max(sequence.num_computed, len(sequence.scored))",
         "first = sequence.num_computed",
     ),
     Mutant(
         "scores of chunks are not kept",
         "engine/results.py",
-        "    if result.scored:\n",
-        "    if result.scored and entry.samples:\n",
+        "        sequence.scored += outcome.logprobs\n",
+        "        sequence.scored += outcome.logprobs if outcome.then else ()\n",
     ),
     Mutant(
         "a token follows a prompt of which only scores are wanted",
@@ -341,7 +341,7 @@ MUTANTS = (
     Mutant(
         "a model that computes nothing any more serves on",
         "engine/model_health_check.py",
-        "if event.message == NOT_FINITE:",
+        "if event.message == NOT_FINITE.message:",
         "if event.message == '':",
     ),
     Mutant(
@@ -359,21 +359,24 @@ MUTANTS = (
     Mutant(
         "the rows of one that has ended are committed",
         "engine/scheduler.py",
-        "            if sequence.status is not SequenceStatus.RUNNING:\n"
-        "                self._discard_result(entry, results)\n                continue\n",
-        "",
+        "                self.counters.wasted_rows += outcome is not None\n"
+        "                continue\n",
+        "                self.counters.wasted_rows += outcome is not None\n"
+        "                self.kv.commit(entry.seq_id, [])\n                continue\n",
     ),
     Mutant(
         "the result of one that has ended goes to the next one",
         "engine/scheduler.py",
-        "            self.counters.wasted_rows += 1\n            next(results)\n",
-        "            self.counters.wasted_rows += 1\n",
+        "            outcome = next(rest) if entry.has_outcome else None\n"
+        "            sequence = self._by_id.get(entry.seq_id)\n",
+        "            sequence = self._by_id.get(entry.seq_id)\n"
+        "            outcome = next(rest) if sequence and entry.has_outcome else None\n",
     ),
     Mutant(
         "a row is computed for one whose end can be seen coming",
-        "engine/step_plan.py",
-        "sequence.num_output_placeholders += self.samples and stop + 1 < sequence.max_tokens",
-        "sequence.num_output_placeholders += self.samples",
+        "engine/scheduler.py",
+        "sequence.num_output_placeholders += stop + 1 < sequence.max_tokens",
+        "sequence.num_output_placeholders += 1",
     ),
     Mutant(
         "somebody in flight loses its memory",
@@ -385,10 +388,9 @@ MUTANTS = (
     ),
     Mutant(
         "a step that read what a failed one wrote is read as well",
-        "engine/flight.py",
-        "                later.step.drop()\n                self._scheduler.cancel(later.plan)\n"
-        "        self._flights = deque(later for later in self._flights if later.step is None)\n",
-        "                continue\n",
+        "engine/pipeline.py",
+        "return [*self._cancel_later_steps(), FailedStep(launched.plan)]",
+        "return [FailedStep(launched.plan)]",
     ),
     Mutant(
         "a step overlaps one that needs a sync",
@@ -405,8 +407,8 @@ MUTANTS = (
     Mutant(
         "a step in flight is never read when nothing follows",
         "engine/loop.py",
-        "self._land(max_in_flight if plan.entries else 0)",
-        "self._land(max_in_flight)",
+        "self._pipeline.retire(self._max_in_flight if plan.entries else 0)",
+        "self._pipeline.retire(self._max_in_flight)",
     ),
     Mutant(
         "a slow reader is never cut",

@@ -12,8 +12,20 @@ from dataclasses import dataclass, field
 from random import Random
 
 from engine.model_health_check import HEALTH_CHECK_ID
-from engine.step_plan import PlanEntry, StepPlan
-from engine.types import Sampled, Sequence, SequenceStatus
+from engine.step_plan import (
+    NOT_FINITE,
+    Opened,
+    Outcome,
+    PendingMasks,
+    PendingToken,
+    PlanEntry,
+    RowError,
+    Scores,
+    StepPlan,
+    Token,
+    Vector,
+)
+from engine.types import PrefixSalt
 from kvcache.manager import KVCacheManager
 from tests.simulation.blocks import Block, SimulationError
 from tests.simulation.faults import DeviceFaults
@@ -64,7 +76,7 @@ class DeviceTraits:
 class _Access:
     """What a step saw behind the first tokens of a buffer."""
 
-    sequence: Sequence
+    seq_id: int
     buffer: int
     tokens: int
     blocks: list[tuple[Block, bytes]]
@@ -93,7 +105,7 @@ class SimulatedStep:
     plan: StepPlan
     epoch: int
     buffers: list[int]
-    results: list[Sampled]
+    results: list[Outcome]
     fails: bool
     """Whether that is seen when it is read."""
     lost: bool = False
@@ -102,7 +114,7 @@ class SimulatedStep:
     def submit(self) -> None:
         """It was begun in full."""
 
-    def read(self) -> list[Sampled]:
+    def read(self) -> list[Outcome]:
         """Raises InjectedFaultError."""
         if self.lost:
             raise SimulationError(f"step {self.epoch} is read, and the one before it failed")
@@ -114,13 +126,13 @@ class SimulatedStep:
         self.runner.note(self.plan, self.results)
         return self.results
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Nothing of it runs any more."""
         self.runner.flying.remove(self)
         self.runner.faults.pending = False
         self.runner.complete_up_to(self.epoch)
         for entry, buffer in zip(self.plan.entries, self.buffers, strict=True):
-            if entry.sequence.status is SequenceStatus.RUNNING:
+            if self.runner.is_live(entry.seq_id):
                 self.runner.memory.forget(buffer, entry.start, entry.count)
 
 
@@ -136,6 +148,10 @@ class SimulatedRunner:
     faults: DeviceFaults
     recall: Callable[[int], Recall]
     """The reference of a request."""
+    is_live: Callable[[int], bool]
+    """Whether a request has not ended."""
+    pools: Callable[[int], bool]
+    """Whether a request wants a vector, and no tokens."""
     completed_epoch: int = 0
     computed: int = 0
     """Rows computed since the start."""
@@ -152,8 +168,12 @@ class SimulatedRunner:
     """Steps that have not been read."""
     wasted: list[int] = field(default_factory=list)
     """Requests that had ended when a result of theirs was read."""
-    _sampled: dict[int, int | None] = field(default_factory=dict)
-    """What the newest step sampled, by request; None for what is not finite."""
+    _sampled: list[int | None] = field(default_factory=list)
+    """What the newest step sampled; None for what is not finite."""
+    _sampled_by: int = 0
+    """That step's number."""
+    _salts: dict[int, PrefixSalt] = field(default_factory=dict)
+    """By sequence."""
     _spoilt: set[int] = field(default_factory=set)
     """Requests of a step in flight that is going to fail."""
     _ticks: int = 0
@@ -164,12 +184,18 @@ class SimulatedRunner:
         self._ticks += 1
         self._complete()
 
-    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
+    def begin(
+        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
+    ) -> SimulatedStep:
         """Writes and reads every row's slots."""
+        assert masks is None
         self.newest = plan
+        for decision in plan.decisions:
+            if isinstance(decision, Opened):
+                self._salts[decision.seq_id] = decision.salt
         if not overlapped:
-            self._sampled = {}
-        views = self.kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
+            self._sampled = []
+        views = self.kv.views(plan.segments)
         lag = self.rng.randint(0, self.traits.longest_lag)
         step = _Step(views.epoch, self._ticks + lag, [])
         self._running.append(step)
@@ -191,18 +217,16 @@ class SimulatedRunner:
         self.faults.fail()
         raise InjectedFaultError("the device refuses the step")
 
-    def note(self, plan: StepPlan, results: list[Sampled]) -> None:
+    def note(self, plan: StepPlan, results: list[Outcome]) -> None:
         """The host reads a step: time has passed."""
-        asked = [entry for entry in plan.entries if entry.has_result]
+        asked = [entry for entry in plan.entries if entry.has_outcome]
         for entry, result in zip(asked, results, strict=True):
-            request = entry.sequence.request
-            if entry.sequence.status is SequenceStatus.FINISHED:
-                self.wasted.append(request.request_id)
+            if not self.is_live(entry.seq_id):
+                self.wasted.append(entry.seq_id)
                 continue
-            self.trials += request.request_id == HEALTH_CHECK_ID and entry.samples
-            has_said = result.token_id is not None or result.embedding is not None
-            if (entry.samples and not has_said) or result.scored is None:
-                self.bad_rows.add(request.request_id)
+            self.trials += entry.seq_id == HEALTH_CHECK_ID and entry.sampling is not None
+            if isinstance(result, RowError):
+                self.bad_rows.add(entry.seq_id)
         rows = sum(entry.count for entry in plan.entries)
         seconds = self.traits.step_s + rows * self.traits.token_s
         self.clock.now += seconds * self.rng.uniform(0.5, 2.0)
@@ -228,32 +252,32 @@ class SimulatedRunner:
 
     def _compute_all(
         self, plan: StepPlan, buffers: list[int], step: _Step, fails_at: int | None
-    ) -> list[Sampled]:
+    ) -> list[Outcome]:
         """Raises InjectedFaultError before, between or after the entries, unless the fault is seen
         when the step is read."""
-        results: list[Sampled] = []
-        sampled: dict[int, int | None] = {}
+        results: list[Outcome] = []
+        sampled: list[int | None] = []
         fails = fails_at is not None
         for number, (entry, buffer) in enumerate(zip(plan.entries, buffers, strict=True)):
-            self.computed_from.setdefault(entry.sequence.seq_id, entry.start)
+            self.computed_from.setdefault(entry.seq_id, entry.start)
             if number == fails_at:
                 break
-            is_bad = not fails and entry.has_result and self._is_bad(entry)
+            is_bad = not fails and entry.has_outcome and self._is_bad(entry)
             access, is_spoilt = self._compute(entry, buffer, step.epoch, spoilt=fails or is_bad)
             step.accesses.append(access)
-            if entry.has_result:
+            if entry.has_outcome:
                 results.append(self._result(entry, access, is_spoilt))
-            if entry.samples:
-                sampled[entry.sequence.seq_id] = None if is_spoilt else results[-1].token_id
-        self._sampled = sampled
+            if entry.sampling is not None:
+                sampled.append(_token_of(results[-1]))
+        self._sampled, self._sampled_by = sampled, plan.number
         if fails_at is not None and fails_at <= len(plan.entries):
             self.fail(plan)
-        self._spoilt = {entry.sequence.seq_id for entry in plan.entries} if fails else set()
+        self._spoilt = {entry.seq_id for entry in plan.entries} if fails else set()
         return results
 
     def _is_bad(self, entry: PlanEntry) -> bool:
         """A model that is broken gets nothing right; another one always knows what follows 0."""
-        if self.traits.model_is_broken or entry.sequence.seq_id == HEALTH_CHECK_ID:
+        if self.traits.model_is_broken or entry.seq_id == HEALTH_CHECK_ID:
             return self.traits.model_is_broken
         return self.faults.is_bad_row()
 
@@ -262,40 +286,44 @@ class SimulatedRunner:
     ) -> tuple[_Access, bool]:
         """The rows of an entry: each slot follows from the one before it, as the cache has it.
         spoilt: they come out wrong, and must not be seen by anybody; also what follows them."""
-        sequence, start, end = entry.sequence, entry.start, entry.start + entry.count
-        owner = sequence.request.salt
-        tokens: list[int | None] = [*sequence.token_ids[start:end]]
-        if start == len(sequence.token_ids):
-            tokens = [self._sampled[sequence.seq_id]]
-        spoilt = spoilt or None in tokens or sequence.seq_id in self._spoilt
+        seq_id, start, end = entry.seq_id, entry.start, entry.start + entry.count
+        tokens = self._tokens(entry)
+        spoilt = spoilt or None in tokens or seq_id in self._spoilt
         last = SPOILT if spoilt else self.memory.slot(buffer, start - 1) if start else 0
         slots = slots_after(last, [token or 0 for token in tokens])
-        self.memory.write(buffer, start, slots, epoch, owner)
+        self.memory.write(buffer, start, slots, epoch, self._salts[seq_id])
         blocks = self.memory.read(buffer, end)
-        access = _Access(sequence, buffer, end, blocks)
+        access = _Access(seq_id, buffer, end, blocks)
         if not spoilt:
             self._check_contents(access)
         return access, spoilt
 
+    def _tokens(self, entry: PlanEntry) -> list[int | None]:
+        """An entry's tokens; None for one that is not finite."""
+        if not isinstance(entry.tokens, PendingToken):
+            return [*entry.tokens]
+        if entry.tokens.step != self._sampled_by:
+            raise SimulationError(f"{entry} waits for a step that is not the one before")
+        return [self._sampled[entry.tokens.row]]
+
     def _check_contents(self, access: _Access) -> None:
-        request = access.sequence.request
+        seq_id = access.seq_id
         for block, _ in access.blocks:
-            if block.owner != request.salt:
+            if block.owner != self._salts[seq_id]:
                 raise SimulationError(
-                    f"request {request.request_id} reads {block}, which belongs to {block.owner}"
+                    f"request {seq_id} reads {block}, which belongs to {block.owner}"
                 )
         held = access.held
-        want = self.recall(request.request_id).slots(access.tokens)
+        want = self.recall(seq_id).slots(access.tokens)
         if held != want:
             pairs = zip(array("Q", held), array("Q", want), strict=True)
             slot = next(slot for slot, (here, there) in enumerate(pairs) if here != there)
             raise SimulationError(
-                f"request {request.request_id} finds something else in slot {slot} "
-                f"of {access.tokens}"
+                f"request {seq_id} finds something else in slot {slot} of {access.tokens}"
             )
 
     def _check_unchanged(self, epoch: int, access: _Access) -> None:
-        name = f"request {access.sequence.seq_id}, step {epoch}, late:"
+        name = f"request {access.seq_id}, step {epoch}, late:"
         try:
             blocks = self.memory.read(access.buffer, access.tokens)
         except SimulationError as error:
@@ -304,17 +332,25 @@ class SimulatedRunner:
             if block is not now or part != part_now:
                 raise SimulationError(f"{name} {block} was replaced or overwritten")
 
-    def _result(self, entry: PlanEntry, access: _Access, is_bad: bool) -> Sampled:
-        request, held = access.sequence.request, access.held
+    def _result(self, entry: PlanEntry, access: _Access, is_bad: bool) -> Outcome:
+        held = access.held
         if is_bad:
-            return Sampled(None, scored=None if entry.scores else ())
-        tokens = access.sequence.token_ids
-        scores = tuple(
-            score(held[: (place + 1) * SLOT_BYTES], tokens[place + 1]) for place in entry.scores
-        )
-        if not entry.samples:
-            return Sampled(None, scored=scores)
-        if request.pooling:
-            return Sampled(None, embedding=vector(held))
-        token = next_token(held, request.params.seed, self.traits.vocab_size)
-        return Sampled(token, scored=scores)
+            return NOT_FINITE
+        then = None
+        if entry.sampling is not None:
+            if self.pools(entry.seq_id):
+                return Vector(vector(held))
+            then = Token(next_token(held, entry.sampling.params.seed, self.traits.vocab_size))
+        if entry.scoring is None:
+            assert then is not None
+            return then
+        pairs = enumerate(entry.scoring.next_tokens, entry.scoring.start + 1)
+        scores = tuple(score(held[: end * SLOT_BYTES], token) for end, token in pairs)
+        return Scores(scores, then)
+
+
+def _token_of(outcome: Outcome) -> int | None:
+    """The token that was sampled; None where there is none."""
+    if isinstance(outcome, Scores):
+        return None if outcome.then is None else _token_of(outcome.then)
+    return outcome.token_id if isinstance(outcome, Token) else None

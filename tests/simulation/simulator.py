@@ -153,7 +153,7 @@ class Simulation:
         machine.runner.newest = machine.runner.failed = None
         self._said = []
         machine.runner.tick()
-        worked = machine.loop.step()
+        worked = machine.loop.run_once()
         machine.kv.check_invariants()
         self._check_aborted(told)
         self._check_failed()
@@ -184,7 +184,7 @@ class Simulation:
     def _tries_model(self) -> bool:
         """Whether the newest step was the engine's own."""
         plan = self._machine.runner.newest
-        return plan is not None and all(e.sequence.seq_id == HEALTH_CHECK_ID for e in plan.entries)
+        return plan is not None and all(e.seq_id == HEALTH_CHECK_ID for e in plan.entries)
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Simulation:
         runner = self._machine.runner
         spared = runner.bad_rows & self._live.keys()
         if runner.failed is not None:
-            spared |= {entry.sequence.seq_id for entry in runner.failed.entries} & self._live.keys()
+            spared |= {entry.seq_id for entry in runner.failed.entries} & self._live.keys()
             if self._machine.faults.ends_engine:
                 raise SimulationError("the second failed step in a minute did not end the engine")
         if spared:
@@ -294,7 +294,7 @@ class Simulation:
             return
         if event.message == FAILED_STEP:
             entries = runner.failed.entries if runner.failed else []
-            is_right = any(entry.sequence.seq_id == number for entry in entries)
+            is_right = any(entry.seq_id == number for entry in entries)
         elif event.message == BAD_ROW:
             is_right = number in runner.bad_rows
         else:

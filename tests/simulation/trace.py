@@ -18,7 +18,7 @@ class TraceLine:
 
     def __str__(self) -> str:
         entries = self.plan.entries if self.plan else []
-        runs = ", ".join(f"{e.sequence.seq_id}[{e.start}+{e.count}]" for e in entries)
+        runs = ", ".join(f"{e.seq_id}[{e.start}+{e.count}]" for e in entries)
         refusals = f"; {self.refused} refusals" if self.refused else ""
         ends = "".join(f"; {e.request_id} {e.finish.value}" for e in self.ends if e.finish)
         return f"{self.now:9.4f} s  {self.live:2} live  runs {runs or 'nothing'}{refusals}{ends}"

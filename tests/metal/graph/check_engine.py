@@ -82,7 +82,7 @@ def said(
         loop.mailbox.put(Request(number, prompt, greedy))
         if number == FORKED:
             loop.mailbox.put(Request(number + 100, prompt, greedy, fork_of=number))
-    while loop.step() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
         pass
     counters = loop._scheduler.counters
     found, preempted = counters.cached_prompt_tokens, counters.preemptions

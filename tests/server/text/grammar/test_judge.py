@@ -57,6 +57,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "COMMAND", (*MEASURED, module.COMMAND[-1]))
 
 
+@pytest.fixture(autouse=True)
+def as_nice_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other work a form would wait for its turn for longer than it may."""
+    monkeypatch.setattr(module, "QUICK_NICE", 0)
+    monkeypatch.setattr(module, "SLOW_NICE", 0)
+
+
 @pytest.fixture
 async def made(read: GrammarTokenizer) -> AsyncIterator[Judge]:
     judge = Judge(read.text, read.facts, LIMITS)

@@ -1,7 +1,7 @@
 """Steps that overlap: the next one is begun before the one in flight is read."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,13 +10,13 @@ import pytest
 from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.errors import EngineFailedError
-from engine.flight import FAILURE_WINDOW_S, Flights
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import Abort, Stop
-from engine.step_plan import RunningStep, StepPlan, StepRunner
-from engine.types import FinishReason, Request, Sampled, SamplingParams, TokenEvent
-from tests.engines import CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop
+from engine.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
+from engine.step_plan import NO_STEP, InFlightStep, Outcome, PendingMasks, StepPlan, StepRunner
+from engine.types import FinishReason, Request, SamplingParams, TokenEvent
+from tests.engines import CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop, use_clock
 from tests.recall import RecallModel, recall_many
 
 Fault = Callable[[str, int], None]
@@ -30,7 +30,7 @@ def no_fault(what: str, number: int) -> None:
 class WatchedStep:
     """A step whose calls are written down."""
 
-    step: RunningStep
+    step: InFlightStep
     number: int
     runner: "WatchedRunner"
 
@@ -38,13 +38,13 @@ class WatchedStep:
         self.runner.note("submit", self.number)
         self.step.submit()
 
-    def read(self) -> list[Sampled]:
+    def read(self) -> Sequence[Outcome]:
         self.runner.note("read", self.number)
         return self.step.read()
 
-    def drop(self) -> None:
-        self.runner.note("drop", self.number)
-        self.step.drop()
+    def cancel(self) -> None:
+        self.runner.note("cancel", self.number)
+        self.step.cancel()
 
 
 @dataclass
@@ -65,10 +65,12 @@ class WatchedRunner:
     def completed_epoch(self, epoch: int) -> None:
         self.runner.completed_epoch = epoch
 
-    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> RunningStep:
+    def begin(
+        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
+    ) -> InFlightStep:
         self.plans.append(plan)
         self.overlapped.append(overlapped)
-        step = self.runner.begin(plan, overlapped=overlapped)
+        step = self.runner.begin(plan, masks, overlapped=overlapped)
         self.note("begin", len(self.plans))
         return WatchedStep(step, len(self.plans), self)
 
@@ -82,7 +84,7 @@ class WatchedRunner:
 
 def watched(loop: EngineLoop, fault: Fault = no_fault) -> WatchedRunner:
     runner = WatchedRunner(loop._runner, fault)
-    loop._runner = loop._flights._runner = runner
+    loop._runner = loop._pipeline._runner = runner
     return runner
 
 
@@ -95,11 +97,11 @@ def fails(what: str, number: int, error: type[Exception] = RuntimeError) -> Faul
 
 
 def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
-    return [(e.sequence.seq_id, e.start, e.count) for e in plan.entries]
+    return plan.segments
 
 
 def drain(loop: EngineLoop) -> None:
-    while loop.step() or loop._scheduler.num_running + loop._scheduler.num_waiting:
+    while loop.run_once() or loop._scheduler.num_running + loop._scheduler.num_waiting:
         pass
 
 
@@ -149,7 +151,7 @@ def test_the_next_step_is_begun_before_the_one_in_flight_is_read_and_then_submit
     runner = watched(loop)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
     heard = []
-    while loop.step():
+    while loop.run_once():
         heard.append(len(answers.tokens.get(1, [])))
     begun_before_read = [("begin", 2), ("read", 1), ("submit", 2), ("begin", 3), ("read", 2)]
     assert runner.calls == [
@@ -185,7 +187,7 @@ def test_a_stop_token_wastes_one_row_whose_blocks_wait_for_its_epoch() -> None:
     loop.mailbox.put(Request(1, (4, 5), params))
     loop.mailbox.put(greedy(2, [8], 30))
     while 1 not in answers.finished:
-        loop.step()
+        loop.run_once()
     issued, completed = loop._kv.epochs
     assert issued == completed + 1, "its row of the next step is in flight"
     assert loop._kv.stats().quarantined_bytes > 0
@@ -202,7 +204,7 @@ def test_who_is_aborted_in_flight_is_heard_of_no_more() -> None:
     loop.mailbox.put(greedy(1, [1, 2], 50))
     loop.mailbox.put(greedy(2, [3], 20))
     for _ in range(4):
-        loop.step()
+        loop.run_once()
     loop.mailbox.put(Abort(1))
     drain(loop)
     assert answers.finished == {1: FinishReason.ABORTED, 2: FinishReason.LENGTH}
@@ -217,16 +219,16 @@ def test_who_is_aborted_in_flight_stays_so_when_the_step_fails() -> None:
     watched(loop, fails("read", 2))
     for number in (1, 2):
         loop.mailbox.put(greedy(number, [number], 20))
-    loop.step()
-    loop.step()
-    begin = loop._flights.begin
+    loop.run_once()
+    loop.run_once()
+    retire = loop._pipeline.retire
 
-    def begin_and_abort(plan: StepPlan) -> None:
-        begin(plan)
+    def abort_and_retire(max_left: int) -> list[RetiredStep]:
         loop._scheduler.abort(2)
+        return retire(max_left)
 
-    loop._flights.begin = begin_and_abort  # type: ignore[method-assign]
-    loop.step()
+    loop._pipeline.retire = abort_and_retire  # type: ignore[method-assign]
+    loop.run_once()
     assert answers.finished == {1: FinishReason.ERROR}
     assert loop._scheduler.num_running == 0
 
@@ -235,7 +237,7 @@ def test_who_is_aborted_while_its_prompt_is_in_flight_wastes_no_result() -> None
     answers = Answers.empty()
     loop = recall_loop(answers, overlap=True)
     loop.mailbox.put(greedy(1, list(range(300)), 5))
-    loop.step()
+    loop.run_once()
     loop.mailbox.put(Abort(1))
     drain(loop)
     assert answers.finished == {1: FinishReason.ABORTED}
@@ -257,12 +259,12 @@ def test_while_somebody_needs_the_host_no_step_is_begun_ahead(params: SamplingPa
     runner = watched(loop)
     loop.mailbox.put(greedy(1, [1, 2], 30))
     for _ in range(3):
-        loop.step()
+        loop.run_once()
     assert runner.overlapped == [False, True, True]
     loop.mailbox.put(Request(2, (7, 8), params))
     while 2 not in answers.finished:
-        loop.step()
-        assert len(loop._flights) == 0
+        loop.run_once()
+        assert loop._pipeline.depth == 0
     assert not any(runner.overlapped[3:])
     begun = len(runner.overlapped)
     drain(loop)
@@ -297,9 +299,9 @@ def test_fault_08_a_step_that_cannot_be_begun_lets_the_one_in_flight_speak_first
     )
     loop.mailbox.put(greedy(1, [1, 2], 2))
     loop.mailbox.put(greedy(2, [3], 30))
-    loop.step()
+    loop.run_once()
     loop.mailbox.put(greedy(3, [900], 5))
-    loop.step()
+    loop.run_once()
     assert len(answers.tokens[1]) == 1
     assert answers.tokens[2] == answer([3], 1)
     assert answers.finished == dict.fromkeys((1, 2, 3), FinishReason.ERROR)
@@ -313,11 +315,11 @@ def test_fault_08_when_a_step_fails_those_that_only_the_next_one_had_live_on() -
     loop = recall_loop(answers, overlap=True)
     runner = watched(loop, fails("read", 2))
     loop.mailbox.put(greedy(1, [1, 2], 20))
-    loop.step()
-    loop.step()
+    loop.run_once()
+    loop.run_once()
     loop.mailbox.put(greedy(2, list(range(30)), 5))
-    loop.step()
-    assert runner.calls[-3:] == [("begin", 3), ("read", 2), ("drop", 3)]
+    loop.run_once()
+    assert runner.calls[-3:] == [("begin", 3), ("read", 2), ("cancel", 3)]
     assert answers.finished == {1: FinishReason.ERROR}
     drain(loop)
     assert answers.tokens[1] == answer([1, 2], 1)
@@ -331,10 +333,10 @@ def test_fault_08_a_step_that_cannot_be_submitted_fails_before_another_is_planne
     loop = recall_loop(answers, overlap=True)
     runner = watched(loop, fails("submit", 2))
     loop.mailbox.put(greedy(1, [1, 2], 20))
-    loop.step()
-    loop.step()
+    loop.run_once()
+    loop.run_once()
     assert answers.finished == {}
-    loop.step()
+    loop.run_once()
     assert answers.finished == {1: FinishReason.ERROR}
     assert len(runner.plans) == 2
     assert answers.tokens[1] == answer([1, 2], 1)
@@ -346,16 +348,16 @@ def test_fault_08_a_step_that_failed_to_be_begun_behind_one_that_fails_ends_the_
         loop, lambda what, number: fails("begin", 2)(what, number) or fails("read", 1)(what, number)
     )
     loop.mailbox.put(greedy(1, [1, 2], 20))
-    loop.step()
+    loop.run_once()
     with pytest.raises(EngineFailedError, match="two steps failed"):
-        loop.step()
+        loop.run_once()
 
 
 def test_fault_08_a_failed_step_behind_one_that_fails_later_is_not_run_again() -> None:
     answers = Answers.empty()
     loop = recall_loop(answers, overlap=True)
-    flights, now = loop._flights, [0.0]
-    flights._clock = lambda: now[0]
+    now = [0.0]
+    use_clock(loop, lambda: now[0])
 
     def fault(what: str, number: int) -> None:
         if (what, number) in (("begin", 2), ("read", 1)):
@@ -364,9 +366,9 @@ def test_fault_08_a_failed_step_behind_one_that_fails_later_is_not_run_again() -
 
     runner = watched(loop, fault)
     loop.mailbox.put(greedy(1, [1, 2], 20))
-    loop.step()
+    loop.run_once()
     loop.mailbox.put(greedy(2, [3], 2))
-    loop.step()
+    loop.run_once()
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.ERROR}
     assert runner.calls[-2:] == [("begin", 2), ("read", 1)]
 
@@ -378,9 +380,9 @@ def test_fault_12_an_assertion_is_never_survived_wherever_it_is_raised(
     loop = recall_loop(Answers.empty(), overlap=True)
     watched(loop, fails(what, number, AssertionError))
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
-    loop.step()
+    loop.run_once()
     with pytest.raises(AssertionError):
-        loop.step()
+        loop.run_once()
 
 
 def test_rows_that_are_not_finite_end_their_request_and_its_row_in_flight() -> None:
@@ -407,22 +409,22 @@ def test_rows_that_are_not_finite_end_their_request_and_its_row_in_flight() -> N
 def test_a_step_takes_from_the_end_of_the_one_before_to_its_own() -> None:
     now = [1e9]
     loop = recall_loop(Answers.empty(), overlap=True)
-    loop._clock = lambda: now[0]
+    use_clock(loop, lambda: now[0])
 
     def fault(what: str, number: int) -> None:
         now[0] += {"begin": 2.0, "read": 5.0, "submit": 1.0}[what]
 
     watched(loop, fault)
     loop.mailbox.put(greedy(1, [1, 2], 2))
-    loop.step()
-    loop.step()
+    loop.run_once()
+    loop.run_once()
     # Begun (2 s) and submitted (1 s); the next one begun meanwhile (2 s), read (5 s).
-    assert loop._flights.step_seconds == 10.0
+    assert loop._pipeline.step_seconds == 10.0
     assert loop.busy_since == 1e9 + 11.0, "that is when the device was last known to get on"
-    loop.step()
-    assert loop._flights.step_seconds == 1.0 + 5.0
+    loop.run_once()
+    assert loop._pipeline.step_seconds == 1.0 + 5.0
     assert loop.busy_since is None
-    assert not loop.step()
+    assert not loop.run_once()
 
 
 def test_an_engine_that_is_told_to_end_reads_what_is_in_flight() -> None:
@@ -432,7 +434,7 @@ def test_an_engine_that_is_told_to_end_reads_what_is_in_flight() -> None:
     loop.mailbox.put(Stop())
     loop.run()
     assert answers.tokens == {1: answer([1, 2], 1)}
-    assert len(loop._flights) == 0
+    assert loop._pipeline.depth == 0
 
 
 def test_an_engine_that_fails_waits_for_what_is_in_flight_before_its_memory_goes(
@@ -441,15 +443,16 @@ def test_an_engine_that_fails_waits_for_what_is_in_flight_before_its_memory_goes
     loop = recall_loop(Answers.empty(), overlap=True)
     runner = watched(loop)
     loop.mailbox.put(greedy(1, [1, 2], 10))
-    loop.step()
+    loop.run_once()
     with caplog.at_level(logging.CRITICAL):
         loop.close()
     assert runner.calls[-1] == ("read", 1)
 
 
-def test_nothing_is_landed_where_nothing_flies() -> None:
+def test_nothing_is_retired_where_nothing_was_launched() -> None:
     loop = recall_loop(Answers.empty(), overlap=True)
-    flights = Flights(loop._scheduler, loop._runner, lambda: 0.0)
-    flights.submit()
-    assert flights.land(0) == []
-    assert len(flights) == 0
+    pipeline = StepPipeline(loop._runner, lambda: 0.0)
+    pipeline.launch(NO_STEP, None)
+    pipeline.flush()
+    assert pipeline.retire(0) == []
+    assert pipeline.depth == 0

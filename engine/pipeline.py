@@ -1,0 +1,153 @@
+"""The pipeline: steps that were launched and have not been read. Two at most, so that the device
+never waits."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.errors import EngineFailedError
+from engine.figures import StepMeter
+from engine.step_plan import InFlightStep, Outcome, PendingMasks, StepPlan, StepRunner
+from kvcache.backend import BackendFailedError
+
+log = logging.getLogger(__name__)
+
+# A second failed step within this time ends the engine: what failed is not one request's fault.
+FAILURE_WINDOW_S = 60.0
+# What no engine survives.
+FATAL = (AssertionError, BackendFailedError, EngineFailedError)
+
+
+class CompletedStep(NamedTuple):
+    """A step that was read."""
+
+    plan: StepPlan
+    outcomes: Sequence[Outcome]
+    """In the order of the entries that have one."""
+    seconds: float
+    """Since the step before was read, if that was later than its own beginning."""
+
+
+class FailedStep(NamedTuple):
+    """A step that could not be run."""
+
+    plan: StepPlan
+
+
+class CancelledStep(NamedTuple):
+    """A step behind one that failed: it read what that one should have written."""
+
+    plan: StepPlan
+
+
+RetiredStep = CompletedStep | FailedStep | CancelledStep
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: StepPlan
+    step: InFlightStep | None
+    """None where it has failed."""
+    started_s: float
+
+
+class StepPipeline:
+    """Launches steps and retires them, in order, and measures how long each took."""
+
+    def __init__(self, runner: StepRunner, clock: Callable[[], float]) -> None:
+        self.meter = StepMeter()
+        self.num_retired = 0
+        """Steps that have been read, or have failed."""
+        self.step_seconds = 0.0
+        """Of the newest completed step."""
+        self._runner = runner
+        self._clock = clock
+        self._launched: deque[_Launched] = deque()
+        self._retired_s = float("-inf")
+        self._failed_s: float | None = None
+
+    @property
+    def depth(self) -> int:
+        """Return how many steps are in flight."""
+        return len(self._launched)
+
+    @property
+    def has_failed_step(self) -> bool:
+        """Return whether a step has failed that was not retired: no other may follow it."""
+        return any(launched.step is None for launched in self._launched)
+
+    def launch(self, plan: StepPlan, masks: PendingMasks | None) -> None:
+        """Build the plan's step, if it has any entries; behind a step in flight, submit its
+        beginning. Raises EngineFailedError when it is the second one that fails within a minute."""
+        if not plan.entries:
+            return
+        started_s = self._clock()
+        for submitted_s in plan.begun:
+            if submitted_s is not None:
+                self.meter.left_queue(started_s - submitted_s)
+        launched = _Launched(plan, None, started_s)
+        try:
+            launched.step = self._runner.begin(plan, masks, overlapped=self.depth > 0)
+        except FATAL:
+            raise
+        except Exception as error:
+            self._note_failure(error)
+        self._launched.append(launched)
+
+    def flush(self) -> None:
+        """Submit all of the steps in flight. Raises what ``launch`` raises."""
+        for launched in self._launched:
+            assert launched.step is not None, "a step that has failed is retired first"
+            try:
+                launched.step.submit()
+            except FATAL:
+                raise
+            except Exception as error:
+                self._note_failure(error)
+                launched.step = None
+
+    def retire(self, max_left: int) -> list[RetiredStep]:
+        """Read steps, the oldest first, until no more than so many are in flight, and none that has
+        failed. Raises what ``launch`` raises."""
+        retired: list[RetiredStep] = []
+        while self.depth > max_left or (self._launched and self._launched[0].step is None):
+            retired += self._retire(self._launched.popleft())
+        return retired
+
+    def _retire(self, launched: _Launched) -> list[RetiredStep]:
+        outcomes = self._read(launched)
+        self.num_retired += 1
+        if outcomes is None:
+            return [*self._cancel_later_steps(), FailedStep(launched.plan)]
+        now = self._clock()
+        self.step_seconds = now - max(launched.started_s, self._retired_s)
+        self._retired_s = now
+        self.meter.step_ran(self.step_seconds, len(launched.plan.entries))
+        return [CompletedStep(launched.plan, outcomes, self.step_seconds)]
+
+    def _read(self, launched: _Launched) -> Sequence[Outcome] | None:
+        """Return the step's outcomes; None when it failed."""
+        try:
+            return None if launched.step is None else launched.step.read()
+        except FATAL:
+            raise
+        except Exception as error:
+            self._note_failure(error)
+            return None
+
+    def _cancel_later_steps(self) -> list[RetiredStep]:
+        """Cancel the steps behind one that failed; one that has failed itself is retired later."""
+        running = [(later, later.step) for later in self._launched if later.step is not None]
+        for later, step in running:
+            step.cancel()
+            self._launched.remove(later)
+        return [CancelledStep(later.plan) for later, _ in running]
+
+    def _note_failure(self, error: Exception) -> None:
+        log.error("step failed", exc_info=error)
+        now, before = self._clock(), self._failed_s
+        if before is not None and now - before < FAILURE_WINDOW_S:
+            raise EngineFailedError("two steps failed within a minute") from error
+        self._failed_s = now

@@ -1,0 +1,225 @@
+"""Records the plans that an engine runs, and runs a record again: with the engine's model and cache
+built anew, and without its scheduler."""
+
+import json
+import pickle
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from engine.build import build_engine, plan_engine
+from engine.checkpoint import read_checkpoint
+from engine.config import EngineConfig
+from engine.loop import EngineLoop
+from engine.machine import MachineMemory
+from engine.step_plan import (
+    Attached,
+    CacheDecision,
+    Closed,
+    Forked,
+    InFlightStep,
+    Masks,
+    Opened,
+    Outcome,
+    PendingMasks,
+    PendingToken,
+    PlanEntry,
+    Scores,
+    StepPlan,
+    StepRunner,
+    Token,
+)
+from tests.engines import ON_CPU
+
+# What the cache has decided holds again when memory has been unmapped behind it.
+DECISION_LIMIT_S = 30.0
+MACHINE = MachineMemory(2**30, 2**30)
+# Tokens by request, in order.
+Tokens = dict[int, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step was begun."""
+
+    plan: StepPlan
+    masks: Masks | None
+    overlapped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The step of this number was read."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class Record:
+    """What a runner did, and for which engine."""
+
+    model: Path
+    config: EngineConfig
+    events: list[Begun | Read] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeMasks:
+    """Masks that are there already."""
+
+    masks: Masks
+
+    def result(self) -> Masks:
+        return self.masks
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """Stands before a step."""
+
+    step: InFlightStep
+    number: int
+    record: Record
+
+    def submit(self) -> None:
+        self.step.submit()
+
+    def read(self) -> Sequence[Outcome]:
+        self.record.events.append(Read(self.number))
+        return self.step.read()
+
+    def cancel(self) -> None:
+        raise AssertionError("a step that is recorded has failed")
+
+
+class RecordingRunner:
+    """Stands before an engine's runner."""
+
+    def __init__(self, loop: EngineLoop, record: Record) -> None:
+        self._runner: StepRunner = loop._runner
+        self._record = record
+        loop._runner = loop._pipeline._runner = self
+
+    @property
+    def completed_epoch(self) -> int:
+        return self._runner.completed_epoch
+
+    @completed_epoch.setter
+    def completed_epoch(self, epoch: int) -> None:
+        raise AssertionError("the runner's own")
+
+    def begin(
+        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
+    ) -> InFlightStep:
+        made = None if masks is None else masks.result()
+        self._record.events.append(Begun(plan, made, overlapped))
+        pending = None if made is None else MadeMasks(made)
+        step = self._runner.begin(plan, pending, overlapped=overlapped)
+        return RecordedStep(step, plan.number, self._record)
+
+    def release_cache(self) -> None:
+        self._runner.release_cache()
+
+
+def built(record: Record, emit: Callable[[list], None]) -> EngineLoop:  # type: ignore[type-arg]
+    """The engine of a record."""
+    plan = plan_engine(record.config, read_checkpoint(record.model), MACHINE, ON_CPU["posix"])
+    return build_engine(plan, record.config, lambda *_: None, emit)
+
+
+class Replay:
+    """A model and a cache that do what a record says."""
+
+    def __init__(self, record: Record) -> None:
+        loop = built(record, lambda _: None)
+        self._kv, self._runner = loop._kv, loop._runner
+        self._begun: dict[int, tuple[StepPlan, InFlightStep]] = {}
+        self._sampled: dict[PendingToken, int] = {}
+        self._open: set[int] = set()
+        self.tokens: Tokens = {}
+
+    def run(self, events: Sequence[Begun | Read]) -> Tokens:
+        """All of them, in order."""
+        for event in events:
+            if isinstance(event, Begun):
+                self._begin(event)
+            else:
+                self._read(event.number)
+        return self.tokens
+
+    def _begin(self, event: Begun) -> None:
+        for decision in event.plan.decisions:
+            self._decide(decision)
+        for seq_id, start, count in event.plan.segments:
+            self._until(partial(self._kv.reserve, seq_id, start + count))
+        masks = None if event.masks is None else MadeMasks(event.masks)
+        step = self._runner.begin(event.plan, masks, overlapped=event.overlapped)
+        step.submit()
+        self._begun[event.plan.number] = event.plan, step
+
+    def _decide(self, decision: CacheDecision) -> None:
+        kv = self._kv
+        if isinstance(decision, Opened):
+            hashes = kv.block_hashes(decision.salt)
+            hashes.extend(decision.token_ids, 0)
+            hashes.max_cached_tokens = decision.num_reusable
+            self._until(
+                lambda: (
+                    kv.open(
+                        decision.seq_id,
+                        hashes,
+                        decision.num_tokens,
+                        final_tokens=decision.final_tokens,
+                        system_tokens=decision.system_tokens,
+                    )
+                    is not None
+                )
+            )
+            self._open.add(decision.seq_id)
+        elif isinstance(decision, Attached):
+            self._until(lambda: kv.attach_cached(decision.seq_id) == decision.num_computed)
+        elif isinstance(decision, Forked):
+            ids = decision.parent_id, decision.seq_id
+            self._until(lambda: kv.fork(*ids) == decision.num_computed)
+        else:
+            assert isinstance(decision, Closed)
+            kv.close(decision.seq_id, keep_prefix=decision.keep_prefix)
+            self._open.remove(decision.seq_id)
+
+    def _read(self, number: int) -> None:
+        plan, step = self._begun.pop(number)
+        outcomes = iter(step.read())
+        row = 0
+        for entry in plan.entries:
+            outcome = next(outcomes) if entry.has_outcome else None
+            if entry.seq_id in self._open:
+                self._kv.commit(entry.seq_id, self._tokens_of(entry))
+            if isinstance(outcome, Scores):
+                outcome = outcome.then
+            if entry.sampling is not None:
+                assert isinstance(outcome, Token)
+                self._sampled[PendingToken(number, row)] = outcome.token_id
+                self.tokens.setdefault(entry.seq_id, []).append(outcome.token_id)
+                row += 1
+        self._kv.step_completed(self._runner.completed_epoch)
+
+    def _tokens_of(self, entry: PlanEntry) -> Sequence[int]:
+        if isinstance(entry.tokens, PendingToken):
+            return [self._sampled[entry.tokens]]
+        return entry.tokens
+
+    def _until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DECISION_LIMIT_S
+        while not holds():
+            assert time.monotonic() < deadline, "the cache decides otherwise than in the record"
+            self._kv.step_completed(self._runner.completed_epoch)
+            time.sleep(0.001)
+
+
+def main(path: str) -> None:
+    """Prints the tokens of a record as JSON."""
+    record: Record = pickle.loads(Path(path).read_bytes())
+    json.dump(Replay(record).run(record.events), sys.stdout)

@@ -1,0 +1,31 @@
+"""The sampler as a step uses it: rows of sequences, their masks, and what their constraints say."""
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import mlx.core as mx
+
+from engine.constraints import MaskThread, accept
+from engine.plan_entries import plan_entry
+from engine.sampler import sample
+from engine.step_plan import Sampling
+from engine.types import Sequence
+from metal_ext import CpuWorkers
+
+
+def sampling_of(sequence: Sequence) -> Sampling:
+    """How a sequence's next token is chosen, when all before the last one are computed."""
+    sequence.progress.restart_at(sequence.num_tokens - 1)
+    sampling = plan_entry(sequence, sequence.num_tokens, newest_plan=0).sampling
+    assert sampling is not None
+    return sampling
+
+
+def sample_next(
+    logits: mx.array, sequences: SequenceOf[Sequence], workers: CpuWorkers | None = None
+) -> list[Any]:
+    """The outcome of each sequence. logits: ``[R, vocab]``, one row for each."""
+    masks = MaskThread().begin(sequences, logits.shape[-1])
+    pending = sample(logits, [sampling_of(each) for each in sequences], masks, workers)
+    mx.eval(pending.arrays)
+    return [accept(*pair) for pair in zip(sequences, pending.read(), strict=True)]
