@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from engine import sampler
-from engine.constraints import BROKEN
+from engine.constraints import BROKEN, accept
 from engine.errors import FORM_LIMITS, FormLimitError
-from engine.step_plan import NOT_FINITE, RowError
-from engine.types import Request, SamplingParams, Sequence, TokenConstraint
+from engine.step_plan import NOT_FINITE, RowError, Scores, Token
+from engine.types import Request, SamplingParams, Sequence, TokenConstraint, TokenLogprobs
 from metal_ext import CpuWorkers
 from tests.constraints import Scripted
 from tests.sampling import sample_next
@@ -214,3 +214,16 @@ def test_min_tokens_and_a_constraint_both_hold() -> None:
 def test_a_complete_answer_ends_in_spite_of_min_tokens() -> None:
     wish: dict[str, Any] = {"min_tokens": 3, "stop_token_ids": frozenset({7})}
     assert run(logits(1), [sequence(only(7), **wish)])[0].token_id == 7
+
+
+# --- beside scores of the prompt ---------------------------------------------------------------
+
+
+def test_a_constraint_is_told_the_token_that_comes_with_scores() -> None:
+    taking, refusing = only(7), Scripted(lambda _: {7}, accepts_until=0)
+    scores = Scores((TokenLogprobs(-1.0, ()),), Token(7))
+    assert accept(sequence(taking), scores) == scores
+    assert taking.accepted == [7]
+    assert accept(sequence(refusing), scores) == scores._replace(then=RowError(BROKEN))
+    unsampled = scores._replace(then=None)
+    assert accept(sequence(taking), unsampled) == unsampled
