@@ -9,7 +9,7 @@ from kvcache.block_hashes import PrefixSalt
 from kvcache.layout import KVLayout, KVShape, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
-from tests.kvcache.fakes import FakeBackend
+from tests.kvcache.strict_memory import StrictMemory
 
 SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
 TOKENS = 16  # per block
@@ -53,10 +53,10 @@ def small_manager(
     max_sharers: int = 1000,
     shares_prefixes: bool = True,
     **changes: Any,
-) -> tuple[KVCacheManager, FakeBackend]:
-    """A cache over a fake backend. changes: its fields."""
+) -> tuple[KVCacheManager, StrictMemory]:
+    """A cache over strict memory. changes: its fields."""
     layout = layout or paged()
-    backend = FakeBackend(layout.group, **changes)
+    backend = StrictMemory(layout.group, **changes)
     kv = manager(
         layout,
         backend,
@@ -106,7 +106,7 @@ def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     return kv._group.blocks_for(tokens) - len(found.blocks) + found.num_cached
 
 
-def settle(kv: KVCacheManager, backend: FakeBackend) -> None:
+def settle(kv: KVCacheManager, backend: StrictMemory) -> None:
     """All steps complete and all memory operations are done."""
     for _ in range(3):
         kv.step_completed(kv.epochs[0])

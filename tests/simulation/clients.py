@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.client import TokenStream
 from engine.types import FinishReason, Request, TokenEvent
-from tests.simulation.blocks import SimulationError
+from tests.simulation.faults import SimulationError
 from tests.simulation.recall import Recall, vector
 
 ENDS_WITH_TOKEN = (FinishReason.STOP, FinishReason.LENGTH)

@@ -15,11 +15,10 @@ from engine.model_health_check import HEALTH_CHECK_ID
 from engine.step_plan import PlanEntry, StepPlan
 from engine.types import Sampled, Sequence, SequenceStatus
 from kvcache.manager import KVCacheManager
-from tests.simulation.blocks import Block, SimulationError
-from tests.simulation.faults import DeviceFaults
-from tests.simulation.memory import SimulatedMemory
+from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
+from tests.kvcache.strict_memory import StrictMemory
+from tests.simulation.faults import DeviceFaults, SimulationError
 from tests.simulation.recall import (
-    SLOT_BYTES,
     Recall,
     next_token,
     score,
@@ -86,10 +85,10 @@ class _Step:
 
 
 @dataclass(slots=True, eq=False)
-class SimulatedStep:
+class SlotStep:
     """A step in flight."""
 
-    runner: "SimulatedRunner"
+    runner: "SlotRunner"
     plan: StepPlan
     epoch: int
     buffers: list[int]
@@ -125,11 +124,11 @@ class SimulatedStep:
 
 
 @dataclass(slots=True)
-class SimulatedRunner:
+class SlotRunner:
     """Runs plans like ModelRunner, on whole numbers."""
 
     kv: KVCacheManager
-    memory: SimulatedMemory
+    memory: StrictMemory
     clock: Clock
     rng: Random
     traits: DeviceTraits
@@ -148,7 +147,7 @@ class SimulatedRunner:
     newest: StepPlan | None = None
     trials: int = 0
     """Tokens of the engine's own trials of its model."""
-    flying: list[SimulatedStep] = field(default_factory=list)
+    flying: list[SlotStep] = field(default_factory=list)
     """Steps that have not been read."""
     wasted: list[int] = field(default_factory=list)
     """Requests that had ended when a result of theirs was read."""
@@ -164,7 +163,7 @@ class SimulatedRunner:
         self._ticks += 1
         self._complete()
 
-    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SlotStep:
         """Writes and reads every row's slots."""
         self.newest = plan
         if not overlapped:
@@ -181,7 +180,7 @@ class SimulatedRunner:
             self._complete()
         self.computed += sum(entry.count for entry in plan.entries)
         fails = fails_at is not None
-        self.flying.append(SimulatedStep(self, plan, views.epoch, buffers, results, fails))
+        self.flying.append(SlotStep(self, plan, views.epoch, buffers, results, fails))
         return self.flying[-1]
 
     def fail(self, plan: StepPlan) -> None:
@@ -298,7 +297,7 @@ class SimulatedRunner:
         name = f"request {access.sequence.seq_id}, step {epoch}, late:"
         try:
             blocks = self.memory.read(access.buffer, access.tokens)
-        except SimulationError as error:
+        except MistakeError as error:
             raise SimulationError(f"{name} {error}") from None
         for (block, part), (now, part_now) in zip(access.blocks, blocks, strict=True):
             if block is not now or part != part_now:

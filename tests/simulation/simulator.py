@@ -17,8 +17,8 @@ from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError
 from engine.pressure import PressureLevel
 from engine.types import FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError, Releases
-from tests.simulation.blocks import SimulationError
 from tests.simulation.clients import Client
+from tests.simulation.faults import SimulationError
 from tests.simulation.machine import Machine
 from tests.simulation.recall import Recall
 from tests.simulation.trace import SeedFailedError, TraceLine
