@@ -17,7 +17,7 @@ from engine.types import (
     TokenEvent,
 )
 from kvcache.manager import KVCacheManager
-from tests.kvcache.managers import HEAP_BLOCKS, TOKENS, blocks_needed, small_manager
+from tests.kvcache.managers import HEAP_BLOCKS, TOKENS, blocks_needed, complete_steps, small_manager
 from tests.kvcache.strict_memory import StrictMemory
 
 COMMON = list(range(1000, 1064))  # four blocks
@@ -55,7 +55,7 @@ class Engine:
             self.kv.views([(e.sequence.seq_id, e.start, e.count) for e in plan.entries])
         samples = [Sampled(7) for entry in plan.entries if entry.samples]
         self.events += self.scheduler.commit(plan, samples)
-        self.kv.step_completed(self.kv.epochs[0])
+        complete_steps(self.kv)
         self.kv.check_invariants()
         return shape(plan)
 

@@ -106,10 +106,20 @@ def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     return kv._group.blocks_for(tokens) - len(found.blocks) + found.num_cached
 
 
+def epochs_of(kv: KVCacheManager) -> tuple[int, int]:
+    """The newest epoch that was opened, and the newest that has completed."""
+    return kv._issued_epoch, kv._completed_epoch
+
+
+def complete_steps(kv: KVCacheManager) -> None:
+    """Every step that was begun completes."""
+    kv.step_completed(kv._issued_epoch)
+
+
 def settle(kv: KVCacheManager, backend: StrictMemory) -> None:
     """All steps complete and all memory operations are done."""
     for _ in range(3):
-        kv.step_completed(kv.epochs[0])
+        complete_steps(kv)
         backend.complete()
-    kv.step_completed(kv.epochs[0])
+    complete_steps(kv)
     kv.check_invariants()

@@ -8,6 +8,7 @@ from tests.kvcache.managers import (
     HEAP_BLOCKS,
     SHAPE,
     TOKENS,
+    complete_steps,
     grow,
     join,
     paged,
@@ -330,7 +331,7 @@ def test_blocks_that_the_system_does_not_map_are_not_on_their_way_back() -> None
     backend.mapping_limit = 4
     for _ in range(3):
         assert not kv.reserve(1, 128)
-        kv.step_completed(kv.epochs[0])
+        complete_steps(kv)
         assert not kv.recovering, "whoever waits would wait for ever"
 
 

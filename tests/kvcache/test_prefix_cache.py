@@ -9,7 +9,7 @@ from kvcache.backend import Releases
 from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.prefix_index import MissReason
-from tests.kvcache.managers import BLOCK, TOKENS, grow, join, settle, small_manager
+from tests.kvcache.managers import BLOCK, TOKENS, complete_steps, grow, join, settle, small_manager
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 
@@ -77,7 +77,7 @@ def test_blocks_that_wait_for_their_unmapping_are_found_as_well() -> None:
     kv, backend = small_manager(at_once=False)
     write(kv, 1, IDS[:32])
     kv.close(1)
-    kv.step_completed(kv.epochs[0])
+    complete_steps(kv)
     assert kv.stats().quarantined_bytes == 2 * BLOCK
     assert join(kv, 2, IDS)
     assert kv.attach_cached(2) == 32

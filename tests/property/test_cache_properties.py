@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcache.backend import Releases
 from kvcache.block_hashes import PrefixSalt
 from kvcache.sparse_heap import BlockState
-from tests.kvcache.managers import SHAPE, TOKENS, manager, paged
+from tests.kvcache.managers import SHAPE, TOKENS, epochs_of, manager, paged
 from tests.kvcache.maps import map_adds_up
 from tests.kvcache.strict_memory import Manners, StrictMemory
 
@@ -150,7 +150,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(lag=st.integers(0, 3))
     def complete_steps(self, lag: int) -> None:
-        issued, completed = self.kv.epochs
+        issued, completed = epochs_of(self.kv)
         self.backend.completed_epoch = max(completed, issued - lag)
         self.kv.step_completed(self.backend.completed_epoch)
 

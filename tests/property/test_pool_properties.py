@@ -177,7 +177,10 @@ class IndexMachine(RuleBasedStateMachine):
         if hasattr(self, "index"):
             self.index.check_invariants()
             assert len(self.index) == len(self.kept)
-            assert self.index.num_idle == sum(not users for users in self.users.values())
+            for past, users in self.users.items():
+                entry = self.index.at(self.kept[past])
+                assert entry is not None
+                assert entry.idle == (not users)
 
 
 for machine in (PoolMachine, IndexMachine):

@@ -110,7 +110,7 @@ class Client:
         self.pace = 1
         self.read_some(0)
         if not self.left:
-            if self.reader_end is None or not self.stream.exhausted:
+            if self.reader_end is None or _next_batch(self.stream):
                 raise SimulationError(f"the reader of {self._name} waits for ever")
             if self.reader_end is not self.finish and not self.aborted:
                 raise SimulationError(f"{self._name} ended differently for its reader")

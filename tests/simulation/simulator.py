@@ -114,7 +114,7 @@ class Simulation:
             self._deliver()
         for request_id, client in list(self._reading.items()):
             client.read_some(self._round)
-            if client.finish is not None and (client.left or client.stream.exhausted):
+            if client.finish is not None and (client.left or client.reader_end is not None):
                 del self._reading[request_id]
         if not worked:
             self._pass_time()
