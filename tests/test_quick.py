@@ -83,10 +83,21 @@ def test_where_it_cannot_tell_the_whole_room_is_chosen(path: str, graph: grimp.I
 @pytest.mark.parametrize(
     "path", ["Makefile", "docker/compose.yaml", "tests/engine/test_removed.py"]
 )
-def test_what_has_no_room_has_only_the_tests_of_every_file(
-    path: str, graph: grimp.ImportGraph
-) -> None:
+def test_what_has_no_room_has_no_tests_of_its_own(path: str, graph: grimp.ImportGraph) -> None:
     assert quick.tests_of(path, graph) == set()
+
+
+@pytest.mark.parametrize(("found", "base"), [(["c0ffee"], "c0ffee"), ([], "HEAD")])
+def test_what_a_branch_has_changed_is_touched_and_what_git_does_not_know_yet(
+    found: list[str], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {
+        ("merge-base", "HEAD", "main"): found,
+        ("diff", "--name-only", base): ["engine/loop.py"],
+        ("ls-files", "--others", "--exclude-standard"): ["engine/new.py"],
+    }
+    monkeypatch.setattr(quick, "git", lambda *arguments: said[arguments])
+    assert quick.touched() == ["engine/loop.py", "engine/new.py"]
 
 
 def test_a_room_that_does_not_exist_is_refused() -> None:
