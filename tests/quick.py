@@ -80,7 +80,7 @@ def main(rooms: list[str]) -> int:
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     for path in [] if rooms else touched():
         tests = tests_of(path, graph)
-        print(f"{path}: {' '.join(sorted(tests)) or 'left to make test'}")
+        print(f"{path}: {' '.join(sorted(tests)) or 'none'}")
         chosen |= tests
     chosen |= {*ALWAYS}
     every = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
