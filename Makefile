@@ -1,4 +1,5 @@
 # make serve    set up, and serve the demo model on http://127.0.0.1:8000
+# make quick    set up, and check what was touched
 # make test     set up, and run all checks and tests
 # make help     everything else
 
@@ -17,7 +18,7 @@ LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
 
-.PHONY: help setup serve test test-mac check lint types imports coverage covered-server covered-rest bench \
+.PHONY: help setup serve quick test test-mac check lint types imports coverage covered-server covered-rest bench \
   soak abuse threats costs fuzz simulate repeat structured clients page native arm64 roofline metal metal-lint \
   metal-kernels metal-core metal-graph metal-darwin metal-cross mac-wheels docker docker-root boards lock demo clean
 
@@ -28,6 +29,10 @@ setup: $(VENV)/.built  ## create .venv and build the extension
 
 serve: setup  ## serve the demo model; MODEL=... and PORT=... choose others
 	$(BIN)/quire serve $(MODEL) --port $(PORT) $(NAME)
+
+quick: lint imports  ## checks and tests of what was touched since main; ROOM=kvcache: of that room
+	$(BIN)/mypy --platform linux
+	$(BIN)/python -m tests.quick $(ROOM)
 
 test: check coverage  ## checks, then all tests with coverage of the pure code
 

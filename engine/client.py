@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError
+from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError, QueueFullError
 from engine.loop import Emit, EngineLoop
 from engine.memory_map import MemoryMap
 from engine.messages import Abort, GetMemoryMap, SetMemoryPressure, Stop
@@ -163,7 +163,9 @@ class EngineClient:
     def check_room(self, requests: int, tenant: bytes) -> None:
         """Check that so many more requests fit. Raises QueueFullError where they do not, and
         ShareFullError where other requests of the tenant have to end first."""
-        self._slots.check(requests, tenant, self.capacity)
+        if self.in_flight + requests > self.capacity:
+            raise QueueFullError
+        self._slots.check_share(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
         """Return what the memory holds, made by the engine before its next step: waits for the step

@@ -48,11 +48,6 @@ class TokenStream:
                         await wake.wait()
         return [stream._take() for stream in streams]
 
-    @property
-    def exhausted(self) -> bool:
-        """Return whether there is nothing left to read, now or ever."""
-        return self._ended and not self._events
-
     def close(self) -> None:
         """Abort the request unless it has ended: nobody reads any more. Idempotent."""
         if not self._ended:

@@ -248,11 +248,6 @@ class KVCacheManager:
     # --- statistics -----------------------------------------------------------------------------
 
     @property
-    def epochs(self) -> tuple[int, int]:
-        """Return the newest epoch that was opened, and the newest that has completed."""
-        return self._issued_epoch, self._completed_epoch
-
-    @property
     def copied_bytes(self) -> int:
         """Return how many bytes of K and V were copied from block to block."""
         return self._backend.copied_bytes

@@ -68,11 +68,6 @@ class PrefixIndex:
         """Return how many blocks can be found."""
         return len(self._entries)
 
-    @property
-    def num_idle(self) -> int:
-        """Return how many blocks could be evicted, one after the other."""
-        return self._idle[False] + self._idle[True]
-
     def find(self, hashes: BlockHashes, number: int) -> CachedBlock | None:
         """Return the block with this hash and these ids; None where there is none."""
         entry = self._entries.get(hashes.digests[number])

@@ -100,12 +100,6 @@ class KVViews:
             start += count
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def region(self, layer: int, kind: str, number: int) -> mx.array:
-        """Return the keys or values of a segment's whole past, itself included: ``[start + count,
-        kv_heads, head_dim]``, valid until the sequence closes; the flat array that they are,
-        without a copy, where they lie in one."""
-        return self._rows.region(self._tokens.newest[layer], self._layers[layer], kind, number)
-
     # --- the end of the step --------------------------------------------------------------------
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:

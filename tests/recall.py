@@ -42,6 +42,12 @@ def recall_many(prompt: Sequence[int], count: int, num_layers: int, vocab_size: 
     return tokens[len(prompt) :]
 
 
+def region_of(views: KVViews, layer: int, kind: str, number: int) -> mx.array:
+    """What stands in the keys or values of a segment's whole past, itself included: ``[start +
+    count, kv_heads, head_dim]``, read through the page map after the appends of the step."""
+    return views._rows.region(views._tokens.newest[layer], views._layers[layer], kind, number)
+
+
 def _slots(layer: int, kind: int, positions: np.ndarray, tokens: np.ndarray) -> bytes:
     """What the slots of one region hold, as whole numbers ``[n, FIELDS]`` int32."""
     columns = [np.full_like(positions, layer), np.full_like(positions, kind)]
@@ -106,7 +112,7 @@ class RecallModel:
         digest = hashlib.sha256()
         for layer in range(self.shape.num_layers):
             for kind, name in enumerate(KINDS):
-                region = views.region(layer, name, segment).astype(mx.float32)
+                region = region_of(views, layer, name, segment).astype(mx.float32)
                 slots = np.array(region).reshape(region.shape[0], -1)[: position + 1, :FIELDS]
                 self._check(slots, layer, kind)
                 digest.update(slots.astype(np.int32).tobytes())

@@ -18,6 +18,7 @@ from tests.bench.models import SERVING, write_endless_model
 from tests.bench.rounds import Part, Rounds
 from tests.bench.table import Goal, Row
 from tests.engines import CONFIG, ON_CPU
+from tests.kvcache.managers import complete_steps
 
 GIB = 1024**3
 SEQUENCES = (8, 64, 256)
@@ -170,10 +171,10 @@ def _fill(loop: EngineLoop, blocks: int) -> None:
         assert kv.reserve(-number, tokens)
         kv.views([(-number, 0, tokens)])
         kv.commit(-number, ids)
-        kv.step_completed(kv.epochs[0])
+        complete_steps(kv)
         kv.close(-number)
         while kv.recovering:
-            kv.step_completed(kv.epochs[0])
+            complete_steps(kv)
 
 
 def _row(name: str, sequences: int, times: list[StepTimes]) -> Row:

@@ -1,4 +1,4 @@
-from tests.bench.agents import MODEL_LENS, PeerRun, Round, _facts, _rows
+from tests.bench.agents import MODEL_LENS, PeerRun, Round, _rows
 from tests.bench.workload import AGENTS, Moment, Run
 
 KINDS = [(kind, length) for length in MODEL_LENS for kind in ("posix", "dense")]
@@ -23,10 +23,3 @@ def test_all_agents_must_run_at_once_in_every_round_and_waste_little() -> None:
 def test_bytes_stand_beside_those_of_mlx_lm() -> None:
     (row,) = (row for row in _rows([a_round(AGENTS, 30)]) if row.peer_name == "mlx-lm")
     assert (row.quire, row.peer, row.ratio.value) == (1.0, 4.0, 4.0)
-
-
-def test_facts_count_the_steps_that_were_looked_at() -> None:
-    facts = dict(_facts([a_round(AGENTS, 30)] * 2))
-    assert "in 2 steps" in facts["exact admission"]
-    assert facts["preemptions"] == "3 and 3 of 50"
-    assert facts["worst step's waste"] == "3.00 %"

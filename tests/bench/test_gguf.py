@@ -105,14 +105,6 @@ def test_the_file_has_the_models_dimensions_and_weights(model: Path) -> None:
     assert Writer.last.steps[-1] == "close"
 
 
-def test_without_the_package_it_says_how_to_get_it(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    assert gguf.main([str(model), "out.gguf"]) == 1
-    assert "pip install gguf" in capsys.readouterr().err
-
-
 def test_every_weight_has_a_name_and_packed_ones_have_none() -> None:
     assert tensor_name("model.embed_tokens.weight") == "token_embd.weight"
     assert tensor_name("model.layers.7.self_attn.q_norm.weight") == "blk.7.attn_q_norm.weight"

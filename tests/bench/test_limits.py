@@ -1,13 +1,11 @@
 import ctypes
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.bench import limits
 from tests.bench.limits import MachineLimits, ReadProbe, library, measure_limits, product_flop_per_s
-from tests.bench.peers import BrokenError
 
 MIB = 1024**2
 PATIENCE_S = 60.0
@@ -60,44 +58,3 @@ def test_a_machine_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     while not plausible(found := measure_limits(threads=2, passes=1)):
         assert time.monotonic() < deadline_s, found
     assert product_flop_per_s(32) > 0
-
-
-def test_limits_are_said_in_words() -> None:
-    limits_with = MachineLimits(50.04e9, 400e9, 7000e9, 208.4e9)
-    read, rate = (text for _, text in limits_with.facts())
-    assert read == "50.0 GB/s of 1024 MiB"
-    assert rate.startswith("208 GFLOP/s of float32")
-    assert rate.endswith("400 float32, 7000 bfloat16")
-    assert MachineLimits(1, 1, 0, 1).facts()[1][1].endswith("no bfloat16")
-
-
-@pytest.fixture
-def compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Nothing is compiled yet."""
-    monkeypatch.setattr(limits, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(limits, "library", library.__wrapped__)
-    monkeypatch.delenv("CXX", raising=False)
-    return tmp_path
-
-
-def test_without_a_compiler_there_are_no_figures(
-    compiled_anew: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(compiled_anew))
-    with pytest.raises(BrokenError, match=r"no C\+\+ compiler of c\+\+, g\+\+, clang\+\+"):
-        ReadProbe(MIB, 1)
-    monkeypatch.setenv("CXX", "other++")
-    with pytest.raises(BrokenError, match=r"no C\+\+ compiler of other\+\+"):
-        ReadProbe(MIB, 1)
-
-
-def test_what_the_compiler_says_is_passed_on_and_nothing_is_left(
-    compiled_anew: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    native = compiled_anew / "native"
-    native.mkdir()
-    (native / "broken.cpp").write_text("int f() { return what; }")
-    monkeypatch.setattr(limits, "NATIVE", native)
-    with pytest.raises(BrokenError, match=r"(?s)do not compile:.*broken.cpp.*what"):
-        ReadProbe(MIB, 1)
-    assert list((compiled_anew / "build").iterdir()) == []

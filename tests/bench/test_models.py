@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,11 +10,9 @@ from transformers import AutoTokenizer
 
 from tests.bench.models import (
     INTERFERENCE,
-    QWEN3_0_6B,
     SERVING,
     TEMPLATE_TOKENS,
     ModelStore,
-    weight_bytes,
     write_endless_model,
 )
 from tests.models import SPECIAL_TOKENS, ModelSpec
@@ -77,11 +74,6 @@ def test_a_letter_is_a_token_and_the_template_adds_what_it_is_counted_for(folder
         assert len(ids) == len(question) + TEMPLATE_TOKENS
 
 
-def test_only_a_tied_embedding_silences_tokens(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        write_endless_model(tmp_path, ModelSpec(tie_word_embeddings=False))
-
-
 # --- the same weights in several forms ---------------------------------------------------------
 
 
@@ -121,38 +113,3 @@ def test_every_form_is_a_model_that_never_ends(store: ModelStore, form: str) -> 
     endings = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     for answer in greedy_answers(folder, SERVING):
         assert not endings & set(answer)
-
-
-def test_a_model_is_made_once_and_half_a_one_is_none(
-    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mx, "save_safetensors", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            store.bfloat16()
-    assert list((tmp_path / "store").iterdir()) == []
-    made = store.bfloat16()
-    monkeypatch.setattr(mx, "save_safetensors", interrupted)
-    assert store.bfloat16() == made
-    other = ModelStore(tmp_path / "store", INTERFERENCE)
-    with pytest.raises(KeyboardInterrupt):
-        other.bfloat16()
-
-
-def test_the_large_model_has_qwen3s_size(tmp_path: Path) -> None:
-    spec = QWEN3_0_6B
-    heads = spec.num_attention_heads + spec.num_key_value_heads
-    projections = 2 * heads * spec.head_dim * spec.hidden_size
-    layer = projections + 3 * spec.hidden_size * spec.intermediate_size
-    matrices = spec.num_hidden_layers * layer + spec.vocab_size * spec.hidden_size
-    assert 595e6 < matrices < 597e6
-
-
-def test_weights_are_counted_in_their_files(store: ModelStore) -> None:
-    folder = store.bfloat16()
-    stored = sum(array.nbytes for array in weights(folder).values())
-    assert stored < weight_bytes(folder) < stored + 10_000
-    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"

@@ -33,10 +33,6 @@ def test_a_letter_is_a_token(prompts: Prompts) -> None:
     assert [prompt.ids.index(number) for number in prompt.ids] == repeated
 
 
-def test_encoding_takes_some_time(prompts: Prompts) -> None:
-    assert 0 < prompts.encoding_ms(64) < 1000
-
-
 def test_blocks_are_shared_whole() -> None:
     assert [whole_blocks(tokens) for tokens in (63, 64, 65, 4096)] == [0, 64, 64, 4096]
 

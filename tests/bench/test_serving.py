@@ -6,15 +6,8 @@ import pytest
 from tests.bench import serving
 from tests.bench.contest import Contest
 from tests.bench.rounds import Rounds
-from tests.bench.serving import STREAMS, cases_of, least_ratio, run_serving
+from tests.bench.serving import STREAMS, run_serving
 from tests.bench.small_server import small_server
-
-
-def test_twice_as_much_as_mlx_lms_server_is_wanted_of_many_streams() -> None:
-    cases = cases_of(2)
-    assert [least_ratio("mlx_lm.server", case) for case in cases] == [1.0, 2.0, 2.0]
-    assert {least_ratio("somebody else", case) for case in cases} == {None}
-    assert [case.requests for case in cases] == [2 * n for n in STREAMS]
 
 
 def test_servers_at_urls_are_compared_at_every_number_of_streams(

@@ -16,8 +16,3 @@ def test_a_crowd_should_compute_its_prefix_once() -> None:
         goal = shared.rows()[1].goal
         assert goal is not None
         assert goal.met is met
-
-
-def test_copied_bytes_are_told() -> None:
-    assert dict(ONCE.facts())["copied on hits"] == "0 bytes of K and V"
-    assert "1.03 MiB for each further one" in dict(ONCE.facts())["a shared prefix"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.table import CSV_HEADINGS, Figures, Goal, Ratio, Row, figure, render, write_csv
+from tests.bench.table import CSV_HEADINGS, Figures, Goal, Ratio, Row, write_csv
 
 FASTER = Row.higher_is_better("serving", "tok/s", [10, 40, 20], ("peer", [10, 10, 10]), 1.5)
 SLOWER = Row.lower_is_better("latency", "ms", [200, 100, 200], ("other", [100, 100, 100]), 1)
@@ -54,36 +54,6 @@ def test_a_row_without_a_goal_is_not_judged_until_it_gets_one() -> None:
     judged = row.with_goal(Goal("text", met=False))
     assert judged.cells()[-2:] == ("text", "MISSED")
     assert row.goal is None
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (math.nan, "-"),
-        (0.004, "0.00"),
-        (1.234, "1.23"),
-        (10, "10.0"),
-        (123.6, "124"),
-        (1e6, "1000000"),
-    ],
-)
-def test_a_figure_has_three_digits_or_more(value: float, says: str) -> None:
-    assert figure(value) == says
-
-
-def test_the_table_is_aligned_and_says_what_was_met() -> None:
-    lines = render([FASTER, SLOWER]).splitlines()
-    assert lines[0].split() == ["row", "quire", "peer", "ratio", "target"]
-    assert set(lines[1]) == {"-", " "}
-    assert lines[2].split("  ")[0] == "serving, tok/s"
-    assert lines[2].endswith("met")
-    assert lines[3].endswith("MISSED")
-    for heading in ("quire", "peer", "ratio", "target"):
-        column = lines[0].index(heading)
-        for line in lines[1:]:
-            assert line[column - 1] == " "
-            assert line[column] != " "
-    assert not any(line.endswith(" ") for line in lines)
 
 
 def test_the_file_holds_every_row_under_its_headings(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from server.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.clients.models import tokenizer_only
 from tests.engines import BLOCK_BYTES, VOCAB, recall_loop
-from tests.recall import DIGIT_BASE, DIGITS, RecallModel
+from tests.recall import DIGIT_BASE, DIGITS, RecallModel, region_of
 from tests.server.harness import ids_of, make_service, token_id
 
 MARK = "Repeat after me:"
@@ -65,7 +65,7 @@ class ToldModel(RecallModel):
     @staticmethod
     def _read_back(views: KVViews, segment: int, position: int) -> list[int]:
         """The sequence, as the keys of the first layer have it."""
-        region = views.region(0, "keys", segment)
+        region = region_of(views, 0, "keys", segment)
         digits = region.reshape(region.shape[0], -1)[: position + 1, 2 + DIGITS : 2 + 2 * DIGITS]
         found = np.array(digits.astype(mx.float32)).astype(np.int64)
         tokens: list[int] = (found @ DIGIT_BASE ** np.arange(DIGITS)).tolist()

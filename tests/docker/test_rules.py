@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
+from typing import Any
 
-import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.docker.boards import DOCKER, ROOT, Rule, alerts, recordings
@@ -12,32 +12,39 @@ ALERTS = alerts()
 SETTING = re.compile(r"\b(?:server|access|limits|engine|cache|metrics|log)\.[a-z_]+")
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=[alert.name for alert in ALERTS])
-def test_an_alert_says_how_bad_it_is_and_what_to_do(alert: Rule) -> None:
-    assert alert.settings["for"]
-    assert alert.settings["labels"]["severity"] in {"warning", "critical"}
-    assert "instance" in alert.settings["annotations"]["summary"]
-    assert alert.settings["annotations"]["description"].endswith(".")
+def is_clear(alert: Rule) -> bool:
+    """Whether an alert says how bad it is, where, and what to do."""
+    says = alert.settings["annotations"]
+    is_graded = alert.settings["labels"]["severity"] in {"warning", "critical"}
+    is_said = "instance" in says["summary"] and says["description"].endswith(".")
+    return bool(alert.settings["for"] and is_graded and is_said)
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=[alert.name for alert in ALERTS])
-def test_the_settings_that_an_alert_names_exist(alert: Rule) -> None:
-    text = (ROOT / "configs" / "quire.toml").read_text()
-    for setting in SETTING.findall(alert.settings["annotations"]["description"]):
-        section, _, name = setting.partition(".")
-        table = re.split(rf"^\[{section}\]$", text, flags=re.MULTILINE)[1].split("\n[")[0]
-        assert re.search(rf"^(# )?{name} = ", table, re.MULTILINE), setting
-
-
-@pytest.mark.parametrize("alert", ALERTS, ids=[alert.name for alert in ALERTS])
-def test_an_alert_has_a_test_where_it_fires_and_one_where_it_does_not(alert: Rule) -> None:
-    tests = yaml.safe_load((PROMETHEUS / "tests" / "alerts.yml").read_text())["tests"]
-    mine = [
+def is_tested(alert: Rule, tests: list[dict[str, Any]]) -> bool:
+    """Whether there is a test where the alert fires, and one where it does not."""
+    cases = [
         case for test in tests if test["name"] == alert.name for case in test["promql_expr_test"]
     ]
-    assert all(f'alertname="{alert.name}"' in case["expr"] for case in mine)
-    assert any("exp_samples" in case for case in mine)
-    assert any("exp_samples" not in case for case in mine)
+    is_own = all(f'alertname="{alert.name}"' in case["expr"] for case in cases)
+    return is_own and {"exp_samples" in case for case in cases} == {True, False}
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    assert [alert.name for alert in ALERTS if not is_clear(alert)] == []
+
+
+def test_the_settings_that_alerts_name_exist() -> None:
+    text = (ROOT / "configs" / "quire.toml").read_text()
+    for alert in ALERTS:
+        for setting in SETTING.findall(alert.settings["annotations"]["description"]):
+            section, _, name = setting.partition(".")
+            table = re.split(rf"^\[{section}\]$", text, flags=re.MULTILINE)[1].split("\n[")[0]
+            assert re.search(rf"^(# )?{name} = ", table, re.MULTILINE), (alert.name, setting)
+
+
+def test_every_alert_has_a_test_where_it_fires_and_one_where_it_does_not() -> None:
+    tests = yaml.safe_load((PROMETHEUS / "tests" / "alerts.yml").read_text())["tests"]
+    assert [alert.name for alert in ALERTS if not is_tested(alert, tests)] == []
 
 
 def test_names_of_recorded_series_have_colons_and_those_of_metrics_have_not() -> None:

@@ -28,8 +28,8 @@ def params(max_tokens: int = 10) -> SamplingParams:
 
 async def read(stream: TokenStream) -> list[TokenEvent]:
     events: list[TokenEvent] = []
-    while not stream.exhausted:
-        events += await stream.next_batch(WAIT_S)
+    while batch := await stream.next_batch(WAIT_S):
+        events += batch
     return events
 
 
@@ -131,9 +131,7 @@ async def test_a_request_for_one_shares_with_nobody_in_particular(client: Engine
 async def test_choices_are_read_together(client: EngineClient) -> None:
     streams = client.submit_choices(PROMPT, [params(n) for n in (3, 6, 9)])
     found: list[list[TokenEvent]] = [[], [], []]
-    while not all(stream.exhausted for stream in streams):
-        batches = await TokenStream.next_batches(streams, WAIT_S)
-        assert any(batches)
+    while any(batches := await TokenStream.next_batches(streams, WAIT_S)):
         for events, batch in zip(found, batches, strict=True):
             events += batch
     assert [len(events) for events in found] == [3, 6, 9]
@@ -145,8 +143,8 @@ async def test_answers_to_two_prompts_are_read_together(client: EngineClient) ->
     (second,) = client.submit_choices((3, 4), [SamplingParams(5)], read_with=first)
     assert second.request.fork_of is None
     counts = [0, 0]
-    while not (first.exhausted and second.exhausted):
-        for number, batch in enumerate(await TokenStream.next_batches((first, second), 5.0)):
+    while any(batches := await TokenStream.next_batches((first, second), WAIT_S)):
+        for number, batch in enumerate(batches):
             counts[number] += len(batch)
     assert counts == [3, 5]
 

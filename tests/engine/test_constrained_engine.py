@@ -1,6 +1,5 @@
 """Constraints in whole engines on RecallModel: every token is foretold, and accepted once."""
 
-import asyncio
 import random
 from typing import Any
 
@@ -149,9 +148,7 @@ async def test_every_choice_follows_a_copy_of_its_own() -> None:
     heard: list[list[int]] = []
     for stream in streams:
         tokens: list[int] = []
-        while not stream.exhausted:
-            async with asyncio.timeout(WAIT_S):
-                events = await stream.next_batch(WAIT_S)
+        while events := await stream.next_batch(WAIT_S):
             tokens += [event.token_id for event in events if event.token_id is not None]
         heard.append(tokens)
     assert client.stop(WAIT_S)

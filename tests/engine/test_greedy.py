@@ -98,8 +98,8 @@ async def test_greedy_answers_equal_mlx_lms_together_and_alone(
 async def answer(client: EngineClient, ids: list[int]) -> list[int]:
     stream = client.submit(tuple(ids), SamplingParams(NEW_TOKENS, temperature=0.0))
     tokens: list[int] = []
-    while not stream.exhausted:
-        for event in await stream.next_batch(60.0):
+    while batch := await stream.next_batch(60.0):
+        for event in batch:
             assert event.message is None
             if event.token_id is not None:
                 tokens.append(event.token_id)

@@ -30,6 +30,7 @@ from tests.engines import (
     recall_loop,
     use_clock,
 )
+from tests.kvcache.managers import epochs_of
 from tests.recall import RecallModel, recall_many
 
 FAULTY = frozenset({900})
@@ -202,7 +203,7 @@ def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
     deadline = time.monotonic() + 10.0
     while not (cached := loop._kv.stats().cached_bytes):
         assert time.monotonic() < deadline, "its buffer was never unmapped"
-        loop._kv.step_completed(loop._kv.epochs[1])
+        loop._kv.step_completed(epochs_of(loop._kv)[1])
     monkeypatch.setattr(Scheduler, "schedule", lambda self, **_: NO_STEP)
     loop.mailbox.put(greedy(2, list(range(100)), 1))
     for _ in range(3):

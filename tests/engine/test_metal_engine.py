@@ -24,6 +24,7 @@ from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG, Answers, greedy
+from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
 
@@ -186,7 +187,7 @@ def test_fault_09_a_step_whose_device_is_lost_ends_the_engine_and_is_never_compl
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     with pytest.raises(EngineFailedError, match="the device"):
         loop.run_once()
-    issued, completed = loop._kv.epochs
+    issued, completed = epochs_of(loop._kv)
     assert completed < issued
     assert loop._kv.stats().live_bytes > 0, "nobody gets what it may still write"
 

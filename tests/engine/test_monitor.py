@@ -144,10 +144,9 @@ async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> Non
         client, watchdog_s=5.0, pressure=None, exit_code=exit_code, end=_never, clock=clock
     )
     stream = client.submit((1, 2, 3), SamplingParams(20, temperature=0.0))
-    while not stream.exhausted:
+    while await stream.next_batch(WAIT_S):
         clock.now += 1.0
         assert monitor.poll()
-        await stream.next_batch(WAIT_S)
     for _ in range(100):
         # The engine checks now and then whether there is work.
         await eventually(lambda: client.busy_since is None)
@@ -181,8 +180,8 @@ async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
         client, watchdog_s=30.0, pressure=lambda: level[0], exit_code=exit_code, end=_never
     )
     stream = client.submit(tuple(range(100)), SamplingParams(1))
-    while not stream.exhausted:
-        await stream.next_batch(WAIT_S)
+    while await stream.next_batch(WAIT_S):
+        pass
     assert monitor.poll()
     assert client.pressure == 0
     await eventually(lambda: client.stats.kv is not None and client.stats.kv.cached_bytes > 0)

@@ -17,6 +17,7 @@ from engine.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
 from engine.step_plan import NO_STEP, InFlightStep, Outcome, PendingMasks, StepPlan, StepRunner
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from tests.engines import CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop, use_clock
+from tests.kvcache.managers import epochs_of
 from tests.recall import RecallModel, recall_many
 
 Fault = Callable[[str, int], None]
@@ -188,7 +189,7 @@ def test_a_stop_token_wastes_one_row_whose_blocks_wait_for_its_epoch() -> None:
     loop.mailbox.put(greedy(2, [8], 30))
     while 1 not in answers.finished:
         loop.run_once()
-    issued, completed = loop._kv.epochs
+    issued, completed = epochs_of(loop._kv)
     assert issued == completed + 1, "its row of the next step is in flight"
     assert loop._kv.stats().quarantined_bytes > 0
     drain(loop)

@@ -78,7 +78,7 @@ async def vector_and_cached(
     """The vector, and how many tokens came from the cache."""
     stream = client.submit(tuple(ids), NO_TOKENS, pooling=True, salt=PrefixSalt(client=salt))
     (event,) = await stream.next_batch(60.0)
-    assert stream.exhausted
+    assert await stream.next_batch(60.0) == [], "that was the end"
     assert (event.token_id, event.finish, event.message) == (None, FinishReason.STOP, None)
     assert event.prefix is not None
     assert event.embedding is not None

@@ -16,8 +16,8 @@ from engine.types import (
     TokenEvent,
 )
 from kvcache.manager import KVCacheManager
-from tests.kvcache.fakes import FakeBackend
-from tests.kvcache.managers import HEAP_BLOCKS, TOKENS, blocks_needed, small_manager
+from tests.kvcache.managers import HEAP_BLOCKS, TOKENS, blocks_needed, complete_steps, small_manager
+from tests.kvcache.strict_memory import StrictMemory
 
 COMMON = list(range(1000, 1064))  # four blocks
 
@@ -29,7 +29,7 @@ class Engine:
         self, *, heaps: int = 8, sequences: int = 8, budget: int = 64, **changes: Any
     ) -> None:
         self.kv: KVCacheManager
-        self.backend: FakeBackend
+        self.backend: StrictMemory
         self.kv, self.backend = small_manager(heaps=heaps, sequences=sequences, **changes)
         limits = EngineLimits(self.kv.max_tokens, sequences, 2000)
         tokens = TokenBudget(target_s=1.0, minimum=1, maximum=512, tokens=budget)
@@ -54,7 +54,7 @@ class Engine:
             self.kv.views(plan.segments)
         samples = [Token(7) for entry in plan.entries if entry.sampling is not None]
         self.events += self.scheduler.commit(plan, samples)
-        self.kv.step_completed(self.kv.epochs[0])
+        complete_steps(self.kv)
         self.kv.check_invariants()
         return shape(plan)
 

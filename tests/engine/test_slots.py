@@ -1,26 +1,18 @@
 import pytest
 
-from engine.errors import QueueFullError, ShareFullError
+from engine.errors import ShareFullError
 from engine.slots import Slots
 
 
 def test_a_tenant_may_take_its_share_and_no_more() -> None:
     slots = Slots(0.5)
-    slots.check(3, b"one", 6)
+    slots.check_share(3, b"one", 6)
     slots.take(3, b"one")
     with pytest.raises(ShareFullError):
-        slots.check(1, b"one", 6)
-    slots.check(3, b"other", 6)
+        slots.check_share(1, b"one", 6)
+    slots.check_share(3, b"other", 6)
     slots.free(b"one")
-    slots.check(1, b"one", 6)
-
-
-def test_without_a_slot_the_share_does_not_matter() -> None:
-    slots = Slots(1.0)
-    slots.take(6, b"one")
-    with pytest.raises(QueueFullError) as caught:
-        slots.check(1, b"other", 6)
-    assert type(caught.value) is QueueFullError
+    slots.check_share(1, b"one", 6)
 
 
 def test_a_share_is_one_slot_at_least() -> None:

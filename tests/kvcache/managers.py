@@ -9,7 +9,7 @@ from kvcache.block_hashes import PrefixSalt
 from kvcache.layout import KVLayout, KVShape, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
-from tests.kvcache.fakes import FakeBackend
+from tests.kvcache.strict_memory import StrictMemory
 
 SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
 TOKENS = 16  # per block
@@ -53,10 +53,10 @@ def small_manager(
     max_sharers: int = 1000,
     shares_prefixes: bool = True,
     **changes: Any,
-) -> tuple[KVCacheManager, FakeBackend]:
-    """A cache over a fake backend. changes: its fields."""
+) -> tuple[KVCacheManager, StrictMemory]:
+    """A cache over strict memory. changes: its fields."""
     layout = layout or paged()
-    backend = FakeBackend(layout.group, **changes)
+    backend = StrictMemory(layout.group, **changes)
     kv = manager(
         layout,
         backend,
@@ -107,10 +107,20 @@ def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     return kv._group.blocks_for(tokens) - len(found.blocks) + found.num_cached
 
 
-def settle(kv: KVCacheManager, backend: FakeBackend) -> None:
+def epochs_of(kv: KVCacheManager) -> tuple[int, int]:
+    """The newest epoch that was opened, and the newest that has completed."""
+    return kv._issued_epoch, kv._completed_epoch
+
+
+def complete_steps(kv: KVCacheManager) -> None:
+    """Every step that was begun completes."""
+    kv.step_completed(kv._issued_epoch)
+
+
+def settle(kv: KVCacheManager, backend: StrictMemory) -> None:
     """All steps complete and all memory operations are done."""
     for _ in range(3):
-        kv.step_completed(kv.epochs[0])
+        complete_steps(kv)
         backend.complete()
-    kv.step_completed(kv.epochs[0])
+    complete_steps(kv)
     kv.check_invariants()

@@ -7,7 +7,8 @@ from kvcache.heap_pool import HeapPool
 from kvcache.inspector import blocks_of
 from kvcache.layout import Group, KVShape, paged_layout
 from kvcache.sparse_heap import BlockRef, BlockState, runs_of
-from tests.kvcache.fakes import FakeBackend
+from tests.kvcache.memory_faults import MemoryFaults
+from tests.kvcache.strict_memory import StrictMemory
 
 SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
 HEAP_BLOCKS = 4
@@ -25,9 +26,9 @@ def small_group() -> Group:
     ).group
 
 
-def small_pool(heaps: int = 3, **changes: object) -> tuple[HeapPool, FakeBackend]:
+def small_pool(heaps: int = 3, **changes: object) -> tuple[HeapPool, StrictMemory]:
     group = small_group()
-    backend = FakeBackend(group, **changes)  # type: ignore[arg-type]
+    backend = StrictMemory(group, **changes)  # type: ignore[arg-type]
     return HeapPool(group, backend, heaps * group.heap_bytes), backend
 
 
@@ -74,7 +75,7 @@ def test_the_budget_is_never_exceeded() -> None:
 
 def test_a_budget_below_one_heap_gives_nothing() -> None:
     group = small_group()
-    pool = HeapPool(group, FakeBackend(group), group.heap_bytes - 1)
+    pool = HeapPool(group, StrictMemory(group), group.heap_bytes - 1)
     assert pool.capacity_blocks == 0
     assert pool.allocate(1) is None
 
@@ -109,7 +110,7 @@ def test_where_single_blocks_go_back_a_run_begins_in_the_emptiest_heap() -> None
 
 def test_a_run_begins_where_it_and_the_one_before_it_can_grow() -> None:
     group = replace(small_group(), blocks_per_heap=200)
-    pool = HeapPool(group, FakeBackend(group), group.heap_bytes)
+    pool = HeapPool(group, StrictMemory(group), group.heap_bytes)
     (first,) = take(pool, 1)
     assert first == BlockRef(0, 0)
     (second,) = take(pool, 1)
@@ -120,7 +121,7 @@ def test_a_run_begins_where_it_and_the_one_before_it_can_grow() -> None:
 
 def test_two_sequences_that_grow_in_turn_have_a_run_each() -> None:
     group = replace(small_group(), blocks_per_heap=200)
-    pool = HeapPool(group, FakeBackend(group), group.heap_bytes)
+    pool = HeapPool(group, StrictMemory(group), group.heap_bytes)
     runs = [take(pool, 1), take(pool, 1)]
     for _ in range(20):
         for run in runs:
@@ -130,7 +131,7 @@ def test_two_sequences_that_grow_in_turn_have_a_run_each() -> None:
 
 def test_the_descriptors_of_the_process_limit_the_heaps() -> None:
     group = small_group()
-    pool = HeapPool(group, FakeBackend(group, heap_limit=2), 3 * group.heap_bytes)
+    pool = HeapPool(group, StrictMemory(group, heap_limit=2), 3 * group.heap_bytes)
     assert pool.capacity_blocks == 2 * HEAP_BLOCKS
 
 
@@ -154,7 +155,7 @@ def test_a_quarantined_block_is_not_handed_out() -> None:
 
 
 def test_a_system_without_memory_leaves_no_trace() -> None:
-    pool, backend = small_pool(fail_at=2)
+    pool, backend = small_pool(faults=MemoryFaults(fail_at=2))
     taken = take(pool, 3)
     assert pool.allocate(5) is None, "the second heap is refused"
     pool.check_invariants()
@@ -358,7 +359,7 @@ def test_an_arena_is_made_and_charged_before_anybody_asks() -> None:
 
 
 def test_an_arena_whose_slices_are_refused_has_those_that_were_not() -> None:
-    pool, _ = small_pool(heaps=3, charge=Charge.ALL, fail_at=3)
+    pool, _ = small_pool(heaps=3, charge=Charge.ALL, faults=MemoryFaults(fail_at=3))
     assert pool.num_heaps == 2
     assert len(take(pool, 8)) == 8
 

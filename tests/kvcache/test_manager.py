@@ -8,12 +8,14 @@ from tests.kvcache.managers import (
     HEAP_BLOCKS,
     SHAPE,
     TOKENS,
+    complete_steps,
     grow,
     join,
     paged,
     settle,
     small_manager,
 )
+from tests.kvcache.memory_faults import MemoryFaults
 
 
 def test_a_sequence_grows_block_by_block() -> None:
@@ -40,7 +42,7 @@ def test_reserve_is_all_or_nothing() -> None:
 
 @pytest.mark.parametrize("fail_at", range(1, 12))
 def test_fault_04_a_refusal_of_the_system_at_any_call_leaves_no_trace(fail_at: int) -> None:
-    kv, backend = small_manager(fail_at=fail_at)
+    kv, backend = small_manager(faults=MemoryFaults(fail_at=fail_at))
     # Interleaved sequences, so that one reservation takes several mappings.
     opened = [seq for seq in (1, 2) if join(kv, seq, 1)]
     for tokens in (16, 64):
@@ -329,7 +331,7 @@ def test_blocks_that_the_system_does_not_map_are_not_on_their_way_back() -> None
     backend.mapping_limit = 4
     for _ in range(3):
         assert not kv.reserve(1, 128)
-        kv.step_completed(kv.epochs[0])
+        complete_steps(kv)
         assert not kv.recovering, "whoever waits would wait for ever"
 
 
@@ -396,7 +398,8 @@ def test_the_invariants_notice_memory_that_nobody_accounts_for() -> None:
     kv, backend = small_manager()
     assert join(kv, 1, 1)
     grow(kv, 1, 0, 1)
-    backend.touched |= {(0, 1), (0, 2), (0, 3)}
+    assert backend.add_buffer()
+    assert backend.map(1, 0, 0, 1, 3, writable=True)
     with pytest.raises(AssertionError, match="committed"):
         kv.check_invariants()
 
@@ -409,14 +412,14 @@ def test_a_dense_sequence_takes_its_whole_context_and_never_asks_again() -> None
     assert join(kv, 2, 5), "a dense sequence cannot grow, so nothing is kept back for it"
     grow(kv, 2, 0, 5)
     assert not join(kv, 3, 5)
-    calls = backend.calls
+    calls = backend.faults.calls
     grow(kv, 1, 5, 95)
-    assert backend.calls == calls
+    assert backend.faults.calls == calls
     assert kv.stats().committed_bytes == 2 * layout.group.heap_bytes
 
 
 def test_a_refused_buffer_is_not_opened() -> None:
-    kv, _ = small_manager(fail_at=1)
+    kv, _ = small_manager(faults=MemoryFaults(fail_at=1))
     assert not join(kv, 1, 1)
     assert join(kv, 1, 1)
     kv.check_invariants()
@@ -424,12 +427,12 @@ def test_a_refused_buffer_is_not_opened() -> None:
 
 def test_a_map_that_can_be_neither_finished_nor_undone_ends_serving() -> None:
     # A buffer, two heaps, and a run of blocks in each: the second run is refused.
-    kv, backend = small_manager(fail_at=5, stuck=True)
+    kv, backend = small_manager(at_once=False, faults=MemoryFaults(fail_at=5, stuck_rate=1.0))
     tokens = kv.max_tokens
     assert join(kv, 1, tokens)
     with pytest.raises(BackendFailedError, match="over 20 s"):
         kv.reserve(1, tokens)
-    assert backend.calls == 5
+    assert backend.faults.calls == 5
 
 
 def test_nothing_is_copied_by_joining_growing_and_leaving() -> None:
@@ -472,7 +475,7 @@ def test_a_refused_mapping_is_counted_only_as_far_as_it_was_there() -> None:
     grow(kv, 1, 0, 1)
     grow(kv, 2, 0, 1)
     before = kv.stats().mapped_blocks
-    backend.fail_at = backend.calls + 1
+    backend.faults.fail_at = backend.faults.calls + 1
     assert not kv.reserve(1, 64)
     kv.check_invariants()
     assert kv.stats().mapped_blocks - kv.stats().unmapped_blocks == before

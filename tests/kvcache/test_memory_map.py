@@ -1,7 +1,16 @@
 from array import array
 
 from kvcache.memory_map import BlockRun, BlockState
-from tests.kvcache.managers import BLOCK, HEAP_BLOCKS, TOKENS, grow, join, settle, small_manager
+from tests.kvcache.managers import (
+    BLOCK,
+    HEAP_BLOCKS,
+    TOKENS,
+    complete_steps,
+    grow,
+    join,
+    settle,
+    small_manager,
+)
 from tests.kvcache.maps import map_adds_up
 
 PROMPT = list(range(3 * TOKENS))
@@ -22,7 +31,7 @@ def test_a_sequence_is_told_with_its_blocks_and_those_of_others() -> None:
     kv, backend = small_manager()
     assert join(kv, 7, PROMPT, final=60)
     grow(kv, 7, 0, len(PROMPT), PROMPT)
-    kv.step_completed(kv.epochs[0])
+    complete_steps(kv)
     assert join(kv, 9, PROMPT, final=50)
     found = kv.memory_map()
     first, second = found.sequences

@@ -9,8 +9,9 @@ from kvcache.backend import Releases
 from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.prefix_index import MissReason
-from tests.kvcache.fakes import FakeBackend
-from tests.kvcache.managers import BLOCK, TOKENS, grow, join, settle, small_manager
+from tests.kvcache.managers import BLOCK, TOKENS, complete_steps, grow, join, settle, small_manager
+from tests.kvcache.memory_faults import MemoryFaults
+from tests.kvcache.strict_memory import StrictMemory
 
 IDS = list(range(100, 164))  # four blocks
 
@@ -34,7 +35,7 @@ def test_a_sealed_block_is_shared_while_its_writer_runs() -> None:
     assert join(kv, 2, IDS[:48])
     assert kv.attach_cached(2) == 32
     assert blocks_of(kv, 2)[:2] == blocks_of(kv, 1)[:2]
-    assert len(backend.touched) == 3, "nothing new"
+    assert backend.committed_bytes() == 3 * BLOCK, "nothing new"
     assert backend.copied_bytes == 0
     grow(kv, 2, 32, 16, IDS)
 
@@ -76,7 +77,7 @@ def test_blocks_that_wait_for_their_unmapping_are_found_as_well() -> None:
     kv, backend = small_manager(at_once=False)
     write(kv, 1, IDS[:32])
     kv.close(1)
-    kv.step_completed(kv.epochs[0])
+    complete_steps(kv)
     assert kv.stats().quarantined_bytes == 2 * BLOCK
     assert join(kv, 2, IDS)
     assert kv.attach_cached(2) == 32
@@ -298,7 +299,7 @@ def test_no_more_buffers_than_allowed_map_a_block() -> None:
 def test_a_system_that_refuses_to_map_a_prefix_lets_it_be_computed() -> None:
     kv, backend = small_manager()
     write(kv, 1, IDS[:32])
-    backend.fail_at = backend.calls + 2  # the buffer, then the blocks
+    backend.faults.fail_at = backend.faults.calls + 2  # the buffer, then the blocks
     assert join(kv, 2, IDS)
     assert len(blocks_of(kv, 2)) == 0
     kv.check_invariants()
@@ -329,7 +330,7 @@ def test_a_system_that_refuses_to_map_more_of_a_prefix_lets_it_be_computed() -> 
     kv, backend = small_manager()
     assert join(kv, 2, IDS)
     write(kv, 1, IDS[:32])
-    backend.fail_at = backend.calls + 1
+    backend.faults.fail_at = backend.faults.calls + 1
     assert kv.attach_cached(2) == 0
     kv.check_invariants()
     assert kv.attach_cached(2) == 32
@@ -401,7 +402,7 @@ def test_the_last_owner_of_a_pending_prefix_is_waited_for() -> None:
 # --- forks ---------------------------------------------------------------------------------------
 
 
-def parent_and_child(prompt: int, **changes: object) -> tuple[KVCacheManager, FakeBackend]:
+def parent_and_child(prompt: int, **changes: object) -> tuple[KVCacheManager, StrictMemory]:
     kv, backend = small_manager(**changes)  # type: ignore[arg-type]
     write(kv, 1, IDS[:prompt])
     assert join(kv, 2, IDS[:prompt])
@@ -469,7 +470,7 @@ def test_a_fork_respects_the_most_sharers() -> None:
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_fork_that_the_system_refuses_computes_the_rest(call: int) -> None:
     kv, backend = parent_and_child(40, shares_prefixes=False)
-    backend.fail_at = backend.calls + call  # the shared blocks, or the partial one
+    backend.faults.fail_at = backend.faults.calls + call  # the shared blocks, or the partial one
     assert kv.fork(1, 2) == [0, 32][call - 1]
     kv.check_invariants()
     assert backend.copied_bytes == 0
@@ -520,7 +521,7 @@ def test_the_next_chunk_of_a_prompt_is_mapped_while_one_is_computed() -> None:
 
 
 def test_a_refusal_ahead_of_need_costs_nothing_but_the_wait() -> None:
-    kv, backend = small_manager(refuse_ahead=True)
+    kv, backend = small_manager(faults=MemoryFaults(refuse_ahead=True))
     assert join(kv, 1, 16, final=100)
     grow(kv, 1, 0, 16)
     grow(kv, 1, 16, 1)
@@ -555,7 +556,7 @@ def test_nothing_is_mapped_ahead_when_others_may_need_the_last_blocks() -> None:
 def test_the_heap_that_the_system_refuses_ahead_of_need_is_asked_for_again() -> None:
     kv, backend = small_manager(heaps=3)
     assert join(kv, 1, 64, final=200)
-    backend.fail_at = backend.calls + 3  # heap, map, heap
+    backend.faults.fail_at = backend.faults.calls + 3  # heap, map, heap
     grow(kv, 1, 0, 64)
     assert backend.heaps == 1
     grow(kv, 1, 64, 1)

@@ -11,6 +11,7 @@ from kvcache.native_backends import dense_backend, posix_backend
 from kvcache.views import kv_dtype
 from tests.kvcache import managers
 from tests.kvcache.managers import join
+from tests.recall import region_of
 
 SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
 PAGE = metal_ext.SYSTEM_PAGE_BYTES
@@ -115,7 +116,7 @@ def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
     rows = reference.rows(1, 2)
     views.append(1, mx.array(rows), mx.array(rows))
     reference.append(1, 1, kind, rows)
-    region = views.region(1, kind, 0)
+    region = region_of(views, 1, kind, 0)
     np.testing.assert_array_equal(np.array(region), reference.kept[1, 1, kind])
 
 
@@ -126,7 +127,7 @@ def test_bfloat16_is_what_two_bytes_are() -> None:
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
     views.append(0, mx.ones((4, 2, 32)), mx.ones((4, 2, 32)))
-    assert views.region(0, "keys", 0).dtype == mx.bfloat16
+    assert region_of(views, 0, "keys", 0).dtype == mx.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Any order of opens, shares, forks, growth, closes, completions and refusals keeps the cache's
 books right, and every sequence its own tokens."""
 
-from dataclasses import dataclass, field
+from array import array
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcache.backend import Releases
 from kvcache.block_hashes import PrefixSalt
 from kvcache.sparse_heap import BlockState
-from tests.kvcache.fakes import FakeBackend, Manners
-from tests.kvcache.managers import SHAPE, TOKENS, manager, paged
+from tests.kvcache.managers import SHAPE, TOKENS, epochs_of, manager, paged
 from tests.kvcache.maps import map_adds_up
+from tests.kvcache.strict_memory import Manners, StrictMemory
 
 HEAP_BLOCKS = 4
 MAX_TOKENS = 12 * TOKENS
@@ -20,33 +20,9 @@ MAX_TOKENS = 12 * TOKENS
 PIECES = [[kind] * 12 for kind in range(3)]
 
 
-@dataclass
-class Memory(FakeBackend):
-    """Also knows what was written where: token ids by heap block and place."""
-
-    contents: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
-
-    def write(self, buffer: int, position: int, token: int) -> None:
-        block, place = divmod(position, TOKENS)
-        assert (buffer, block) in self.writable, "written where others read"
-        self.contents.setdefault(self.mapped[buffer, block], {})[place] = token
-
-    def read(self, buffer: int, position: int) -> int:
-        block, place = divmod(position, TOKENS)
-        return self.contents[self.mapped[buffer, block]][place]
-
-    def copy_block(
-        self, source: int, source_block: int, target: int, target_block: int, tokens: int
-    ) -> None:
-        super().copy_block(source, source_block, target, target_block, tokens)
-        for place in range(tokens):
-            token = self.read(source, source_block * TOKENS + place)
-            self.write(target, target_block * TOKENS + place, token)
-
-
 class CacheMachine(RuleBasedStateMachine):
-    """Drives a manager over a fake backend whose calls fail and whose tickets lag; the model is a
-    list of token ids per sequence, and how many of them are computed."""
+    """Drives a manager over memory whose calls fail and whose tickets lag, and whose slots hold
+    token ids; the model is a list of token ids per sequence, and how many of them are computed."""
 
     @initialize(
         heaps=st.integers(1, 5),
@@ -68,11 +44,13 @@ class CacheMachine(RuleBasedStateMachine):
         shares_prefixes: bool,
     ) -> None:
         layout = paged(MAX_TOKENS)
-        self.backend = Memory(
+        self.backend = StrictMemory(
             layout.group,
             at_once=False,
+            holds_contents=True,
             **manners.fields,
             mapping_limit=mapping_limit,
+            max_sharers=max_sharers,
         )
         self.kv = manager(
             layout,
@@ -153,13 +131,13 @@ class CacheMachine(RuleBasedStateMachine):
                 plan.append((seq, self.computed[seq], count))
         if not plan:
             return
-        self.kv.views(plan)
+        epoch = self.kv.views(plan).epoch
         for seq, start, count in plan:
             ids = self.tokens[seq]
             ids += [data.draw(st.integers(0, 2))] * (start + count - len(ids))
             buffer = self.kv._open[seq].buffer.number
-            for position in range(start, start + count):
-                self.backend.write(buffer, position, ids[position])
+            written = array("Q", ids[start : start + count])
+            self.backend.write(buffer, start, written, epoch, owner=None)
             self.kv.commit(seq, ids[start : start + count])
             self.computed[seq] += count
 
@@ -172,8 +150,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(lag=st.integers(0, 3))
     def complete_steps(self, lag: int) -> None:
-        issued, completed = self.kv.epochs
-        self.kv.step_completed(max(completed, issued - lag))
+        issued, completed = epochs_of(self.kv)
+        self.backend.completed_epoch = max(completed, issued - lag)
+        self.kv.step_completed(self.backend.completed_epoch)
 
     @rule()
     def complete_memory_operations(self) -> None:
@@ -181,7 +160,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(calls=st.integers(1, 3))
     def refuse_a_call_soon(self, calls: int) -> None:
-        self.backend.fail_at = self.backend.calls + calls
+        self.backend.faults.fail_at = self.backend.faults.calls + calls
 
     @rule()
     def idle(self) -> None:
@@ -200,8 +179,8 @@ class CacheMachine(RuleBasedStateMachine):
     def every_sequence_reads_its_own_tokens(self) -> None:
         for seq, computed in getattr(self, "computed", {}).items():
             buffer = self.kv._open[seq].buffer.number
-            read = [self.backend.read(buffer, position) for position in range(computed)]
-            assert read == self.tokens[seq][:computed]
+            read = b"".join(part for _, part in self.backend.read(buffer, computed))
+            assert [*array("Q", read)] == self.tokens[seq][:computed]
 
     def teardown(self) -> None:
         """When all have left and everything is done, nothing is mapped, waits or leaks."""
@@ -210,7 +189,7 @@ class CacheMachine(RuleBasedStateMachine):
         for seq in list(self.tokens):
             self.kv.close(seq)
         for _ in range(3):
-            self.kv.step_completed(self.kv.epochs[0])
+            self.complete_steps(lag=0)
             self.backend.complete()
         self.kv.evict_prefixes()
         for _ in range(2):

@@ -10,8 +10,8 @@ from kvcache.heap_pool import HeapPool
 from kvcache.inspector import blocks_of
 from kvcache.prefix_index import PrefixIndex
 from kvcache.sparse_heap import BlockRef, BlockState
-from tests.kvcache.fakes import FakeBackend, Manners
 from tests.kvcache.managers import paged
+from tests.kvcache.strict_memory import Manners, StrictMemory
 
 HEAPS = 4
 
@@ -22,7 +22,7 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(manners=st.sampled_from(Manners), at_once=st.booleans())
     def start(self, manners: Manners, at_once: bool) -> None:
         self.group = paged().group
-        self.backend = FakeBackend(self.group, at_once=at_once, **manners.fields)
+        self.backend = StrictMemory(self.group, at_once=at_once, **manners.fields)
         self.pool = HeapPool(self.group, self.backend, HEAPS * self.group.heap_bytes)
         self.sequences: dict[BlockRef, int] = {}
         self.buffers: dict[BlockRef, int] = {}
@@ -177,7 +177,10 @@ class IndexMachine(RuleBasedStateMachine):
         if hasattr(self, "index"):
             self.index.check_invariants()
             assert len(self.index) == len(self.kept)
-            assert self.index.num_idle == sum(not users for users in self.users.values())
+            for past, users in self.users.items():
+                entry = self.index.at(self.kept[past])
+                assert entry is not None
+                assert entry.idle == (not users)
 
 
 for machine in (PoolMachine, IndexMachine):

@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.client import TokenStream
 from engine.types import FinishReason, Request, TokenEvent
-from tests.simulation.blocks import SimulationError
+from tests.simulation.faults import SimulationError
 from tests.simulation.recall import Recall, vector
 
 ENDS_WITH_TOKEN = (FinishReason.STOP, FinishReason.LENGTH)
@@ -110,7 +110,7 @@ class Client:
         self.pace = 1
         self.read_some(0)
         if not self.left:
-            if self.reader_end is None or not self.stream.exhausted:
+            if self.reader_end is None or _next_batch(self.stream):
                 raise SimulationError(f"the reader of {self._name} waits for ever")
             if self.reader_end is not self.finish and not self.aborted:
                 raise SimulationError(f"{self._name} ended differently for its reader")

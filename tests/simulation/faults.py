@@ -1,4 +1,4 @@
-"""When the machine refuses, and how often."""
+"""When the device fails, and what the simulator says of a broken promise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,41 +7,8 @@ from random import Random
 from engine.pipeline import FAILURE_WINDOW_S
 
 
-@dataclass(slots=True)
-class MemoryFaults:
-    """When the system refuses. Storms of refusals, so that retries are refused as well."""
-
-    rng: Random
-    rate: float = 0.0
-    """Of all calls, those that begin a storm."""
-    longest_storm: int = 1
-    stuck_rate: float = 0.0
-    """Of all waits, those that end without their ticket."""
-    left: int = 0
-    """Refusals that may still come."""
-    refused: int = 0
-    stuck: int = 0
-    _storm: int = 0
-
-    def refuse(self) -> bool:
-        """Whether this call is refused."""
-        if not self.left:
-            return False
-        if not self._storm and self.rng.random() < self.rate:
-            self._storm = self.rng.randint(1, self.longest_storm)
-        if not self._storm:
-            return False
-        self._storm -= 1
-        self.left -= 1
-        self.refused += 1
-        return True
-
-    def stick(self) -> bool:
-        """Whether this wait is in vain."""
-        if not self.stuck_rate or self.rng.random() >= self.stuck_rate:
-            return False
-        self.stuck += 1
-        return True
+class SimulationError(AssertionError):
+    """A promise of the cache or the scheduler is broken."""
 
 
 @dataclass(slots=True)

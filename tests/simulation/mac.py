@@ -20,10 +20,10 @@ from kvcache.memory_budget import MemoryPlan
 from kvcache.substrates import Substrate
 from server.assembly import engine_config
 from server.config import Config
-from tests.kvcache.fakes import Manners
+from tests.kvcache.strict_memory import Manners
 from tests.metal.roofline import MODELS
 from tests.models import write_config
-from tests.simulation.blocks import SimulationError
+from tests.simulation.faults import SimulationError
 from tests.simulation.runner import DeviceTraits
 from tests.simulation.simulator import Simulation
 from tests.simulation.world import VOCAB, EngineTraits, MemoryTraits, TrafficTraits, World

@@ -9,11 +9,11 @@ from engine.token_budget import TokenBudget
 from kvcache.backend import Releases
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
-from tests.simulation.blocks import SimulationError
-from tests.simulation.faults import DeviceFaults, MemoryFaults
-from tests.simulation.memory import SimulatedMemory
+from tests.kvcache.memory_faults import MemoryFaults
+from tests.kvcache.strict_memory import StrictMemory
+from tests.simulation.faults import DeviceFaults, SimulationError
 from tests.simulation.recall import Recall
-from tests.simulation.runner import Clock, SimulatedRunner
+from tests.simulation.runner import Clock, SlotRunner
 from tests.simulation.world import EngineTraits, MemoryTraits, World
 
 
@@ -47,7 +47,7 @@ class Machine:
             device.bad_row_rate,
             world.traffic.fatal_faults,
         )
-        self.runner = SimulatedRunner(
+        self.runner = SlotRunner(
             self.kv,
             self.memory,
             self.clock,
@@ -89,19 +89,21 @@ class Machine:
             raise SimulationError(f"{stats.committed_bytes} bytes never went back")
 
 
-def _memory(seed: int, traits: MemoryTraits, engine: EngineTraits) -> SimulatedMemory:
+def _memory(seed: int, traits: MemoryTraits, engine: EngineTraits) -> StrictMemory:
     faults = MemoryFaults(
         Random(f"{seed} memory faults"),
-        traits.fault_rate,
-        traits.longest_storm,
-        traits.stuck_rate,
-        traits.most_refusals,
+        rate=traits.fault_rate,
+        longest_storm=traits.longest_storm,
+        stuck_rate=traits.stuck_rate,
+        left=traits.most_refusals,
     )
-    return SimulatedMemory(
+    return StrictMemory(
         engine.layout.group,
-        Random(f"{seed} memory"),
-        faults,
+        at_once=False,
         slowness=traits.slowness,
+        holds_contents=True,
+        faults=faults,
+        rng=Random(f"{seed} memory"),
         **traits.manners.fields,
         mapping_limit=traits.mapping_limit,
         shares_blocks=traits.shares_blocks,

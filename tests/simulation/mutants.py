@@ -472,7 +472,7 @@ def hunt_here(seeds: int) -> None:
 def _reason_of_mac() -> str | None:
     """What is wrong with an hour of a Mac; None where nothing is."""
     from kvcache.memory_budget import BudgetError
-    from tests.simulation.blocks import SimulationError
+    from tests.simulation.faults import SimulationError
     from tests.simulation.mac import mac_hour
     from tests.simulation.trace import SeedFailedError
 

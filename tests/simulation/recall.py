@@ -13,8 +13,8 @@ from hashlib import blake2b
 import numpy as np
 
 from engine.types import TokenLogprobs
+from tests.kvcache.blocks import SLOT_BYTES
 
-SLOT_BYTES = 8
 SLOT_MASK = 2**64 - 1
 MULTIPLIER = 6364136223846793005  # Knuth's, for 64 bits
 INCREMENT = 1442695040888963407

@@ -27,11 +27,10 @@ from engine.step_plan import (
 )
 from engine.types import PrefixSalt
 from kvcache.manager import KVCacheManager
-from tests.simulation.blocks import Block, SimulationError
-from tests.simulation.faults import DeviceFaults
-from tests.simulation.memory import SimulatedMemory
+from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
+from tests.kvcache.strict_memory import StrictMemory
+from tests.simulation.faults import DeviceFaults, SimulationError
 from tests.simulation.recall import (
-    SLOT_BYTES,
     Recall,
     next_token,
     score,
@@ -98,10 +97,10 @@ class _Step:
 
 
 @dataclass(slots=True, eq=False)
-class SimulatedStep:
+class SlotStep:
     """A step in flight."""
 
-    runner: "SimulatedRunner"
+    runner: "SlotRunner"
     plan: StepPlan
     epoch: int
     buffers: list[int]
@@ -137,11 +136,11 @@ class SimulatedStep:
 
 
 @dataclass(slots=True)
-class SimulatedRunner:
+class SlotRunner:
     """Runs plans like ModelRunner, on whole numbers."""
 
     kv: KVCacheManager
-    memory: SimulatedMemory
+    memory: StrictMemory
     clock: Clock
     rng: Random
     traits: DeviceTraits
@@ -164,7 +163,7 @@ class SimulatedRunner:
     newest: StepPlan | None = None
     trials: int = 0
     """Tokens of the engine's own trials of its model."""
-    flying: list[SimulatedStep] = field(default_factory=list)
+    flying: list[SlotStep] = field(default_factory=list)
     """Steps that have not been read."""
     wasted: list[int] = field(default_factory=list)
     """Requests that had ended when a result of theirs was read."""
@@ -186,7 +185,7 @@ class SimulatedRunner:
 
     def begin(
         self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
-    ) -> SimulatedStep:
+    ) -> SlotStep:
         """Writes and reads every row's slots."""
         assert masks is None
         self.newest = plan
@@ -207,7 +206,7 @@ class SimulatedRunner:
             self._complete()
         self.computed += sum(entry.count for entry in plan.entries)
         fails = fails_at is not None
-        self.flying.append(SimulatedStep(self, plan, views.epoch, buffers, results, fails))
+        self.flying.append(SlotStep(self, plan, views.epoch, buffers, results, fails))
         return self.flying[-1]
 
     def fail(self, plan: StepPlan) -> None:
@@ -326,7 +325,7 @@ class SimulatedRunner:
         name = f"request {access.seq_id}, step {epoch}, late:"
         try:
             blocks = self.memory.read(access.buffer, access.tokens)
-        except SimulationError as error:
+        except MistakeError as error:
             raise SimulationError(f"{name} {error}") from None
         for (block, part), (now, part_now) in zip(access.blocks, blocks, strict=True):
             if block is not now or part != part_now:

@@ -17,8 +17,8 @@ from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError
 from engine.pressure import PressureLevel
 from engine.types import FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError, Releases
-from tests.simulation.blocks import SimulationError
 from tests.simulation.clients import Client
+from tests.simulation.faults import SimulationError
 from tests.simulation.machine import Machine
 from tests.simulation.recall import Recall
 from tests.simulation.trace import SeedFailedError, TraceLine
@@ -114,7 +114,7 @@ class Simulation:
             self._deliver()
         for request_id, client in list(self._reading.items()):
             client.read_some(self._round)
-            if client.finish is not None and (client.left or client.stream.exhausted):
+            if client.finish is not None and (client.left or client.reader_end is not None):
                 del self._reading[request_id]
         if not worked:
             self._pass_time()

@@ -6,8 +6,8 @@ import pytest
 
 from engine.client import TokenStream
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
-from tests.simulation.blocks import SimulationError
 from tests.simulation.clients import Client
+from tests.simulation.faults import SimulationError
 from tests.simulation.recall import Recall
 
 VOCAB = 100

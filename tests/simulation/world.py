@@ -7,7 +7,7 @@ from random import Random
 from engine.pressure import PressureLevel
 from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
 from kvcache.layout import Group, KVLayout, KVShape, Region
-from tests.kvcache.fakes import Manners
+from tests.kvcache.strict_memory import Manners
 from tests.simulation.runner import DeviceTraits
 
 # One number of four bytes in K and one in V: a slot of eight bytes.

@@ -4,14 +4,13 @@ from array import array
 from dataclasses import dataclass
 from enum import Enum
 
-from tests.simulation.recall import SLOT_BYTES
-
+SLOT_BYTES = 8
 POISON = 0xDEAD_BEEF_DEAD_BEEF
 POISON_BYTES = POISON.to_bytes(SLOT_BYTES, "little")
 
 
-class SimulationError(AssertionError):
-    """A promise of the cache or the scheduler is broken."""
+class MistakeError(AssertionError):
+    """What on a device would be a wrong answer or a panic."""
 
 
 class MappingState(Enum):

@@ -6,21 +6,21 @@ from random import Random
 
 import pytest
 
-from kvcache.backend import Releases
-from kvcache.layout import Group
-from tests.simulation.blocks import POISON, SimulationError
-from tests.simulation.faults import MemoryFaults
-from tests.simulation.memory import SimulatedMemory
-from tests.simulation.world import REGIONS
+from kvcache.backend import PageBackend, Releases, Segment
+from kvcache.layout import Group, Region
+from tests.kvcache.blocks import POISON, MistakeError
+from tests.kvcache.memory_faults import MemoryFaults
+from tests.kvcache.strict_memory import StrictMemory
 
 TOKENS = 4  # per block
+REGIONS = tuple(Region(0, kind, row_bytes=4) for kind in ("keys", "values"))
 
 
-def memory(slowness: float = 1.0, **changes: object) -> SimulatedMemory:
+def memory(**changes: object) -> StrictMemory:
     """Two heaps of three blocks, three buffers of five. Nothing completes before it is waited for.
     changes: fields."""
     group = Group(REGIONS, 16, TOKENS, blocks_per_heap=3, blocks_per_buffer=5)
-    made = SimulatedMemory(group, Random(0), MemoryFaults(Random(0)), slowness=slowness)
+    made = StrictMemory(group, at_once=False, holds_contents=True)
     for name, value in changes.items():
         setattr(made, name, value)
     for _ in range(2):
@@ -34,12 +34,17 @@ def slots(count: int) -> "array[int]":
     return array("Q", range(1, count + 1))
 
 
-def filled() -> SimulatedMemory:
+def filled() -> StrictMemory:
     """Buffer 0 has a full block and a half: block 0 and 1 of heap 0, written by step 1."""
     made = memory(completed_epoch=1)
     assert made.map(0, 0, 0, 0, 2, writable=True)
     made.write(0, 0, slots(6), epoch=1, owner="a")
     return made
+
+
+def test_it_is_a_backend() -> None:
+    backend: PageBackend = memory()
+    assert backend.name == "strict"
 
 
 def test_what_was_written_is_read_through_the_page_map() -> None:
@@ -56,7 +61,7 @@ def test_a_sealed_block_is_shared_and_a_partial_one_copied() -> None:
     assert made.map(1, 0, 0, 0, 1, writable=False)
     assert made.map(1, 1, 1, 0, 1, writable=True)
     made.copy_block(0, 1, 1, 1, 2)
-    assert made.copied_bytes == 2 * made.group.bytes_per_token
+    assert (made.copies, made.copied_bytes) == (1, 2 * made.group.bytes_per_token)
     made.write(1, 6, slots(1), epoch=2, owner="a")
     assert [part for _, part in made.read(0, 6)] == [part for _, part in made.read(1, 6)]
     assert made.slot(1, 6) == 1
@@ -65,13 +70,16 @@ def test_a_sealed_block_is_shared_and_a_partial_one_copied() -> None:
 def test_blocks_come_and_go_with_their_tickets() -> None:
     made = memory()
     coming = made.map_ahead(0, 0, 0, 0, 1)
-    with pytest.raises(SimulationError, match="block 0 of buffer 0 is not mapped yet"):
+    with pytest.raises(MistakeError, match="block 0 of buffer 0 is not mapped yet"):
         made.read(0, 1)
+    assert made.mapped == {}
+    assert made.committed_bytes() == 0
     assert made.wait(coming, 1.0)
     assert not made.refused(coming)
+    assert made.mapped == {(0, 0): (0, 0)}
     made.write(0, 0, slots(1), 1, "a")
     going = made.unmap(0, 0, 1)
-    with pytest.raises(SimulationError, match="block 0 of buffer 0 is being unmapped"):
+    with pytest.raises(MistakeError, match="block 0 of buffer 0 is being unmapped"):
         made.read(0, 1)
     assert made.completed_ticket() < going
     made.slowness = 0.0
@@ -81,6 +89,20 @@ def test_blocks_come_and_go_with_their_tickets() -> None:
     made.release(0, 0, 3)
     assert made.completed_ticket() == going + 1
     assert made.committed_bytes() == 0
+
+
+def test_operations_are_done_at_once_or_when_they_are_completed() -> None:
+    made = memory(at_once=True)
+    ticket = made.map_ahead(0, 0, 0, 0, 1)
+    assert made.completed_ticket() == ticket
+    assert not made.refused(ticket)
+    assert made.rows([Segment(0, 0, 1)]) == [Segment(0, 0, 1)]
+    made.at_once = False
+    made.unmap(0, 0, 1)
+    assert made.map_ahead(1, 0, 1, 0, 1) == 3
+    made.complete()
+    assert made.completed_ticket() == 3
+    assert made.mapped == {(1, 0): (1, 0)}
 
 
 def test_refusals_change_nothing() -> None:
@@ -99,6 +121,18 @@ def test_refusals_change_nothing() -> None:
     assert not made.wait(made.map_ahead(0, 0, 0, 0, 1), 1.0)
 
 
+def test_the_call_of_a_number_is_refused_and_no_other() -> None:
+    made = memory(at_once=True, faults=MemoryFaults(fail_at=7))
+    assert made.map(0, 0, 0, 0, 1, writable=True)
+    assert made.refused(made.map_ahead(0, 1, 0, 1, 1))
+    assert made.mapped == {(0, 0): (0, 0)}
+    assert made.committed_bytes() == made.group.block_bytes, "a refusal takes no memory"
+    assert not made.refused(made.map_ahead(0, 1, 0, 1, 1))
+    assert (made.faults.calls, made.faults.refused) == (8, 1)
+    made.faults.refuse_ahead = True
+    assert made.refused(made.map_ahead(0, 2, 0, 2, 1))
+
+
 def test_a_block_that_was_refused_ahead_can_be_given_back_unasked() -> None:
     made = memory()
     made.faults = MemoryFaults(Random(0), rate=1.0, left=1)
@@ -107,24 +141,24 @@ def test_a_block_that_was_refused_ahead_can_be_given_back_unasked() -> None:
     assert not made.mappings
 
 
-def unmapping(made: SimulatedMemory) -> None:
+def unmapping(made: StrictMemory) -> None:
     made.unmap(0, 0, 2)
 
 
-def releasing(made: SimulatedMemory) -> None:
+def releasing(made: StrictMemory) -> None:
     assert made.wait(made.unmap(0, 0, 2), 1.0)
     made.release(0, 0, 3)
 
 
-def sharing(made: SimulatedMemory) -> None:
+def sharing(made: StrictMemory) -> None:
     assert made.map(1, 0, 0, 0, 1, writable=False)
 
 
-def nothing(made: SimulatedMemory) -> None:
+def nothing(made: StrictMemory) -> None:
     pass
 
 
-Action = Callable[[SimulatedMemory], object]
+Action = Callable[[StrictMemory], object]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +183,14 @@ Action = Callable[[SimulatedMemory], object]
         (nothing, lambda m: m.copy_block(0, 1, 0, 0, 3), "copied beyond what it holds"),
         (nothing, lambda m: m.copy_block(0, 0, 0, 1, 5), "copied beyond what it holds"),
         (nothing, lambda m: m.copy_block(0, 0, 0, 1, 0), "copied beyond what it holds"),
+        (nothing, lambda m: m.copy_block(2, 0, 0, 1, 1), "block 0 of buffer 2 is not mapped"),
+        (nothing, lambda m: m.copy_block(0, 0, 2, 0, 1), "block 0 of buffer 2 is not mapped"),
+        (sharing, lambda m: m.copy_block(0, 1, 0, 0, 1), "written while others have it mapped"),
+        (sharing, lambda m: m.rows([Segment(1, 3, 1)]), "block 0 of buffer 1 may only be read"),
+        (sharing, lambda m: m.rows([Segment(0, 3, 1)]), "written while others have it mapped"),
+        (nothing, lambda m: m.rows([Segment(0, 7, 2)]), "block 2 of buffer 0 is not mapped"),
+        (nothing, lambda m: m.rows([Segment(1, 4, 1)]), "block 0 of buffer 1 is not mapped"),
+        (nothing, lambda m: m.map(1, 0, 0, 0, 0, True), "heap 0 has no blocks 0 to 0"),
         (nothing, lambda m: m.map(0, 4, 1, 0, 2, True), "buffer 0 has no blocks 4 to 6"),
         (nothing, lambda m: m.map(3, 0, 1, 0, 1, True), "there is no buffer 3"),
         (nothing, lambda m: m.map(1, 0, 1, 2, 2, True), "heap 1 has no blocks 2 to 4"),
@@ -161,7 +203,7 @@ Action = Callable[[SimulatedMemory], object]
 def test_a_mistake_is_noticed_and_named(before: Action, mistake: Action, message: str) -> None:
     made = filled()
     before(made)
-    with pytest.raises(SimulationError, match=message):
+    with pytest.raises(MistakeError, match=message):
         mistake(made)
 
 
@@ -182,7 +224,7 @@ def test_a_limit_is_a_limit(limit: dict[str, object], mistake: Action, message: 
     made = filled()
     for name, value in limit.items():
         setattr(made, name, value)
-    with pytest.raises(SimulationError, match=message):
+    with pytest.raises(MistakeError, match=message):
         mistake(made)
 
 
@@ -197,3 +239,12 @@ def test_what_changes_hands_is_forgotten() -> None:
     assert made.wait(made.unmap(0, 0, 2), 1.0)
     assert made.map(1, 0, 0, 0, 1, writable=True)
     assert made.slot(1, 0) == POISON
+
+
+def test_what_nobody_writes_may_be_shared_and_copied() -> None:
+    made = memory(holds_contents=False)
+    assert made.map(0, 0, 0, 0, 2, writable=True)
+    assert made.map(1, 0, 0, 0, 1, writable=False)
+    made.copy_block(1, 0, 0, 1, TOKENS)
+    with pytest.raises(MistakeError, match="copied beyond what it holds"):
+        made.copy_block(1, 0, 0, 1, TOKENS + 1)

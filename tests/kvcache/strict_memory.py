@@ -1,39 +1,70 @@
-"""Device memory with contents, and every rule about it that a substrate relies on.
+"""The one stand-in for memory below the cache, with every rule that a substrate relies on.
 
 Reading or writing what is not mapped, writing what others read, mapping over a mapping, handing out
 memory that something still points to: on a device these are wrong answers or a panic. Here each one
-is a SimulationError that names the place.
+is a MistakeError that names the place. Tests of the cache, property tests and the simulator share
+it: they choose when operations are done and refused, and whether blocks have contents. It is long
+because every rule is about the same mappings.
 """
 
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from random import Random
 from typing import Any
 
 from kvcache.backend import Charge, Releases, Segment
 from kvcache.layout import Group
-from tests.simulation.blocks import (
+from tests.kvcache.blocks import (
     POISON,
     POISON_BYTES,
     Block,
     Mapping,
     MappingState,
-    SimulationError,
+    MistakeError,
 )
-from tests.simulation.faults import MemoryFaults
+from tests.kvcache.memory_faults import MemoryFaults
+
+
+class Manners(Enum):
+    """How a system takes memory back: fields of a backend."""
+
+    BLOCKS = (Releases.BLOCKS, Charge.BLOCKS)
+    HEAPS = (Releases.HEAPS, Charge.HEAPS)
+    IDLE = (Releases.IDLE, Charge.HEAPS)
+    NOTHING = (Releases.NOTHING, Charge.HEAPS)
+    ARENA = (Releases.NOTHING, Charge.ALL)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return dict(zip(("releases", "charge"), self.value, strict=True))
+
+    @classmethod
+    def drawn(cls, number: float) -> "Manners":
+        """number: from 0 to 1."""
+        if number < 0.7:
+            return cls.BLOCKS
+        return (cls.HEAPS, cls.HEAPS, cls.IDLE, cls.NOTHING, cls.NOTHING, cls.ARENA)[
+            min(5, int((number - 0.7) * 20))
+        ]
 
 
 @dataclass(slots=True)
-class SimulatedMemory:
-    """A PageBackend. Operations with a ticket are done some polls later, in order."""
+class StrictMemory:
+    """A PageBackend. Operations with a ticket are done in order: at once, or some polls later, or
+    when ``complete`` is called or their ticket is waited for."""
 
     group: Group
-    rng: Random
-    faults: MemoryFaults
-    slowness: float = 0.0
-    """0 to 1: how often a poll finds that nothing more is done. At 0 everything is."""
+    at_once: bool = True
+    slowness: float = 1.0
+    """How often a poll finds that nothing more is done, where nothing is done at once. At 0 every
+    poll finds all done, at 1 none finds anything."""
+    holds_contents: bool = False
+    """Whether every token is written: only then is it checked that what is shared or copied was."""
+    faults: MemoryFaults = field(default_factory=MemoryFaults)
+    rng: Random = field(default_factory=lambda: Random(0))
     releases: Releases = Releases.BLOCKS
     charge: Charge = Charge.BLOCKS
     zeroes_blocks: bool = False
@@ -42,19 +73,22 @@ class SimulatedMemory:
     heap_limit: int | None = None
     max_sharers: int = 1000
     """Buffers in which the cache may map a block."""
-    name: str = "simulated"
+    name: str = "strict"
     copied_bytes: int = 0
     copies: int = 0
     begun: int = 0
     """Mappings that were begun."""
     completed_epoch: int = 0
     """The newest step that the device has finished."""
+    buffers: int = 0
+    issued: int = 0
+    completed: int = 0
+    """Tickets, in order."""
+    released: list[tuple[int, int, int]] = field(default_factory=list)
+    """Heap, first block and count of every release."""
     mappings: dict[tuple[int, int], Mapping] = field(default_factory=dict)
     """By (buffer, block)."""
     _heaps: list[list[Block]] = field(default_factory=list)
-    _buffers: int = 0
-    _issued: int = 0
-    _completed: int = 0
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
     _ahead: set[int] = field(default_factory=set)
     """Tickets of map_ahead whose outcome nobody has asked for."""
@@ -65,7 +99,7 @@ class SimulatedMemory:
     def add_heap(self) -> bool:
         number = len(self._heaps)
         if self.heap_limit is not None and number >= self.heap_limit:
-            raise SimulationError(f"heap {number} is beyond the limit of {self.heap_limit}")
+            raise MistakeError(f"heap {number} is beyond the limit of {self.heap_limit}")
         if self.faults.refuse():
             return False
         stale = array("Q", [POISON]) * self.group.tokens_per_block
@@ -76,7 +110,7 @@ class SimulatedMemory:
     def add_buffer(self) -> bool:
         if self.faults.refuse():
             return False
-        self._buffers += 1
+        self.buffers += 1
         return True
 
     def map(
@@ -94,24 +128,26 @@ class SimulatedMemory:
             return False
         for number, physical in enumerate(blocks, block):
             self._begin(buffer, number, physical, writable, MappingState.MAPPED)
+            physical.touched = True
         self._check_mapping_limit()
         return True
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
         blocks = self._blocks(heap, heap_block, count)
         self._check_places(buffer, block, count)
-        refused = self.faults.refuse()
+        refused = self.faults.refuse() or self.faults.refuse_ahead
         if refused:
-            self._refused.add(self._issued + 1)
+            self._refused.add(self.issued + 1)
         started = [
             self._begin(buffer, number, physical, True, MappingState.COMING)
             for number, physical in enumerate(blocks, block)
         ]
         self._check_mapping_limit()
-        self._ahead.add(self._issued + 1)
+        self._ahead.add(self.issued + 1)
 
         def done() -> None:
             for number, mapping in enumerate(started, block):
+                mapping.block.touched |= not refused
                 if mapping.state is not MappingState.COMING:
                     continue  # unmapped since, which comes after this
                 if refused:
@@ -122,10 +158,10 @@ class SimulatedMemory:
         return self._later(done)
 
     def refused(self, ticket: int) -> bool:
-        if ticket > self._completed:
-            raise SimulationError(f"the outcome of ticket {ticket} is not known yet")
+        if ticket > self.completed:
+            raise MistakeError(f"the outcome of ticket {ticket} is not known yet")
         if ticket not in self._ahead:
-            raise SimulationError(f"ticket {ticket} maps nothing, or was asked about before")
+            raise MistakeError(f"ticket {ticket} maps nothing, or was asked about before")
         self._ahead.discard(ticket)
         return ticket in self._refused
 
@@ -133,7 +169,7 @@ class SimulatedMemory:
         for number in range(block, block + count):
             mapping = self._mapping(buffer, number)
             if mapping.state is MappingState.GOING:
-                raise SimulationError(f"block {number} of buffer {buffer} is unmapped twice")
+                raise MistakeError(f"block {number} of buffer {buffer} is unmapped twice")
             mapping.state = MappingState.GOING
 
         def done() -> None:
@@ -144,16 +180,17 @@ class SimulatedMemory:
 
     def release(self, heap: int, block: int, count: int) -> int:
         if self.releases is Releases.NOTHING:
-            raise SimulationError(f"heap {heap} gives back memory that is kept")
+            raise MistakeError(f"heap {heap} gives back memory that is kept")
         whole = count == self.group.blocks_per_heap
         if not whole and self.releases is not Releases.BLOCKS:
-            raise SimulationError(f"{count} blocks of heap {heap} are no whole heap")
+            raise MistakeError(f"{count} blocks of heap {heap} are no whole heap")
         blocks = self._blocks(heap, block, count)
+        self.released.append((heap, block, count))
         for physical in blocks:
             if physical.mappings:
-                raise SimulationError(f"{physical} is released while it is mapped")
+                raise MistakeError(f"{physical} is released while it is mapped")
             if physical.releasing:
-                raise SimulationError(f"{physical} is released twice")
+                raise MistakeError(f"{physical} is released twice")
             physical.releasing = True
             physical.poison()
 
@@ -163,20 +200,25 @@ class SimulatedMemory:
 
         return self._later(done)
 
+    def complete(self) -> None:
+        """Everything that was queued is done."""
+        while self._queue:
+            self._complete_one()
+
     def completed_ticket(self) -> int:
         if self._queue and self.rng.random() >= self.slowness:
             waiting = len(self._queue)
             done = self.rng.randint(1, waiting) if self.slowness else waiting
             for _ in range(done):
                 self._complete_one()
-        return self._completed
+        return self.completed
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
-        if ticket > self._issued:
-            raise SimulationError(f"ticket {ticket} was never issued")
-        if ticket > self._completed and self.faults.stick():
+        if ticket > self.issued:
+            raise MistakeError(f"ticket {ticket} was never issued")
+        if ticket > self.completed and self.faults.stick():
             return False
-        while self._completed < ticket:
+        while self.completed < ticket:
             self._complete_one()
         return True
 
@@ -185,8 +227,9 @@ class SimulatedMemory:
     ) -> None:
         taken = self._readable(source, source_block).block
         given = self._writable(target, target_block).block
-        if tokens < 1 or POISON in taken.slots[:tokens] or tokens > self.group.tokens_per_block:
-            raise SimulationError(f"{taken} is copied beyond what it holds")
+        is_part = 0 < tokens <= self.group.tokens_per_block
+        if not is_part or (self.holds_contents and POISON in taken.slots[:tokens]):
+            raise MistakeError(f"{taken} is copied beyond what it holds")
         given.slots[:tokens] = taken.slots[:tokens]
         given.owner = taken.owner
         self.copies += 1
@@ -201,10 +244,29 @@ class SimulatedMemory:
         return sum(per_heap) * self.group.block_bytes
 
     def rows(self, segments: Sequence[Segment]) -> Any:
-        return None
+        for segment in segments:
+            end = self.group.blocks_for(segment.start + segment.count)
+            first_written = segment.start // self.group.tokens_per_block
+            for number in range(end):
+                check = self._readable if number < first_written else self._writable
+                check(segment.buffer, number)
+        return list(segments)
 
     def shut_down(self) -> bool:
-        return True
+        return self.faults.stuck_rate < 1.0
+
+    @property
+    def heaps(self) -> int:
+        return len(self._heaps)
+
+    @property
+    def mapped(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """(buffer, block) -> (heap, heap block), of what is mapped, also if not for long."""
+        return {
+            place: (mapping.block.heap, mapping.block.place)
+            for place, mapping in self.mappings.items()
+            if mapping.state is not MappingState.COMING
+        }
 
     @property
     def unfriendly(self) -> bool:
@@ -238,7 +300,7 @@ class SimulatedMemory:
             block = self._writable(buffer, number).block
             part = slots[written : written + size - first]
             if block.slots[first : first + len(part)].tobytes() != POISON_BYTES * len(part):
-                raise SimulationError(f"{block} is written twice from slot {first} on")
+                raise MistakeError(f"{block} is written twice from slot {first} on")
             block.slots[first : first + len(part)] = part
             block.epoch, block.owner = epoch, owner
             written += len(part)
@@ -253,19 +315,19 @@ class SimulatedMemory:
 
     def _blocks(self, heap: int, place: int, count: int) -> list[Block]:
         if not 0 <= heap < len(self._heaps):
-            raise SimulationError(f"there is no heap {heap}")
+            raise MistakeError(f"there is no heap {heap}")
         if count < 1 or not 0 <= place <= self.group.blocks_per_heap - count:
-            raise SimulationError(f"heap {heap} has no blocks {place} to {place + count}")
+            raise MistakeError(f"heap {heap} has no blocks {place} to {place + count}")
         return self._heaps[heap][place : place + count]
 
     def _check_places(self, buffer: int, block: int, count: int) -> None:
-        if not 0 <= buffer < self._buffers:
-            raise SimulationError(f"there is no buffer {buffer}")
+        if not 0 <= buffer < self.buffers:
+            raise MistakeError(f"there is no buffer {buffer}")
         if not 0 <= block <= self.group.blocks_per_buffer - count:
-            raise SimulationError(f"buffer {buffer} has no blocks {block} to {block + count}")
+            raise MistakeError(f"buffer {buffer} has no blocks {block} to {block + count}")
         for number in range(block, block + count):
             if (old := self.mappings.get((buffer, number))) is not None:
-                raise SimulationError(
+                raise MistakeError(
                     f"block {number} of buffer {buffer} {old.state.value} and is mapped over"
                 )
 
@@ -273,28 +335,27 @@ class SimulatedMemory:
         self, buffer: int, number: int, block: Block, writable: bool, state: MappingState
     ) -> Mapping:
         if block.releasing:
-            raise SimulationError(f"{block} is mapped while its memory goes back")
+            raise MistakeError(f"{block} is mapped while its memory goes back")
         if writable:
             if block.mappings:
-                raise SimulationError(f"{block} becomes writable while it is mapped elsewhere")
+                raise MistakeError(f"{block} becomes writable while it is mapped elsewhere")
             block.poison()
         else:
             self._check_shareable(block)
         self.begun += 1
         block.mappings += 1
-        block.touched = True
         mapping = self.mappings[buffer, number] = Mapping(block, writable, state)
         return mapping
 
     def _check_shareable(self, block: Block) -> None:
         if not self.shares_blocks:
-            raise SimulationError(f"{block} is shared, and this memory cannot")
+            raise MistakeError(f"{block} is shared, and this memory cannot")
         if block.mappings >= self.max_sharers:
-            raise SimulationError(f"{block} has more than {self.max_sharers} mappings")
+            raise MistakeError(f"{block} has more than {self.max_sharers} mappings")
         if block.epoch > self.completed_epoch:
-            raise SimulationError(f"{block} is shared before step {block.epoch} has written it")
-        if POISON in block.slots:
-            raise SimulationError(f"{block} is shared and is not full")
+            raise MistakeError(f"{block} is shared before step {block.epoch} has written it")
+        if self.holds_contents and POISON in block.slots:
+            raise MistakeError(f"{block} is shared and is not full")
 
     def _check_mapping_limit(self) -> None:
         """Each run takes a mapping in every region, and so does the gap behind a buffer's last."""
@@ -308,7 +369,7 @@ class SimulatedMemory:
             else:
                 runs += last.block.follower != (block.heap, block.place)
         if runs * len(self.group.regions) > self.mapping_limit:
-            raise SimulationError(f"{runs} runs are more than {self.mapping_limit} mappings")
+            raise MistakeError(f"{runs} runs are more than {self.mapping_limit} mappings")
 
     def _end(self, buffer: int, number: int) -> None:
         mapping = self.mappings.pop((buffer, number))
@@ -317,28 +378,30 @@ class SimulatedMemory:
     def _mapping(self, buffer: int, number: int) -> Mapping:
         mapping = self.mappings.get((buffer, number))
         if mapping is None:
-            raise SimulationError(f"block {number} of buffer {buffer} is not mapped")
+            raise MistakeError(f"block {number} of buffer {buffer} is not mapped")
         return mapping
 
     def _readable(self, buffer: int, number: int) -> Mapping:
         mapping = self._mapping(buffer, number)
         if mapping.state is not MappingState.MAPPED:
-            raise SimulationError(f"block {number} of buffer {buffer} {mapping.state.value}")
+            raise MistakeError(f"block {number} of buffer {buffer} {mapping.state.value}")
         return mapping
 
     def _writable(self, buffer: int, number: int) -> Mapping:
         mapping = self._readable(buffer, number)
         if not mapping.writable:
-            raise SimulationError(f"block {number} of buffer {buffer} may only be read")
+            raise MistakeError(f"block {number} of buffer {buffer} may only be read")
         if mapping.block.mappings > 1:
-            raise SimulationError(f"{mapping.block} is written while others have it mapped")
+            raise MistakeError(f"{mapping.block} is written while others have it mapped")
         return mapping
 
     def _later(self, done: Callable[[], None]) -> int:
-        self._issued += 1
+        self.issued += 1
         self._queue.append(done)
-        return self._issued
+        if self.at_once:
+            self.complete()
+        return self.issued
 
     def _complete_one(self) -> None:
         self._queue.popleft()()
-        self._completed += 1
+        self.completed += 1
