@@ -4,11 +4,14 @@ The file is TOML (``--config``; configs/quire.toml documents it), the environmen
 ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``.
 """
 
+import re
 import tomllib
+from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -17,14 +20,42 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from server.sizes import Size
-
 MIB = 1024**2
 ENV_PREFIX = "QUIRE_"
 # Variables with that prefix that choose something before there are settings: metal_ext/blas.py.
 NO_SETTINGS = frozenset({"QUIRE_BLAS"})
 Tables = dict[str, dict[str, Any]]
 """``{section: {field: value}}``; a flag whose value is None was not given."""
+# Sizes as people write them: a number, and a prefix of bytes.
+SIZE = re.compile(r"([0-9]{0,20}\.?[0-9]{1,20})\s*(?:([kmgtp])(i?)b?|b)?", re.IGNORECASE)
+POWERS = " kmgtp"
+
+
+class StartError(Exception):
+    """The server cannot start, or cannot go on; one sentence."""
+
+    exit_code: ClassVar[int]
+
+
+class SettingError(StartError):
+    """Settings that cannot work."""
+
+    exit_code = 2
+
+
+def parse_size(value: object) -> int:
+    """Parse a size in bytes. ``4.5GiB``, ``4 gib``, ``4G`` (10^9) and ``65536`` are sizes; a text
+    with anything else is none. Raises PydanticCustomError, a ValueError."""
+    found = SIZE.fullmatch(str(value).strip())
+    if found is None:
+        raise PydanticCustomError(
+            "size",
+            "this is no size: write a number and a unit, such as 4.5GiB or 512MiB, or a number of "
+            "bytes, such as 65536",
+        )
+    number, prefix, binary = found.groups()
+    base = 1024 if binary else 1000
+    return int(Fraction(number) * base ** POWERS.index((prefix or " ").lower()))
 
 
 def _parted(value: object) -> object:
@@ -34,6 +65,8 @@ def _parted(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+Size = Annotated[int, BeforeValidator(parse_size)]
+"""A setting in bytes."""
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parted)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 

@@ -13,10 +13,9 @@ from server.metrics.answer_times import Latencies, RequestTimes
 from server.metrics.engine_figures import EngineCollector
 from server.metrics.families import info
 from server.metrics.process import Footprint, ProcessCollector
-from server.metrics.requests import RequestFigures
+from server.metrics.requests import Refusal, RequestFigures
 from server.metrics.system import SystemCollector, SystemMemory, machine_alone
 from server.metrics.vllm_names import VllmCollector
-from server.protocol.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)

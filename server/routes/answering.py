@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.choices import Choices
-from server.generation import GenerationError, Prompt
-from server.json_response import json_pieces, json_response
+from server.chat.choices import Choices
+from server.chat.generation import GenerationError, Prompt
+from server.chat.service import Service
 from server.protocol.answers import Answer
 from server.protocol.wire_errors import generation_failed
-from server.service import Service
-from server.sse import AnswerStream
+from server.routes.json_response import json_pieces, json_response
+from server.routes.sse import AnswerStream
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499

@@ -4,13 +4,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.openapi import takes
-from server.prompting import ChatSpec, chat_prompt
+from server.chat.prompting import ChatSpec, chat_prompt
+from server.chat.salts import request_key
+from server.chat.service import Service, parse
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.chat.request import ChatRequest
 from server.routes.answering import respond
-from server.salts import request_key
-from server.service import Service, parse
+from server.routes.openapi import takes
 
 
 def chat_routes(service: Service) -> APIRouter:

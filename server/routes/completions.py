@@ -9,15 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.types import PrefixSalt
-from server.generation import Prompt
-from server.openapi import takes
+from server.chat.generation import Prompt
+from server.chat.salts import request_key
+from server.chat.service import Service, new_seed, parse
 from server.protocol.common import answer_length
 from server.protocol.completions.answer import Echo, TextAnswer
 from server.protocol.completions.request import CompletionRequest, PromptText
 from server.protocol.wire_errors import ContextOverflowError, too_many_tokens
 from server.routes.answering import respond_to_all
-from server.salts import request_key
-from server.service import Service, new_seed, parse
+from server.routes.openapi import takes
 from server.text.detokenizer import decoded_text
 from server.text.tokenizer import EncodedText, TextTooLongError
 

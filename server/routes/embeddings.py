@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from engine.errors import EngineDeadError
 from engine.types import PrefixSalt, SamplingParams, TokenEvent
-from server.json_response import json_response
+from server.chat.salts import request_key
+from server.chat.service import Service, parse
 from server.metrics.answer_times import RequestTimes
-from server.openapi import takes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_pieces
 from server.protocol.wire_errors import (
     generation_failed,
@@ -21,8 +21,8 @@ from server.protocol.wire_errors import (
     too_many_tokens,
 )
 from server.routes.answering import CLIENT_CLOSED_REQUEST, unless_left
-from server.salts import request_key
-from server.service import Service, parse
+from server.routes.json_response import json_response
+from server.routes.openapi import takes
 from server.text.tokenizer import TextsTooLongError, TextTooLongError
 
 NO_TOKENS = SamplingParams(max_tokens=0)

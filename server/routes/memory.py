@@ -8,10 +8,10 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.memory_map_cache import MemoryMapCache
+from server.chat.salts import request_key
+from server.chat.service import Service
+from server.metrics.memory_map_cache import MemoryMapCache
 from server.protocol.wire_errors import ApiError
-from server.salts import request_key
-from server.service import Service
 
 JSON = "application/json"
 DESCRIPTION = (

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.conversation import Conversation
-from server.openapi import takes
-from server.prompting import ChatSpec, chat_prompt, count_tokens_of
+from server.chat.prompting import ChatSpec, chat_prompt, count_tokens_of
+from server.chat.salts import request_key
+from server.chat.service import Service, parse
 from server.protocol.messages.answer import MessageAnswer
 from server.protocol.messages.request import (
     ConversationFields,
@@ -16,8 +16,8 @@ from server.protocol.messages.request import (
     MessagesRequest,
 )
 from server.routes.answering import respond
-from server.salts import request_key
-from server.service import Service, parse
+from server.routes.openapi import takes
+from server.text.conversation import Conversation
 
 
 def message_routes(service: Service) -> APIRouter:

@@ -6,8 +6,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from server.openapi import speaks_anthropic
-from server.service import ServedModel, Service
+from server.chat.service import ServedModel, Service
+from server.routes.openapi import speaks_anthropic
 
 LIST_PATHS = tuple(
     f"{base}/models{end}"

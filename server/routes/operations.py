@@ -6,8 +6,8 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from server.chat.service import Service
 from server.protocol.wire_errors import shutting_down, unavailable
-from server.service import Service
 
 
 def who_answers() -> dict[str, str]:

@@ -9,19 +9,19 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.conversation import Conversation
-from server.json_response import json_pieces, json_response
-from server.openapi import takes
-from server.prompting import ChatSpec, chat_prompt, count_tokens_of
+from server.chat.prompting import ChatSpec, chat_prompt, count_tokens_of
+from server.chat.response_store import ResponseStore, StoredResponse
+from server.chat.salts import request_key
+from server.chat.service import Service, parse
 from server.protocol.answers import Json, ResponseMetadata
 from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.responses.items import Item, WireItem
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.wire_errors import ApiError, invalid
-from server.response_store import ResponseStore, StoredResponse
 from server.routes.answering import respond
-from server.salts import request_key
-from server.service import Service, parse
+from server.routes.json_response import json_pieces, json_response
+from server.routes.openapi import takes
+from server.text.conversation import Conversation
 
 ID_BYTES = 12
 MAX_LISTED_ITEMS = 100

@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.json_response import json_pieces, json_response
-from server.openapi import takes
-from server.prompting import encode_conversation
+from server.chat.prompting import encode_conversation
+from server.chat.service import Service, parse
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from server.service import Service, parse
+from server.routes.json_response import json_pieces, json_response
+from server.routes.openapi import takes
 from server.text.detokenizer import decoded_text
 
 

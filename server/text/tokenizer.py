@@ -9,9 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from server.conversation import Conversation
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.chat_template import ChatTemplate
+from server.text.conversation import Conversation
 from server.text.encoder import Encoder, grouped, tokens_within
 from server.text.parser import CLOSE, OPEN
 from server.text.special_tokens import SpecialTokens, pieces_of

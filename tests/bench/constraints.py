@@ -14,7 +14,7 @@ from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import machine_memory
 from engine.types import Request, SamplingParams, TokenConstraint
-from server.conversation import OutputFormat
+from server.text.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.judge import Judge, JudgeLimits

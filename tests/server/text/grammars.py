@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from engine.types import TokenConstraint
-from server.conversation import OutputFormat
+from server.text.conversation import OutputFormat
 from server.text.grammar.cache import CompiledGrammar
 from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
 from server.text.grammar.constraint_spec import ConstraintSpec

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation import OutputFormat, Tool
+from server.text.conversation import OutputFormat, Tool
 from server.text.grammar import compiler as module
 from server.text.grammar import judging
 from server.text.grammar import matcher as grammar_matcher

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from server.conversation import OutputFormat, Tool
+from server.text.conversation import OutputFormat, Tool
 from server.text.grammar import judge as module
 from server.text.grammar.constraint_spec import ConstraintSpec, form_json
 from server.text.grammar.fork_server import STARVED, Child, end_excess, run_child

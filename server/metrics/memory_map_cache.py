@@ -1,0 +1,55 @@
+"""Keep the newest memory map, so that the engine makes one for all who ask at the same time."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from engine.client import EngineClient
+from engine.errors import EngineDeadError
+from server.metrics.memory_view import encoded
+
+# Who looks within this time after another one is shown the same.
+MAX_AGE_S = 0.1
+# An engine that does not answer so long is in a long step, or stuck.
+ENGINE_WAIT_S = 1.0
+
+
+class MemoryMapCache:
+    """The newest memory map, encoded. Event loop only."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        *,
+        wait_s: float = ENGINE_WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """wait_s: how long the engine is waited for."""
+        self._client = client
+        self._wait_s = wait_s
+        self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
+        self._newest: tuple[bytes, float] | None = None
+
+    async def get(self) -> tuple[bytes, float] | None:
+        """Return the newest map as JSON, and its age in seconds: an old one where the engine does
+        not answer in time or has ended; None where there has never been one."""
+        if self._asking is None and self._age_s() > MAX_AGE_S and self._client.alive:
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            # Whoever gives up leaves the question there: a stuck engine is asked only once.
+            await asyncio.wait((self._asking,), timeout=self._wait_s)
+        return None if self._newest is None else (self._newest[0], self._age_s())
+
+    def _age_s(self) -> float:
+        return float("inf") if self._newest is None else self._clock() - self._newest[1]
+
+    async def _ask(self) -> None:
+        try:
+            with suppress(EngineDeadError):
+                found = await self._client.memory_map()
+                made_at = self._clock()
+                self._newest = await asyncio.to_thread(encoded, found), made_at
+        finally:
+            self._asking = None
