@@ -1,13 +1,24 @@
 """Responses that can be asked for, or continued by their id: in memory, and only so many."""
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-Json = dict[str, Any]
+from server.config import LimitsSection, ReasoningSection
+from server.protocol.answers import Json
+from server.protocol.responses.items import Item, WireItem
+from server.protocol.responses.request import ResponsesRequest
+from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError, invalid
+from server.text.conversation import Conversation
+
+ID_BYTES = 12
+WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +128,82 @@ class ResponseStore:
             if owner == response_id:
                 del self._items[tenant, item_id]
         return True
+
+
+class TenantStore:
+    """The responses that one API key has stored."""
+
+    def __init__(self, store: ResponseStore, tenant: bytes) -> None:
+        """tenant: whose they are, as a salt names it."""
+        self._tenant = tenant
+        self._store = store
+
+    def conversation(
+        self,
+        wire: ResponsesRequest,
+        limits: LimitsSection,
+        efforts: ReasoningSection,
+        unseen: Unseen,
+    ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
+        """Return the items before the request, its new items, and both in the neutral form. Raises
+        ApiError. A begun answer is marked in the items, for requests that continue it."""
+        history, items = self.before(wire.previous_response_id), wire.items(self.item)
+        before = [read_item(item) for item in history]
+        conversation = wire.conversation(before, items, limits, efforts, unseen)
+        if conversation.continues and items:
+            items = [*items[:-1], items[-1].model_copy(update={"prefix": True})]
+        elif conversation.continues:
+            history = (*history[:-1], history[-1] | {"prefix": True})
+        return history, items, conversation
+
+    def before(self, response_id: str | None) -> tuple[Json, ...]:
+        """Return all items of the conversation that a response has ended. Raises ApiError (400)."""
+        if response_id is None:
+            return ()
+        stored = self._store.find(self._tenant, response_id)
+        if stored is None:
+            raise invalid(
+                "No response with this id is stored for this API key, or not any more (store: "
+                "false, a restart, or too many others): send its conversation's items as input.",
+                "previous_response_id",
+                "previous_response_not_found",
+            )
+        return stored.items
+
+    def item(self, item_id: str) -> Item | None:
+        """Return a stored item; None where there is none."""
+        found = self._store.find_item(self._tenant, item_id)
+        return None if found is None else read_item(found)
+
+    def response(self, response_id: str) -> StoredResponse:
+        """Return a stored response. Raises ApiError (404)."""
+        stored = self._store.find(self._tenant, response_id)
+        if stored is None:
+            raise _not_stored()
+        return stored
+
+    def keep(self, response: Json, history: tuple[Json, ...], items: list[Item]) -> None:
+        """Store a response with what it answered."""
+        given = tuple(item.kept(secrets.token_hex(ID_BYTES)) for item in items)
+        self._store.keep(self._tenant, StoredResponse(response, history, given))
+
+    def forget(self, response_id: str) -> None:
+        """Forget a response. Raises ApiError (404) where it is not stored."""
+        if not self._store.forget(self._tenant, response_id):
+            raise _not_stored()
+
+
+def read_item(item: Json) -> Item:
+    """Read an item that was stored."""
+    found: Item = WIRE_ITEM.validate_python(item)
+    return found
+
+
+def _not_stored() -> ApiError:
+    return ApiError(
+        404,
+        "No response with this id is stored for this API key, or not any more.",
+        type="not_found_error",
+        param="response_id",
+        code="response_not_found",
+    )

@@ -18,7 +18,7 @@ from engine.weights import Arithmetic
 from kvcache.choice import SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
-from server.chat.service import ServedModel
+from server.chat.served_model import ServedModel
 from server.cli.hub import (
     ModelNotFoundError,
     SamplingDefaultsError,

@@ -22,7 +22,8 @@ from engine.machine import machine_memory, raise_descriptor_limit
 from engine.monitor import EngineMonitor
 from engine.pressure import pressure_source
 from kvcache.canary.footprint import footprint_with
-from server.chat.service import ServedModel, Service
+from server.chat.served_model import ServedModel
+from server.routes.service import Service
 from server.cli.log import configure_log
 from server.cli.settings import read_settings
 from server.config import Config, StartError, Tables

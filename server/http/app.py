@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from server.chat.service import Service
 from server.http.errors import add_error_handlers
 from server.http.guards.body import BodyLimit
 from server.http.guards.bugs import BugGuard
@@ -32,6 +31,7 @@ from server.routes.openapi import DescribedApp
 from server.routes.operations import operation_routes
 from server.routes.page import page_routes
 from server.routes.responses import response_routes
+from server.routes.service import Service
 from server.routes.tokenize import tokenize_routes
 
 ROUTES = (

@@ -10,11 +10,11 @@ import uvicorn
 from engine.client import EngineClient
 from engine.machine import raise_descriptor_limit
 from server.chat.drain import Drain
-from server.chat.service import Service
 from server.config import Config
 from server.http.app import create_app
 from server.http.guards.connections import guarded_protocol
 from server.http.listener import listen_on
+from server.routes.service import Service
 
 # What is left to close when everything has been answered: connections whose client does not read.
 CLOSE_TIMEOUT_S = 1
@@ -43,7 +43,8 @@ def listen(settings: Config, service: Service, listener: socket.socket) -> None:
     listen_on(listener, LISTEN_BACKLOG)
     host, port = listener.getsockname()[:2]
     log.info(
-        f"serving {service.model.id} on http://{host}:{port}", max_model_len=service.max_model_len
+        f"serving {service.model.id} on http://{host}:{port}",
+        max_model_len=service.rules.max_model_len,
     )
     server.run(sockets=[listener])
 

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.chat.service import Service
 from server.routes.operations import who_answers
+from server.routes.service import Service
 
 INDEX = "index.html"
 KINDS = {

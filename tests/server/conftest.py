@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 from engine import substrate
 from engine.machine import MachineMemory
 from kvcache.canary.report import TrialReport
-from server.chat.service import Service
 from server.cli import serve
 from server.cli.commands import app as command
 from server.http import server
 from server.http.listener import reserve
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.kvcache.metal_double import Device, install

@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI
 
 from server.chat.drain import Drain
-from server.chat.service import Service
 from server.config import Config
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,

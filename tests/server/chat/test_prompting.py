@@ -8,20 +8,13 @@ import pytest
 from engine.client import NO_SALT
 from engine.types import PrefixSalt
 from server.chat.generation import Prompt
-from server.chat.prompting import (
-    ChatSpec,
-    chat_prompt,
-    constraint_spec_of,
-    count_tokens_of,
-    encode_conversation,
-)
-from server.chat.service import Service
+from server.chat.prompting import ChatSpec
 from server.protocol.common import OpenAISamplingFields
 from server.protocol.wire_errors import ApiError
+from server.routes.service import Service
 from server.text.answer_parser import ParseOptions
 from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
-from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import XML_TEMPLATE, write_tokenizer
@@ -30,7 +23,6 @@ from tests.server.harness import Engine, make_service, start_engine, talk
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 LOOK, READ = Tool("look", parameters=SCHEMA), Tool("read", strict=True)
 HERMES = ToolFormat.HERMES
-CLOSED = "<think>\n\n</think>\n\n"
 
 
 def prompt(service: Service, conversation: Conversation, **fields: Any) -> Prompt:
@@ -40,7 +32,9 @@ def prompt(service: Service, conversation: Conversation, **fields: Any) -> Promp
 
     async def made() -> Prompt:
         try:
-            return await chat_prompt(service, chat, "key")
+            return await service.prompts.prompt(
+                chat, service.salts.salt("key", sampling.cache_salt)
+            )
         finally:
             await service.grammars.close()
 
@@ -120,87 +114,27 @@ def test_errors_name_the_fields_of_their_own_api(service: Service) -> None:
     too_long = talk(Turn("user", "x" * 400))
     chat = ChatSpec(too_long, OpenAISamplingFields(), 5, "max_output_tokens", turns_param="input")
     with pytest.raises(ApiError) as caught:
-        asyncio.run(chat_prompt(service, chat, ""))
+        asyncio.run(service.prompts.prompt(chat, NO_SALT))
     assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
     chat = ChatSpec(talk(), OpenAISamplingFields(), 0, "max_output_tokens", turns_param="input")
     with pytest.raises(ApiError) as caught:
-        asyncio.run(chat_prompt(service, chat, ""))
+        asyncio.run(service.prompts.prompt(chat, NO_SALT))
     assert caught.value.param == "max_output_tokens"
 
 
 def test_a_prompt_is_encoded_as_it_would_be_also_where_it_does_not_fit(service: Service) -> None:
     for conversation in (talk(), talk(Turn("system", "Be brief."), tools=(LOOK,))):
         text, _ = service.tokenizer.template.render(conversation)
-        encoded = asyncio.run(encode_conversation(service, conversation, "messages", NO_SALT))
+        encoded = asyncio.run(service.prompts.encode(conversation, "messages", NO_SALT))
         assert encoded.ids == asyncio.run(service.tokenizer.encode_text(text)).ids
-        counted = asyncio.run(count_tokens_of(service, conversation, "messages", NO_SALT))
+        counted = asyncio.run(service.prompts.count_tokens(conversation, "messages", NO_SALT))
         assert counted == len(encoded.ids)
-    too_long = talk(Turn("user", "x" * 10 * service.max_model_len))
-    encoded = asyncio.run(encode_conversation(service, too_long, "messages", NO_SALT))
-    assert len(encoded.ids) > 10 * service.max_model_len
+    too_long = talk(Turn("user", "x" * 10 * service.rules.max_model_len))
+    encoded = asyncio.run(service.prompts.encode(too_long, "messages", NO_SALT))
+    assert len(encoded.ids) > 10 * service.rules.max_model_len
 
 
 # --- what the answer is held to ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("conversation", "spec"),
-    [
-        (talk(), ConstraintSpec()),
-        (talk(tools=(LOOK, READ)), ConstraintSpec(tools=(LOOK, READ))),
-        (
-            talk(tools=(LOOK, READ), tool_choice=ToolChoice("required")),
-            ConstraintSpec(tools=(LOOK, READ), must_call=True),
-        ),
-        (
-            talk(tools=(LOOK, READ), tool_choice=ToolChoice("named", "look")),
-            ConstraintSpec(tools=(LOOK,), must_call=True, parallel=False),
-        ),
-        (
-            talk(
-                tools=(LOOK, READ),
-                tool_choice=ToolChoice("required", allowed=frozenset({"look"})),
-                parallel_tool_calls=False,
-            ),
-            ConstraintSpec(tools=(LOOK,), must_call=True, parallel=False),
-        ),
-        (
-            talk(
-                tools=(LOOK, READ, Tool("write")),
-                tool_choice=ToolChoice("auto", allowed=frozenset({"look", "read"})),
-            ),
-            ConstraintSpec(tools=(Tool("look", strict=True), READ)),
-        ),
-        (talk(tools=(LOOK,), tool_choice=ToolChoice("none")), ConstraintSpec()),
-        (
-            talk(output=OutputFormat("regex", "a+"), thinking=Thinking(budget=5)),
-            ConstraintSpec(OutputFormat("regex", "a+"), thinking_budget=5),
-        ),
-    ],
-)
-def test_what_is_asked_becomes_what_the_answer_is_held_to(
-    conversation: Conversation, spec: ConstraintSpec
-) -> None:
-    assert constraint_spec_of(conversation, ParseOptions(CLOSED)) == spec
-
-
-@pytest.mark.parametrize(
-    ("prompt", "enabled", "start"),
-    [
-        ("assistant\n", None, ThinkingStart.OPEN),
-        ("assistant\n", True, ThinkingStart.OPEN),
-        ("assistant\n", False, ThinkingStart.SAYING),
-        ("assistant\n<think>\n", None, ThinkingStart.THINKING),
-        (CLOSED, None, ThinkingStart.SAYING),
-        (CLOSED, True, ThinkingStart.SAYING),
-    ],
-)
-def test_the_form_of_an_answer_holds_after_its_thoughts(
-    prompt: str, enabled: bool | None, start: ThinkingStart
-) -> None:
-    assert (
-        constraint_spec_of(talk(thinking=Thinking(enabled)), ParseOptions(prompt)).thinking is start
-    )
 
 
 def test_an_answer_of_a_form_is_held_to_it(service: Service) -> None:

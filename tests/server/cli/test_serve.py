@@ -19,7 +19,6 @@ from engine.pressure import PressureSource, pressure_source
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
-from server.chat.service import Service
 from server.cli import serve
 from server.cli.model_files import (
     ModelError,
@@ -31,6 +30,7 @@ from server.config import MIB, Config, ServerSection, Tables
 from server.http import server
 from server.http.listener import reserve
 from server.http.server import listen
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.models import TINY, write_model
 from tests.server.harness import (

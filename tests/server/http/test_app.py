@@ -4,8 +4,8 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from structlog.testing import capture_logs
 
-from server.chat.service import Service
 from server.http.app import create_app
+from server.routes.service import Service
 from tests.server.harness import CHAT, COMPLETIONS, chat, http_client
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.chat.service import Service
 from server.http import idle_memory
 from server.http.idle_memory import release_free_memory, release_when_idle, use_one_arena
+from server.routes.service import Service
 from tests.server.harness import CHAT, chat, eventually
 
 # Small pieces of many threads, and one behind each that stays.

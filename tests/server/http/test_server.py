@@ -11,7 +11,6 @@ import pytest
 import uvicorn
 
 from engine.machine import raise_descriptor_limit
-from server.chat.service import Service
 from server.config import Config
 from server.http import server as http_server
 from server.http.app import create_app
@@ -24,6 +23,7 @@ from server.http.server import (
     connections_that_fit,
     http_config,
 )
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,

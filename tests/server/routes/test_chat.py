@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 from tokenizers import Encoding
 
-from server.chat.service import ENCODED_AT_ONCE
 from server.config import Config, LimitsSection
+from server.routes.service import ENCODED_AT_ONCE
 from server.text.chat_template import ChatTemplate
 from server.text.conversation import Thinking, Turn
 from server.text.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.chat.service import Service
 from server.config import Config, LimitsSection
+from server.routes.service import Service
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (

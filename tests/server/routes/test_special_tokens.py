@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.chat.service import Service
+from server.routes.service import Service
 from server.text.calls.written import WrittenCall
 from server.text.special_tokens import MARK
 from server.text.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from server.chat.drain import Drain
-from server.chat.service import Service
 from server.http.guards.drain import DrainGuard
+from server.routes.service import Service
 from tests.server.harness import CHAT, chat
 
 FOR_EVER_S = 1000.0

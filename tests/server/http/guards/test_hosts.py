@@ -2,9 +2,9 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from server.chat.service import Service
 from server.config import Config, SettingError
 from server.http.guards.hosts import AllowedHosts
+from server.routes.service import Service
 from tests.server.harness import CHAT, Connection, chat
 
 OURS = (

@@ -4,9 +4,9 @@ import httpx2
 import pytest
 
 from engine.client import EngineClient
-from server.chat.service import Service
 from server.config import AccessSection, Config, SettingError
 from server.http.guards.origins import METHODS, AllowedOrigins
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import CHAT, Engine, chat, http_client, make_service, running
 

@@ -3,6 +3,10 @@
 Blocks are numbered heap by heap: block b of heap h is ``h * blocks_per_heap + b``.
 """
 
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -10,6 +14,8 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_json
 
+from engine.client import EngineClient
+from engine.errors import EngineDeadError
 from engine.memory_map import BlockState, KVMap, MappedSequence, MemoryMap, SequenceReport
 
 Json = dict[str, Any]
@@ -23,6 +29,10 @@ LETTERS = {
     BlockState.RELEASING: "r",
 }
 FREE_WITH_MEMORY = "d"
+# Who looks within this time after another one is shown the same.
+MAX_AGE_S = 0.1
+# An engine that does not answer so long is in a long step, or stuck.
+ENGINE_WAIT_S = 1.0
 
 
 def encoded(found: MemoryMap) -> bytes:
@@ -134,3 +144,43 @@ def _sequence(report: SequenceReport, mapped: MappedSequence | None) -> Json:
         "sealed_blocks": mapped.sealed_blocks if mapped else 0,
         "borrowed_blocks": mapped.shared_blocks if mapped else 0,
     }
+
+
+class MemoryMapCache:
+    """The newest memory map, encoded. Event loop only."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        *,
+        wait_s: float = ENGINE_WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """wait_s: how long the engine is waited for."""
+        self._client = client
+        self._wait_s = wait_s
+        self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
+        self._newest: tuple[bytes, float] | None = None
+
+    async def get(self) -> tuple[bytes, float] | None:
+        """Return the newest map as JSON, and its age in seconds: an old one where the engine does
+        not answer in time or has ended; None where there has never been one."""
+        if self._asking is None and self._age_s() > MAX_AGE_S and self._client.alive:
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            # Whoever gives up leaves the question there: a stuck engine is asked only once.
+            await asyncio.wait((self._asking,), timeout=self._wait_s)
+        return None if self._newest is None else (self._newest[0], self._age_s())
+
+    def _age_s(self) -> float:
+        return float("inf") if self._newest is None else self._clock() - self._newest[1]
+
+    async def _ask(self) -> None:
+        try:
+            with suppress(EngineDeadError):
+                found = await self._client.memory_map()
+                made_at = self._clock()
+                self._newest = await asyncio.to_thread(encoded, found), made_at
+        finally:
+            self._asking = None
