@@ -72,7 +72,8 @@ Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are refused, values never change."""
+    """A table of the file: unknown keys are refused, values never change. A field's alias is what
+    the engine calls it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -125,7 +126,7 @@ class LimitsSection(Section):
     max_grammar_compile_s: float = Field(default=5.0, gt=0)
     max_grammar_memory: Size = 32 * MIB
     max_cached_grammars: int = Field(default=64, ge=0)
-    max_cached_grammar_memory: Size = 128 * MIB
+    max_cached_grammar_memory: Size = Field(default=128 * MIB, serialization_alias="grammar_bytes")
     max_mask_s: float = Field(default=0.1, gt=0)
     max_step_mask_s: float = Field(default=0.05, gt=0)
     max_written_call_bytes: Size = 16 * MIB
@@ -191,16 +192,18 @@ class CacheSection(Section):
 
     substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
     release_heaps: bool = False
-    kv_budget: Size | None = None
-    headroom: Size | None = None
-    page_size: Size | None = None
-    heap_size: Size = 64 * MIB
-    free_slack: Size = 256 * MIB
+    kv_budget: Size | None = Field(default=None, serialization_alias="kv_budget_bytes")
+    headroom: Size | None = Field(default=None, serialization_alias="headroom_bytes")
+    page_size: Size | None = Field(default=None, serialization_alias="page_bytes")
+    heap_size: Size = Field(default=64 * MIB, serialization_alias="heap_bytes")
+    free_slack: Size = Field(default=256 * MIB, serialization_alias="free_slack_bytes")
     idle_release_s: float = Field(default=2.0, ge=0)
     prefix_cache: bool = True
     prefix_keep_s: float = Field(default=1800.0, ge=0)
     max_sharers: int = Field(default=1024, ge=1, le=2000)
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="auto", serialization_alias="kv_dtype"
+    )
     heed_pressure: bool = True
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from engine.client import EngineClient
 from engine.errors import QueueFullError, ShareFullError
 from server.chat.drain import Drain
+from server.config import LimitsSection
 from server.metrics import Metrics
 from server.metrics.requests import Refusal
 from server.protocol.wire_errors import (
@@ -26,7 +27,7 @@ class Admission:
     client: EngineClient
     metrics: Metrics
     drain: Drain
-    retry_after_s: int
+    limits: LimitsSection
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
         """Check that answers can be generated and have room. choices: answers to each prompt.
@@ -70,14 +71,15 @@ class Admission:
     def no_engine(self) -> ApiError:
         """Make the 503 for requests that the engine does not take any more."""
         if self.drain.draining:
-            return shutting_down(self.retry_after_s)
+            return shutting_down(self.limits.retry_after_s)
         return unavailable(ENGINE_ENDED)
 
     def refused(self, error: QueueFullError) -> ApiError:
         """Count a refusal for lack of room, and make its error."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
-        return key_share_full(self.retry_after_s) if of_the_key else overloaded(self.retry_after_s)
+        full = key_share_full if of_the_key else overloaded
+        return full(self.limits.retry_after_s)
 
     def _check_places(self, tenant: bytes, places: int) -> None:
         try:

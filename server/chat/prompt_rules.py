@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.types import EngineLimits, SamplingParams
 from server.chat.served_model import ServedModel
+from server.config import LimitsSection
 from server.protocol.common import SamplingFields, answer_length
 from server.protocol.wire_errors import ContextOverflowError, invalid
 
@@ -15,22 +16,22 @@ class PromptRules:
     """What the model and the settings ask of prompts."""
 
     model: ServedModel
-    limits: EngineLimits
-    max_body_token_ids: int
+    engine: EngineLimits
+    limits: LimitsSection
 
     @property
     def max_model_len(self) -> int:
         """Tokens of a prompt and its answer together."""
-        return self.limits.max_model_len
+        return self.engine.max_model_len
 
     @property
     def max_total_tokens(self) -> int:
         """Most tokens that all texts of one body may have together, as its token ids may."""
-        return max(self.max_body_token_ids, self.max_model_len)
+        return max(self.limits.max_body_token_ids, self.max_model_len)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
         """Check token ids. Raises ApiError for ids that the model does not have."""
-        most = self.limits.vocab_size - 1
+        most = self.engine.vocab_size - 1
         if max(ids, default=0) > most:
             raise invalid(f"The {param} has a token id above {most}.", param)
 
@@ -59,7 +60,7 @@ class PromptRules:
                 max_tokens, prompt_tokens, self.max_model_len, param, least=least
             ),
             logprobs=logprobs,
-            vocab_size=self.limits.vocab_size,
+            vocab_size=self.engine.vocab_size,
             defaults=self.model.defaults,
             stop_token_ids=self.model.stop_token_ids,
             fallback_seed=new_seed(),

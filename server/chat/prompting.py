@@ -10,6 +10,7 @@ from server.chat.admission import Admission
 from server.chat.constraints import compiled_constraint
 from server.chat.generation import Prompt
 from server.chat.prompt_rules import PromptRules
+from server.config import LimitsSection
 from server.protocol.common import SamplingFields
 from server.protocol.wire_errors import (
     MAX_NAME_CHARS,
@@ -63,7 +64,7 @@ class ChatPrompts:
     encoding: asyncio.Semaphore
     """Held while a prompt is made. A request that has waited for it checks again for room: of a
     crowd only those are encoded that find a place."""
-    max_template_s: float
+    limits: LimitsSection
 
     async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
         """Make the engine's prompt. salt: with whom it is shared.
@@ -95,7 +96,7 @@ class ChatPrompts:
             options,
             ignores_eos=bool(sampling.ignore_eos),
             turns_param=param,
-            retry_after_s=self.admission.retry_after_s,
+            retry_after_s=self.limits.retry_after_s,
         )
         return Prompt(
             encoded.ids,
@@ -139,7 +140,7 @@ class ChatPrompts:
                 return await self.tokenizer.count_chat(
                     known.conversation,
                     self.rules.max_model_len,
-                    max_template_s=self.max_template_s,
+                    max_template_s=self.limits.max_template_s,
                 )
             except TemplateError as error:
                 raise _not_rendered(error, param) from error
@@ -209,7 +210,7 @@ class ChatPrompts:
                 conversation,
                 most_tokens,
                 add_generation_prompt=add_generation_prompt,
-                max_template_s=self.max_template_s,
+                max_template_s=self.limits.max_template_s,
             )
         except TemplateError as error:
             raise _not_rendered(error, param) from error

@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
-from server.cli.settings import with_further
-from server.config import StartError, Tables
+from server.cli.settings import flags_of, with_further
+from server.config import StartError
 
 HEAD_OF_LINE = "quire"
 
@@ -77,6 +77,7 @@ Count = Annotated[int | None, typer.Option()]
 
 @app.command()
 def serve(
+    context: typer.Context,
     model: Model,
     config: File = None,
     host: Host = None,
@@ -115,35 +116,11 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model to OpenAI clients."""
-    flags: Tables = {
-        "server": {"host": host, "port": port, "served_model_name": served_model_name},
-        "engine": {
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "step_time_target_ms": step_time_target_ms,
-            "arithmetic": arithmetic,
-            "threads": threads,
-            "check_every_step": check_every_step,
-        },
-        "cache": {
-            "substrate": kv_backend,
-            "release_heaps": release_heaps,
-            "kv_budget": kv_budget,
-            "headroom": headroom,
-            "page_size": page_size,
-            "heap_size": heap_size,
-            "free_slack": free_slack,
-            "dtype": kv_dtype,
-        },
-        "access": {"insecure_no_auth": insecure_no_auth},
-        "log": {"level": log_level},
-    }
     # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
     from server.cli.serve import serve_model
 
     with _one_sentence():
-        serve_model(model, config, with_further(flags, further or ()))
+        serve_model(model, config, with_further(flags_of(context.params), further or ()))
 
 
 @app.command()

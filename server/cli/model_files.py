@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import metal_ext  # before anything that imports MLX: it loads the BLAS
 
@@ -41,34 +42,17 @@ class ModelError(StartError):
 
 
 def engine_config(settings: Config) -> EngineConfig:
-    """Return the settings in the engine's form."""
-    engine, cache = settings.engine, settings.cache
-    return EngineConfig(
-        substrate=cache.substrate,
-        release_heaps=cache.release_heaps,
-        residency_keep_s=engine.residency_keep_s,
-        arithmetic=None if engine.arithmetic == "auto" else Arithmetic(engine.arithmetic),
-        kv_dtype=None if cache.dtype == "auto" else cache.dtype,
-        page_bytes=cache.page_size,
-        heap_bytes=cache.heap_size,
-        kv_budget_bytes=cache.kv_budget,
-        free_slack_bytes=cache.free_slack,
-        headroom_bytes=cache.headroom,
-        mlx_cache_bytes=engine.mlx_cache_bytes,
-        max_model_len=engine.max_model_len,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        step_time_target_ms=engine.step_time_target_ms,
-        threads=engine.threads,
-        idle_release_s=cache.idle_release_s,
-        prefix_cache=cache.prefix_cache,
-        prefix_keep_s=cache.prefix_keep_s,
-        max_sharers=cache.max_sharers,
-        check_every_step=engine.check_every_step,
-        max_step_mask_s=settings.limits.max_step_mask_s,
-        grammar_bytes=settings.limits.max_cached_grammar_memory,
-        overlap=engine.overlap,
-    )
+    """Return the settings in the engine's form, by the names of its fields."""
+    given: dict[str, Any] = {}
+    for section in (settings.limits, settings.engine, settings.cache):
+        # "auto" is what the engine calls None, but for a substrate, which has a name of its own.
+        given |= {
+            name: None if value == "auto" and name != "substrate" else value
+            for name, value in section.model_dump(by_alias=True).items()
+        }
+    if given["arithmetic"] is not None:
+        given["arithmetic"] = Arithmetic(given["arithmetic"])
+    return EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig)})
 
 
 def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:
@@ -100,9 +84,7 @@ def read_model(name: str, settings: Config) -> ModelFiles:
         else:
             checkpoint = read_checkpoint(folder, embeds=embeds)
         engine_plan = make_plan(settings, checkpoint)
-        tokenizer = Tokenizer(
-            folder, interpret_special_tokens=settings.prompts.interpret_special_tokens
-        )
+        tokenizer = Tokenizer(folder, settings.prompts)
         check_vocabulary(folder, tokenizer, checkpoint)
         served = ServedModel(
             model_names(name, folder, settings.server.served_model_name),

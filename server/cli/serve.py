@@ -34,8 +34,8 @@ from server.http.server import listen
 from server.metrics import Metrics
 from server.metrics.registry import About
 from server.text.calls.written import WrittenCalls
-from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
-from server.text.grammar.judge import Judge, JudgeLimits
+from server.text.grammar.compiler import GrammarCompiler
+from server.text.grammar.judge import Judge
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
@@ -112,19 +112,10 @@ def grammar_compiler(
 ) -> GrammarCompiler:
     """Make the compiler of constraints; it reads the tokenizer when it is needed."""
     limits = settings.limits
-    judge_limits = JudgeLimits(
-        limits.max_grammar_compile_s, limits.max_grammar_memory, limits.max_mask_s
-    )
     return GrammarCompiler(
         Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
-        lambda made: Judge(made.text, made.facts, judge_limits),
-        GrammarLimits(
-            max_bytes=limits.max_grammar_bytes,
-            max_memory_bytes=limits.max_cached_grammar_memory,
-            max_cached=limits.max_cached_grammars,
-            max_mask_s=limits.max_mask_s,
-            max_begun_s=limits.max_grammar_compile_s,
-        ),
+        lambda made: Judge(made.text, made.facts, limits),
+        limits,
     )
 
 
@@ -172,8 +163,9 @@ def make_metrics(
         found = machine_memory()
         return found.total_bytes, found.available_bytes
 
-    names = settings.metrics.vllm_names
-    return Metrics(client, about, vllm_names=names, footprint=footprint_with, memory=memory)
+    return Metrics(
+        client, about, settings=settings.metrics, footprint=footprint_with, memory=memory
+    )
 
 
 def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:

@@ -1,9 +1,10 @@
 """Read the settings in force, or say what is wrong with them, and which name was meant."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -13,6 +14,12 @@ from server.config import ENV_PREFIX, NO_SETTINGS, Config, SettingError, Tables,
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
 """The fields of every section."""
 LIST = "configs/quire.toml lists all of them"
+# Flags that are not called as their settings. All others are, and no two sections share a name.
+OTHER_FLAGS = {
+    "kv_backend": ("cache", "substrate"),
+    "kv_dtype": ("cache", "dtype"),
+    "log_level": ("log", "level"),
+}
 
 
 def read_settings(file: Path | None, flags: Tables) -> Config:
@@ -34,6 +41,17 @@ def read_settings(file: Path | None, flags: Tables) -> Config:
         raise SettingError(f"setting {_first_problem(error)}") from error
     except SettingsError as error:
         raise SettingError(f"environment: {error}") from error
+
+
+def flags_of(parameters: Mapping[str, Any]) -> Tables:
+    """Return the flags among a command's parameters, as settings."""
+    flags = dict(OTHER_FLAGS)
+    for section, names in FIELDS.items():
+        flags |= {name: (section, name) for name in names if name in parameters}
+    tables: Tables = {}
+    for flag, (section, name) in flags.items():
+        tables.setdefault(section, {})[name] = parameters.get(flag)
+    return tables
 
 
 def with_further(flags: Tables, settings: Iterable[str]) -> Tables:

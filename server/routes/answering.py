@@ -13,6 +13,7 @@ from engine.errors import EngineDeadError, QueueFullError
 from server.chat.admission import Admission
 from server.chat.choices import Choices
 from server.chat.generation import GenerationError, Prompt
+from server.config import Config
 from server.metrics.answer_times import RequestTimes
 from server.protocol.answers import Answer
 from server.protocol.wire_errors import generation_failed
@@ -31,9 +32,7 @@ class Answering:
     client: EngineClient
     tokenizer: Tokenizer
     admission: Admission
-    max_request_s: float
-    ping_s: float
-    """A stream that has nothing to say for so long gets a comment."""
+    config: Config
     clock: Callable[[], float]
     """Seconds; measures the time of a request."""
 
@@ -42,12 +41,13 @@ class Answering:
     ) -> Response:
         """Start the answers to the prompts, and the one response for them. Raises ApiError."""
         choices = self.start(*prompts, times=request.state.times)
+        ping_s = self.config.server.sse_ping_s
         if stream:
-            return AnswerStream(choices, answer, self.ping_s)
+            return AnswerStream(choices, answer, ping_s)
         try:
-            whole = await unless_left(request, _gather(choices, answer, self.ping_s))
+            whole = await unless_left(request, _gather(choices, answer, ping_s))
         except GenerationError as error:
-            raise generation_failed(str(error), self.admission.retry_after_s) from error
+            raise generation_failed(str(error), self.config.limits.retry_after_s) from error
         finally:
             choices.close()
         if whole is None:
@@ -63,7 +63,7 @@ class Answering:
                 self.tokenizer,
                 *prompts,
                 times=times,
-                max_s=self.max_request_s,
+                max_s=self.config.limits.max_request_s,
                 clock=self.clock,
             )
         except QueueFullError as error:

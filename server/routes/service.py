@@ -53,13 +53,12 @@ class Service:
     @property
     def admission(self) -> Admission:
         """Lets requests in."""
-        retry_after_s = self.config.limits.retry_after_s
-        return Admission(self.client, self.metrics, self.drain, retry_after_s)
+        return Admission(self.client, self.metrics, self.drain, self.config.limits)
 
     @property
     def rules(self) -> PromptRules:
         """Says what a prompt may be."""
-        return PromptRules(self.model, self.client.limits, self.config.limits.max_body_token_ids)
+        return PromptRules(self.model, self.client.limits, self.config.limits)
 
     @property
     def prompts(self) -> ChatPrompts:
@@ -72,17 +71,10 @@ class Service:
             self.written_calls,
             self.reasoning_cache,
             self.encoding,
-            self.config.limits.max_template_s,
+            self.config.limits,
         )
 
     @property
     def answering(self) -> Answering:
         """Answers prompts."""
-        return Answering(
-            self.client,
-            self.tokenizer,
-            self.admission,
-            self.config.limits.max_request_s,
-            self.config.server.sse_ping_s,
-            self.clock,
-        )
+        return Answering(self.client, self.tokenizer, self.admission, self.config, self.clock)

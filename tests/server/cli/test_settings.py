@@ -4,16 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.settings import read_settings, with_further
-from server.config import MIB, SettingError
-
-from pathlib import Path
-
-import pytest
-
 from metal_ext.blas import CHOICE_VARIABLE
 from server import config
-from server.cli.settings import read_settings
+from server.cli.settings import read_settings, with_further
+from server.config import MIB, SettingError
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
 

@@ -1,24 +1,26 @@
 """What GET /memory says of blocks and sequences, read back."""
 
-import json
-from array import array
-
-from engine.memory_map import KVMap, MemoryMap
-from engine.messages import GetMemoryMap
-from engine.types import EngineStats
-from kvcache.memory_map import BlockRun, BlockState, HeapSnapshot, MappedSequence
-from server.metrics.memory_map import encoded, heap_letters, owner_runs, sharer_runs, view
-from tests.engines import Answers, greedy, recall_loop
-
 import asyncio
 import json
+from array import array
 from typing import cast
 
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
 from engine.memory_map import KVMap, MemoryMap
+from engine.messages import GetMemoryMap
 from engine.types import EngineStats
-from server.metrics.memory_map import MAX_AGE_S, MemoryMapCache
+from kvcache.memory_map import BlockRun, BlockState, HeapSnapshot, MappedSequence
+from server.metrics.memory_map import (
+    MAX_AGE_S,
+    MemoryMapCache,
+    encoded,
+    heap_letters,
+    owner_runs,
+    sharer_runs,
+    view,
+)
+from tests.engines import Answers, greedy, recall_loop
 
 FREE, OWNED, SEALED, QUARANTINED, CACHED, RELEASING = BlockState
 BLOCKS = 100_000
