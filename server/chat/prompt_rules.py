@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.types import EngineLimits, SamplingParams
 from server.chat.served_model import ServedModel
 from server.config import LimitsSection
-from server.protocol.common import SamplingFields, answer_length
+from server.protocol.common import SamplingFields
 from server.protocol.wire_errors import ContextOverflowError, invalid
 
 
@@ -65,6 +65,22 @@ class PromptRules:
             stop_token_ids=self.model.stop_token_ids,
             fallback_seed=new_seed(),
         )
+
+
+def answer_length(
+    asked: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
+) -> int:
+    """Return how many tokens may be generated. None and -1 mean: as many as fit; more than fit is
+    cut.
+
+    Raises ApiError for less than ``least``, -1 aside.
+    """
+    room = max_model_len - prompt_tokens
+    if asked is None or asked == -1:
+        return room
+    if asked < least:
+        raise invalid(f"{param} is {asked}; it must be at least {least}.", param)
+    return min(asked, room)
 
 
 def new_seed() -> int:

@@ -14,15 +14,13 @@ from server.routes.service import Service
 def chat_routes(service: Service) -> APIRouter:
     """Return the route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
-    reader, admission, answering = service.reader, service.admission, service.answering
+    reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
 
     @router.post("/chat/completions", include_in_schema=False)
     @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        wire = await reader.read(request, ChatRequest)
-        salt = reader.salt(request, wire.cache_salt)
-        admission.check_answers(salt.tenant, wire.response_options.choices)
+        wire, salt = await reader.admit(request, ChatRequest)
         max_tokens, param = wire.asked_length
         chat = ChatSpec(
             reader.conversation(request, wire, "chat"),

@@ -22,14 +22,12 @@ from server.text.tokenizer import EncodedText, TextTooLongError
 def completion_routes(service: Service) -> APIRouter:
     """Return the route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
-    reader, admission, answering = service.reader, service.admission, service.answering
+    reader, answering = service.reader, service.answering
 
     @router.post("/completions", include_in_schema=False)
     @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
-        wire = await reader.read(request, CompletionRequest)
-        salt = reader.salt(request, wire.cache_salt)
-        admission.check_answers(salt.tenant, wire.response_options.choices, len(wire.prompts))
+        wire, salt = await reader.admit(request, CompletionRequest)
         encoded = await _all_encoded(service, wire)
         prompts = [_prompt(service.rules, wire, text.ids, salt) for text in encoded]
         answer = TextAnswer(

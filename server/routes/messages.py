@@ -16,14 +16,12 @@ from server.routes.service import Service
 def message_routes(service: Service) -> APIRouter:
     """Return the routes, for one service."""
     router = APIRouter()
-    reader, admission, answering = service.reader, service.admission, service.answering
+    reader, answering = service.reader, service.answering
     model, prompts = service.model, service.prompts
 
     @router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
     async def messages(request: Request) -> Response:
-        wire = await reader.read(request, MessagesRequest)
-        salt = reader.salt(request, wire.cache_salt)
-        admission.check_answers(salt.tenant)
+        wire, salt = await reader.admit(request, MessagesRequest)
         conversation = reader.conversation(request, wire, "messages")
         prompt = await prompts.prompt(ChatSpec(conversation, wire, wire.max_tokens), salt)
         answer = MessageAnswer(

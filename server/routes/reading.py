@@ -8,10 +8,12 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from engine.types import PrefixSalt
+from server.chat.admission import Admission
 from server.chat.salts import Salts, request_key
 from server.chat.served_model import ServedModel
 from server.config import Config, LimitsSection, ReasoningSection
 from server.protocol.body_limits import limits_by_path
+from server.protocol.common import SamplingFields
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import from_validation, not_json
 from server.text.conversation import Conversation
@@ -46,6 +48,7 @@ class ConversationBody(Protocol):
 
 
 BodyT = TypeVar("BodyT", bound=Body)
+GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,18 @@ class RequestReader:
     config: Config
     model: ServedModel
     salts: Salts
+    admission: Admission
+
+    async def admit(
+        self, request: Request, body_type: type[GeneratingT]
+    ) -> tuple[GeneratingT, PrefixSalt]:
+        """Read a body that asks for answers, and let it in. Return it, and with whom its prompts
+        are shared. Raises ApiError as ``read`` and ``Admission.check_answers`` do."""
+        body = await self.read(request, body_type)
+        salt = self.salt(request, body.cache_salt)
+        choices = body.response_options.choices
+        self.admission.check_answers(salt.tenant, choices, body.num_prompts)
+        return body, salt
 
     async def read(self, request: Request, body_type: type[BodyT]) -> BodyT:
         """Read and check the body, within the limits of its route. Raises ApiError that names the

@@ -25,7 +25,7 @@ LISTED_ITEMS = 20
 def response_routes(service: Service) -> APIRouter:
     """Return the routes, for one service."""
     router = APIRouter()
-    reader, admission, answering = service.reader, service.admission, service.answering
+    reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
     limits = service.config.limits
     store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
@@ -41,9 +41,7 @@ def response_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
     async def create_response(request: Request) -> Response:
-        wire = await reader.read(request, ResponsesRequest)
-        salt = reader.salt(request, wire.cache_salt)
-        admission.check_answers(salt.tenant)
+        wire, salt = await reader.admit(request, ResponsesRequest)
         history, items, conversation = conversation_of(request, wire)
         max_tokens, param = wire.asked_length
         chat = ChatSpec(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")

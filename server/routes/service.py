@@ -48,7 +48,7 @@ class Service:
     @property
     def reader(self) -> RequestReader:
         """Reads requests."""
-        return RequestReader(self.config, self.model, self.salts)
+        return RequestReader(self.config, self.model, self.salts, self.admission)
 
     @property
     def admission(self) -> Admission:
