@@ -4,11 +4,14 @@ The file is TOML (``--config``; configs/quire.toml documents it), the environmen
 ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``.
 """
 
+import re
 import tomllib
+from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -17,14 +20,42 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from server.sizes import Size
-
 MIB = 1024**2
 ENV_PREFIX = "QUIRE_"
 # Variables with that prefix that choose something before there are settings: metal_ext/blas.py.
 NO_SETTINGS = frozenset({"QUIRE_BLAS"})
 Tables = dict[str, dict[str, Any]]
 """``{section: {field: value}}``; a flag whose value is None was not given."""
+# Sizes as people write them: a number, and a prefix of bytes.
+SIZE = re.compile(r"([0-9]{0,20}\.?[0-9]{1,20})\s*(?:([kmgtp])(i?)b?|b)?", re.IGNORECASE)
+POWERS = " kmgtp"
+
+
+class StartError(Exception):
+    """The server cannot start, or cannot go on; one sentence."""
+
+    exit_code: ClassVar[int]
+
+
+class SettingError(StartError):
+    """Settings that cannot work."""
+
+    exit_code = 2
+
+
+def parse_size(value: object) -> int:
+    """Parse a size in bytes. ``4.5GiB``, ``4 gib``, ``4G`` (10^9) and ``65536`` are sizes; a text
+    with anything else is none. Raises PydanticCustomError, a ValueError."""
+    found = SIZE.fullmatch(str(value).strip())
+    if found is None:
+        raise PydanticCustomError(
+            "size",
+            "this is no size: write a number and a unit, such as 4.5GiB or 512MiB, or a number of "
+            "bytes, such as 65536",
+        )
+    number, prefix, binary = found.groups()
+    base = 1024 if binary else 1000
+    return int(Fraction(number) * base ** POWERS.index((prefix or " ").lower()))
 
 
 def _parted(value: object) -> object:
@@ -34,12 +65,15 @@ def _parted(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+Size = Annotated[int, BeforeValidator(parse_size)]
+"""A setting in bytes."""
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parted)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are refused, values never change."""
+    """A table of the file: unknown keys are refused, values never change. A field's alias is what
+    the engine calls it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -92,7 +126,7 @@ class LimitsSection(Section):
     max_grammar_compile_s: float = Field(default=5.0, gt=0)
     max_grammar_memory: Size = 32 * MIB
     max_cached_grammars: int = Field(default=64, ge=0)
-    max_cached_grammar_memory: Size = 128 * MIB
+    max_cached_grammar_memory: Size = Field(default=128 * MIB, serialization_alias="grammar_bytes")
     max_mask_s: float = Field(default=0.1, gt=0)
     max_step_mask_s: float = Field(default=0.05, gt=0)
     max_written_call_bytes: Size = 16 * MIB
@@ -158,16 +192,18 @@ class CacheSection(Section):
 
     substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
     release_heaps: bool = False
-    kv_budget: Size | None = None
-    headroom: Size | None = None
-    page_size: Size | None = None
-    heap_size: Size = 64 * MIB
-    free_slack: Size = 256 * MIB
+    kv_budget: Size | None = Field(default=None, serialization_alias="kv_budget_bytes")
+    headroom: Size | None = Field(default=None, serialization_alias="headroom_bytes")
+    page_size: Size | None = Field(default=None, serialization_alias="page_bytes")
+    heap_size: Size = Field(default=64 * MIB, serialization_alias="heap_bytes")
+    free_slack: Size = Field(default=256 * MIB, serialization_alias="free_slack_bytes")
     idle_release_s: float = Field(default=2.0, ge=0)
     prefix_cache: bool = True
     prefix_keep_s: float = Field(default=1800.0, ge=0)
     max_sharers: int = Field(default=1024, ge=1, le=2000)
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="auto", serialization_alias="kv_dtype"
+    )
     heed_pressure: bool = True
 
 

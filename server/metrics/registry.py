@@ -9,14 +9,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.client import EngineClient
+from server.config import MetricsSection
 from server.metrics.answer_times import Latencies, RequestTimes
 from server.metrics.engine_figures import EngineCollector
 from server.metrics.families import info
 from server.metrics.process import Footprint, ProcessCollector
-from server.metrics.requests import RequestFigures
+from server.metrics.requests import Refusal, RequestFigures
 from server.metrics.system import SystemCollector, SystemMemory, machine_alone
 from server.metrics.vllm_names import VllmCollector
-from server.protocol.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class About(Collector):
 
 
 NOTHING_KNOWN = About()
+SETTINGS = MetricsSection()
 
 
 class Metrics:
@@ -56,12 +57,12 @@ class Metrics:
         client: EngineClient,
         about: About = NOTHING_KNOWN,
         *,
-        vllm_names: bool = False,
+        settings: MetricsSection = SETTINGS,
         footprint: Footprint = int,
         memory: SystemMemory = machine_alone,
     ) -> None:
-        """vllm_names: whether figures are also shown under vLLM's names. footprint: see
-        ProcessCollector; without it, K and V alone. memory: see SystemCollector."""
+        """settings: what is shown beside our own names. footprint: see ProcessCollector; without
+        it, K and V alone. memory: see SystemCollector."""
         latencies = Latencies(about.max_model_len)
         self._latencies = latencies
         self._requests = RequestFigures(latencies)
@@ -73,7 +74,7 @@ class Metrics:
             ProcessCollector(client, footprint),
             SystemCollector(client, memory),
         ]
-        if vllm_names:
+        if settings.vllm_names:
             collectors.append(VllmCollector(client, latencies, about.model))
         for collector in collectors:
             self.registry.register(collector)

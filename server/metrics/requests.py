@@ -1,7 +1,8 @@
 """Metrics of the HTTP side: requests, refusals, connections, answers."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -9,9 +10,27 @@ from prometheus_client.registry import Collector
 from engine.types import Histogram
 from server.metrics.answer_times import DURATION_BOUNDS_S, FINISH_REASONS, Latencies
 from server.metrics.families import counters, gauge, histogram, histograms
-from server.protocol.refusals import Refusal
 
 HTTP_BOUNDS_S = (0.001, 0.005, *DURATION_BOUNDS_S)
+
+
+class Refusal(StrEnum):
+    """Why something was refused: the only values that a metric's label takes."""
+
+    HOST = "host"
+    ORIGIN = "origin"
+    KEY = "key"
+    TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
+    SLOW_READER = "slow_reader"
+    BAD_HTTP = "bad_http"
+    CONNECTIONS = "connections"
+    QUEUE_FULL = "queue_full"
+    KEY_SHARE = "key_share"
+    DRAINING = "draining"
+
+
+CountRefusal = Callable[[Refusal], None]
 
 
 class RequestFigures(Collector):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from engine.types import PrefixReport
-from server.generation import Delta, TokenReport, Usage
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
+from server.text.pieces import Delta, TokenReport, Usage
 
 TokenText = Callable[[int], bytes]
 Json = dict[str, Any]

@@ -186,6 +186,11 @@ class SamplingFields(WireModel):
         """What the response should have."""
         return ResponseOptions(cache_report=bool(self.cache_report))
 
+    @property
+    def num_prompts(self) -> int:
+        """How many prompts there are; each has all the answers."""
+        return 1
+
     def stop_strings(self) -> tuple[str, ...]:
         """Return the stop strings, however they were given."""
         return ()
@@ -278,19 +283,3 @@ class OpenAISamplingFields(SamplingFields):
     def stop_strings(self) -> tuple[str, ...]:
         """Return the stop strings, however they were given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-
-def answer_length(
-    asked: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
-) -> int:
-    """Return how many tokens may be generated. None and -1 mean: as many as fit; more than fit is
-    cut.
-
-    Raises ApiError for less than ``least``, -1 aside.
-    """
-    room = max_model_len - prompt_tokens
-    if asked is None or asked == -1:
-        return room
-    if asked < least:
-        raise invalid(f"{param} is {asked}; it must be at least {least}.", param)
-    return min(asked, room)

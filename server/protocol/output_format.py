@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from server.conversation import OutputFormat
 from server.protocol.common import ListOf, WireModel
 from server.protocol.wire_errors import invalid, quoted
+from server.text.conversation import OutputFormat
 from server.text.json_object import MAX_VALUES, has_many_values
 
 Schema = dict[str, Any] | bool

@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Conversation
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
@@ -20,6 +19,7 @@ from server.protocol.fields import (
 )
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
+from server.text.conversation import Conversation
 
 
 class TokenizeRequest(ContinuationFields, ThinkingFields):

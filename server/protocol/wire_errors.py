@@ -192,11 +192,11 @@ def shutting_down(retry_after_s: int) -> ApiError:
     return error
 
 
-def generation_failed(reason: str, retry_after_s: int = 1, what: str = "Generation") -> ApiError:
+def generation_failed(reason: str, retry_after_s: int = 0, what: str = "Generation") -> ApiError:
     """Make the error for a fault of the engine: 500; 400 where the answer's form is at fault; 503
     where the server shuts down.
 
-    reason: the engine's. retry_after_s: for a header, where there is still one.
+    reason: the engine's. retry_after_s: for a header; 0 where none is sent any more.
     """
     if reason == SHUTTING_DOWN:
         return shutting_down(retry_after_s)

@@ -4,40 +4,33 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.openapi import takes
-from server.prompting import ChatSpec, chat_prompt
+from server.chat.prompting import ChatSpec
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.chat.request import ChatRequest
-from server.routes.answering import respond
-from server.salts import request_key
-from server.service import Service, parse
+from server.routes.openapi import takes
+from server.routes.service import Service
 
 
 def chat_routes(service: Service) -> APIRouter:
     """Return the route, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
+    reader, answering = service.reader, service.answering
+    model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
 
     @router.post("/chat/completions", include_in_schema=False)
     @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        wire = await parse(service, request, ChatRequest)
-        service.check_model(wire.model)
-        wire.check(service.config.limits)
-        key = request_key(request.headers)
-        service.check_room(wire.response_options.choices, key=key)
+        wire, salt = await reader.admit(request, ChatRequest)
         max_tokens, param = wire.asked_length
-        config, unseen = service.config, service.unseen(request, "chat")
         chat = ChatSpec(
-            wire.conversation(config.limits, config.reasoning, unseen),
+            reader.conversation(request, wire, "chat"),
             wire,
             max_tokens,
             param,
             (wire.top_logprobs or 0) if wire.logprobs else None,
         )
-        prompt = await chat_prompt(service, chat, key)
-        answer = ChatAnswer(
-            service.new_metadata("chatcmpl"), service.tokenizer.token_bytes, wire.response_options
-        )
-        return await respond(request, service, prompt, answer, stream=bool(wire.stream))
+        prompt = await prompts.prompt(chat, salt)
+        answer = ChatAnswer(model.new_metadata("chatcmpl"), token_bytes, wire.response_options)
+        return await answering.respond(request, answer, prompt, stream=wire.stream)
 
     return router

@@ -9,9 +9,7 @@ from starlette.responses import Response
 
 from engine.errors import EngineDeadError
 from engine.types import PrefixSalt, SamplingParams, TokenEvent
-from server.json_response import json_response
 from server.metrics.answer_times import RequestTimes
-from server.openapi import takes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_pieces
 from server.protocol.wire_errors import (
     generation_failed,
@@ -21,8 +19,9 @@ from server.protocol.wire_errors import (
     too_many_tokens,
 )
 from server.routes.answering import CLIENT_CLOSED_REQUEST, unless_left
-from server.salts import request_key
-from server.service import Service, parse
+from server.routes.json_response import json_response
+from server.routes.openapi import takes
+from server.routes.service import Service
 from server.text.tokenizer import TextsTooLongError, TextTooLongError
 
 NO_TOKENS = SamplingParams(max_tokens=0)
@@ -35,16 +34,14 @@ Inputs = list[tuple[int, ...]]
 def embedding_routes(service: Service) -> APIRouter:
     """Return the route, for one service."""
     router = APIRouter()
+    reader, admission = service.reader, service.admission
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
-        wire = await parse(service, request, EmbeddingRequest)
-        service.check_model(wire.model)
-        wire.check(service.config.limits)
-        key = request_key(request.headers)
-        service.check_embeds(wire.dimensions, key=key)
+        wire = await reader.read(request, EmbeddingRequest)
+        salt = reader.salt(request, wire.cache_salt)
+        admission.check_vectors(salt.tenant, wire.dimensions)
         inputs = await _inputs(service, wire)
-        salt = service.salts.salt(key, wire.cache_salt)
         batch = Batch(service, inputs, salt, wire.priority or 0, request.state.times)
         vectors = await unless_left(request, batch.vectors())
         if vectors is None:
@@ -60,7 +57,8 @@ def embedding_routes(service: Service) -> APIRouter:
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
     """Encode every input. Raises ApiError for one that can never fit."""
-    most, total = service.max_model_len, service.max_total_tokens
+    rules = service.rules
+    most, total = rules.max_model_len, rules.max_total_tokens
     texts = [one for one in wire.inputs if isinstance(one, str)]
     ids = [tuple(one) for one in wire.inputs if not isinstance(one, str)]
     if texts:
@@ -78,7 +76,7 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
             raise invalid(f"The {name} has no tokens.", name)
         if len(tokens) > most:
             raise input_too_long(len(tokens), most, name)
-        service.check_token_ids(tokens, name)
+        rules.check_token_ids(tokens, name)
     return ids
 
 
@@ -108,7 +106,7 @@ class Batch:
         try:
             return np.stack(await asyncio.gather(*tasks))
         except EngineDeadError as error:
-            raise self._service.no_engine() from error
+            raise self._service.admission.no_engine() from error
         finally:
             for task in tasks:
                 task.cancel()

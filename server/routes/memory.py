@@ -8,10 +8,9 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.memory_map_cache import MemoryMapCache
+from server.metrics.memory_map import MemoryMapCache
 from server.protocol.wire_errors import ApiError
-from server.salts import request_key
-from server.service import Service
+from server.routes.service import Service
 
 JSON = "application/json"
 DESCRIPTION = (
@@ -24,7 +23,8 @@ DESCRIPTION = (
 def memory_routes(service: Service) -> APIRouter:
     """Return the route, for one service."""
     router = APIRouter()
-    cache = MemoryMapCache(service.client)
+    cache, reader = MemoryMapCache(service.client), service.reader
+    several_keys = len(service.config.access.api_keys) > 1
 
     @router.get(
         "/memory",
@@ -43,11 +43,12 @@ def memory_routes(service: Service) -> APIRouter:
                 headers={"Retry-After": str(service.config.limits.retry_after_s)},
             )
         body, age_s = seen
+        tenant = reader.salt(request).tenant
         head = {
             "model": service.model.id,
             "engine_alive": service.client.alive,
             "age_s": round(age_s, 3),
-            "requests": _requests(service, request_key(request.headers)),
+            "requests": _requests(service, tenant if several_keys else None),
         }
         # The map has been encoded already, once for all who look.
         joined = to_json(head)[:-1] + b',"map":' + body + b"}"
@@ -56,11 +57,8 @@ def memory_routes(service: Service) -> APIRouter:
     return router
 
 
-def _requests(service: Service, key: str) -> list[dict[str, Any]]:
-    """Return the last requests, the newest first; where there are several keys, those of the key
-    that asks."""
-    several = len(service.config.access.api_keys) > 1
-    tenant = service.salts.salt(key, None).tenant if several else None
+def _requests(service: Service, tenant: bytes | None) -> list[dict[str, Any]]:
+    """Return the last requests of a tenant, the newest first; of None, all."""
     now = service.recent.clock()
     requests = [asdict(request) for request in service.recent.newest_first(tenant)]
     for request in requests:

@@ -6,54 +6,37 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.conversation import Conversation
-from server.openapi import takes
-from server.prompting import ChatSpec, chat_prompt, count_tokens_of
+from server.chat.prompting import ChatSpec
 from server.protocol.messages.answer import MessageAnswer
-from server.protocol.messages.request import (
-    ConversationFields,
-    CountTokensRequest,
-    MessagesRequest,
-)
-from server.routes.answering import respond
-from server.salts import request_key
-from server.service import Service, parse
+from server.protocol.messages.request import CountTokensRequest, MessagesRequest
+from server.routes.openapi import takes
+from server.routes.service import Service
 
 
 def message_routes(service: Service) -> APIRouter:
     """Return the routes, for one service."""
     router = APIRouter()
+    reader, answering = service.reader, service.answering
+    model, prompts = service.model, service.prompts
 
     @router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
     async def messages(request: Request) -> Response:
-        wire = await parse(service, request, MessagesRequest)
-        service.check_model(wire.model)
-        wire.check(service.config.limits)
-        key = request_key(request.headers)
-        service.check_room(1, key=key)
-        conversation = _conversation(service, request, wire)
-        chat = ChatSpec(conversation, wire, wire.max_tokens)
-        prompt = await chat_prompt(service, chat, key)
+        wire, salt = await reader.admit(request, MessagesRequest)
+        conversation = reader.conversation(request, wire, "messages")
+        prompt = await prompts.prompt(ChatSpec(conversation, wire, wire.max_tokens), salt)
         answer = MessageAnswer(
-            service.new_metadata("msg", "_"),
+            model.new_metadata("msg", "_"),
             len(prompt.ids),
             context_ends_it=prompt.params.max_tokens < wire.max_tokens,
             cache_report=wire.response_options.cache_report,
         )
-        return await respond(request, service, prompt, answer, stream=bool(wire.stream))
+        return await answering.respond(request, answer, prompt, stream=wire.stream)
 
     @router.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest))
     async def count_tokens(request: Request) -> dict[str, Any]:
-        wire = await parse(service, request, CountTokensRequest)
-        service.check_model(wire.model)
-        conversation = _conversation(service, request, wire)
-        salt = service.salt(request, wire.cache_salt)
-        return {"input_tokens": await count_tokens_of(service, conversation, "messages", salt)}
+        wire = await reader.read(request, CountTokensRequest)
+        conversation = reader.conversation(request, wire, "messages")
+        salt = reader.salt(request, wire.cache_salt)
+        return {"input_tokens": await prompts.count_tokens(conversation, "messages", salt)}
 
     return router
-
-
-def _conversation(service: Service, request: Request, wire: ConversationFields) -> Conversation:
-    """Read what both routes have in common. Raises ApiError."""
-    config = service.config
-    return wire.conversation(config.limits, config.reasoning, service.unseen(request, "messages"))

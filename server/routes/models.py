@@ -6,8 +6,9 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from server.openapi import speaks_anthropic
-from server.service import ServedModel, Service
+from server.chat.served_model import ServedModel
+from server.routes.openapi import speaks_anthropic
+from server.routes.service import Service
 
 LIST_PATHS = tuple(
     f"{base}/models{end}"
@@ -20,17 +21,18 @@ LIST_PATHS = tuple(
 def model_routes(service: Service) -> APIRouter:
     """Return the routes, for one service; without /v1 for clients whose base URL has none."""
     router = APIRouter()
+    model, max_model_len = service.model, service.rules.max_model_len
 
     def entry(request: Request) -> dict[str, Any]:
         if speaks_anthropic(request.scope):
-            return anthropic_model(service.model)
+            return anthropic_model(model)
         return {
-            "id": service.model.id,
+            "id": model.id,
             "object": "model",
-            "created": service.model.created,
+            "created": model.created,
             "owned_by": "quire",
-            "max_model_len": service.max_model_len,
-            "context_length": service.max_model_len,
+            "max_model_len": max_model_len,
+            "context_length": max_model_len,
         }
 
     async def list_models(request: Request) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def model_routes(service: Service) -> APIRouter:
         return {"object": "list", "data": found}
 
     async def get_model(request: Request, name: str) -> dict[str, Any]:
-        service.check_model(name)
+        model.check(name)
         return entry(request)
 
     for number, path in enumerate(LIST_PATHS):

@@ -6,8 +6,9 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from server.chat.readiness import generates
 from server.protocol.wire_errors import shutting_down, unavailable
-from server.service import Service
+from server.routes.service import Service
 
 
 def who_answers() -> dict[str, str]:
@@ -18,6 +19,7 @@ def who_answers() -> dict[str, str]:
 def operation_routes(service: Service) -> APIRouter:
     """Return the routes, for one service."""
     router = APIRouter()
+    client, drain, figures = service.client, service.drain, service.metrics
 
     @router.get("/version", include_in_schema=False)
     async def get_version() -> dict[str, str]:
@@ -25,22 +27,22 @@ def operation_routes(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        if not service.client.alive:
+        if not client.alive:
             raise unavailable("The engine has ended.")
-        return JSONResponse({"status": "draining" if service.drain.draining else "ok"})
+        return JSONResponse({"status": "draining" if drain.draining else "ok"})
 
     @router.get("/ready")
     async def ready() -> Response:
         """Generates a token: a server whose engine is stuck is not ready."""
-        if service.drain.draining:
+        if drain.draining:
             raise shutting_down(service.config.limits.retry_after_s)
-        if not await service.canary():
+        if not await generates(client, service.config.server.ready_timeout_s):
             raise unavailable("The engine did not generate a token in time.")
         return JSONResponse({"status": "ready"})
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        service.metrics.set_draining(service.drain.draining)
-        return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        figures.set_draining(drain.draining)
+        return Response(figures.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.routes.operations import who_answers
-from server.service import Service
+from server.routes.service import Service
 
 INDEX = "index.html"
 KINDS = {

@@ -1,179 +1,97 @@
 """POST /v1/responses, and the responses that are stored."""
 
-import secrets
-import time
-from typing import Any
+from collections.abc import Callable
 
 from fastapi import APIRouter
-from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.conversation import Conversation
-from server.json_response import json_pieces, json_response
-from server.openapi import takes
-from server.prompting import ChatSpec, chat_prompt, count_tokens_of
-from server.protocol.answers import Json, ResponseMetadata
+from server.chat.prompting import ChatSpec
+from server.chat.response_store import ResponseStore, TenantStore
+from server.protocol.answers import Json
 from server.protocol.responses.answer import ResponseAnswer
-from server.protocol.responses.items import Item, WireItem
+from server.protocol.responses.items import Item
 from server.protocol.responses.request import ResponsesRequest
-from server.protocol.wire_errors import ApiError, invalid
-from server.response_store import ResponseStore, StoredResponse
-from server.routes.answering import respond
-from server.salts import request_key
-from server.service import Service, parse
+from server.protocol.wire_errors import invalid
+from server.routes.json_response import json_pieces, json_response
+from server.routes.openapi import takes
+from server.routes.service import Service
+from server.text.conversation import Conversation
 
-ID_BYTES = 12
 MAX_LISTED_ITEMS = 100
 LISTED_ITEMS = 20
-WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
-
-
-class TenantStore:
-    """The responses that one API key has stored."""
-
-    def __init__(self, service: Service, store: ResponseStore, request: Request) -> None:
-        self._tenant = service.salt(request, None).tenant
-        self._config = service.config
-        self._unseen = service.unseen(request, "responses")
-        self._store = store
-
-    def conversation(
-        self, wire: ResponsesRequest
-    ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
-        """Return the items before the request, its new items, and both in the neutral form. Raises
-        ApiError. A begun answer is marked in the items, for requests that continue it."""
-        history, items = self.before(wire.previous_response_id), wire.items(self.item)
-        before = [read_item(item) for item in history]
-        limits, efforts = self._config.limits, self._config.reasoning
-        conversation = wire.conversation(before, items, limits, efforts, self._unseen)
-        if conversation.continues and items:
-            items = [*items[:-1], items[-1].model_copy(update={"prefix": True})]
-        elif conversation.continues:
-            history = (*history[:-1], history[-1] | {"prefix": True})
-        return history, items, conversation
-
-    def before(self, response_id: str | None) -> tuple[Json, ...]:
-        """Return all items of the conversation that a response has ended. Raises ApiError (400)."""
-        if response_id is None:
-            return ()
-        stored = self._store.find(self._tenant, response_id)
-        if stored is None:
-            raise invalid(
-                "No response with this id is stored for this API key, or not any more (store: "
-                "false, a restart, or too many others): send its conversation's items as input.",
-                "previous_response_id",
-                "previous_response_not_found",
-            )
-        return stored.items
-
-    def item(self, item_id: str) -> Item | None:
-        """Return a stored item; None where there is none."""
-        found = self._store.find_item(self._tenant, item_id)
-        return None if found is None else read_item(found)
-
-    def response(self, response_id: str) -> StoredResponse:
-        """Return a stored response. Raises ApiError (404)."""
-        stored = self._store.find(self._tenant, response_id)
-        if stored is None:
-            raise _not_stored()
-        return stored
-
-    def keep(self, response: Json, history: tuple[Json, ...], items: list[Item]) -> None:
-        """Store a response with what it answered."""
-        given = tuple(item.kept(secrets.token_hex(ID_BYTES)) for item in items)
-        self._store.keep(self._tenant, StoredResponse(response, history, given))
-
-    def forget(self, response_id: str) -> None:
-        """Forget a response. Raises ApiError (404) where it is not stored."""
-        if not self._store.forget(self._tenant, response_id):
-            raise _not_stored()
 
 
 def response_routes(service: Service) -> APIRouter:
     """Return the routes, for one service."""
     router = APIRouter()
+    reader, answering = service.reader, service.answering
+    model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
     limits = service.config.limits
     store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
 
+    def store_of(request: Request) -> TenantStore:
+        return TenantStore(store, reader.salt(request).tenant)
+
+    def conversation_of(
+        request: Request, wire: ResponsesRequest
+    ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
+        unseen = reader.unseen(request, "responses")
+        return store_of(request).conversation(wire, limits, service.config.reasoning, unseen)
+
     @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
     async def create_response(request: Request) -> Response:
-        wire = await parse(service, request, ResponsesRequest)
-        service.check_model(wire.model)
-        wire.check(limits)
-        key = request_key(request.headers)
-        service.check_room(1, key=key)
-        tenant_store = TenantStore(service, store, request)
-        history, items, conversation = tenant_store.conversation(wire)
+        wire, salt = await reader.admit(request, ResponsesRequest)
+        history, items, conversation = conversation_of(request, wire)
         max_tokens, param = wire.asked_length
         chat = ChatSpec(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
-        prompt = await chat_prompt(service, chat, key)
+        prompt = await prompts.prompt(chat, salt)
 
         def keep(response: Json) -> None:
             if wire.store is not False:
-                tenant_store.keep(response, history, items)
+                store_of(request).keep(response, history, items)
 
         answer = ResponseAnswer(
-            new_metadata(service),
-            service.tokenizer.token_bytes,
+            model.new_metadata("resp", "_"),
+            token_bytes,
             wire.repeated(conversation, prompt.params),
             wire.response_options.cache_report,
             wire.packs_reasoning,
             keep,
         )
-        return await respond(request, service, prompt, answer, stream=bool(wire.stream))
+        return await answering.respond(request, answer, prompt, stream=wire.stream)
 
     @router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesRequest))
     async def count_input_tokens(request: Request) -> Response:
-        wire = await parse(service, request, ResponsesRequest)
-        service.check_model(wire.model)
-        wire.check(limits)
-        _, _, conversation = TenantStore(service, store, request).conversation(wire)
-        salt = service.salt(request, wire.cache_salt)
-        tokens = await count_tokens_of(service, conversation, "input", salt)
+        wire = await reader.read(request, ResponsesRequest)
+        _, _, conversation = conversation_of(request, wire)
+        salt = reader.salt(request, wire.cache_salt)
+        tokens = await prompts.count_tokens(conversation, "input", salt)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+
+    _add_stored_routes(router, store_of)
+    return router
+
+
+def _add_stored_routes(router: APIRouter, store_of: Callable[[Request], TenantStore]) -> None:
+    """Add the routes of responses that are stored. store_of: those that a request may see."""
 
     @router.get("/v1/responses/{response_id}")
     async def get_response(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
             raise invalid("A stored response is not streamed.", "stream")
-        stored = TenantStore(service, store, request).response(response_id)
+        stored = store_of(request).response(response_id)
         return await json_response(json_pieces(stored.response))
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
-        TenantStore(service, store, request).forget(response_id)
+        store_of(request).forget(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:
-        stored = TenantStore(service, store, request).response(response_id)
+        stored = store_of(request).response(response_id)
         return await json_response(json_pieces(_page(stored.input, request)))
-
-    return router
-
-
-def new_metadata(service: Service) -> ResponseMetadata:
-    """Make the id, time and model of a new response."""
-    return ResponseMetadata(
-        f"resp_{secrets.token_hex(ID_BYTES)}", int(time.time()), service.model.id
-    )
-
-
-def read_item(item: Json) -> Item:
-    """Read an item that was stored."""
-    found: Item = WIRE_ITEM.validate_python(item)
-    return found
-
-
-def _not_stored() -> ApiError:
-    return ApiError(
-        404,
-        "No response with this id is stored for this API key, or not any more.",
-        type="not_found_error",
-        param="response_id",
-        code="response_not_found",
-    )
 
 
 def _page(items: tuple[Json, ...], request: Request) -> Json:

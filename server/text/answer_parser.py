@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.conversation import Tool
 from server.text.calls.parser import CallParser, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import Remember
+from server.text.conversation import Tool
 from server.text.parser import ReasoningParser, first_channel_of
 from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from server.conversation import Turn
+from server.text.conversation import Turn
 from server.text.parser import CLOSE, OPEN, first_channel_of
 from server.text.pieces import Channel
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
-from server.conversation import Conversation, Thinking, Tool, ToolCall, Turn
 from server.text.begun import NO_REASONING, BegunAnswer, begun_answer
 from server.text.calls.marks import CallMarks
 from server.text.calls.tool_format import tool_format
+from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
 from server.text.json_object import json_object
 from server.text.parser import CLOSE, OPEN, first_channel_of
 from server.text.pieces import Channel

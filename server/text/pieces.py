@@ -1,9 +1,9 @@
 """What an answer is made of, as it streams."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from engine.types import TokenLogprobs
+from engine.types import PrefixReport, TokenLogprobs
 
 
 class Channel(Enum):
@@ -79,3 +79,33 @@ def joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
         else:
             result.append(piece)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens so far: the prompt's once, those of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    prefix: PrefixReport | None = None
+    """What the cache had of the prompt; None while it is not known."""
+    kept_tokens: int = 0
+    """Tokens of the prompt that the cache has from now on, whether it had them before or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a step added to an answer."""
+
+    pieces: list[AnswerPiece] = field(default_factory=list)
+    tokens: list[TokenReport] = field(default_factory=list)
+    finish: str | None = None
+    """"stop", "length", or "tool_calls" where the answer ended with calls; with the last delta."""
+    index: int = 0
+    """Which of the choices it belongs to."""
+    stop_string: str | None = None
+    """With the last delta: the one that ended the answer."""
+    prompt: tuple[TokenLogprobs | None, ...] = ()
+    """With the first delta, where they are wanted: log-probabilities of the prompt's tokens; None
+    for the first one."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.types import PrefixSalt
-from server.conversation import Conversation, Turn
+from server.text.conversation import Conversation, Turn
 from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallStart
 

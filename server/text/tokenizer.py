@@ -9,15 +9,17 @@ from pathlib import Path
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from server.conversation import Conversation
+from server.config import PromptsSection
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.chat_template import ChatTemplate
+from server.text.conversation import Conversation
 from server.text.encoder import Encoder, grouped, tokens_within
 from server.text.parser import CLOSE, OPEN
 from server.text.special_tokens import SpecialTokens, pieces_of
 from server.text.time_limit import TimeLimit
 
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
+PROMPTS = PromptsSection()
 
 
 class TokenizerError(ValueError):
@@ -79,9 +81,9 @@ class _RenderedChat:
 class Tokenizer:
     """A model's tokenizer and chat template."""
 
-    def __init__(self, path: Path, *, interpret_special_tokens: bool = False) -> None:
+    def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
         """path: the model's folder. Nothing is downloaded and no code of the model is run.
-        interpret_special_tokens: also those that texts of conversations spell."""
+        settings: what special tokens are that texts of conversations spell."""
         try:
             loaded = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
@@ -105,7 +107,9 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
         """Tags around reasoning and calls that some makers declare special."""
-        guarded = () if interpret_special_tokens else self.special_ids - self.special_tag_ids
+        guarded = (
+            () if settings.interpret_special_tokens else self.special_ids - self.special_tag_ids
+        )
         self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
         self.template = ChatTemplate(loaded, self._special_tokens)
         vocabulary = self.fast.get_vocab(with_added_tokens=True)

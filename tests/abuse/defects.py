@@ -23,8 +23,9 @@ class Defect:
 
 ROUTES, TEXT = "server/routes/", "server/text/"
 FORMS, GRAMMAR, BODIES = ROUTES + "test_forms.py::", TEXT + "grammar/", "abuse/test_bodies.py::"
-CLI, HUB, LISTENER = "server/test_cli.py::", "server/test_hub.py::", "server/test_listener.py::"
-NAMES, UNREAD = "server/test_setting_names.py::", "abuse/test_refusals.py::"
+CLI, HUB = "server/cli/test_commands.py::", "server/cli/test_hub.py::"
+LISTENER = "server/http/test_listener.py::"
+NAMES, UNREAD = "server/cli/test_settings.py::", "abuse/test_refusals.py::"
 HOLDS_UP = BODIES + "test_a_body_holds_up_nobody_and_takes_little_memory"
 
 DEFECTS = {
@@ -64,7 +65,7 @@ DEFECTS = {
     "api-7": Defect(
         "endpoints of OpenAI's that are missing are a wrong method",
         (
-            "server/test_app.py::test_an_endpoint_of_openais_that_is_not_here_is_no_wrong_method",
+            "server/http/test_app.py::test_an_endpoint_of_openais_that_is_not_here_is_no_wrong_method",
             ROUTES + "test_responses.py::test_the_tokens_of_an_input_can_be_counted",
         ),
     ),
@@ -74,7 +75,7 @@ DEFECTS = {
     ),
     "api-8b": Defect(
         "a slash at the end is another path",
-        ("server/test_app.py::test_a_slash_at_the_end_of_a_path_is_no_other_path",),
+        ("server/http/guards/test_slashes.py::test_a_slash_at_the_end_of_a_path_is_no_other_path",),
     ),
     "api-8c": Defect(
         "a wrong key of logit_bias is not named",
@@ -90,7 +91,9 @@ DEFECTS = {
     ),
     "api-8f": Defect(
         "extensions of browsers are refused, each until it is named",
-        ("server/guards/test_origins.py::test_extensions_of_browsers_are_let_in_by_one_setting",),
+        (
+            "server/http/guards/test_origins.py::test_extensions_of_browsers_are_let_in_by_one_setting",
+        ),
     ),
     "api-8g": Defect(
         "more than 4 stop strings are refused",
@@ -131,7 +134,7 @@ DEFECTS = {
             HOLDS_UP + "[a long text to tokenize]",
             "server/test_limits.py::"
             "test_a_body_beyond_a_limit_is_refused_by_every_route[bytes-/tokenize]",
-            "server/test_json_response.py::test_others_run_while_an_answer_is_written",
+            "server/routes/test_json_response.py::test_others_run_while_an_answer_is_written",
         ),
     ),
     "reliability-6": Defect(
@@ -210,7 +213,7 @@ DEFECTS = {
     "reliability-11e": Defect(
         "few open files leave one connection",
         (
-            "server/guards/test_descriptors.py::test_few_descriptors_leave_connections_a_share",
+            "server/http/test_server.py::test_few_descriptors_leave_connections_a_share",
             "abuse/test_crowd.py::"
             "test_fault_24_a_system_with_few_descriptors_serves_some_and_says_how_many",
         ),
@@ -226,7 +229,7 @@ DEFECTS = {
     "reliability-11h": Defect(
         "a key with other white space around it is let in",
         (
-            "server/guards/test_keys.py::"
+            "server/http/guards/test_keys.py::"
             "test_a_key_comes_as_a_bearer_token_or_as_anthropics_clients_send_it",
         ),
     ),
@@ -240,7 +243,7 @@ DEFECTS = {
     ),
     "use-3": Defect(
         "a plan takes more of a Mac's memory than serving does",
-        ("server/plan/test_command.py::test_a_mac_is_planned_by_what_its_gpu_may_use",),
+        ("server/cli/plan/test_command.py::test_a_mac_is_planned_by_what_its_gpu_may_use",),
     ),
     "use-4": Defect(
         "the beginning of a text is taken for a size",
@@ -283,7 +286,7 @@ DEFECTS = {
     "use-15": Defect(
         "what is wrong with a chat template is said to nobody",
         (
-            "server/test_assembly.py::"
+            "server/cli/test_model_files.py::"
             "test_a_template_is_tried_at_start_and_what_is_wrong_with_it_is_said",
             ROUTES + "test_chat.py::"
             "test_the_reason_of_a_template_that_fails_is_in_the_log_and_nothing_of_the_messages",
@@ -313,7 +316,7 @@ DEFECTS = {
     ),
     "use-23": Defect(
         "the doctor ends with a line without a name",
-        ("server/doctor/test_text.py::test_the_reasons_of_a_choice_have_their_name",),
+        ("server/cli/doctor/test_text.py::test_the_reasons_of_a_choice_have_their_name",),
     ),
     "use-24": Defect(
         "urllib does not read that a body is too large",

@@ -10,8 +10,8 @@ from typing import Any
 import uvicorn
 
 from server.config import Config
-from server.http import LISTEN_BACKLOG, GuardedServer, http_config
-from server.service import Service
+from server.http.server import LISTEN_BACKLOG, GuardedServer, http_config
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import DEADLINE_S, Engine, eventually, make_service, start_engine
 

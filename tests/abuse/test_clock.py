@@ -23,9 +23,8 @@ WALL_CLOCKS = {
 }
 # Each says when an answer or a model was made, or a fault was met.
 ALLOWED = {
-    ("server/service.py", "ServedModel"),
-    ("server/service.py", "new_metadata"),
-    ("server/routes/responses.py", "new_metadata"),
+    ("server/chat/served_model.py", "ServedModel"),
+    ("server/chat/served_model.py", "new_metadata"),
     ("server/protocol/responses/answer.py", "whole"),
     ("kvcache/fault_memory.py", "_write"),
 }

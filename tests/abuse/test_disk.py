@@ -99,7 +99,7 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
                 written.append(f"{event} {arguments}")
 
         sys.addaudithook(hook)
-        from server.assembly import serve_model
+        from server.cli.serve import serve_model
 
         def ask():
             import httpx2, psutil

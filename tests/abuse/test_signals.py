@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from server.drain import LAST_WORDS_S
+from server.chat.drain import LAST_WORDS_S
 from tests.abuse.processes import (
     END_LIMIT_S,
     SMALL,

@@ -14,10 +14,11 @@ from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import machine_memory
 from engine.types import Request, SamplingParams, TokenConstraint
-from server.conversation import OutputFormat
-from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
+from server.config import LimitsSection
+from server.text.conversation import OutputFormat
+from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
-from server.text.grammar.judge import Judge, JudgeLimits
+from server.text.grammar.judge import Judge
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
 from tests.bench.models import SERVING, write_endless_model
@@ -32,10 +33,13 @@ PROMPT_TOKENS = 100
 MODEL_LEN = 2048
 STEPS = 200
 WARM_UP_STEPS = 30
-LIMITS = GrammarLimits(
-    max_bytes=2**18, max_memory_bytes=2**30, max_cached=8, max_mask_s=10.0, max_begun_s=10.0
+LIMITS = LimitsSection(
+    max_cached_grammar_memory=2**30,
+    max_cached_grammars=8,
+    max_grammar_compile_s=10.0,
+    max_grammar_memory=2**30,
+    max_mask_s=10.0,
 )
-JUDGE_LIMITS = JudgeLimits(max_cpu_s=10.0, max_memory_bytes=2**30, max_mask_s=10.0)
 PERSON = {
     "type": "object",
     "properties": {
@@ -99,7 +103,7 @@ async def compile_schema(model: Path, schema: dict[str, Any]) -> TokenConstraint
     stops = frozenset(checkpoint.eos_token_ids)
     compiler = GrammarCompiler(
         Vocabulary(tokenizer, checkpoint.vocab_size, stops),
-        lambda made: Judge(made.text, made.facts, JUDGE_LIMITS),
+        lambda made: Judge(made.text, made.facts, LIMITS),
         LIMITS,
     )
     constraint = await compiler.compile(ConstraintSpec(OutputFormat("json_schema", schema)))

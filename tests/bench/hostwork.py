@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import server.sse
+import server.routes.sse
 from engine.client import EngineClient
 from engine.loop import EngineLoop
 from engine.runner import ModelRunner, ModelStep
 from engine.scheduler import Scheduler
 from engine.types import TokenEvent
 from kvcache.manager import KVCacheManager
-from server.assembly import serve_model
+from server.cli.serve import serve_model
 from tests.bench.load import Load, Target, run_load
 from tests.bench.models import SERVING, write_endless_model
 
@@ -73,7 +73,7 @@ class Stopwatches:
         for name, owner, method in ENGINE:
             setattr(owner, method, self._timed(getattr(owner, method), name, self._engine))
         step, emit = EngineLoop.step, EngineClient._emit
-        event, deliver = server.sse.event, EngineClient._deliver
+        event, deliver = server.routes.sse.event, EngineClient._deliver
 
         def timed_step(loop: EngineLoop) -> bool:
             self._engine.clear()
@@ -100,7 +100,7 @@ class Stopwatches:
         patches: Any = EngineLoop, EngineClient
         patches[0].step, patches[1]._emit = timed_step, counted_emit
         patches[1]._deliver = timed_deliver
-        server.sse.event = self._timed(event, "encode", self._loop)
+        server.routes.sse.event = self._timed(event, "encode", self._loop)
 
     def medians(self) -> Micros:
         """Microseconds per stream and step. Of the event loop's turns these are means: one that
@@ -171,7 +171,7 @@ def _receive(pipe: Any, limit_s: float) -> Any:
 
 def _serve(pipe: Any, folder: str, streams: int, overlap: bool) -> None:
     """The server's process: says its port, and at the end its figures."""
-    from server import drained_server, listener
+    from server.http import listener, server
 
     watches = Stopwatches(streams)
     watches.install()
@@ -180,7 +180,7 @@ def _serve(pipe: Any, folder: str, streams: int, overlap: bool) -> None:
         listener.listen_on(reserved, backlog)
         pipe.send(reserved.getsockname()[1])
 
-    vars(drained_server)["listen_on"] = listen_on
+    vars(server)["listen_on"] = listen_on
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     flags: dict[str, dict[str, Any]] = {
         "server": {"host": HOST, "port": 0},

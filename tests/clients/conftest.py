@@ -9,9 +9,10 @@ import pytest
 
 from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
-from server.assembly import make_plan, start_engine
+from server.cli.model_files import make_plan
+from server.cli.serve import start_engine
+from server.cli.settings import read_settings
 from server.config import Config
-from server.settings import read_settings
 from server.text.tokenizer import Tokenizer
 from tests.clients.models import random_model, tokenizer_only
 from tests.clients.parrot import STOP_TIMEOUT_S, Parrot, told_engine, told_service

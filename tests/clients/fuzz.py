@@ -23,9 +23,9 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
-from server.app import create_app
 from server.config import Config
-from server.openapi import ANTHROPIC_PATHS
+from server.http.app import create_app
+from server.routes.openapi import ANTHROPIC_PATHS
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer

@@ -21,11 +21,11 @@ import numpy as np
 
 from engine.client import EngineClient
 from kvcache.views import KVViews
+from server.cli.log import configure_log
 from server.config import Config, ServerSection
-from server.drained_server import listen
-from server.listener import reserve
-from server.log import configure_log
-from server.service import Service
+from server.http.listener import reserve
+from server.http.server import listen
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.clients.models import tokenizer_only
 from tests.engines import BLOCK_BYTES, VOCAB, recall_loop

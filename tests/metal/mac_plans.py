@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from server.assembly import engine_config  # before anything that imports MLX: it loads the BLAS
+from server.cli.model_files import engine_config
 
 import engine
 from engine import substrate

@@ -21,7 +21,7 @@ SLOW = """
 import time
 import metal_ext
 import engine.runner
-from server.cli import main
+from server.cli.commands import main
 
 sample = engine.runner.sample
 

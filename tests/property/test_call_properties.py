@@ -9,19 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.types import FinishReason
-from server.conversation import Tool
-from server.generation import Delta, Usage
 from server.protocol.answers import ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
 from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.calls.tool_format import ToolFormat
+from server.text.conversation import Tool
 from server.text.pieces import (
     AnswerPiece,
     Channel,
+    Delta,
     TextPiece,
     ToolCallArguments,
     ToolCallStart,
+    Usage,
     joined,
 )
 from server.text.tokenizer import Tokenizer

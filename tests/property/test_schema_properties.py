@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from jsonschema import Draft202012Validator
 
-from server.conversation import OutputFormat
+from server.text.conversation import OutputFormat
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.tokenizer import Tokenizer

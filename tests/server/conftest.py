@@ -14,10 +14,11 @@ from typer.testing import CliRunner, Result
 from engine import substrate
 from engine.machine import MachineMemory
 from kvcache.canary.report import TrialReport
-from server import assembly, drained_server
-from server.cli import app as command
-from server.listener import reserve
-from server.service import Service
+from server.cli import serve
+from server.cli.commands import app as command
+from server.http import server
+from server.http.listener import reserve
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.kvcache.metal_double import Device, install
@@ -110,9 +111,9 @@ def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Run:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("too early")
 
-    monkeypatch.setattr(assembly, "start_engine", never)
-    monkeypatch.setattr(drained_server, "listen_on", never)
-    monkeypatch.setattr(assembly, "reserve", lambda host, _: reserve(host, 0))
+    monkeypatch.setattr(serve, "start_engine", never)
+    monkeypatch.setattr(server, "listen_on", never)
+    monkeypatch.setattr(serve, "reserve", lambda host, _: reserve(host, 0))
 
     def run(*arguments: str | Path) -> Result:
         return CliRunner().invoke(command, [str(argument) for argument in arguments])

@@ -17,13 +17,14 @@ from starlette.types import ASGIApp, Message
 
 from engine.client import EngineClient
 from kvcache.views import KVViews
-from server.app import create_app
-from server.assembly import grammar_compiler
+from server.chat.served_model import ServedModel
+from server.cli.serve import grammar_compiler
 from server.config import Config
-from server.conversation import Conversation, Turn
+from server.http.app import create_app
 from server.metrics import Metrics
-from server.service import ServedModel, Service
+from server.routes.service import Service
 from server.text.calls.written import WrittenCalls
+from server.text.conversation import Conversation, Turn
 from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB, recall_loop

@@ -15,8 +15,8 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from server.choices import Choices
-from server.generation import Prompt
+from server.chat.choices import Choices
+from server.chat.generation import Prompt
 from server.text.answer_parser import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB

@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from server.cli.log import configure_log
 from server.config import LogSection
-from server.log import configure_log
-from server.service import Service
+from server.routes.service import Service
 from server.text.encoder import Encoder
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (

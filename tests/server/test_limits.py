@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from fastapi.routing import APIRoute
 
-from server.app import ROUTES
 from server.config import Config, LimitsSection
+from server.http.app import ROUTES
 from server.protocol.body_limits import BodyLimits, limits_by_path
-from server.service import Service
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import Engine, http_client, make_service, running
 

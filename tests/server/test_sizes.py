@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.config import load, read_file
-from server.sizes import parse_size
+from server.config import load, parse_size, read_file
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
 

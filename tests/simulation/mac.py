@@ -18,7 +18,7 @@ from engine.types import EngineLimits, PrefixSalt
 from kvcache.choice import SubstrateChoice
 from kvcache.memory_budget import MemoryPlan
 from kvcache.substrates import Substrate
-from server.assembly import engine_config
+from server.cli.model_files import engine_config
 from server.config import Config
 from tests.kvcache.strict_memory import Manners
 from tests.metal.roofline import MODELS

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from server.generation import Delta, TokenReport, Usage
 from server.protocol.answers import (
     Json,
     ResponseMetadata,
@@ -14,7 +13,15 @@ from server.protocol.answers import (
 )
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
-from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallStart
+from server.text.pieces import (
+    AnswerPiece,
+    Channel,
+    Delta,
+    TextPiece,
+    TokenReport,
+    ToolCallStart,
+    Usage,
+)
 
 
 @dataclass(slots=True)

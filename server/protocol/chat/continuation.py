@@ -1,8 +1,8 @@
 """Whether the last message, the assistant's, is the beginning of the answer."""
 
-from server.conversation import Turn
 from server.protocol.common import WireModel
 from server.protocol.wire_errors import invalid
+from server.text.conversation import Turn
 
 NOT_CONTINUED = "Only the assistant's message can be continued, and only as the last one."
 

@@ -3,10 +3,10 @@
 import json
 from typing import Any, Literal
 
-from server.conversation import ToolCall, Turn
 from server.protocol.common import ListOf, WireModel
 from server.protocol.unseen import Unseen, unsupported
 from server.protocol.wire_errors import invalid, quoted
+from server.text.conversation import ToolCall, Turn
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Conversation, TemplateArguments, Thinking
 from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
@@ -16,6 +15,7 @@ from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
+from server.text.conversation import Conversation, TemplateArguments, Thinking
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from server.conversation import Tool, ToolChoice
 from server.protocol.common import ListOf, WireModel
 from server.protocol.wire_errors import invalid, quoted
+from server.text.conversation import Tool, ToolChoice
 
 WireT = TypeVar("WireT", bound=WireModel)
 # Names stand in the model's own formats, between quotes or tags.

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from engine.types import TokenLogprobs
-from server.generation import Delta, Usage
 from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_chunks, usage_object
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
-from server.text.pieces import TextPiece
+from server.text.pieces import Delta, TextPiece, Usage
 from server.text.tokenizer import EncodedText
 
 Row = tuple[int, TokenLogprobs | None, int]

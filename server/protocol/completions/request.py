@@ -49,6 +49,11 @@ class CompletionRequest(OpenAISamplingFields):
         is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
         return cast(Sequence[PromptText], [prompt] if is_one else prompt)
 
+    @property
+    def num_prompts(self) -> int:
+        """How many prompts there are; each has all the answers."""
+        return len(self.prompts)
+
     def place(self, number: int) -> str:
         """Return how errors name a prompt."""
         return "prompt" if len(self.prompts) == 1 else f"prompt[{number}]"

@@ -5,14 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from server.generation import Delta, Usage
 from server.protocol.answers import Json, ResponseMetadata, cache_miss, written_tokens
 from server.protocol.messages.errors import message_error
+from server.protocol.request_ids import current_request_id
 from server.protocol.wire_errors import ApiError
-from server.request_ids import current_request_id
 from server.text.calls.tool_format import CALL_OPEN
 from server.text.json_object import json_object
-from server.text.pieces import AnswerPiece, Channel, ToolCallArguments, ToolCallStart
+from server.text.pieces import AnswerPiece, Channel, Delta, ToolCallArguments, ToolCallStart, Usage
 
 # Thoughts come back as they are, and nothing has to be proved of them. But clients drop those that
 # have no signature.

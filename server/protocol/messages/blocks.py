@@ -5,10 +5,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from server.conversation import ToolCall, Turn
 from server.protocol.common import ListOf, WireModel
 from server.protocol.unseen import Unseen, unsupported
 from server.protocol.wire_errors import invalid
+from server.text.conversation import ToolCall, Turn
 
 # Claude Code's first line, which differs from one request to the next: with it nothing that
 # follows could come from the cache.

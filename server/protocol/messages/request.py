@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
 from server.protocol.common import CacheSalt, ListOf, SamplingFields, WireModel
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
@@ -14,6 +13,7 @@ from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offe
 from server.protocol.output_format import StructureFields
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
+from server.text.conversation import Conversation, OutputFormat, Thinking, Turn
 
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
 SCHEMA_PARAM = "output_config.format.schema"
@@ -128,3 +128,6 @@ class CountTokensRequest(ConversationFields):
     """The same, of which only the conversation counts, and whose it is."""
 
     cache_salt: CacheSalt | None = None
+
+    def check(self, limits: LimitsSection) -> None:
+        """Check nothing: the types say it all."""

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from server.conversation import Tool, ToolChoice
 from server.protocol.chat.tools import collected
 from server.protocol.common import WireModel
 from server.protocol.wire_errors import invalid, quoted
+from server.text.conversation import Tool, ToolChoice
 
 # Anthropic's servers run these themselves. The model is not told of them, so that a client that
 # always offers some of them gets answers.

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from server.generation import Delta, Usage
 from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_object, written_tokens
 from server.protocol.responses.output import Output
 from server.protocol.wire_errors import ApiError
+from server.text.pieces import Delta, Usage
 
 
 @dataclass(slots=True)

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from server.conversation import ToolCall, Turn
 from server.protocol.answers import Json
 from server.protocol.chat.continuation import NOT_CONTINUED
 from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
 from server.protocol.common import ListOf, WireModel
 from server.protocol.unseen import IMAGES, Unseen
 from server.protocol.wire_errors import ApiError, invalid, quoted
+from server.text.conversation import ToolCall, Turn
 
 # Marks reasoning that is packed for clients that send back nothing else. It is no secret.
 REASONING_MARK = "quire1."

@@ -7,7 +7,6 @@ from pydantic import ConfigDict, Field
 
 from engine.types import SamplingParams
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Conversation, OutputFormat, Thinking, Turn
 from server.protocol.answers import Json
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import Effort, ThinkingFields
@@ -26,6 +25,7 @@ from server.protocol.responses.tools import (
 from server.protocol.responses.turns import check_begun, is_begun, turns
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid, quoted
+from server.text.conversation import Conversation, OutputFormat, Thinking, Turn
 
 # OpenAI's own limit.
 MAX_METADATA = 16

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from server.conversation import Tool, ToolChoice
 from server.protocol.answers import Json
 from server.protocol.chat.tools import (
     AllowedTools,
@@ -14,6 +13,7 @@ from server.protocol.chat.tools import (
     collected,
 )
 from server.protocol.common import ListOf, WireModel
+from server.text.conversation import Tool, ToolChoice
 
 
 class FlatFunction(FunctionTool):

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from server.conversation import Role, Turn
 from server.protocol.chat.continuation import NOT_CONTINUED
 from server.protocol.responses.items import CallOutputItem, Item, MessageItem, ReasoningItem
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
+from server.text.conversation import Role, Turn
 
 
 def turns(items: Iterable[tuple[str, Item]], unseen: Unseen) -> tuple[Turn, ...]:

@@ -3,12 +3,12 @@
 import secrets
 from collections.abc import Callable
 
-from server.conversation import Tool
 from server.text.beginnings import longest_beginning
 from server.text.calls.hermes import HermesCall
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN, ToolFormat
 from server.text.calls.written import CallRecord, Remember
 from server.text.calls.xml import XmlCall
+from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, Channel, TextPiece
 
 CALL_ID_BYTES = 12

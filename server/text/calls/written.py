@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.conversation import Conversation, ToolCall
 from server.text.calls.tool_format import CALL_CLOSE
+from server.text.conversation import Conversation, ToolCall
 from server.text.json_object import json_object
 from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart

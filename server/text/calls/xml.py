@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable
 from enum import Enum
 
-from server.conversation import Tool
 from server.text.beginnings import longest_beginning
 from server.text.calls.argument_types import STRING, argument_types, as_json
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN
+from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 FUNCTION_CLOSE = "</function>"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.types import TokenConstraint
+from server.config import LimitsSection
 from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
 from server.text.grammar.constraints import GrammarConstraint
@@ -28,22 +29,6 @@ class GrammarMemoryError(Exception):
     """The memory for grammars is in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarLimits:
-    """What compiling constraints may cost."""
-
-    max_bytes: int
-    """Bytes of schemas, patterns and grammars of one request, as JSON."""
-    max_memory_bytes: int
-    """Bytes of all compiled grammars together."""
-    max_cached: int
-    """Compiled grammars that are kept for requests with the same constraint."""
-    max_mask_s: float
-    """Processor time that one mask may take."""
-    max_begun_s: float
-    """Processor time that reading a begun answer may take."""
-
-
 class Judging(Protocol):
     """Finds out what a form costs."""
 
@@ -61,14 +46,14 @@ class GrammarCompiler:
         self,
         vocabulary: Vocabulary,
         judge: Callable[[GrammarTokenizer], Judging],
-        limits: GrammarLimits,
+        limits: LimitsSection,
     ) -> None:
         """judge: called once, when there is something to judge."""
         self._vocabulary = vocabulary
         self._make_judge = judge
         self._limits = limits
         self._loaded: _Loaded | None = None
-        self._cache = GrammarCache(limits.max_memory_bytes, limits.max_cached)
+        self._cache = GrammarCache(limits.max_cached_grammar_memory, limits.max_cached_grammars)
         self._reserving = asyncio.Lock()
         self._making: dict[bytes, asyncio.Task[CompiledGrammar | Refusal]] = {}
 
@@ -119,12 +104,12 @@ class GrammarCompiler:
 
         def after() -> GrammarConstraint:
             ids = loaded.tokenizer.engine.tokenize_bytes(begun.encode())
-            return constraint.after(ids, self._limits.max_begun_s)
+            return constraint.after(ids, self._limits.max_grammar_compile_s)
 
         return await asyncio.get_running_loop().run_in_executor(loaded.threads, after)
 
     async def _grammar(self, spec: ConstraintSpec) -> CompiledGrammar:
-        form = await asyncio.to_thread(form_json, spec, self._limits.max_bytes)
+        form = await asyncio.to_thread(form_json, spec, self._limits.max_grammar_bytes)
         digest = hashlib.sha256(form.encode()).digest()
         found = self._cache.get(digest)
         if found is None:

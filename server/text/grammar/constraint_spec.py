@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import ToolFormat
+from server.text.conversation import OutputFormat, Tool
 from server.text.grammar.grammar_errors import GrammarError
 
 TOOLS_PARAM = "tools"

@@ -4,7 +4,7 @@ There are two lanes, so that nobody's simple form waits for one that takes secon
 
     form --> quick lane: QUICK_CPU_S of processor time at most --> verdict
                  | over
-                 +--> slow lane, one at a time: max_cpu_s at most --> verdict
+                 +--> slow lane, one at a time: max_grammar_compile_s at most --> verdict
 
 Nobody waits longer than a client does: who gets no turn in time, or no processor, is to come back.
 """
@@ -14,11 +14,11 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
+from server.config import LimitsSection
 from server.text.grammar.fork_server import DIED, LENGTH, OVER_MEMORY, OVER_TIME, STARVED
 from server.text.grammar.judging import Verdict
 from server.text.grammar.tokenizer_facts import TokenizerFacts
@@ -43,31 +43,21 @@ class JudgeBusyError(Exception):
     """No form can be judged now."""
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeLimits:
-    """What judging one form may take."""
-
-    max_cpu_s: float
-    max_memory_bytes: int
-    max_mask_s: float
-    """Processor time of each of the first tokens of an answer."""
-
-
 class Judge:
     """Judge forms for one tokenizer, in a process that runs while it is needed.
 
     All of it runs on one event loop.
     """
 
-    def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: JudgeLimits) -> None:
+    def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: LimitsSection) -> None:
         """tokenizer: its text."""
         self._tokenizer = tokenizer
         self._facts = facts
         self._limits = limits
-        quick_cpu_s = min(QUICK_CPU_S, limits.max_cpu_s)
-        slow_wall_s = max(SLOW_WALL_S, 2 * limits.max_cpu_s)
+        slow_cpu_s = limits.max_grammar_compile_s
+        quick_cpu_s, slow_wall_s = min(QUICK_CPU_S, slow_cpu_s), max(SLOW_WALL_S, 2 * slow_cpu_s)
         self._quick = _Lane(QUICK_AT_ONCE, QUICK_WAITING, quick_cpu_s, QUICK_WALL_S, QUICK_NICE)
-        self._slow = _Lane(SLOW_AT_ONCE, SLOW_WAITING, limits.max_cpu_s, slow_wall_s, SLOW_NICE)
+        self._slow = _Lane(SLOW_AT_ONCE, SLOW_WAITING, slow_cpu_s, slow_wall_s, SLOW_NICE)
         self._starting = asyncio.Lock()
         self._process: _Process | None = None
         self._closed = False
@@ -95,7 +85,7 @@ class Judge:
             "form": form,
             "cpu_s": lane.cpu_s,
             "wall_s": lane.wall_s,
-            "memory_bytes": self._limits.max_memory_bytes,
+            "memory_bytes": self._limits.max_grammar_memory,
             "max_mask_s": self._limits.max_mask_s,
             "nice": lane.nice,
         }
@@ -113,10 +103,14 @@ class Judge:
         limits = self._limits
         verdict = Verdict.of_json(answer["verdict"]) if "verdict" in answer else Verdict()
         ended = answer.get("ended")
-        if ended == OVER_MEMORY or verdict.memory_bytes > limits.max_memory_bytes:
-            return Verdict(refusal=f"it takes more than {limits.max_memory_bytes} bytes of memory")
+        if ended == OVER_MEMORY or verdict.memory_bytes > limits.max_grammar_memory:
+            return Verdict(
+                refusal=f"it takes more than {limits.max_grammar_memory} bytes of memory"
+            )
         if ended == OVER_TIME:
-            return Verdict(refusal=f"it cannot be compiled within {limits.max_cpu_s:g} s")
+            return Verdict(
+                refusal=f"it cannot be compiled within {limits.max_grammar_compile_s:g} s"
+            )
         if ended == DIED:
             return Verdict(refusal="it is nested too deeply, or too large")
         return verdict

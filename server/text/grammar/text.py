@@ -9,8 +9,8 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
+from server.text.conversation import OutputFormat, Tool
 from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, errors_of
 from server.text.grammar.merged_patterns import MAX_PATTERNS

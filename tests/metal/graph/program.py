@@ -51,7 +51,7 @@ def main() -> None:
     mx.set_default_device(mx.Device(mx.cpu))
     mx.set_default_device = lambda device: None
     if program == "quire":
-        from server.cli import main as quire
+        from server.cli.commands import main as quire
 
         quire()
     else:

@@ -9,7 +9,7 @@ import pytest
 from engine.client import EngineClient
 from server.metrics import Metrics
 from server.metrics.registry import About
-from server.protocol.refusals import Refusal
+from server.metrics.requests import Refusal
 from server.text.tokenizer import Tokenizer
 from tests.engines import recall_loop
 from tests.server.harness import (

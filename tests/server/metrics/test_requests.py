@@ -1,8 +1,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from server.metrics.answer_times import FINISH_REASONS, Latencies, RequestTimes
-from server.metrics.requests import RequestFigures
-from server.protocol.refusals import Refusal
+from server.metrics.requests import Refusal, RequestFigures
 from tests.server.metrics.scraping import Samples, requests, samples_of, value
 
 

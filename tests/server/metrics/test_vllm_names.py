@@ -6,6 +6,7 @@ import pytest
 
 from engine.figures import StepMeter
 from engine.types import EngineStats
+from server.config import MetricsSection
 from server.metrics import Metrics
 from server.metrics.registry import About
 from tests.server.harness import Engine
@@ -52,7 +53,9 @@ def samples(engine: Engine) -> Samples:
         measured=meter.snapshot,
         kv=kv,
     )
-    metrics = Metrics(client_with(stats), About(model="org/model"), vllm_names=True)
+    metrics = Metrics(
+        client_with(stats), About(model="org/model"), settings=MetricsSection(vllm_names=True)
+    )
     for finish in ("stop", "stop", "tool_calls", "length", "aborted", "error"):
         (answer,) = metrics.request_arrived().answers_to(12, 1, b"")
         for tokens in range(1, 5):
@@ -103,7 +106,7 @@ def test_the_size_of_the_cache_is_told_in_blocks(samples: Samples) -> None:
 
 
 def test_without_a_pool_there_is_no_usage_yet() -> None:
-    metrics = Metrics(client_with(), vllm_names=True)
+    metrics = Metrics(client_with(), settings=MetricsSection(vllm_names=True))
     text = metrics.render().decode()
     assert "vllm:num_requests_running" in text
     assert "usage_perc" not in text

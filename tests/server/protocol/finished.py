@@ -3,11 +3,11 @@
 from typing import Any
 
 from engine.types import TokenLogprobs
-from server.generation import TokenReport, Usage
 from server.protocol.answers import ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
 from server.protocol.completions.answer import Echo, TextAnswer
+from server.text.pieces import TokenReport, Usage
 
 METADATA = ResponseMetadata("id-1", 123, "model-1")
 USAGE = Usage(prompt_tokens=10, completion_tokens=5, reasoning_tokens=2)

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from engine.types import MissReason, PrefixReport
-from server.generation import Delta
 from server.protocol.answers import Answer, usage_object
+from server.text.pieces import Delta
 from tests.server.protocol.finished import USAGE, chat_answer, report, text_answer
 from tests.server.text.calling import said
 

@@ -13,7 +13,6 @@ from server.protocol.common import (
     MIN_TOP_P,
     OpenAISamplingFields,
     ResponseOptions,
-    answer_length,
 )
 from server.protocol.wire_errors import ApiError
 
@@ -257,18 +256,3 @@ def test_a_bias_of_a_token_that_does_not_exist_is_refused(key: str) -> None:
     with pytest.raises(ApiError) as caught:
         params(logit_bias={key: 1})
     assert (caught.value.status, caught.value.param) == (400, "logit_bias")
-
-
-@pytest.mark.parametrize(
-    ("asked", "tokens"),
-    [(None, 90), (-1, 90), (1, 1), (90, 90), (91, 90), (2**31 - 1, 90)],
-)
-def test_an_answer_is_as_long_as_it_was_asked_for_and_fits(asked: int | None, tokens: int) -> None:
-    assert answer_length(asked, 10, 100, "max_tokens") == tokens
-
-
-@pytest.mark.parametrize("asked", [0, -2])
-def test_an_answer_of_no_tokens_is_refused_by_its_own_name(asked: int) -> None:
-    with pytest.raises(ApiError) as caught:
-        answer_length(asked, 10, 100, "max_completion_tokens")
-    assert (caught.value.status, caught.value.param) == (400, "max_completion_tokens")

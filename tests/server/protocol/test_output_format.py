@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.conversation import OutputFormat
 from server.protocol.output_format import StructureFields
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import OutputFormat
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TEXT = json.dumps(SCHEMA)

@@ -5,10 +5,10 @@ import pytest
 from pydantic import ValidationError
 
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Tool, Turn
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError, from_validation
+from server.text.conversation import Tool, Turn
 
 MESSAGES = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": "look"}}]

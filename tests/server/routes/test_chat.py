@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from tokenizers import Encoding
 
 from server.config import Config, LimitsSection
-from server.conversation import Thinking, Turn
-from server.service import ENCODED_AT_ONCE
+from server.routes.service import ENCODED_AT_ONCE
 from server.text.chat_template import ChatTemplate
+from server.text.conversation import Thinking, Turn
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from server.config import Config, LimitsSection
-from server.service import Service
+from server.routes.service import Service
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (

@@ -12,7 +12,7 @@ import pytest
 from engine.memory_map import MemoryMap
 from engine.messages import GetMemoryMap
 from server.config import Config
-from server.memory_map_cache import MemoryMapCache
+from server.metrics.memory_map import MemoryMapCache
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -97,7 +97,7 @@ async def test_the_map_and_the_metrics_agree_with_the_pool_under_load(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every question goes to the engine, however soon it comes.
-    monkeypatch.setattr("server.memory_map_cache.MAX_AGE_S", -1.0)
+    monkeypatch.setattr("server.metrics.memory_map.MAX_AGE_S", -1.0)
     engine = start_engine()
     engine.gate.closed = True
     begun = engine.gate.entered

@@ -4,7 +4,7 @@ from urllib.parse import unquote
 import httpx2
 import pytest
 
-from server.service import Service
+from server.routes.service import Service
 from tests.server.harness import MODEL
 
 

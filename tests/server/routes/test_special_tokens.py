@@ -7,7 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.service import Service
+from server.config import PromptsSection
+from server.routes.service import Service
 from server.text.calls.written import WrittenCall
 from server.text.special_tokens import MARK
 from server.text.tokenizer import Tokenizer
@@ -95,7 +96,7 @@ async def test_the_system_prompt_that_others_share_ends_where_it_ended(
 
 async def test_a_setting_lets_texts_speak_in_special_tokens(engine: Engine, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 1000)
-    tokenizer = Tokenizer(tmp_path, interpret_special_tokens=True)
+    tokenizer = Tokenizer(tmp_path, PromptsSection(interpret_special_tokens=True))
     async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
         ids = await tokenized(http, [user(FORGED)])
     assert ids.count(token_id(tokenizer, "<|im_start|>")) == 3

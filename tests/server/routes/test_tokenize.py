@@ -3,7 +3,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.service import Service
+from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.harness import (

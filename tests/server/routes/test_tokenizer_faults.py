@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from server.service import Service
+from server.routes.service import Service
 from tests.server.harness import CHAT, COMPLETIONS, chat, prompt
 
 PROMPTS = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import count
 
-from server.conversation import Tool
+from server.text.conversation import Tool
 from server.text.pieces import (
     AnswerPiece,
     Channel,

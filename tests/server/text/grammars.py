@@ -10,9 +10,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from engine.types import TokenConstraint
-from server.conversation import OutputFormat
+from server.config import LimitsSection
+from server.text.conversation import OutputFormat
 from server.text.grammar.cache import CompiledGrammar
-from server.text.grammar.compiler import GrammarCompiler, GrammarLimits
+from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.grammar_errors import GrammarError
@@ -25,8 +26,12 @@ from tests.models import write_tokenizer
 
 # The model's output is padded beyond the tokenizer's tokens.
 MODEL_SIZE = 1024
-LIMITS = GrammarLimits(
-    max_bytes=2**18, max_memory_bytes=2**30, max_cached=8, max_mask_s=10.0, max_begun_s=10.0
+LIMITS = LimitsSection(
+    max_cached_grammar_memory=2**30,
+    max_cached_grammars=8,
+    max_grammar_compile_s=10.0,
+    max_grammar_memory=2**30,
+    max_mask_s=10.0,
 )
 STOPS = ("<|im_end|>", "<|endoftext|>")
 CALL_TAGS = ("<tool_call>", "</tool_call>")
@@ -55,7 +60,7 @@ class JudgeHere:
         pass
 
 
-def compiler(tokenizer: Tokenizer, limits: GrammarLimits = LIMITS) -> GrammarCompiler:
+def compiler(tokenizer: Tokenizer, limits: LimitsSection = LIMITS) -> GrammarCompiler:
     return GrammarCompiler(vocabulary(tokenizer), JudgeHere, limits)
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from server.conversation import Conversation, Thinking, Turn
+from server.text.conversation import Conversation, Thinking, Turn
 from server.text.tokenizer import EncodedChat, Tokenizer
 from tests.models import write_tokenizer
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from server.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
 from server.text import chat_template
 from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import (
@@ -14,6 +13,7 @@ from server.text.chat_template import (
     common_chars,
     template_messages,
 )
+from server.text.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
 from server.text.special_tokens import pieces_of
 from server.text.template_trial import TemplateTrial
 from server.text.time_limit import TimeLimit

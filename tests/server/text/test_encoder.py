@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.conversation import Turn
 from server.text import encoder as module
+from server.text.conversation import Turn
 from server.text.encoder import grouped, tokens_within
 from server.text.tokenizer import TextsTooLongError, TextTooLongError, Tokenizer
 from tests.models import write_tokenizer
@@ -67,7 +67,7 @@ PROGRAM = """
 import ctypes, random, sys
 from pathlib import Path
 import psutil
-from server.idle_memory import release_free_memory
+from server.http.idle_memory import release_free_memory
 from server.text.tokenizer import Tokenizer
 
 tokenizer = Tokenizer(Path(sys.argv[1]))

@@ -1,5 +1,5 @@
 from engine.types import PrefixSalt
-from server.conversation import ToolCall, Turn
+from server.text.conversation import ToolCall, Turn
 from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments, ToolCallStart
 from server.text.reasoning_cache import KeyOfAnswer, ReasoningCache
 from tests.server.harness import talk

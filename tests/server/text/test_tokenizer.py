@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import normalizers, processors
 
-from server.conversation import Turn
 from server.text.chat_template import TemplateError
+from server.text.conversation import Turn
 from server.text.detokenizer import decoded_text
 from server.text.tokenizer import (
     Tokenizer,

@@ -1,8 +1,7 @@
 from typing import Any
 
-from server.generation import Delta
 from server.protocol.answers import usage_object
-from server.text.pieces import ToolCallArguments
+from server.text.pieces import Delta, ToolCallArguments
 from tests.server.protocol.finished import USAGE, chat_answer, deltas_of, report
 from tests.server.text.calling import call, said, thought
 

@@ -1,8 +1,8 @@
 import pytest
 
-from server.conversation import Turn
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import Turn
 
 LAST = Turn("assistant", "Once")
 

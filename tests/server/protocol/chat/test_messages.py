@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.conversation import ToolCall, Turn
 from server.protocol.chat.messages import Message
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import ToolCall, Turn
 
 
 def turn(**given: Any) -> Turn:

@@ -5,7 +5,10 @@ import pytest
 from pydantic import ValidationError
 
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import (
+from server.protocol.chat.request import ChatRequest
+from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import ApiError, from_validation
+from server.text.conversation import (
     Conversation,
     OutputFormat,
     Thinking,
@@ -14,9 +17,6 @@ from server.conversation import (
     ToolChoice,
     Turn,
 )
-from server.protocol.chat.request import ChatRequest
-from server.protocol.unseen import Unseen
-from server.protocol.wire_errors import ApiError, from_validation
 
 LIMITS = LimitsSection(max_messages=3, max_top_logprobs=5, max_tools=2)
 EFFORTS = ReasoningSection(minimal_effort_tokens=10, low_effort_tokens=20, medium_effort_tokens=30)

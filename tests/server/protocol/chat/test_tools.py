@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from server.conversation import Tool, ToolChoice
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import Tool, ToolChoice
 
 TOOLS = (Tool("look"), Tool("read"))
 CHOICE: TypeAdapter[str | WireToolChoice | None] = TypeAdapter(str | WireToolChoice | None)

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from engine.types import TokenLogprobs
-from server.generation import Delta
 from server.protocol.completions.answer import Echo, TextAnswer
+from server.text.pieces import Delta
 from server.text.tokenizer import EncodedText
 from tests.server.protocol.finished import USAGE, report, text_answer
 from tests.server.text.calling import said

@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from engine.types import MissReason, PrefixReport
-from server.generation import Delta
 from server.protocol.messages.answer import MessageAnswer, add_events
 from server.protocol.wire_errors import internal_error
-from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments, ToolCallStart
+from server.text.pieces import (
+    AnswerPiece,
+    Channel,
+    Delta,
+    TextPiece,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from tests.server.protocol.finished import METADATA, USAGE
 
 LOOK = ToolCallStart(0, "call_1", "look")

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.conversation import ToolCall, Turn
 from server.protocol.messages.blocks import InputMessage, joined_text, system_texts
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import ToolCall, Turn
 
 UNSEEN = Unseen("refuse", "images.messages")
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.a1b; cch=0f1e2;"

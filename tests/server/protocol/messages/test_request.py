@@ -5,10 +5,10 @@ import pytest
 from pydantic import ValidationError
 
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 from server.protocol.messages.request import CountTokensRequest, MessagesRequest
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 
 LIMITS = LimitsSection(max_messages=3, max_tools=1)
 EFFORTS = ReasoningSection(low_effort_tokens=7, medium_effort_tokens=8)

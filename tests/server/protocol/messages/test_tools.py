@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from server.conversation import Tool, ToolChoice
 from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offered_tools
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import Tool, ToolChoice
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 LOOK, WAIT = Tool("look"), Tool("wait")

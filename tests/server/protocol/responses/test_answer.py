@@ -5,12 +5,12 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.types import MissReason, PrefixReport, SamplingParams
-from server.conversation import Conversation
-from server.generation import Delta, Usage
 from server.protocol.answers import ResponseMetadata
 from server.protocol.responses.answer import ResponseAnswer, response_usage
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.wire_errors import internal_error
+from server.text.conversation import Conversation
+from server.text.pieces import Delta, Usage
 from tests.server.protocol.finished import BYTES, USAGE
 from tests.server.text.calling import call, said, thought
 

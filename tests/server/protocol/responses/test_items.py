@@ -6,7 +6,6 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter, ValidationError
 
 from server.config import UnseenRule
-from server.conversation import ToolCall, Turn
 from server.protocol.common import WireModel
 from server.protocol.responses.items import (
     Input,
@@ -19,6 +18,7 @@ from server.protocol.responses.items import (
 from server.protocol.responses.turns import turns
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError, from_validation
+from server.text.conversation import ToolCall, Turn
 
 INPUT: TypeAdapter[Any] = TypeAdapter(Input)
 SDK: TypeAdapter[Any] = TypeAdapter(ResponseItem)

@@ -5,11 +5,11 @@ import pytest
 
 from engine.types import SamplingParams
 from server.config import LimitsSection, ReasoningSection
-from server.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 from server.protocol.responses.items import MessageItem
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 
 LIMITS, EFFORTS = LimitsSection(), ReasoningSection()
 LOOK = {"type": "function", "name": "look"}

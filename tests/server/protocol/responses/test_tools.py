@@ -6,7 +6,6 @@ from openai.types.responses import Tool as SdkTool
 from openai.types.responses import ToolChoiceAllowed, ToolChoiceFunction
 from pydantic import TypeAdapter
 
-from server.conversation import Tool, ToolChoice
 from server.protocol.chat.tools import read_tool_choice
 from server.protocol.responses.tools import (
     FlatTool,
@@ -16,6 +15,7 @@ from server.protocol.responses.tools import (
     tool_object,
 )
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import Tool, ToolChoice
 
 TOOLS: TypeAdapter[Any] = TypeAdapter(list[FlatTool])
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True}

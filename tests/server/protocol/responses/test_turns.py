@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from server.conversation import ToolCall, Turn
 from server.protocol.responses.items import Item, read_input
 from server.protocol.responses.turns import check_begun, is_begun, turns
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import ToolCall, Turn
 from tests.server.protocol.responses.test_items import (
     ASKED,
     CALL,

@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from server.conversation import Conversation, ToolCall, Turn
 from server.text.calls.written import (
     CallRecord,
     WrittenCall,
@@ -11,6 +10,7 @@ from server.text.calls.written import (
     same_arguments,
     same_value,
 )
+from server.text.conversation import Conversation, ToolCall, Turn
 from server.text.pieces import ToolCallArguments, ToolCallStart
 
 TEXT = '<tool_call>\n{"name":"look","arguments":{"at":1}}\n</tool_call>'

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from server.conversation import Tool
 from server.text.calls.xml import XmlCall
+from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, ToolCallArguments, joined
 from tests.server.text.calling import LOOK, call, ids, in_pieces
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from server.conversation import OutputFormat, Tool
 from server.text.calls.tool_format import ToolFormat
+from server.text.conversation import OutputFormat, Tool
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.merged_patterns import MAX_PATTERNS

@@ -1,0 +1,88 @@
+"""Admission: whether the engine takes a request, and has a place for each of its answers."""
+
+from dataclasses import dataclass
+
+from engine.client import EngineClient
+from engine.errors import QueueFullError, ShareFullError
+from server.chat.drain import Drain
+from server.config import LimitsSection
+from server.metrics import Metrics
+from server.metrics.requests import Refusal
+from server.protocol.wire_errors import (
+    ApiError,
+    invalid,
+    key_share_full,
+    overloaded,
+    shutting_down,
+    unavailable,
+)
+
+ENGINE_ENDED = "The engine has ended; the server must be restarted."
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Lets requests in before work is spent on them, and counts those that it refuses."""
+
+    client: EngineClient
+    metrics: Metrics
+    drain: Drain
+    limits: LimitsSection
+
+    def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
+        """Check that answers can be generated and have room. choices: answers to each prompt.
+        tenant: whose they are, as a salt names it. Raises ApiError (400, 429 or 503); also where
+        the model generates nothing."""
+        if not self.client.alive:
+            raise self.no_engine()
+        if self.client.limits.embedding_size is not None:
+            raise invalid(
+                "This model makes embeddings and generates no text: use /v1/embeddings, or serve a "
+                "model that generates.",
+                "model",
+            )
+        most = self.client.max_share
+        if choices * prompts > most:
+            counts = f"n is {choices}" + (
+                f" and there are {prompts} prompts" if prompts > 1 else ""
+            )
+            raise invalid(
+                f"{counts}; this server has room for {most} answers to one client at most.",
+                "prompt" if prompts > 1 else "n",
+            )
+        self._check_places(tenant, choices * prompts)
+
+    def check_vectors(self, tenant: bytes, dimensions: int | None) -> None:
+        """Check that vectors can be made and have room. dimensions: of the vectors; None: as many
+        as the model has. Raises ApiError as ``check_answers`` does."""
+        if not self.client.alive:
+            raise self.no_engine()
+        size = self.client.limits.embedding_size
+        if size is None:
+            raise invalid(
+                "This model generates text and makes no embeddings: serve a model that is made for "
+                "them, such as Qwen3-Embedding.",
+                "model",
+            )
+        if dimensions is not None and dimensions > size:
+            raise invalid(f"dimensions is {dimensions}; it must be from 1 to {size}.", "dimensions")
+        self._check_places(tenant, 1)
+
+    def no_engine(self) -> ApiError:
+        """Make the 503 for requests that the engine does not take any more."""
+        if self.drain.draining:
+            return shutting_down(self.limits.retry_after_s)
+        return unavailable(ENGINE_ENDED)
+
+    def refused(self, error: QueueFullError) -> ApiError:
+        """Count a refusal for lack of room, and make its error."""
+        of_the_key = isinstance(error, ShareFullError)
+        self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
+        full = key_share_full if of_the_key else overloaded
+        return full(self.limits.retry_after_s)
+
+    def _check_places(self, tenant: bytes, places: int) -> None:
+        try:
+            self.client.check_room(places, tenant)
+        except QueueFullError as error:
+            raise self.refused(error) from error

@@ -1,0 +1,181 @@
+"""The neutral form between wire formats and the engine: a prompt in, deltas of text out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from engine.client import NO_SALT, TokenStream
+from engine.types import (
+    FinishReason,
+    PrefixReport,
+    PrefixSalt,
+    SamplingParams,
+    TokenConstraint,
+    TokenEvent,
+    TokenLogprobs,
+)
+from server.text.answer_parser import AnswerParser, ParseOptions
+from server.text.detokenizer import Detokenizer
+from server.text.pieces import AnswerPiece, Channel, Delta, TextPiece, TokenReport, joined
+from server.text.reasoning_cache import ReasoningRecorder
+from server.text.stop_strings import StopStrings
+from server.text.tokenizer import Tokenizer
+
+
+class GenerationError(Exception):
+    """The engine ended a request with a fault; the message is fit for clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt to be answered, and how."""
+
+    ids: tuple[int, ...]
+    params: SamplingParams
+    stop: tuple[str, ...] = ()
+    parse_options: ParseOptions | None = None
+    """How a chat's answer is taken apart. None: all of it is content."""
+    choices: int = 1
+    """Number of answers."""
+    salt: PrefixSalt = NO_SALT
+    system_tokens: int = 0
+    """Leading tokens that belong to the system messages."""
+    priority: int = 0
+    """Lower runs earlier."""
+    constraint: TokenConstraint | None = None
+    """What the answer must look like; each choice gets a copy."""
+    new_recorder: Callable[[], ReasoningRecorder] | None = None
+    """Makes the recorder of an answer's reasoning, for each choice; None: nothing is recorded."""
+
+
+class Generation:
+    """One answer while it is generated."""
+
+    def __init__(
+        self, stream: TokenStream, tokenizer: Tokenizer, prompt: Prompt, index: int = 0
+    ) -> None:
+        """stream: of the request for the choice ``index``."""
+        self.stream = stream
+        self._index = index
+        self._detokenizer = Detokenizer(tokenizer, with_tags=prompt.parse_options is not None)
+        self._stop = StopStrings(prompt.stop)
+        self._parser = (
+            AnswerParser(prompt.parse_options) if prompt.parse_options is not None else None
+        )
+        self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
+        self._stop_token_ids = prompt.params.stop_token_ids
+        self._held: list[TokenReport] = []
+        """Tokens of the content whose text has not come out yet."""
+        self._calls = 0
+        self._max_tokens = prompt.params.max_tokens
+        self._scores_prompt = prompt.params.prompt_logprobs is not None
+        self._begun = False
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0
+        self.prefix: PrefixReport | None = None
+        self.finished = False
+
+    def take(self, events: list[TokenEvent]) -> Delta:
+        """Take in events of the stream, and return what they add to the answer; its end closes the
+        stream.
+
+        Raises GenerationError for a fault of the engine.
+        """
+        pieces: list[AnswerPiece] = []
+        tokens: list[TokenReport] = []
+        scored: tuple[TokenLogprobs | None, ...] = ()
+        for event in events:
+            if event.finish in (FinishReason.ERROR, FinishReason.ABORTED):
+                raise GenerationError(event.message or "the request was aborted")
+            self._begun = True
+            self.prefix = self.prefix or event.prefix
+            scored = event.prompt_logprobs or scored
+            found = self._split(self._take_token(event, tokens))
+            if event.finish is not None:
+                found += self._held_back()
+            pieces += self._with_tokens(found)
+            if event.finish is not None or self._cut:
+                return replace(self._end(event.finish, pieces, tokens), prompt=scored)
+        self._note(pieces)
+        return Delta(joined(pieces), tokens, None, self._index, prompt=scored)
+
+    def cut_off(self) -> Delta:
+        """End an answer whose time is over, as at its greatest length, and return its last delta.
+
+        Raises GenerationError where an answer without its beginning would be none.
+        """
+        if self._scores_prompt and not self._begun:
+            raise GenerationError("the time of the request was over before it was read")
+        return self._end(FinishReason.LENGTH, self._with_tokens(self._held_back()), [])
+
+    def _held_back(self) -> list[AnswerPiece]:
+        """Return the text that was held back because it might have begun a stop string or a tag."""
+        pieces = self._split(self._stop.feed(self._detokenizer.flush()))
+        return pieces + self._split(self._stop.flush())
+
+    def _end(
+        self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
+    ) -> Delta:
+        """End the answer and return its last delta. finish: the engine's reason, unless it was cut
+        before."""
+        self.finished = True
+        self.stream.close()
+        stopped = self._cut or finish is FinishReason.STOP
+        reason = "stop" if stopped else "length"
+        if self._parser is not None:
+            pieces = pieces + self._with_tokens(self._parser.flush())
+            if stopped and self._parser.ended_with_calls:
+                reason = "tool_calls"
+        self._note(pieces)
+        if self._recorder is not None:
+            self._recorder.end()
+        return Delta(joined(pieces), tokens, reason, self._index, self._stop.matched)
+
+    def _note(self, pieces: list[AnswerPiece]) -> None:
+        if self._recorder is not None:
+            self._recorder.add(pieces)
+
+    @property
+    def _cut(self) -> bool:
+        """Whether what the model has said ends the answer, before the engine does."""
+        done = self._parser is not None and self._parser.done
+        return done or self._stop.matched is not None
+
+    def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
+        """Take in a token, and return the text that may be sent because of it."""
+        if event.token_id is None:
+            assert self._max_tokens == 0, "only a fault comes without a token"
+            return ""
+        thinking = self._parser is not None and self._parser.reasoning
+        self.completion_tokens += 1
+        self.reasoning_tokens += thinking
+        if event.token_id in self._stop_token_ids:
+            # It ends the answer and is no part of it. Who reads the tokens of a text counts it.
+            if event.logprobs is not None and self._parser is None:
+                report = TokenReport(event.token_id, event.logprobs, self._detokenizer.chars)
+                tokens.append(report)
+            return ""
+        text = self._detokenizer.feed(event.token_id)
+        if event.logprobs is not None:
+            tokens.append(TokenReport(event.token_id, event.logprobs, self._detokenizer.offset))
+            self._held += [] if thinking else tokens[-1:]
+        return self._stop.feed(text)
+
+    def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+        """Give the first of the pieces that a token has let out the tokens that were held back for
+        it, however steps come together."""
+        if self._parser is not None and self._parser.calls > self._calls:
+            self._calls = self._parser.calls
+            # They closed a call, but for what the last one may say behind it.
+            self._held = self._held[-1:] if pieces else []
+        if not pieces or not self._held:
+            return pieces
+        first, held = pieces[0], tuple(self._held)
+        self._held.clear()
+        return (
+            [replace(first, tokens=held), *pieces[1:]] if isinstance(first, TextPiece) else pieces
+        )
+
+    def _split(self, text: str) -> list[AnswerPiece]:
+        if not text:
+            return []
+        return self._parser.feed(text) if self._parser else [TextPiece(Channel.CONTENT, text)]

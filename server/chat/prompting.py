@@ -1,0 +1,252 @@
+"""Make the engine's prompt of a conversation. All chat APIs share this step."""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import structlog
+
+from engine.types import PrefixSalt
+from server.chat.admission import Admission
+from server.chat.constraints import compiled_constraint
+from server.chat.generation import Prompt
+from server.chat.prompt_rules import PromptRules
+from server.config import LimitsSection
+from server.protocol.common import SamplingFields
+from server.protocol.wire_errors import (
+    MAX_NAME_CHARS,
+    ApiError,
+    ContextOverflowError,
+    invalid,
+    quoted,
+)
+from server.text.answer_parser import ParseOptions
+from server.text.calls.parser import ends_in_call
+from server.text.calls.tool_format import ToolFormat
+from server.text.calls.written import WrittenCalls
+from server.text.chat_template import ChatTemplate, TemplateError
+from server.text.conversation import Conversation
+from server.text.grammar.compiler import GrammarCompiler
+from server.text.reasoning_cache import ReasoningCache, Recalled
+from server.text.tokenizer import EncodedChat, TextTooLongError, Tokenizer
+
+CALL_BEGUN = "A call cannot be begun for the model, only its thoughts and what it says."
+
+log = structlog.get_logger("quire")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSpec:
+    """A request for an answer to a conversation, whatever API it came by."""
+
+    conversation: Conversation
+    sampling: SamplingFields
+    """The sampling fields of the request."""
+    max_tokens: int | None = None
+    """The longest answer; None and -1: as long as fits."""
+    max_tokens_param: str = "max_tokens"
+    """The wire's name of that, for errors."""
+    logprobs: int | None = None
+    """How many alternatives to report with each token; None: not even its own probability."""
+    turns_param: str = "messages"
+    """The wire's name of the conversation, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompts:
+    """Makes prompts of conversations, and counts their tokens."""
+
+    tokenizer: Tokenizer
+    rules: PromptRules
+    admission: Admission
+    grammars: GrammarCompiler
+    written_calls: WrittenCalls
+    reasoning_cache: ReasoningCache
+    encoding: asyncio.Semaphore
+    """Held while a prompt is made. A request that has waited for it checks again for room: of a
+    crowd only those are encoded that find a place."""
+    limits: LimitsSection
+
+    async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
+        """Make the engine's prompt. salt: with whom it is shared.
+
+        Raises ApiError that names what cannot be done; 429 where places were taken in the meantime.
+        """
+        conversation, sampling, param = chat.conversation, chat.sampling, chat.turns_param
+        tool_format = self._tool_format(conversation, param)
+        choices = sampling.response_options.choices
+        async with self.encoding:
+            self.admission.check_answers(salt.tenant, choices)
+            known = await self._recalled(conversation, salt)
+            encoded = await self._fitting(known.conversation, param)
+        options = ParseOptions(
+            encoded.opening,
+            conversation.offered_tools,
+            tool_format,
+            conversation.max_calls,
+            self.written_calls.remember,
+            encoded.begun,
+        )
+        _check_no_call_begun(conversation, options, param)
+        params = self.rules.sampling_params(
+            sampling, len(encoded.ids), chat.max_tokens, chat.max_tokens_param, chat.logprobs
+        )
+        constraint = await compiled_constraint(
+            self.grammars,
+            conversation,
+            options,
+            ignores_eos=bool(sampling.ignore_eos),
+            turns_param=param,
+            retry_after_s=self.limits.retry_after_s,
+        )
+        return Prompt(
+            encoded.ids,
+            params,
+            sampling.stop_strings(),
+            options,
+            choices=choices,
+            salt=salt,
+            system_tokens=encoded.system_tokens,
+            priority=sampling.priority or 0,
+            constraint=constraint,
+            new_recorder=known.new_recorder,
+        )
+
+    async def encode(
+        self,
+        conversation: Conversation,
+        param: str,
+        salt: PrefixSalt,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> EncodedChat:
+        """Make the prompt of a conversation, also where it does not fit. param: the wire's name of
+        it. salt: of the request. add_generation_prompt: whether an answer is to follow. Raises
+        ApiError for what cannot be rendered."""
+        self._tool_format(conversation, param)
+        async with self.encoding:
+            known = await self._recalled(conversation, salt)
+            return await self._encode(
+                known.conversation, param, None, add_generation_prompt=add_generation_prompt
+            )
+
+    async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
+        """Count the tokens of a conversation's prompt, roughly where they are far more than fit.
+        param: the wire's name of it. salt: of the request. Raises ApiError for what cannot be
+        rendered."""
+        self._tool_format(conversation, param)
+        async with self.encoding:
+            known = await self._recalled(conversation, salt)
+            try:
+                return await self.tokenizer.count_chat(
+                    known.conversation,
+                    self.rules.max_model_len,
+                    max_template_s=self.limits.max_template_s,
+                )
+            except TemplateError as error:
+                raise _not_rendered(error, param) from error
+
+    def _tool_format(self, conversation: Conversation, param: str) -> ToolFormat:
+        """Return how calls will be written. Raises ApiError where the model cannot chat or call;
+        and for what its template does not take, or no prompt can end with."""
+        template = self.tokenizer.template
+        if not template.exists:
+            raise invalid("This model has no chat template; use /v1/completions.", param)
+        if template.unusable:
+            raise invalid(
+                f"This model's chat template is not used, because {template.unusable}; use "
+                "/v1/completions.",
+                param,
+            )
+        if conversation.offered_tools and template.tool_format is None:
+            raise invalid(
+                "This model's chat template knows no tools, or none whose calls can be read.",
+                "tools",
+            )
+        _check_arguments(template, conversation)
+        _check_begun(conversation, param)
+        return template.tool_format or ToolFormat.HERMES
+
+    async def _recalled(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
+        """Add the model's reasoning, and its calls as it wrote them, where they are known."""
+
+        def both() -> Recalled:
+            known = self.reasoning_cache.recalled(conversation, salt)
+            return replace(known, conversation=self.written_calls.recalled(known.conversation))
+
+        return await asyncio.to_thread(both)
+
+    async def _fitting(self, conversation: Conversation, param: str) -> EncodedChat:
+        """Encode the prompt. Raises ApiError where it does not fit; says so where it would without
+        tools."""
+        try:
+            encoded = await self._encode(conversation, param, self.rules.max_model_len)
+            self.rules.check_prompt(encoded.ids, param)
+        except ContextOverflowError as error:
+            tools = conversation.offered_tools
+            if not tools:
+                raise
+            try:
+                bare = await self._fitting(replace(conversation, tools=()), param)
+            except ContextOverflowError:
+                raise error from None
+            they = f"the definitions of its {len(tools)} tools"
+            if error.tokens is None:
+                raise error.because(f"Without {they} it would fit: offer fewer.") from error
+            share = error.tokens - len(bare.ids)
+            raise error.because(f"Of these {they} are {share}: offer fewer.") from error
+        return encoded
+
+    async def _encode(
+        self,
+        conversation: Conversation,
+        param: str,
+        most_tokens: int | None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> EncodedChat:
+        """Encode the prompt. What cannot have so few tokens is refused before that work."""
+        try:
+            return await self.tokenizer.encode_chat(
+                conversation,
+                most_tokens,
+                add_generation_prompt=add_generation_prompt,
+                max_template_s=self.limits.max_template_s,
+            )
+        except TemplateError as error:
+            raise _not_rendered(error, param) from error
+        except TextTooLongError as error:
+            raise ContextOverflowError(None, self.rules.max_model_len, param) from error
+
+
+def _check_begun(conversation: Conversation, param: str) -> None:
+    """Raise ApiError for the beginning of an answer that no prompt can end with."""
+    if not conversation.continues:
+        return
+    if len(conversation.turns) == 1:
+        raise invalid("There is nothing before the answer that is begun.", param)
+    if conversation.turns[-1].tool_calls:
+        raise invalid(CALL_BEGUN, param)
+
+
+def _check_no_call_begun(conversation: Conversation, options: ParseOptions, param: str) -> None:
+    """Raise ApiError where the begun answer ends within a call, or must be one."""
+    if options.begun_content and conversation.must_call:
+        raise invalid("An answer that must be a call cannot be begun with a text.", param)
+    if options.tools and ends_in_call(options.begun_content, options.tools, options.tool_format):
+        raise invalid(CALL_BEGUN, param)
+
+
+def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None:
+    """Raise ApiError for arguments that the template would not read."""
+    for name, _ in conversation.template_arguments:
+        if name not in template.arguments:
+            taken = ", ".join(sorted(template.arguments)) or "none"
+            raise invalid(
+                f"This model's chat template does not take {quoted(name)}. What it takes: {taken}.",
+                f"chat_template_kwargs.{name[:MAX_NAME_CHARS]}",
+            )
+
+
+def _not_rendered(error: TemplateError, param: str) -> ApiError:
+    log.warning("the chat template failed", reason=error.reason)
+    return invalid(f"{error}.", param)

@@ -1,0 +1,3 @@
+"""The command line: serve, plan and doctor, and what puts a server together."""
+
+from server.cli.commands import main as main

@@ -1,0 +1,196 @@
+"""The command line.
+
+Exit codes: 0 after a clean end, 1 when the engine failed or nothing can serve, 2 for settings that
+cannot work, 3 for a model that cannot be served, 4 when the GPU's memory of K and V failed: started
+again, quire takes another substrate.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.cli.settings import flags_of, with_further
+from server.config import StartError
+
+HEAD_OF_LINE = "quire"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """The ``quire`` command."""
+    _open_closed_streams()
+    _leave_lost_folder()
+    # Until it serves there is nothing to end in order, and imports would answer with a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        app()
+    except SystemExit as end:
+        # Python joins a thread before the thread-local objects of MLX are gone from it. These ask
+        # for the interpreter, and abort the process when it is being torn down: so it never is.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(end.code or 0))
+
+
+def _open_closed_streams() -> None:
+    """Has standard streams that are closed lead to nowhere. Otherwise a heap or a socket would get
+    the number of one, and with it whatever a library has to say there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest number that is free: the one that is missing.
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _leave_lost_folder() -> None:
+    """Goes on in / where the working folder was removed: libraries ask for its name."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
+        typer.echo(
+            f"{HEAD_OF_LINE}: the working folder is gone: relative paths begin at /",
+            err=True,
+        )
+
+
+Model = Annotated[str, typer.Argument(help="A model's folder, or its id on the hub.")]
+File = Annotated[Path | None, typer.Option("--config", help="A TOML file: see configs/quire.toml.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Name = Annotated[str | None, typer.Option(help="What clients call the model.")]
+Substrate = Annotated[
+    str | None,
+    typer.Option("--kv-backend", "--substrate", help="auto, sparse, paged, dense or posix."),
+]
+Size = Annotated[str | None, typer.Option(help="A size such as 4GiB.")]
+Count = Annotated[int | None, typer.Option()]
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    model: Model,
+    config: File = None,
+    host: Host = None,
+    port: Port = None,
+    served_model_name: Name = None,
+    kv_backend: Substrate = None,
+    release_heaps: Annotated[
+        bool | None, typer.Option(help="Give the GPU's heaps back: see quire doctor.")
+    ] = None,
+    kv_budget: Size = None,
+    headroom: Size = None,
+    page_size: Size = None,
+    heap_size: Size = None,
+    free_slack: Size = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="auto, bfloat16, float16 or float32.")
+    ] = None,
+    max_model_len: Count = None,
+    max_num_seqs: Count = None,
+    max_num_batched_tokens: Count = None,
+    step_time_target_ms: Annotated[float | None, typer.Option()] = None,
+    arithmetic: Annotated[
+        str | None, typer.Option(help="auto, packed, stored, float32 or quantized-float32.")
+    ] = None,
+    threads: Count = None,
+    check_every_step: Annotated[
+        bool | None, typer.Option(help="Check the cache's invariants after every step.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    insecure_no_auth: Annotated[
+        bool | None, typer.Option(help="Listen on other addresses without a key all the same.")
+    ] = None,
+    further: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="SECTION.NAME=VALUE, for any setting of configs/quire.toml."),
+    ] = None,
+) -> None:
+    """Serve a model to OpenAI clients."""
+    # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
+    from server.cli.serve import serve_model
+
+    with _one_sentence():
+        serve_model(model, config, with_further(flags_of(context.params), further or ()))
+
+
+@app.command()
+def plan(
+    model: Model,
+    config: File = None,
+    context: Annotated[int | None, typer.Option(help="The longest sequence, in tokens.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory to plan for, such as 24GiB.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="A device by name, such as 'M4 Pro'; else this machine.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for pictures (SVG).")] = None,
+) -> None:
+    """Print what a model needs, what quantisation buys and how many sequences fit; load nothing."""
+    from server.cli.plan.command import PlanOptions, plan_model
+
+    with _one_sentence():
+        typer.echo(plan_model(model, config, PlanOptions(context, memory, device, out)))
+
+
+@app.command()
+def doctor(
+    config: File = None,
+    kv_backend: Substrate = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    release_test: Annotated[
+        bool,
+        typer.Option(
+            help="Also try to give memory of the GPU back. On some Macs this has brought the whole "
+            "system down, which no process of its own can contain: save your work first."
+        ),
+    ] = False,
+    stress: Annotated[
+        bool,
+        typer.Option(
+            help="Also change mappings while commands run, fifty rounds, as serving does. A Mac "
+            "that cannot may go down as a whole: save your work first."
+        ),
+    ] = False,
+    forget_faults: Annotated[
+        bool,
+        typer.Option(help="Forget what substrates have done here before, whatever they do now."),
+    ] = False,
+) -> None:
+    """Try everything that serving needs on this machine, and say what works and what would serve.
+
+    Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
+    now; writes nothing but what fails, and that the release test has passed.
+    """
+    from server.cli.doctor.command import DoctorOptions, examine_machine
+
+    def progress(what: str) -> None:
+        typer.echo(f"{HEAD_OF_LINE}: trying {what}", err=True)
+
+    with _one_sentence():
+        text, serves = examine_machine(
+            config,
+            {"cache": {"substrate": kv_backend}},
+            DoctorOptions(as_json, release_test, stress, forget_faults),
+            progress,
+        )
+    typer.echo(text)
+    raise typer.Exit(0 if serves else 1)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Says what is wrong, and ends with its exit code."""
+    try:
+        yield
+    except StartError as error:
+        typer.echo(f"{HEAD_OF_LINE}: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error

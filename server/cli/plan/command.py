@@ -1,0 +1,124 @@
+"""What ``quire plan`` does: reads, plans, draws, and hands back the text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.cli.model_files import (  # before anything that imports MLX: it loads the BLAS
+    engine_config,
+    make_plan,
+    model_errors,
+)
+
+from engine.checkpoint import read_checkpoint
+from engine.machine import machine_memory
+from engine.planning.capacity import CapacityReport, plan_capacity
+from engine.planning.devices import Device, device_names, find_device, this_device
+from engine.planning.shape import read_shape
+from engine.substrate import metal_device
+from kvcache.layout import LayoutError
+from server.cli.hub import find_model
+from server.cli.plan.text import report_lines
+from server.cli.settings import read_settings
+from server.config import Config, SettingError, parse_size
+
+DEFAULT_CONTEXT = 32 * 1024
+MIN_CONTEXT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What the user asked for; None means: choose."""
+
+    context: int | None = None
+    """Tokens; else 32768, or what the model knows where that is less."""
+    memory: str | None = None
+    """A size such as 24GiB; else the device's, or this machine's."""
+    device: str | None = None
+    """A name from the list; else this machine."""
+    out: Path | None = None
+    """Where pictures go; else there are none."""
+
+
+def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
+    """Write the plan of a model for people. Downloads and loads nothing. Raises StartError."""
+    settings = read_settings(file, {})
+    device = _device(options)
+    memory_bytes, working_set_bytes = _memory_bytes(options, device)
+    with model_errors():
+        folder = find_model(name, download=False).folder
+        shape = read_shape(folder)
+    context = options.context
+    if context is None:
+        context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
+    if context < MIN_CONTEXT:
+        raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
+    here = _on_this_machine(settings, folder)
+    try:
+        report = plan_capacity(
+            shape,
+            device,
+            memory_bytes,
+            context,
+            engine_config(settings),
+            working_set_bytes=working_set_bytes,
+        )
+    except LayoutError as error:
+        raise SettingError(str(error)) from error
+    lines = [here, "", *report_lines(report)]
+    lines += (
+        ["Pictures: --out FOLDER draws them."] if options.out is None else _draw(report, options)
+    )
+    return "\n".join(lines)
+
+
+def _device(options: PlanOptions) -> Device:
+    if options.device is None:
+        return this_device()
+    device = find_device(options.device)
+    if device is None:
+        raise SettingError(
+            f"--device {options.device!r} is not known; known are {', '.join(device_names())}"
+        )
+    return device
+
+
+def _memory_bytes(options: PlanOptions, device: Device) -> tuple[int, int | None]:
+    """Return bytes of the machine, and those that the device may use; None where the device is not
+    here."""
+    if options.memory is not None:
+        try:
+            return parse_size(options.memory), None
+        except ValueError as error:
+            raise SettingError(
+                f"--memory {options.memory!r} is not a size such as 24GiB"
+            ) from error
+    if options.device is not None:
+        return device.memory_bytes, None
+    here = metal_device()
+    return machine_memory().total_bytes, here.working_set_bytes if here and device.on_gpu else None
+
+
+def _on_this_machine(settings: Config, folder: Path) -> str:
+    """Write how the checkpoint would lie in this machine's memory, or why that cannot be said."""
+    if not any(folder.glob("model*.safetensors")):
+        return f"This machine: {folder} holds no weights that could be served."
+    with model_errors():
+        checkpoint = read_checkpoint(folder)
+    try:
+        plan = make_plan(settings, checkpoint)
+    except SettingError as error:
+        return f"This machine cannot serve it: {error}"
+    return "\n".join([*plan.lines(), *plan.warnings])
+
+
+def _draw(report: CapacityReport, options: PlanOptions) -> list[str]:
+    assert options.out is not None
+    # Here and not above: matplotlib takes half a second, and serving must not pay for it.
+    from server.cli.plan.pictures import draw_pictures
+
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        files = draw_pictures(report, options.out)
+    except OSError as error:
+        raise SettingError(f"--out {options.out}: {error.strerror}") from error
+    return [f"Pictures: {options.out}", *(f"  {file.name}" for file in files)]

@@ -1,0 +1,237 @@
+"""The capacity report as pictures: SVG files, drawn by matplotlib without a screen.
+
+They live in server/ because they are for people, as the text beside them is. Only ``quire plan
+--out`` imports this module: serving never pays for matplotlib.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from engine.planning.accountant import BlockAccount
+from engine.planning.capacity import CHUNK_TOKENS, CapacityReport
+from server.cli.plan.text import pair_name
+
+GIB = 1024**3
+KIB = 1024
+WEIGHTS_COLOUR = "#4878a8"
+KV_COLOUR = "#e49444"
+# One colour for each allocation, and for each mean length: they can be told apart without colours,
+# by the order that their legends keep.
+SERIES_COLOURS = ("#a14a3b", "#e49444", "#4f8a5b", "#4878a8")
+LIMIT_COLOUR = "#444444"
+WIDE_INCHES = (11.0, 4.6)
+SIZE_INCHES = (8.0, 4.6)
+CURVE_POINTS = 400
+# The same report makes the same bytes: no date, and no random names inside.
+SVG_METADATA = {"Date": None, "Creator": "quire plan"}
+
+
+def draw_pictures(report: CapacityReport, folder: Path) -> list[Path]:
+    """Draw all pictures into an existing folder, and return the files. Raises OSError."""
+    pictures: dict[str, Callable[[CapacityReport], Figure]] = {
+        "weights-and-kv": weights_and_kv,
+        "quantisation": quantisation,
+        "committed": committed,
+        "block-size": block_size,
+        "fit": fit,
+    }
+    if report.crowd is not None:
+        pictures["crowd"] = crowd
+    files = []
+    with matplotlib.rc_context({"svg.hashsalt": "quire", "font.size": 10}):
+        for name, draw in pictures.items():
+            file = folder / f"{name}.svg"
+            draw(report).savefig(file, metadata=SVG_METADATA)
+            files.append(file)
+    return files
+
+
+def weights_and_kv(report: CapacityReport) -> Figure:
+    """Draw weights against K and V by context length."""
+    figure, axes = _one("Weights against K and V by context (bf16)", report)
+    labels = [tokens_label(r.context) for r in report.by_context]
+    weights = [r.weights_bytes / GIB for r in report.by_context]
+    kv = [r.kv_bytes / GIB for r in report.by_context]
+    axes.bar(labels, weights, color=WEIGHTS_COLOUR, label="weights", width=0.6)
+    bars = axes.bar(labels, kv, bottom=weights, color=KV_COLOUR, label="K and V", width=0.6)
+    totals = [f"{r.total_bytes / GIB:.1f}" for r in report.by_context]
+    axes.bar_label(bars, totals, padding=3)
+    _limit(axes, report)
+    axes.set_xlabel("context (tokens)")
+    axes.set_ylabel("resident (GiB)")
+    axes.legend(loc="upper left", frameon=False)
+    axes.margins(y=0.1)
+    return figure
+
+
+def quantisation(report: CapacityReport) -> Figure:
+    """Draw what each packing of weights and of K and V needs for one context."""
+    figure, axes = _one(f"What quantisation buys at {report.context} tokens", report)
+    steps = [step.resident for step in reversed(report.steps)]
+    labels = [pair_name(r.weights, r.kv) for r in steps]
+    weights = [r.weights_bytes / GIB for r in steps]
+    kv = [r.kv_bytes / GIB for r in steps]
+    axes.barh(labels, weights, color=WEIGHTS_COLOUR, label="weights", height=0.6)
+    bars = axes.barh(labels, kv, left=weights, color=KV_COLOUR, label="K and V", height=0.6)
+    axes.bar_label(bars, [f"{r.total_bytes / GIB:.1f}" for r in steps], padding=3)
+    room = _room_bytes(report) / GIB
+    axes.axvline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
+    axes.set_xlabel("resident (GiB)")
+    axes.set_ylabel("weights / K and V")
+    axes.set_xlim(0, 1.12 * max(room, *(r.total_bytes / GIB for r in steps)))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
+    return figure
+
+
+def committed(report: CapacityReport) -> Figure:
+    """Draw what one sequence is charged by its length, up to the context and while it is short."""
+    figure = Figure(figsize=WIDE_INCHES, layout="constrained")
+    figure.suptitle(f"Committed for one sequence, by its length{_where(report)}")
+    short = min(report.context, 4 * CHUNK_TOKENS)
+    for axes, longest in zip(figure.subplots(1, 2), (report.context, short), strict=True):
+        step = max(1, longest // CURVE_POINTS)
+        lengths = list(range(1, longest + 1, step))
+        per_token = report.allocations[0].layout.shape.bytes_per_token
+        scale, unit = (GIB, "GiB") if longest * per_token >= GIB else (KIB * KIB, "MiB")
+        for allocation, colour in zip(report.allocations, SERIES_COLOURS, strict=False):
+            charged = [allocation.committed_bytes(n) / scale for n in lengths]
+            axes.plot(lengths, charged, color=colour, label=allocation.name)
+        axes.plot(
+            lengths,
+            [n * per_token / scale for n in lengths],
+            color=LIMIT_COLOUR,
+            linestyle="--",
+            label="used",
+        )
+        axes.set_xlabel("sequence length (tokens)")
+        axes.set_ylabel(f"committed ({unit})")
+        _plain(axes)
+    axes.set_title("while it is short", fontsize=10)
+    # Dense would flatten the others here: its line is in the picture beside it.
+    axes.set_ylim(0, 1.3 * longest * per_token / scale)
+    figure.axes[0].legend(frameon=False)
+    return figure
+
+
+def block_size(report: CapacityReport) -> Figure:
+    """Draw waste and mapping time against page size."""
+    figure = Figure(figsize=WIDE_INCHES, layout="constrained")
+    figure.suptitle(f"What a page size costs{_where(report)}")
+    waste, mappings, time = figure.subplots(1, 3)
+    means = sorted({account.mean_tokens for account in report.blocks})
+    for mean, colour in zip(means, SERIES_COLOURS, strict=True):
+        accounts = [account for account in report.blocks if account.mean_tokens == mean]
+        label = f"{tokens_label(mean)} tokens"
+        waste.plot(_pages(accounts), [a.waste for a in accounts], "o-", color=colour, label=label)
+        mappings.plot(
+            _pages(accounts),
+            [a.mappings_scattered for a in accounts],
+            "o-",
+            color=colour,
+            label=label,
+        )
+    waste.yaxis.set_major_formatter(PercentFormatter(1.0))
+    waste.set_ylabel("empty tail, of what is committed")
+    waste.legend(title="mean length", frameon=False)
+    mappings.set_yscale("log")
+    mappings.set_ylabel("mappings of one sequence, scattered")
+    accounts = [account for account in report.blocks if account.mean_tokens == means[0]]
+    times = [account.mapping_s_per_token * 1e6 for account in accounts]
+    time.plot(_pages(accounts), times, "o-", color=LIMIT_COLOUR)
+    time.set_ylabel("mapping time per new token (us)")
+    time.set_ylim(bottom=0)
+    for axes in (waste, mappings, time):
+        axes.set_xlabel("page (KiB)")
+        _plain(axes)
+    return figure
+
+
+def fit(report: CapacityReport) -> Figure:
+    """Draw how many sequences of mean length fit, by weights and allocation."""
+    title = f"Sequences of {report.mean_tokens} tokens that fit, context {report.context}"
+    figure, axes = _one(title, report)
+    width = 0.8 / len(report.allocations)
+    for number, allocation in enumerate(report.allocations):
+        counts = [fit.mean_length[number] for fit in report.fits]
+        places = [place + (number - 1) * width for place in range(len(counts))]
+        bars = axes.bar(places, counts, width, color=SERIES_COLOURS[number], label=allocation.name)
+        axes.bar_label(bars, padding=2)
+    axes.set_xticks(range(len(report.fits)), [fit.weights.name for fit in report.fits])
+    axes.set_xlabel("weights")
+    axes.set_ylabel("sequences at once")
+    axes.legend(loc="upper left", frameon=False)
+    axes.margins(y=0.1)
+    return figure
+
+
+def crowd(report: CapacityReport) -> Figure:
+    """Draw the simulated crowd over time: how many run, and what is committed."""
+    assert report.crowd is not None
+    figure = Figure(figsize=WIDE_INCHES, layout="constrained")
+    figure.suptitle(
+        f"{report.crowd.requests} requests at once, {report.crowd.weights.name} weights"
+        f"{_where(report)}"
+    )
+    running, charged = figure.subplots(1, 2)
+    for allocation, outcome, colour in zip(
+        report.allocations, report.crowd.reports, SERIES_COLOURS, strict=False
+    ):
+        times = [moment.start_s for moment in outcome.moments]
+        counts = [moment.running for moment in outcome.moments]
+        sizes = [moment.committed_bytes / GIB for moment in outcome.moments]
+        running.step(times, counts, where="post", color=colour, label=allocation.name, lw=1)
+        charged.step(times, sizes, where="post", color=colour, lw=1)
+    running.set_ylabel("sequences running")
+    running.legend(frameon=False)
+    budget = report.crowd.kv_budget_bytes / GIB
+    charged.axhline(budget, color=LIMIT_COLOUR, linestyle="--", label=f"budget: {budget:.1f} GiB")
+    charged.set_ylabel("committed (GiB)")
+    charged.legend(loc="lower right", frameon=False)
+    for axes in (running, charged):
+        axes.set_xlabel("simulated time (s)")
+        axes.set_ylim(bottom=0)
+        _plain(axes)
+    return figure
+
+
+def tokens_label(tokens: int) -> str:
+    """Write a number of tokens for an axis: 2048 is 2k."""
+    return f"{tokens // KIB}k" if tokens % KIB == 0 else str(tokens)
+
+
+def _one(title: str, report: CapacityReport) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(f"{title}{_where(report)}")
+    _plain(axes)
+    return figure, axes
+
+
+def _where(report: CapacityReport) -> str:
+    return f" - {report.device.name}, {report.memory_bytes / GIB:.0f} GiB"
+
+
+def _plain(axes: Axes) -> None:
+    """Remove the frame where there is no axis."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+
+
+def _room_bytes(report: CapacityReport) -> int:
+    return report.demand.usable_bytes - report.demand.fixed_bytes
+
+
+def _limit(axes: Axes, report: CapacityReport) -> None:
+    """Draw the limit that memory sets."""
+    room = _room_bytes(report) / GIB
+    axes.axhline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
+
+
+def _pages(accounts: list[BlockAccount]) -> list[str]:
+    return [str(account.page_bytes // KIB) for account in accounts]

@@ -1,0 +1,179 @@
+"""Put the parts together: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn.
+
+Everything that can be wrong with settings and model is said before a weight is fetched or loaded,
+and before anybody can connect, as one sentence.
+"""
+
+import socket
+from pathlib import Path
+
+from server.cli.model_files import (  # before anything that imports MLX: it loads the BLAS
+    ModelFiles,
+    engine_config,
+    read_model,
+)
+
+import structlog
+from tqdm import tqdm
+
+from engine.build import EnginePlan, build_engine
+from engine.client import EngineClient
+from engine.machine import machine_memory, raise_descriptor_limit
+from engine.monitor import EngineMonitor
+from engine.pressure import pressure_source
+from kvcache.canary.footprint import footprint_with
+from server.chat.served_model import ServedModel
+from server.routes.service import Service
+from server.cli.log import configure_log
+from server.cli.settings import read_settings
+from server.config import Config, StartError, Tables
+from server.http.guards.access import check_access
+from server.http.idle_memory import keep_what_is_there, use_one_arena
+from server.http.listener import reserve
+from server.http.server import listen
+from server.metrics import Metrics
+from server.metrics.registry import About
+from server.text.calls.written import WrittenCalls
+from server.text.grammar.compiler import GrammarCompiler
+from server.text.grammar.judge import Judge
+from server.text.grammar.vocabulary import Vocabulary
+from server.text.reasoning_cache import ReasoningCache
+from server.text.tokenizer import Tokenizer
+
+STOP_TIMEOUT_S = 30.0
+
+log = structlog.get_logger("quire")
+
+
+class EngineError(StartError):
+    """The engine failed."""
+
+    exit_code = 1
+
+
+class SubstrateFailedError(EngineError):
+    """The GPU's memory of K and V failed, which is remembered: a next start takes another."""
+
+    exit_code = 4
+
+
+def serve_model(name: str, file: Path | None, flags: Tables) -> None:
+    """Serve until told to end. Raises StartError."""
+    use_one_arena()
+    raise_descriptor_limit()  # the engine's heaps are the first that need it
+    settings = read_settings(file, flags)
+    configure_log(settings.log)
+    check_access(settings)
+    with reserve(settings.server.host, settings.server.port) as listener:
+        serve_on(listener, settings, read_model(name, settings))
+
+
+def serve_on(listener: socket.socket, settings: Config, model: ModelFiles) -> None:
+    """Load the weights and let clients in. Raises StartError."""
+    client = start_engine(settings, model.plan)
+    checkpoint = model.plan.checkpoint
+    grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
+    if not checkpoint.embeds and (warning := grammars.load()):
+        log.warning(warning)
+    monitor = EngineMonitor(
+        client,
+        watchdog_s=settings.engine.watchdog_s,
+        exit_code=lambda: engine_error(model.plan.on_gpu and client.substrate_failed).exit_code,
+        pressure=pressure_source() if settings.cache.heed_pressure else None,
+    )
+    monitor.start()
+    try:
+        calls = WrittenCalls(settings.limits.max_written_call_bytes)
+        reasoning_cache = ReasoningCache(settings.limits.max_thought_bytes)
+        metrics = make_metrics(settings, model.served, client, model.plan)
+        service = Service(
+            settings,
+            model.served,
+            model.tokenizer,
+            client,
+            metrics,
+            grammars,
+            calls,
+            reasoning_cache,
+        )
+        keep_what_is_there()
+        listen(settings, service, listener)
+        if not client.alive:
+            raise engine_error(model.plan.on_gpu and client.substrate_failed)
+    finally:
+        if not client.stop(STOP_TIMEOUT_S):
+            log.error("the engine did not end in time: its memory is left to the system")
+        monitor.stop()
+    log.info("ended")
+
+
+def grammar_compiler(
+    settings: Config, tokenizer: Tokenizer, model: ServedModel, vocab_size: int
+) -> GrammarCompiler:
+    """Make the compiler of constraints; it reads the tokenizer when it is needed."""
+    limits = settings.limits
+    return GrammarCompiler(
+        Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
+        lambda made: Judge(made.text, made.facts, limits),
+        limits,
+    )
+
+
+def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
+    """Start the engine, loaded and warm. Raises EngineError."""
+    bar = tqdm(
+        unit="B", unit_scale=True, unit_divisor=1024, desc="loading", disable=None, leave=False
+    )
+
+    def progress(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    client = EngineClient(
+        lambda emit: build_engine(engine_plan, engine_config(settings), progress, emit),
+        max_queue=settings.limits.max_queued_requests,
+        max_backlog=settings.limits.max_stream_backlog_events,
+        max_share_ratio=(
+            settings.limits.max_key_share_ratio if len(settings.access.api_keys) > 1 else 1.0
+        ),
+    )
+    try:
+        client.start()
+    except Exception as error:
+        log.debug("the engine did not start", exc_info=True)
+        lost = engine_plan.on_gpu and client.substrate_failed
+        raise engine_error(lost, f"the engine did not start: {error}") from error
+    finally:
+        bar.close()
+    return client
+
+
+def make_metrics(
+    settings: Config, model: ServedModel, client: EngineClient, engine_plan: EnginePlan
+) -> Metrics:
+    """Make the metrics of this server."""
+    about = About(
+        model=model.id,
+        substrate=engine_plan.substrate.substrate.setting,
+        arithmetic=engine_plan.arithmetic.arithmetic.value,
+        max_model_len=engine_plan.memory.max_model_len,
+    )
+
+    def memory() -> tuple[int, int]:
+        found = machine_memory()
+        return found.total_bytes, found.available_bytes
+
+    return Metrics(
+        client, about, settings=settings.metrics, footprint=footprint_with, memory=memory
+    )
+
+
+def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:
+    """Make the error that says why there is no engine. lost: whether a GPU's memory of K and V has
+    failed."""
+    if not lost:
+        return EngineError(reason)
+    return SubstrateFailedError(
+        f"{reason}; the GPU's memory of K and V has failed, and from the next start on something "
+        "else serves, until `quire doctor` finds that it works again"
+    )

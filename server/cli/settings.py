@@ -1,0 +1,121 @@
+"""Read the settings in force, or say what is wrong with them, and which name was meant."""
+
+import os
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from server.config import ENV_PREFIX, NO_SETTINGS, Config, SettingError, Tables, load, read_file
+
+FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
+"""The fields of every section."""
+LIST = "configs/quire.toml lists all of them"
+# Flags that are not called as their settings. All others are, and no two sections share a name.
+OTHER_FLAGS = {
+    "kv_backend": ("cache", "substrate"),
+    "kv_dtype": ("cache", "dtype"),
+    "log_level": ("log", "level"),
+}
+
+
+def read_settings(file: Path | None, flags: Tables) -> Config:
+    """Read the settings in force. Raises SettingError that names the field, and the file if it is
+    at fault."""
+    try:
+        from_file = {} if file is None else read_file(file)
+    except ValidationError as error:
+        raise SettingError(f"{file}: {_first_problem(error)}") from error
+    except OSError as error:
+        raise SettingError(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingError(f"{file}: {error}") from error
+    if (unknown := unknown_variable()) is not None:
+        raise SettingError(f"environment: {unknown}")
+    try:
+        return load(from_file, flags)
+    except ValidationError as error:
+        raise SettingError(f"setting {_first_problem(error)}") from error
+    except SettingsError as error:
+        raise SettingError(f"environment: {error}") from error
+
+
+def flags_of(parameters: Mapping[str, Any]) -> Tables:
+    """Return the flags among a command's parameters, as settings."""
+    flags = dict(OTHER_FLAGS)
+    for section, names in FIELDS.items():
+        flags |= {name: (section, name) for name in names if name in parameters}
+    tables: Tables = {}
+    for flag, (section, name) in flags.items():
+        tables.setdefault(section, {})[name] = parameters.get(flag)
+    return tables
+
+
+def with_further(flags: Tables, settings: Iterable[str]) -> Tables:
+    """Merge flags with settings that are written SECTION.NAME=VALUE. Raises SettingError for one
+    that is not."""
+    tables = {section: dict(fields) for section, fields in flags.items()}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        section, dot, field = name.partition(".")
+        if not (equals and dot):
+            # A value may be a secret: it is not repeated.
+            raise SettingError(f"--set {name}: it is written SECTION.NAME=VALUE")
+        tables.setdefault(section, {})[field] = value
+    return tables
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in problem["loc"])
+    what = unknown_setting(name) if problem["type"] == "extra_forbidden" else problem["msg"]
+    return f"{name}: {what}"
+
+
+def unknown_setting(name: str) -> str:
+    """Say that there is no such setting, and name the nearest one. name: ``section.field``, or what
+    stands in its place."""
+    near = nearest(name, (*FIELDS, *_dotted()))
+    hint = f"did you mean {near}? " if near else ""
+    return f"there is no such setting; {hint}{LIST}"
+
+
+def unknown_variable() -> str | None:
+    """Find a variable of the environment that looks like a setting and is none, and name the
+    nearest setting; None where there is none. Its value may be a secret, and is not repeated."""
+    variables = {_variable(name): name for name in _dotted()}
+    known = {*variables, *(_variable(section) for section in FIELDS), *NO_SETTINGS}
+    for written in sorted(os.environ):
+        name = written.upper()
+        if name.startswith(ENV_PREFIX) and name not in known:
+            near = nearest(name.removeprefix(ENV_PREFIX), tuple(_dotted()))
+            hint = f"did you mean {_variable(near)}? " if near else ""
+            return f"{written} is no setting; {hint}{LIST}"
+    return None
+
+
+def nearest(name: str, known: tuple[str, ...]) -> str | None:
+    """Return the known name that a name is most like, in all or in its last part; None where none
+    is like it."""
+    spellings: dict[str, str] = {}
+    for one in known:
+        for spelling in (one, one.rpartition(".")[2]):
+            spellings.setdefault(_plain(spelling), one)
+    found = get_close_matches(_plain(name), spellings, n=1)
+    return spellings[found[0]] if found else None
+
+
+def _dotted() -> list[str]:
+    return [f"{section}.{field}" for section, fields in FIELDS.items() for field in fields]
+
+
+def _variable(name: str) -> str:
+    return f"{ENV_PREFIX}{name.replace('.', '__')}".upper()
+
+
+def _plain(name: str) -> str:
+    """Return a name without its separators, so that spellings compare equal."""
+    return name.lower().replace("__", "_").replace(".", "_").replace("-", "_")

@@ -1,0 +1,112 @@
+"""The application: routes, errors and guards around one service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from server.http.errors import add_error_handlers
+from server.http.guards.body import BodyLimit
+from server.http.guards.bugs import BugGuard
+from server.http.guards.drain import DrainGuard
+from server.http.guards.headers import SafeHeaders
+from server.http.guards.hosts import AllowedHosts, HostGuard
+from server.http.guards.keys import KeyGuard, Keys
+from server.http.guards.origins import AllowedOrigins, OriginGuard
+from server.http.guards.slashes import TrailingSlash
+from server.http.guards.unread import UnreadBody
+from server.http.idle_memory import release_when_idle
+from server.http.observer import RequestObserver
+from server.routes.chat import chat_routes
+from server.routes.completions import completion_routes
+from server.routes.embeddings import embedding_routes
+from server.routes.memory import memory_routes
+from server.routes.messages import message_routes
+from server.routes.models import model_routes
+from server.routes.openapi import DescribedApp
+from server.routes.operations import operation_routes
+from server.routes.page import page_routes
+from server.routes.responses import response_routes
+from server.routes.service import Service
+from server.routes.tokenize import tokenize_routes
+
+ROUTES = (
+    chat_routes,
+    completion_routes,
+    response_routes,
+    message_routes,
+    embedding_routes,
+    tokenize_routes,
+    model_routes,
+    memory_routes,
+    page_routes,
+    operation_routes,
+)
+
+
+def create_app(service: Service) -> FastAPI:
+    """Make the ASGI application. Its lifespan attaches the engine to the event loop that serves
+    it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.client.attach()
+        releasing = asyncio.create_task(release_when_idle(service.drain))
+        yield
+        releasing.cancel()
+        await service.grammars.close()
+
+    app = ObservedApp(
+        service,
+        title="quire",
+        version=version("quire"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for routes in ROUTES:
+        app.include_router(routes(service))
+    _add_guards(app, service)
+    add_error_handlers(app)
+    return app
+
+
+class ObservedApp(DescribedApp):
+    """An application whose observer surrounds even its answers to bugs."""
+
+    def __init__(self, service: Service, **options: Any) -> None:
+        self._service = service
+        super().__init__(**options)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the observer around the whole application."""
+        return RequestObserver(
+            super().build_middleware_stack(),
+            self._service.metrics,
+            self._service.recent,
+            logs_requests=self._service.config.log.requests,
+        )
+
+
+def _add_guards(app: FastAPI, service: Service) -> None:
+    """Add the guards, each around those before it. Raises SettingError."""
+    config, count = service.config, service.metrics.count_refusal
+    app.add_middleware(TrailingSlash)
+    app.add_middleware(BodyLimit, max_body_bytes=int(config.limits.max_body_bytes), count=count)
+    app.add_middleware(BugGuard)
+    app.add_middleware(
+        DrainGuard,
+        drain=service.drain,
+        retry_after_s=config.limits.retry_after_s,
+        count_refusal=count,
+    )
+    app.add_middleware(KeyGuard, keys=Keys.of(config.access), count=count)
+    app.add_middleware(OriginGuard, allowed=AllowedOrigins.of(config.access), count=count)
+    app.add_middleware(HostGuard, allowed=AllowedHosts.of(config), count=count)
+    app.add_middleware(SafeHeaders)
+    app.add_middleware(UnreadBody)

@@ -1,0 +1,76 @@
+"""HTTP errors: the response to an error, in the shape of the API that the path belongs to."""
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from server.http.guards.headers import SAFE_HEADERS
+from server.protocol.messages.errors import message_error
+from server.protocol.request_ids import current_request_id
+from server.protocol.wire_errors import ApiError
+from server.routes.answering import CLIENT_CLOSED_REQUEST
+from server.routes.openapi import speaks_anthropic
+
+REQUEST_ID_HEADER = "request-id"
+"""Anthropic's name for it. It is added to every response of its API, with our own one."""
+
+
+def error_response(scope: Scope, error: ApiError) -> JSONResponse:
+    """Make the response to an error. scope: the request's."""
+    body = error.body()
+    if speaks_anthropic(scope):
+        body = message_error(error, current_request_id())
+    return JSONResponse(body, error.status, error.headers)
+
+
+async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the error instead of what stands behind a guard."""
+    await error_response(scope, error)(scope, receive, send)
+
+
+def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return the error for a connection that ends with it: status, headers, body."""
+    response = error_response({"path": path, "headers": []}, error)
+    for name, value in ({"Connection": "close"} | SAFE_HEADERS).items():
+        response.headers[name] = value
+    return response.status_code, response.raw_headers, bytes(response.body)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Have what routes and the framework raise answered as errors of the path's API."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_left)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(request.scope, error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        found = ApiError(404, "There is nothing at this path.", type="not_found_error")
+    elif error.status_code == 405 and request.method == "POST" and _is_unknown(request):
+        found = ApiError(404, "There is nothing to ask here.", type="not_found_error")
+    elif error.status_code == 405:
+        found = ApiError(405, f"This path does not answer {request.method}.")
+    else:
+        found = ApiError(error.status_code, str(error.detail))
+    found.headers.update(error.headers or {})
+    return await _api_error(request, found)
+
+
+def _is_unknown(request: Request) -> bool:
+    """Return whether a path is one of OpenAI's that this server does not have. Some look like the
+    id of a response here, which can be read or deleted."""
+    path: str = request.scope["path"]
+    return path.startswith("/v1/responses/")
+
+
+async def _client_left(_: Request, error: Exception) -> Response:
+    """Answer a client that went away while it was still sending: nobody reads the answer."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

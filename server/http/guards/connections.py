@@ -1,0 +1,269 @@
+"""Connections with deadlines and limits: uvicorn's HTTP/1.1 protocol with limits.
+
+::
+
+    opened .. first byte .. request complete .. answer ............ idle .. next request
+    | max_receive_s ------------------------ |  | max_reader_stall_s | keep_alive_s | max_receive_s
+
+A client that closes its sending half has left, as far as we can tell: its request is given up.
+"""
+
+import asyncio
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from server.config import LimitsSection
+from server.http.errors import whole_answer
+from server.http.guards.overflow import OverflowProtocol, too_many_connections
+from server.metrics import Metrics
+from server.metrics.requests import Refusal
+from server.protocol.wire_errors import ApiError
+
+# Of requests that come before the answer to the one before them, so much is read ahead.
+MAX_AHEAD_BYTES = 65536
+INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
+"""States of a client whose request is not complete."""
+NO_LINGER = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules that the connections of a server share."""
+
+    limits: LimitsSection
+    metrics: Metrics
+    overflow: set[OverflowProtocol] = field(default_factory=set)
+    """Connections beyond the limit that are still open."""
+    incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
+    """Those whose next request is not complete, and since when it is awaited, the earliest
+    first."""
+
+
+class Alarm:
+    """Call a function once after a delay, unless it is cancelled before."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a call is due."""
+        return self._timer is not None
+
+    def set(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
+        """Call after so many seconds."""
+        assert self._timer is None
+        self._timer = loop.call_later(delay_s, self._ring)
+
+    def cancel(self) -> None:
+        """Cancel the call. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._call()
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection."""
+
+    rules: ClassVar[Rules]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._deadline = Alarm(self._is_late)
+        """Rings when the request should be complete."""
+        self._stall = Alarm(self._look_at_reader)
+        """Rings when the reader is checked again."""
+        self._untaken_bytes = 0
+        self._unwanted_bytes = 0
+        """Bytes received of a body that has been answered already."""
+
+    # --- the life of a connection ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection; beyond the limit hand it to OverflowProtocol."""
+        if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
+            self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
+            other = OverflowProtocol(self.rules.limits, self.rules.overflow)
+            transport.set_protocol(other)
+            other.connection_made(transport)
+            return
+        super().connection_made(transport)
+        self.rules.metrics.connection_opened()
+        # Whatever the system does not take at once is waited for: so a stall is seen, and what is
+        # kept for a slow reader is one write.
+        transport.set_write_buffer_limits(high=0)
+        self._watch_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the timers of the connection."""
+        super().connection_lost(exc)
+        self.rules.metrics.connection_closed()
+        self.rules.incomplete.pop(self, None)
+        self._deadline.cancel()
+        self._stall.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in a part of a request, of any size."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        if answered and self.conn.their_state is h11.SEND_BODY:
+            self._unwanted_bytes += len(data)
+            if self._unwanted_bytes > self.rules.limits.max_body_bytes:
+                self._reset()
+                return
+        super().data_received(data)
+        self._watch_request()
+        self._keep_listening()
+
+    def on_response_complete(self) -> None:
+        """Watch the next request, which may be there in part."""
+        super().on_response_complete()
+        self._unwanted_bytes = 0
+        self._watch_request()
+
+    # --- requests that do not come to an end ----------------------------------------------------
+
+    def _watch_request(self) -> None:
+        """Set the deadline when a request begins, and cancel it when the request is complete: the
+        answer may take longer."""
+        now, incomplete = self.loop.time(), self.rules.incomplete
+        if self.transport.is_closing() or not self._receives:
+            self._deadline.cancel()
+        elif not self._deadline.is_set:
+            self._deadline.set(self.loop, self.rules.limits.max_receive_s)
+            incomplete.pop(self, None)  # It has begun just now: others come before it.
+        if self.transport.is_closing() or self.conn.their_state not in INCOMPLETE:
+            incomplete.pop(self, None)
+        else:
+            incomplete.setdefault(self, now)
+
+    @property
+    def _receives(self) -> bool:
+        """Whether a request is awaited or being received. Between two requests ``keep_alive_s``
+        counts."""
+        if self.conn.their_state is h11.IDLE:
+            return self.cycle is None or self._has_bytes
+        return self.conn.their_state is h11.SEND_BODY
+
+    @property
+    def _has_bytes(self) -> bool:
+        """Whether there are bytes of a head that is not complete."""
+        return bool(self.conn.trailing_data[0])
+
+    def _is_late(self) -> None:
+        if self.conn.their_state is h11.IDLE and not self._has_bytes:
+            self.transport.close()  # It has asked for nothing: browsers open such connections.
+            return
+        self.rules.metrics.count_refusal(Refusal.TOO_SLOW)
+        late = f"The request was not complete after {self.rules.limits.max_receive_s:g} s."
+        self._answer(ApiError(408, late, code="request_timeout"))
+
+    def _keep_listening(self) -> None:
+        """Resume reading while requests come before the answer to the one before: uvicorn stops
+        reading then, and would not see that the client leaves."""
+        is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
+        if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
+            self.flow.resume_reading()
+
+    # --- room for newcomers ---------------------------------------------------------------------
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been without a complete request the longest. False where no
+        connection may be closed."""
+        latest = self.loop.time() - self.rules.limits.crowded_receive_s
+        for other, since in self.rules.incomplete.items():
+            if since > latest:
+                break
+            # Of an answer that is complete some may still be on its way.
+            if not other.transport.get_write_buffer_size():
+                other.give_way()
+                return True
+        return False
+
+    def give_way(self) -> None:
+        """Close the connection to make room for another client."""
+        del self.rules.incomplete[self]
+        if self._receives:
+            self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
+            self._answer(too_many_connections(self.rules.limits.retry_after_s))
+        else:
+            self.transport.close()  # It is between two requests, and may come again.
+
+    # --- readers that do not read ---------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """Watch the reader: the system takes no more."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """Stop watching the reader: it has taken all there is."""
+        super().resume_writing()
+        self._stall.cancel()
+
+    def _watch_reader(self) -> None:
+        self._untaken_bytes = self.transport.get_write_buffer_size()
+        self._stall.set(self.loop, self.rules.limits.max_reader_stall_s)
+
+    def _look_at_reader(self) -> None:
+        """Reset the connection if its reader has taken nothing since the last check. Nothing is
+        written meanwhile, so fewer bytes mean that it reads."""
+        if self.transport.get_write_buffer_size() < self._untaken_bytes:
+            self._watch_reader()
+        else:
+            self.rules.metrics.count_refusal(Refusal.SLOW_READER)
+            self._reset()
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or has too large a head."""
+        status = getattr(sys.exception(), "error_status_hint", 400)
+        self.rules.metrics.count_refusal(Refusal.BAD_HTTP)
+        text = "This is no HTTP request that can be answered."
+        if status == 431:
+            text = f"The request's head is larger than {self.rules.limits.max_header_bytes} bytes."
+        self._answer(ApiError(status, text, code="invalid_http"))
+
+    def _answer(self, error: ApiError) -> None:
+        """Answer with an error, where no answer has begun, and close the connection."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self._reset()
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Whoever waits for the rest of the request is told that the client has left.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        path = self.scope["path"] if self.conn.our_state is h11.SEND_RESPONSE else ""
+        status, headers, body = whole_answer(error, path)
+        head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _reset(self) -> None:
+        """Reset the connection: the system drops what it holds for the reader."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        self.transport.abort()
+
+
+def guarded_protocol(limits: LimitsSection, metrics: Metrics) -> type[GuardedProtocol]:
+    """Make the protocol of one server."""
+
+    class ServerProtocol(GuardedProtocol):
+        rules = Rules(limits, metrics)
+
+    return ServerProtocol

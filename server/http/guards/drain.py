@@ -1,0 +1,61 @@
+"""Refuse requests while the server shuts down, and track those that may still finish."""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.chat.drain import Drain
+from server.http.errors import error_response
+from server.metrics.requests import CountRefusal, Refusal
+from server.protocol.wire_errors import shutting_down
+
+# Who asks how the server is gets its answer until the end.
+STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
+
+
+class DrainGuard:
+    """Refuse requests while the server drains, and track all others until they are answered."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        drain: Drain,
+        retry_after_s: int,
+        count_refusal: CountRefusal,
+    ) -> None:
+        """count_refusal: called with the reason."""
+        self._app = app
+        self._drain = drain
+        self._retry_after_s = retry_after_s
+        self._count_refusal = count_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 503 with Retry-After while draining; a request that is cut off before its answer
+        began gets it, too."""
+        if scope["type"] != "http" or scope["path"] in STAYS_OPEN:
+            await self._app(scope, receive, send)
+            return
+        refusal = error_response(scope, shutting_down(self._retry_after_s))
+        if self._drain.draining:
+            self._count_refusal(Refusal.DRAINING)
+            await refusal(scope, receive, send)
+            return
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        task = asyncio.current_task()
+        assert task is not None
+        self._drain.enter(task)
+        try:
+            await self._app(scope, receive, noted)
+        except asyncio.CancelledError:
+            if not self._drain.has_cut:
+                raise
+            if not has_begun:
+                await refusal(scope, receive, send)
+        finally:
+            self._drain.leave(task)

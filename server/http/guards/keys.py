@@ -1,0 +1,119 @@
+"""Refuse requests without a key, where keys are configured: all paths need one but those listed
+here."""
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.chat.salts import request_key
+from server.config import AccessSection, SettingError
+from server.http.errors import answer_with
+from server.metrics.requests import CountRefusal, Refusal
+from server.protocol.wire_errors import ApiError
+
+MIN_KEY_CHARS = 16
+OPEN_PATHS = ("/", "/health")
+# The page's own: plain names, none of which leads elsewhere.
+OPEN_FILES = re.compile(r"/page(?:/[\w-][\w.-]*)+", re.ASCII)
+SCRAPED_PATH = "/metrics"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Keys:
+    """Digests of the configured keys."""
+
+    api: tuple[bytes, ...]
+    scrape: tuple[bytes, ...]
+    """One, or none."""
+
+    @classmethod
+    def of(cls, access: AccessSection) -> "Keys":
+        """Read the keys of settings. Raises SettingError for a key that is too short, or that no
+        header can carry."""
+        for number, key in enumerate(access.api_keys, start=1):
+            _check(f"access.api_keys: key {number}", key)
+        if access.scrape_key is not None:
+            _check("access.scrape_key: it", access.scrape_key)
+        scrape = () if access.scrape_key is None else (access.scrape_key,)
+        return cls(tuple(map(_digest_of, access.api_keys)), tuple(map(_digest_of, scrape)))
+
+    def has(self, key: str, path: str, method: str) -> bool:
+        """Return whether the key may use the path. All keys are compared, in constant time."""
+        digest = _digest(key)
+        is_api = [hmac.compare_digest(digest, known) for known in self.api]
+        is_scrape = [hmac.compare_digest(digest, known) for known in self.scrape]
+        return any(is_api) or (any(is_scrape) and (method, path) == ("GET", SCRAPED_PATH))
+
+
+class KeyGuard:
+    """Refuse requests without a key. Where no key is configured every request passes."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, count: CountRefusal) -> None:
+        self._app = app
+        self._keys = keys
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401 without a key, for all paths but a few that tell nothing, unknown paths
+        included."""
+        if scope["type"] != "http" or not self._keys.api or _is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        key = request_key(Headers(scope=scope))
+        if self._keys.has(key, _plain_path(scope), scope["method"]):
+            await self._app(scope, receive, send)
+            return
+        self._count(Refusal.KEY)
+        await answer_with(_unauthorized(bool(key)), scope, receive, send)
+
+
+def _is_open(scope: Scope) -> bool:
+    path = _plain_path(scope)
+    if scope["method"] not in ("GET", "HEAD"):
+        return False
+    if path in OPEN_PATHS:
+        return True
+    return OPEN_FILES.fullmatch(path) is not None
+
+
+def _plain_path(scope: Scope) -> str:
+    """Return the path; empty where it is written with escapes, which no path without a key
+    needs."""
+    path: str = scope["path"]
+    return path if path.encode() == scope.get("raw_path", path.encode()) else ""
+
+
+def _check(name: str, key: SecretStr) -> None:
+    text = key.get_secret_value()
+    if len(text) < MIN_KEY_CHARS:
+        raise SettingError(
+            f"setting {name} has {len(text)} characters; a key needs at least {MIN_KEY_CHARS}: "
+            "`openssl rand -hex 16` makes one"
+        )
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise SettingError(f"setting {name} has characters that no header can carry")
+
+
+def _digest_of(key: SecretStr) -> bytes:
+    return _digest(key.get_secret_value())
+
+
+def _digest(key: str) -> bytes:
+    """Hash a key to a fixed length, so that comparing two tells nothing about lengths either."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _unauthorized(has_key: bool) -> ApiError:
+    what = "This API key is not known here" if has_key else "An API key is needed"
+    return ApiError(
+        401,
+        f"{what}: send one of those in setting access.api_keys as `Authorization: Bearer` or "
+        "`x-api-key`.",
+        code="invalid_api_key" if has_key else "missing_api_key",
+        headers={"WWW-Authenticate": 'Bearer realm="quire"'},
+    )

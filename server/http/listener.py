@@ -1,0 +1,90 @@
+"""The address that is served: bound before the model is read, listened on once it can answer."""
+
+import errno
+import re
+import socket
+import time
+from contextlib import suppress
+
+from server.config import SettingError
+
+# For a stranger at our address to say who it is.
+ASK_TIMEOUT_S = 2.0
+MAX_ANSWER_BYTES = 8192
+QUIRE_ANSWERS = re.compile(rb'"name": ?"quire", ?"version": ?"([\w.+-]{1,32})"')
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Bind a socket to the address, which refuses connections until it listens. It is ours, so that
+    the log can name the port that 0 stands for. Raises SettingError."""
+    # SO_REUSEADDR is for connections of an earlier server that linger. Linux lets two have an
+    # address by it until one of them listens: so it is tried without, first.
+    with suppress(OSError):
+        return _bound(host, port, reuses=False)
+    try:
+        return _bound(host, port, reuses=True)
+    except OSError as error:
+        raise _cannot_be_had(host, port, error) from error
+
+
+def listen_on(listener: socket.socket, backlog: int) -> None:
+    """Listen, so that clients can connect. Raises SettingError."""
+    # Its connections linger for a while, and the next server must get past them.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _cannot_be_had(host, port, error) from error
+
+
+def _bound(host: str, port: int, *, reuses: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuses)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _cannot_be_had(host: str, port: int, error: OSError) -> SettingError:
+    """Say why, and who is there already."""
+    why = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        version = quire_at(host, port)
+        if version is not None:
+            why = f"quire {version} serves there already; stop that one"
+        else:
+            why = f"another program has this address ({why}); stop it"
+        why += f", or choose another port: --port {port + 1}, or --port 0 for a free one"
+    return SettingError(f"setting server.port: {host}:{port} cannot be listened on: {why}")
+
+
+def quire_at(host: str, port: int) -> str | None:
+    """Return the version of the quire that answers at an address; None where none does."""
+    # One that wants a key tells it at / alone.
+    for path in ("/version", "/"):
+        with suppress(OSError):
+            if found := QUIRE_ANSWERS.search(_answer(host, port, path)):
+                return found[1].decode()
+    return None
+
+
+def _answer(host: str, port: int, path: str) -> bytes:
+    """Read the beginning of an answer, however long it takes. Raises OSError."""
+    deadline = time.monotonic() + ASK_TIMEOUT_S
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = b""
+    with socket.create_connection((host, port), ASK_TIMEOUT_S) as connection:
+        connection.sendall(request.encode())
+        while len(answer) < MAX_ANSWER_BYTES and (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not (more := connection.recv(MAX_ANSWER_BYTES)):
+                break
+            answer += more
+    return answer

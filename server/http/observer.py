@@ -1,0 +1,166 @@
+"""Observe all requests: each gets an id, is counted, and leaves a line in the log."""
+
+import traceback
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.http.errors import REQUEST_ID_HEADER
+from server.metrics import Metrics
+from server.metrics.answer_times import RequestTimes
+from server.metrics.recent_requests import RecentRequests
+from server.protocol.request_ids import HEADER, bind_request_id
+from server.protocol.unseen import Unseen
+from server.routes.openapi import speaks_anthropic
+
+NOT_SHOWN_HEADER = "X-Images-Not-Shown"
+UNKNOWN_ROUTE = "none"
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# Asked every few seconds by machines; and by the page, which looks at the memory twice a second.
+QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics", "/memory", "/", "/page/{name}"})
+
+
+class RequestObserver:
+    """The outermost application. What goes wrong inside is said here once, without its message,
+    which may repeat what a client sent; so nobody outside is to say it again."""
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, recent: RecentRequests, *, logs_requests: bool
+    ) -> None:
+        """recent: where those that have ended are kept. logs_requests: whether each leaves a
+        line."""
+        self._app = app
+        self._metrics = metrics
+        self._recent = recent
+        self._logs_requests = logs_requests
+        self._log = structlog.get_logger("quire.requests")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and count it when the response begins: its route is known by then."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send, self._metrics)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:
+            exchange.failed_at = places_of(error)
+        finally:
+            self._end(exchange)
+
+    def _end(self, exchange: "Exchange") -> None:
+        seconds = exchange.times.clock() - exchange.times.arrived
+        self._metrics.request_ended(exchange.endpoint, seconds)
+        self._recent.add(exchange.times)
+        if exchange.failed_at:
+            # Where the client has left, it is the broken connection.
+            write = self._log.debug if exchange.left else self._log.error
+            write("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
+        if self._logs_requests:
+            quiet = exchange.endpoint in QUIET_ROUTES
+            write = self._log.debug if quiet else self._log.info
+            write("request", **exchange.line(seconds))
+
+
+class Exchange:
+    """One request and its response, as they pass."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._metrics = metrics
+        request_id = bind_request_id(scope["headers"]).encode()
+        self._headers = [(HEADER.encode(), request_id)]
+        if speaks_anthropic(scope):
+            self._headers.append((REQUEST_ID_HEADER.encode(), request_id))
+        self.times: RequestTimes = metrics.request_arrived()
+        # Where routes find it: request.state.times.
+        scope.setdefault("state", {})["times"] = self.times
+        self.left = False
+        """Whether the client went away before it had its answer."""
+        self.failed_at: list[str] = []
+        """What went wrong and where, if anything has."""
+        self._complete = False
+        self._status: int | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The route's own path, never what a client sent."""
+        path = getattr(self._scope.get("route"), "path", UNKNOWN_ROUTE)
+        assert isinstance(path, str)
+        return path
+
+    async def receive(self) -> Message:
+        """Receive from the client, and note whether it has left."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._complete:
+            self.left = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send to the client, with the headers of every response."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            own = list(self._headers)
+            if self._not_shown:
+                own.append((NOT_SHOWN_HEADER.encode(), str(self._not_shown).encode()))
+            message["headers"] = [*message.get("headers", ()), *own]
+            self._metrics.count_request(self.endpoint, message["status"])
+        elif not message.get("more_body"):
+            self._complete = True
+        try:
+            await self._send(message)
+        except OSError:
+            self.left = True
+            raise
+
+    def line(self, seconds: float) -> dict[str, object]:
+        """Return what the log says of the request: what is known, and nothing that a client
+        wrote."""
+        method, times = self._scope["method"], self.times
+        fields: dict[str, object] = {
+            "method": method if method in METHODS else "other",
+            "endpoint": self.endpoint,
+            "status": self._status,
+            "duration_s": round(seconds, 4),
+        }
+        if times.answers:
+            first = times.first_token_s
+            fields |= {
+                "first_token_s": None if first is None else round(first, 4),
+                "prompt_tokens": times.prompt_tokens,
+                "cached_tokens": times.cached_tokens,
+                "generated_tokens": times.generated_tokens,
+                "finish": times.finish,
+            }
+        if self._not_shown:
+            fields["images_not_shown"] = self._not_shown
+        return fields | {"client_left": self.left}
+
+    @property
+    def _not_shown(self) -> int:
+        """Images and files that the model is only told of. Routes say it: request.state.unseen."""
+        unseen: Unseen | None = self._scope["state"].get("unseen")
+        return 0 if unseen is None else unseen.count
+
+
+def places_of(error: BaseException) -> list[str]:
+    """Where an exception and those before it were raised, and what they are; not their messages,
+    which may repeat what a client sent."""
+    places: list[str] = []
+    seen: list[BaseException] = []  # One may be before another and among its group, too.
+    errors: list[BaseException | None] = [error]
+    while errors:
+        found = errors.pop(0)
+        if found is None or any(found is other for other in seen):
+            continue
+        seen.append(found)
+        places.append(type(found).__qualname__)
+        places += (
+            f"{frame.filename}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(found.__traceback__)
+        )
+        inner = found.exceptions if isinstance(found, BaseExceptionGroup) else ()
+        errors += [*inner, found.__cause__ or found.__context__]
+    return places

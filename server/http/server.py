@@ -1,0 +1,128 @@
+"""uvicorn's server, with our limits around it. It ends with its engine, and drains before."""
+
+import signal
+import socket
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from engine.client import EngineClient
+from engine.machine import raise_descriptor_limit
+from server.chat.drain import Drain
+from server.config import Config
+from server.http.app import create_app
+from server.http.guards.connections import guarded_protocol
+from server.http.listener import listen_on
+from server.routes.service import Service
+
+# What is left to close when everything has been answered: connections whose client does not read.
+CLOSE_TIMEOUT_S = 1
+# A thousand clients may come at once; the system may keep fewer waiting.
+LISTEN_BACKLOG = 2048
+# asyncio takes as many before it does anything else, and tries as often where there is no
+# descriptor left.
+ACCEPTS_AT_ONCE = 16
+# Heaps, sockets of our own, the model's files, the log, and what libraries have open. Where there
+# are few, it is half of them, but what a server has open that serves nobody.
+OTHER_DESCRIPTORS = 256
+FEWEST_OTHER_DESCRIPTORS = 32
+
+log = structlog.get_logger("quire")
+
+
+def listen(settings: Config, service: Service, listener: socket.socket) -> None:
+    """Serve until told to end, or until the engine has failed. Raises SettingError."""
+    config = http_config(settings, service)
+    drain_s = settings.server.drain_s
+    server = DrainedServer(config, service.client, service.drain, drain_s)
+    # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
+    # work, and the process ends with 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    listen_on(listener, LISTEN_BACKLOG)
+    host, port = listener.getsockname()[:2]
+    log.info(
+        f"serving {service.model.id} on http://{host}:{port}",
+        max_model_len=service.rules.max_model_len,
+    )
+    server.run(sockets=[listener])
+
+
+def http_config(settings: Config, service: Service) -> uvicorn.Config:
+    """Return how the service is served by uvicorn. Raises this process's limit of open files."""
+    limits = settings.limits
+    most = connections_that_fit(limits.max_connections)
+    if most < limits.max_connections:
+        log.warning(
+            f"limits.max_connections is {limits.max_connections}, but the system allows open files "
+            f"for {most} only: raise `ulimit -n`, or lower the setting"
+        )
+        limits = limits.model_copy(update={"max_connections": most})
+    return uvicorn.Config(
+        create_app(service),
+        host=settings.server.host,
+        port=settings.server.port,
+        http=guarded_protocol(limits, service.metrics),
+        h11_max_incomplete_event_size=limits.max_header_bytes,
+        ws="none",
+        backlog=ACCEPTS_AT_ONCE,
+        timeout_keep_alive=limits.keep_alive_s,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+        server_header=False,
+        proxy_headers=False,
+        access_log=False,
+        log_config=None,
+        # What it warns of, every client can bring about as often as it likes.
+        log_level="error",
+    )
+
+
+def connections_that_fit(connections: int) -> int:
+    """Raise this process's limit of file descriptors. Return how many of the wanted connections
+    fit, at least one, when as many again are being refused."""
+    allowed = raise_descriptor_limit()
+    others = min(OTHER_DESCRIPTORS, max(FEWEST_OTHER_DESCRIPTORS, allowed // 2))
+    return max(1, min(connections, (allowed - others) // 2))
+
+
+class GuardedServer(uvicorn.Server):
+    """Lets many wait to be accepted, and accepts few at a time."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen with our backlog: asyncio uses one number for the backlog and for what it accepts
+        at once."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(LISTEN_BACKLOG)
+
+
+class DrainedServer(GuardedServer):
+    """Told to end, it goes on listening, so that whoever comes is told to come back later, until
+    those that were there are answered. Connections that are idle stay as long: closed now, one on
+    which a request is under way would be reset. What can only refuse, because its engine has
+    failed, ends at once: it is better started again."""
+
+    def __init__(
+        self, config: uvicorn.Config, client: EngineClient, drain: Drain, drain_s: float
+    ) -> None:
+        super().__init__(config)
+        self._client = client
+        self._drain = drain
+        self._drain_s = drain_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal to end."""
+        self._drain.begin()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to close; called ten times a second."""
+        if await super().on_tick(counter) or not self._client.alive:
+            return True
+        if not self._drain.draining:
+            return False
+        wait = "a second signal does not wait for them"
+        running = f"; running answers have {self._drain_s:g} s more: {wait}"
+        log.info(f"ending{running if self._drain.answering else ''}")
+        await self._drain.finish(self._client, self._drain_s)
+        return True

@@ -1,0 +1,104 @@
+"""How a route reads a request: its body, the model that it names, whose it is."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from engine.types import PrefixSalt
+from server.chat.admission import Admission
+from server.chat.salts import Salts, request_key
+from server.chat.served_model import ServedModel
+from server.config import Config, LimitsSection, ReasoningSection
+from server.protocol.body_limits import limits_by_path
+from server.protocol.common import SamplingFields
+from server.protocol.unseen import Unseen
+from server.protocol.wire_errors import from_validation, not_json
+from server.text.conversation import Conversation
+
+# RFC 6839, section 3.1: application/json, and types that are written in it.
+JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
+Api = Literal["chat", "responses", "messages"]
+
+
+class Body(Protocol):
+    """What the wire models of all bodies have."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of a model; None means ours."""
+
+    @classmethod
+    def model_validate_json(cls, json_data: bytes) -> Self:
+        """Read a body. Raises pydantic.ValidationError."""
+
+    def check(self, limits: LimitsSection) -> None:
+        """Check what the types cannot. Raises ApiError that names the parameter."""
+
+
+class ConversationBody(Protocol):
+    """What the wire models of conversations have."""
+
+    def conversation(
+        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
+    ) -> Conversation:
+        """Translate into the neutral form. Raises ApiError."""
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReader:
+    """Reads requests within the limits of the settings."""
+
+    config: Config
+    model: ServedModel
+    salts: Salts
+    admission: Admission
+
+    async def admit(
+        self, request: Request, body_type: type[GeneratingT]
+    ) -> tuple[GeneratingT, PrefixSalt]:
+        """Read a body that asks for answers, and let it in. Return it, and with whom its prompts
+        are shared. Raises ApiError as ``read`` and ``Admission.check_answers`` do."""
+        body = await self.read(request, body_type)
+        salt = self.salt(request, body.cache_salt)
+        choices = body.response_options.choices
+        self.admission.check_answers(salt.tenant, choices, body.num_prompts)
+        return body, salt
+
+    async def read(self, request: Request, body_type: type[BodyT]) -> BodyT:
+        """Read and check the body, within the limits of its route. Raises ApiError that names the
+        parameter; 415 for a body that does not say that it is JSON, which pages may send to any
+        server without asking."""
+        if not JSON_TYPE.match(request.headers.get("content-type", "")):
+            raise not_json()
+        raw = await request.body()
+        await limits_by_path(self.config.limits)[request.scope["route"].path].check(raw)
+        try:
+            body = body_type.model_validate_json(raw)
+        except ValidationError as error:
+            raise from_validation(error, raw) from error
+        self.model.check(body.model)
+        body.check(self.config.limits)
+        return body
+
+    def salt(self, request: Request, cache_salt: str | None = None) -> PrefixSalt:
+        """Return with whom a request shares what is kept. cache_salt: its own."""
+        return self.salts.salt(request_key(request.headers), cache_salt)
+
+    def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
+        """Return a body's conversation. Raises ApiError."""
+        config = self.config
+        return body.conversation(config.limits, config.reasoning, self.unseen(request, api))
+
+    def unseen(self, request: Request, api: Api) -> Unseen:
+        """Return what becomes of images in a request of that API. The response's header and the
+        line in the log say how many there were."""
+        found = Unseen(getattr(self.config.images, api), f"images.{api}")
+        request.state.unseen = found
+        return found

@@ -1,0 +1,80 @@
+"""What the routes of one server are made of: each takes the parts that it needs."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.client import EngineClient
+from server.chat.admission import Admission
+from server.chat.drain import Drain
+from server.chat.prompt_rules import PromptRules
+from server.chat.prompting import ChatPrompts
+from server.chat.salts import Salts
+from server.chat.served_model import ServedModel
+from server.config import Config
+from server.metrics import Metrics
+from server.metrics.recent_requests import RecentRequests
+from server.routes.answering import Answering
+from server.routes.reading import RequestReader
+from server.text.calls.written import WrittenCalls
+from server.text.grammar.compiler import GrammarCompiler
+from server.text.reasoning_cache import ReasoningCache
+from server.text.tokenizer import Tokenizer
+
+ENCODED_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One model, served: what is kept for as long as the server runs, and the parts made of it."""
+
+    config: Config
+    model: ServedModel
+    tokenizer: Tokenizer
+    client: EngineClient
+    metrics: Metrics
+    grammars: GrammarCompiler
+    written_calls: WrittenCalls
+    reasoning_cache: ReasoningCache
+    salts: Salts = field(default_factory=Salts)
+    drain: Drain = field(default_factory=Drain)
+    recent: RecentRequests = field(default_factory=RecentRequests)
+    encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
+    """Held while prompts are encoded."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds; measures the time of a request."""
+
+    @property
+    def reader(self) -> RequestReader:
+        """Reads requests."""
+        return RequestReader(self.config, self.model, self.salts, self.admission)
+
+    @property
+    def admission(self) -> Admission:
+        """Lets requests in."""
+        return Admission(self.client, self.metrics, self.drain, self.config.limits)
+
+    @property
+    def rules(self) -> PromptRules:
+        """Says what a prompt may be."""
+        return PromptRules(self.model, self.client.limits, self.config.limits)
+
+    @property
+    def prompts(self) -> ChatPrompts:
+        """Makes prompts of conversations."""
+        return ChatPrompts(
+            self.tokenizer,
+            self.rules,
+            self.admission,
+            self.grammars,
+            self.written_calls,
+            self.reasoning_cache,
+            self.encoding,
+            self.config.limits,
+        )
+
+    @property
+    def answering(self) -> Answering:
+        """Answers prompts."""
+        return Answering(self.client, self.tokenizer, self.admission, self.config, self.clock)

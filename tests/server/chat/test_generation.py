@@ -1,0 +1,225 @@
+import asyncio
+
+import pytest
+
+from engine.types import FinishReason, MissReason, PrefixReport, Request, SamplingParams, TokenEvent
+from server.chat.generation import Generation, GenerationError, Prompt
+from server.text.answer_parser import ParseOptions
+from server.text.pieces import Channel, Delta, TextPiece, ToolCallArguments, ToolCallStart, joined
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import ids_of, token_id
+from tests.server.streams import PreparedStream, fault, parse_options, said, scored, token
+from tests.server.text.calling import LOOK
+
+
+def started(
+    tokenizer: Tokenizer,
+    *,
+    stop: tuple[str, ...] = (),
+    chat: str | ParseOptions | None = None,
+    stop_token_ids: frozenset[int] = frozenset(),
+    index: int = 0,
+    max_tokens: int = 100,
+) -> tuple[Generation, PreparedStream]:
+    """A generation whose events are handed to it. chat: how they are read, or the rendered prompt
+    alone, where thoughts are split off."""
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
+    stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
+    return Generation(
+        stream, tokenizer, Prompt((1, 2, 3), params, stop, parse_options(chat)), index
+    ), stream
+
+
+def content(text: str) -> TextPiece:
+    return TextPiece(Channel.CONTENT, text)
+
+
+def test_the_events_of_one_step_make_one_delta(tokenizer: Tokenizer) -> None:
+    generation, stream = started(tokenizer, index=2)
+    first = generation.take(said(tokenizer, "Hel", None))
+    assert first == Delta([content("Hel")], index=2)
+    assert not generation.finished
+    assert not stream.closed
+    last = generation.take(said(tokenizer, "lo", FinishReason.STOP))
+    assert last == Delta([content("lo")], finish="stop", index=2)
+    assert generation.finished
+    assert stream.closed
+    assert generation.completion_tokens == 5
+
+
+def test_nothing_is_taken_after_a_stop_string(tokenizer: Tokenizer) -> None:
+    generation, stream = started(tokenizer, stop=("STOP",))
+    delta = generation.take(said(tokenizer, "a STOP b", None))
+    assert (delta.pieces, delta.finish) == ([content("a ")], "stop")
+    assert delta.stop_string == "STOP"
+    assert generation.completion_tokens == len("a STOP")
+    assert stream.closed
+
+
+def test_what_may_begin_a_stop_string_is_held_back_until_the_end(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer, stop=("STOP",))
+    assert generation.take(said(tokenizer, "a ST", None)).pieces == [content("a ")]
+    last = generation.take(said(tokenizer, "O"))
+    assert (last.pieces, last.finish) == ([content("STO")], "length")
+    assert last.stop_string is None
+
+
+def test_a_stop_token_is_counted_and_is_no_text(tokenizer: Tokenizer) -> None:
+    end = token_id(tokenizer, "Z")
+    generation, _ = started(tokenizer, stop_token_ids=frozenset({end}))
+    letter = ids_of(tokenizer, "a")[0]
+    delta = generation.take([token(letter, None, -1.0), token(end, FinishReason.STOP, -2.0)])
+    assert delta.pieces == [TextPiece(Channel.CONTENT, "a", tuple(delta.tokens[:1]))]
+    assert delta.finish == "stop"
+    assert generation.completion_tokens == 2
+
+
+@pytest.mark.parametrize(("chat", "reported"), [(None, [-1.0, -2.0]), ("assistant\n", [-1.0])])
+def test_the_stop_token_is_one_of_the_tokens_of_a_text_and_none_of_a_chats(
+    tokenizer: Tokenizer, chat: str | None, reported: list[float]
+) -> None:
+    end, letter = token_id(tokenizer, "<|im_end|>"), ids_of(tokenizer, "a")[0]
+    generation, _ = started(tokenizer, chat=chat, stop_token_ids=frozenset({end}))
+    delta = generation.take([token(letter, None, -1.0), token(end, FinishReason.STOP, -2.0)])
+    assert [report.logprobs.logprob for report in delta.tokens] == reported
+    assert [report.offset for report in delta.tokens] == [0, 1][: len(reported)]
+
+
+def test_a_token_begins_where_its_first_character_does(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer, stop=("é STOP",))
+    ids = ids_of(tokenizer, "aé!<|im_end|>b")
+    delta = generation.take([token(i, None, -1.0) for i in ids])
+    assert [report.offset for report in delta.tokens] == [0, 1, 1, 2, 3, 3]
+
+
+def test_what_a_prompt_scored_comes_with_the_first_delta(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer)
+    first = scored(-1.0, -2.0, token_id=ids_of(tokenizer, "a")[0])
+    delta = generation.take([first, *said(tokenizer, "b", None)])
+    assert delta.pieces == [content("ab")]
+    assert [value and value.logprob for value in delta.prompt] == [None, -1.0, -2.0]
+    assert generation.take(said(tokenizer, "c")).prompt == ()
+
+
+def test_an_answer_without_tokens_ends_with_what_its_prompt_scored(tokenizer: Tokenizer) -> None:
+    generation, stream = started(tokenizer, max_tokens=0)
+    delta = generation.take([scored(-1.0, finish=FinishReason.LENGTH)])
+    assert (delta.pieces, delta.tokens, delta.finish) == ([], [], "length")
+    assert [value and value.logprob for value in delta.prompt] == [None, -1.0]
+    assert generation.completion_tokens == 0
+    assert stream.closed
+
+
+def test_an_answer_that_should_have_tokens_does_not_end_without_one(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer)
+    with pytest.raises(AssertionError):
+        generation.take([scored(-1.0, finish=FinishReason.LENGTH)])
+
+
+def test_the_thoughts_of_a_chat_are_apart_and_counted(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer, chat="assistant\n")
+    delta = generation.take(said(tokenizer, "<think>Hm</think>Yes"))
+    assert delta.pieces == [TextPiece(Channel.REASONING, "Hm"), content("Yes")]
+    assert generation.reasoning_tokens == len("Hm") + 1  # with the closing tag
+
+
+def test_thoughts_that_never_end_are_flushed_with_the_end(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer, chat="assistant\n<think>\n")
+    delta = generation.take(said(tokenizer, "Hm </"))
+    assert (delta.pieces, delta.finish) == ([TextPiece(Channel.REASONING, "Hm </")], "length")
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "reason"),
+    [
+        (CALL, FinishReason.STOP, "tool_calls"),
+        (CALL, FinishReason.LENGTH, "length"),
+        (CALL + "Done.", FinishReason.STOP, "tool_calls"),
+        (CALL[:-20], FinishReason.STOP, "stop"),
+        ("Done.", FinishReason.STOP, "stop"),
+    ],
+)
+def test_an_answer_that_ended_with_calls_says_so(
+    tokenizer: Tokenizer, text: str, finish: FinishReason, reason: str
+) -> None:
+    generation, _ = started(tokenizer, chat=ParseOptions("</think>", (LOOK,)))
+    assert generation.take(said(tokenizer, text, finish)).finish == reason
+
+
+def test_a_stop_string_behind_a_call_ends_the_answer_with_it(tokenizer: Tokenizer) -> None:
+    parse_options = ParseOptions("</think>", (LOOK,))
+    generation, stream = started(tokenizer, chat=parse_options, stop=("</tool_call>",))
+    delta = generation.take(said(tokenizer, CALL + CALL, None))
+    start, arguments = delta.pieces
+    assert isinstance(start, ToolCallStart)
+    assert (start.name, arguments) == ("look", ToolCallArguments(0, "{}"))
+    assert delta.finish == "tool_calls"
+    assert stream.closed
+
+
+@pytest.mark.parametrize("finish", [None, FinishReason.LENGTH, FinishReason.STOP])
+def test_nothing_is_taken_after_the_last_call_that_is_allowed(
+    tokenizer: Tokenizer, finish: FinishReason | None
+) -> None:
+    generation, stream = started(tokenizer, chat=ParseOptions("</think>", (LOOK,), max_calls=1))
+    arguments_end = CALL.index("}}") + 1
+    last = said(tokenizer, CALL[:arguments_end], finish)
+    delta = generation.take([*last, *said(tokenizer, CALL[arguments_end:] + "more", None)])
+    assert (len(delta.pieces), delta.finish) == (2, "tool_calls")
+    assert generation.completion_tokens == arguments_end
+    assert stream.closed
+
+
+def test_half_a_character_is_replaced_at_the_very_end_only(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer)
+    first, second, *_ = ids_of(tokenizer, "😀")
+    assert generation.take([token(first)]).pieces == []
+    last = generation.take([token(second, FinishReason.LENGTH)])
+    assert last.pieces == [content("\N{REPLACEMENT CHARACTER}")]
+
+
+def test_what_the_cache_had_comes_with_the_first_token(tokenizer: Tokenizer) -> None:
+    generation, _ = started(tokenizer)
+    assert generation.prefix is None
+    report = PrefixReport(2, 2, MissReason.NEVER_CACHED)
+    generation.take([token(1, prefix=report)])
+    generation.take([token(1)])
+    assert generation.prefix == report
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (fault("a step failed"), "a step failed"),
+        (TokenEvent(1, None, FinishReason.ABORTED), "the request was aborted"),
+    ],
+)
+def test_a_fault_is_raised_and_never_an_end(
+    tokenizer: Tokenizer, event: TokenEvent, message: str
+) -> None:
+    generation, _ = started(tokenizer)
+    with pytest.raises(GenerationError, match=message):
+        generation.take([*said(tokenizer, "ab", None), event])
+    assert not generation.finished
+
+
+@pytest.mark.parametrize("batches", [1, 2, 100])
+def test_a_piece_of_content_knows_its_tokens_however_steps_come_together(
+    tokenizer: Tokenizer, batches: int
+) -> None:
+    chat = ParseOptions("assistant\n", (LOOK,))
+    text = f"<think>Hm</think>\n\nAb\n{CALL}\ncd STOP"
+    generation, _ = started(tokenizer, chat=chat, stop=("STOP",))
+    ids = ids_of(tokenizer, text)
+    events = [token(number, None, -1.0) for number in ids]
+    size = -(-len(events) // batches)
+    pieces = []
+    for start in range(0, len(events), size):
+        pieces += generation.take(events[start : start + size]).pieces
+    said = [p for p in joined(pieces) if isinstance(p, TextPiece) and p.channel is Channel.CONTENT]
+    texts = ["".join(tokenizer.fast.decode([t.token_id]) for t in p.tokens) for p in said]
+    assert [piece.text for piece in said] == ["Ab", "cd "]
+    assert texts == ["\n\nAb", "\ncd "]

@@ -1,0 +1,91 @@
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from server.chat.response_store import ResponseStore, StoredResponse
+
+ME, YOU = b"me", b"you"
+
+
+def item(name: str, text: str = "") -> dict[str, Any]:
+    return {"type": "message", "id": name, "text": text}
+
+
+def response(number: int, *, history: tuple[Any, ...] = (), text: str = "") -> StoredResponse:
+    """Response ``resp_N``, of input ``in_N`` and output ``out_N``."""
+    body = {"id": f"resp_{number}", "output": [item(f"out_{number}", text)]}
+    return StoredResponse(body, history, (item(f"in_{number}"),))
+
+
+def found(store: ResponseStore, *numbers: int) -> list[int]:
+    """Which of them are kept, without asking for any."""
+    return [number for number in numbers if store.find_item(ME, f"out_{number}") is not None]
+
+
+def test_a_response_is_found_by_its_key_alone() -> None:
+    store, kept = ResponseStore(10, 10_000), response(1)
+    store.keep(ME, kept)
+    assert store.find(ME, "resp_1") == kept
+    assert store.find(YOU, "resp_1") is None
+    assert store.find(ME, "resp_2") is None
+    assert store.find_item(ME, "out_1") == item("out_1")
+    assert store.find_item(ME, "in_1") == item("in_1")
+    assert store.find_item(YOU, "out_1") is None
+    assert not store.forget(YOU, "resp_1")
+    assert store.find(ME, "resp_1") == kept
+
+
+def test_a_conversation_is_what_was_before_and_what_came_with_the_response() -> None:
+    kept = response(2, history=(item("in_1"), item("out_1")))
+    assert [part["id"] for part in kept.items] == ["in_1", "out_1", "in_2", "out_2"]
+
+
+def test_whichever_has_not_been_asked_for_longest_goes_first() -> None:
+    store = ResponseStore(2, 10_000)
+    store.keep(ME, response(1))
+    store.keep(ME, response(2))
+    store.find(ME, "resp_1")
+    store.keep(ME, response(3))
+    assert (found(store, 1, 2, 3), len(store)) == ([1, 3], 2)
+
+
+def test_bytes_are_bounded_and_counted_exactly() -> None:
+    one = len(to_json(response(1, text="x" * 100).response)) + len(to_json(item("in_1")))
+    store = ResponseStore(100, 2 * one)
+    for number in range(1, 5):
+        store.keep(ME, response(number, text="x" * 100))
+        assert store.num_bytes == one * min(number, 2)
+    assert found(store, 1, 2, 3, 4) == [3, 4]
+    store.keep(YOU, response(5, text="x" * 2 * one))
+    assert store.find(YOU, "resp_5") is None, "too large alone"
+    assert found(store, 3, 4) == [3, 4]
+
+
+def test_what_is_forgotten_leaves_nothing_behind() -> None:
+    store = ResponseStore(10, 10_000)
+    store.keep(ME, response(1))
+    assert store.forget(ME, "resp_1")
+    assert not store.forget(ME, "resp_1")
+    assert (store.find(ME, "resp_1"), len(store), store.num_bytes) == (None, 0, 0)
+    assert store.find_item(ME, "in_1") is store.find_item(ME, "out_1") is None
+    assert not store._items
+
+
+def test_an_item_that_was_sent_again_stays_with_the_newer_response() -> None:
+    store = ResponseStore(10, 10_000)
+    store.keep(ME, response(1))
+    again = StoredResponse({"id": "resp_2", "output": []}, (), (item("out_1"), item("out_1")))
+    store.keep(ME, again)
+    store.forget(ME, "resp_1")
+    assert store.find_item(ME, "out_1") is not None
+    assert store.find_item(ME, "in_1") is None
+    store.forget(ME, "resp_2")
+    assert store.find_item(ME, "out_1") is None
+
+
+@pytest.mark.parametrize(("responses", "size"), [(0, 10_000), (10, 0)])
+def test_a_store_without_room_keeps_nothing(responses: int, size: int) -> None:
+    store = ResponseStore(responses, size)
+    store.keep(ME, response(1))
+    assert (len(store), store.num_bytes, store._items) == (0, 0, {})

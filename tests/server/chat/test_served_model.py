@@ -1,0 +1,51 @@
+import pytest
+
+from server.chat.served_model import ServedModel
+from server.protocol.wire_errors import ApiError
+from server.routes.service import Service
+from tests.server.harness import MODEL, OTHER_NAMES
+
+
+def test_a_model_has_one_id_and_several_names(service: Service) -> None:
+    assert service.model.id == MODEL
+    for name in (None, MODEL, *OTHER_NAMES):
+        service.model.check(name)
+    for name in ("", "/", "RECALL", MODEL + " "):
+        with pytest.raises(ApiError) as caught:
+            service.model.check(name)
+        assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "ours"),
+    [
+        (("alias",), "org/alias", True),
+        (("alias",), "/some/where/alias/", True),
+        (("alias",), "alias/", True),
+        (("alias",), "alias/other", False),
+        (("alias",), "lias", False),
+        (("org/name",), "name", True),
+        (("org/name",), "org/name/", True),
+        (("org/name",), "other/name", False),
+        (("org/name",), "org", False),
+        (("./models/name/",), "./models/name", True),
+        (("./models/name/",), "name", True),
+        (("/models/name",), "models/name", False),
+        (("name", "/models/name"), "models/name", True),
+        (("/",), "/", False),
+    ],
+)
+def test_a_name_may_have_its_owner_or_not(names: tuple[str, ...], asked: str, ours: bool) -> None:
+    assert ServedModel(names, {}, frozenset()).is_called(asked) is ours
+
+
+def test_a_model_knows_when_it_was_first_served() -> None:
+    before = ServedModel(("a",), {}, frozenset())
+    assert 0 < before.created <= ServedModel(("b",), {}, frozenset()).created
+
+
+def test_every_answer_has_a_name_of_its_own(service: Service) -> None:
+    names = {service.model.new_metadata("cmpl").id for _ in range(100)}
+    assert len(names) == 100
+    assert all(name.startswith("cmpl-") for name in names)
+    assert service.model.new_metadata("msg", "_").id.startswith("msg_")

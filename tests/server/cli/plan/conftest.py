@@ -1,0 +1,45 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.planning import capacity
+from engine.planning.capacity import CapacityReport, plan_capacity
+from engine.planning.devices import Device, find_device
+from engine.planning.shape import ModelShape, read_shape
+from server.cli.model_files import engine_config
+from server.config import Config
+from tests.models import QWEN3_4B, write_config
+
+GIB = 1024**3
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a simulation takes no time."""
+    monkeypatch.setattr(capacity, "REQUESTS", 8)
+
+
+@pytest.fixture(scope="session")
+def qwen3_4b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the config.json of Qwen3-4B and no weights."""
+    return write_config(tmp_path_factory.mktemp("models") / "Qwen3-4B", QWEN3_4B)
+
+
+def plan(shape: ModelShape, memory_bytes: int, context: int = 4096) -> CapacityReport:
+    device = find_device("M4 Pro")
+    assert isinstance(device, Device)
+    return plan_capacity(shape, device, memory_bytes, context, engine_config(Config()))
+
+
+@pytest.fixture
+def report(qwen3_4b: Path) -> CapacityReport:
+    """Qwen3-4B on an M4 Pro with 18 GiB, for 4096 tokens."""
+    return plan(read_shape(qwen3_4b), 18 * GIB)
+
+
+@pytest.fixture
+def hopeless(qwen3_4b: Path) -> CapacityReport:
+    """The same with 2 GiB, of which nothing is left; and a model that knows long contexts."""
+    shape = replace(read_shape(qwen3_4b), max_position_embeddings=262144)
+    return plan(shape, 2 * GIB)

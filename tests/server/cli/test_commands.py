@@ -1,0 +1,562 @@
+"""The ``quire`` command: what it says and with what it ends."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from server.cli import serve
+from server.cli.commands import main
+from server.cli.serve import EngineError
+from tests.abuse.processes import port_of
+from tests.clients.servers import QUIRE
+from tests.models import TINY, write_config, write_model, write_tokenizer
+from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
+from tests.server.harness import CHAT, COMPLETIONS, DEADLINE_S, chat, events, prompt, streamed
+
+SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
+SMALL += ["--max-num-seqs", "4", "--threads", "1"]
+Edit = Callable[[Path], object]
+
+
+# --- what is refused, and with which exit code ------------------------------------------------
+
+
+def config(**changes: Any) -> Edit:
+    def edit(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return edit
+
+
+def name_two_shards(folder: Path) -> None:
+    shards = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+
+
+def cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def point_to_the_file(folder: Path) -> None:
+    """As `git clone` leaves it without Git LFS."""
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
+    (folder / "model.safetensors").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("edit", "file", "problem"),
+    [
+        (name_two_shards, "model-00002-of-00002.safetensors", "does not exist"),
+        (cut_off, "model.safetensors", "it was cut off"),
+        (point_to_the_file, "model.safetensors", r"a pointer of Git LFS.*`git -C \S+ lfs pull`"),
+        (config(intermediate_size=96), "model.safetensors", "mlp.down_proj.weight|gate_proj"),
+        (config(num_hidden_layers=3), "", "model.layers.2"),
+        (config(num_hidden_layers=1), "model.safetensors", "model.layers.1"),
+        (config(model_type="llama"), "config.json", "model_type is 'llama'"),
+        (config(head_dim="wide"), "config.json", "head_dim is 'wide'"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json", "does not exist"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "", "tokenizer"),
+        (lambda folder: write_tokenizer(folder, 2000), "tokenizer.json", "vocab_size is 1024"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text('{"top_p": 7}'),
+            "generation_config.json",
+            "top_p: ",
+        ),
+    ],
+)
+def test_fault_16_a_model_that_cannot_be_served_is_named_by_file_and_field(
+    quire: Run, tmp_path: Path, edit: Edit, file: str, problem: str
+) -> None:
+    folder = write_model(tmp_path / "model")
+    edit(folder)
+    line = one_sentence(quire("serve", folder), MODEL)
+    assert line.startswith(f"quire: {folder / file}")
+    assert re.search(problem, line)
+
+
+def test_a_model_that_nobody_knows_is_named(quire: Run) -> None:
+    for command in ("serve", "plan"):
+        line = one_sentence(quire(command, "no-such-model"), MODEL)
+        assert line.startswith("quire: no-such-model: there is no such folder")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "setting"),
+    [
+        ("--port", "99999", "server.port"),
+        ("--substrate", "papyrus", "cache.substrate"),
+        ("--kv-budget", "3parsecs", "cache.kv_budget"),
+        ("--max-num-seqs", "0", "engine.max_num_seqs"),
+        ("--arithmetic", "roman", "engine.arithmetic"),
+        ("--kv-dtype", "float64", "cache.dtype"),
+        ("--log-level", "loud", "log.level"),
+    ],
+)
+def test_a_wrong_flag_is_named_by_its_setting(
+    quire: Run, tiny_model: Path, flag: str, value: str, setting: str
+) -> None:
+    line = one_sentence(quire("serve", tiny_model, flag, value), SETTINGS)
+    assert line.startswith(f"quire: setting {setting}: ")
+
+
+@pytest.mark.parametrize("written", ["4,5GiB", "10 GiB 512 MiB"])
+def test_no_door_takes_the_beginning_of_a_text_for_a_size(
+    written: str, quire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_config(tmp_path, TINY)
+    for flag, setting in (
+        ("--headroom", "cache.headroom"),
+        ("--page-size", "cache.page_size"),
+        ("--heap-size", "cache.heap_size"),
+        ("--free-slack", "cache.free_slack"),
+        ("--set=limits.max_body_bytes", "limits.max_body_bytes"),
+        ("--set=engine.mlx_cache_bytes", "engine.mlx_cache_bytes"),
+    ):
+        line = one_sentence(quire("serve", folder, f"{flag}={written}"), SETTINGS)
+        assert line.startswith(f"quire: setting {setting}: ")
+        assert "4.5GiB" in line
+    line = one_sentence(quire("plan", folder, "--memory", written), SETTINGS)
+    assert line == f"quire: --memory {written!r} is not a size such as 24GiB"
+    file = tmp_path / "quire.toml"
+    file.write_text(f"[cache]\nheap_size = '{written}'\n")
+    line = one_sentence(quire("serve", folder, "--config", file), SETTINGS)
+    assert line.startswith(f"quire: {file}: cache.heap_size: ")
+    monkeypatch.setenv("QUIRE_CACHE__HEAP_SIZE", written)
+    line = one_sentence(quire("serve", folder), SETTINGS)
+    assert line.startswith("quire: setting cache.heap_size: ")
+
+
+def test_a_wrong_variable_is_named_by_its_setting(
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_ENGINE__MAX_NUM_SEQS", "many")
+    line = one_sentence(quire("serve", tiny_model), SETTINGS)
+    assert line.startswith("quire: setting engine.max_num_seqs: ")
+
+
+def test_a_wrong_line_of_the_file_is_named_with_the_file(
+    quire: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("[cache]\nkv_budgett = 1\n")
+    for command in ("serve", "plan"):
+        line = one_sentence(quire(command, tiny_model, "--config", file), SETTINGS)
+        assert line.startswith(f"quire: {file}: cache.kv_budgett: ")
+
+
+def test_memory_that_is_not_there_is_refused_with_its_figure(quire: Run, tiny_model: Path) -> None:
+    line = one_sentence(quire("serve", tiny_model, "--kv-budget", "900000GiB"), SETTINGS)
+    assert "900000.00 GiB does not fit" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only to Linux a heap is a file")
+def test_heaps_larger_than_files_may_be_are_refused_with_both_figures(
+    quire: Run, tiny_model: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, limits[1]))
+    try:
+        line = one_sentence(quire("serve", tiny_model, "--heap-size", "4MiB"), SETTINGS)
+        dense = quire("serve", tiny_model, "--substrate", "dense")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "a heap of 4.00 MiB is a file" in line
+    assert "none of more than 3.00 MiB: raise that limit (`ulimit -f unlimited`)" in line
+    assert str(dense.exception) == "too early", "its heaps are no files"
+
+
+def test_an_engine_that_fails_is_an_error_of_its_own(
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise EngineError("the engine did not start: no luck")
+
+    monkeypatch.setattr(serve, "start_engine", fail)
+    line = one_sentence(quire("serve", tiny_model), 1)
+    assert line == "quire: the engine did not start: no luck"
+
+
+def test_a_plan_is_printed_and_nothing_is_loaded(quire: Run, tiny_model: Path) -> None:
+    result = quire("plan", tiny_model)
+    assert result.exit_code == 0
+    assert "substrate: posix" in result.stdout
+    assert "How many sequences fit" in result.stdout
+    assert result.stderr == ""
+
+
+def test_a_plan_takes_its_flags(quire: Run, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "model", TINY)
+    flags = ["--context", "300", "--memory", "2GiB", "--device", "M4", "--out", tmp_path / "out"]
+    result = quire("plan", folder, *flags)
+    assert result.exit_code == 0, result.output
+    assert "Capacity on M4 with 2.00 GiB" in result.stdout
+    assert "at 300 tokens" in result.stdout
+    assert (tmp_path / "out" / "fit.svg").is_file()
+    line = one_sentence(quire("plan", folder, "--memory", "lots"), SETTINGS)
+    assert line == "quire: --memory 'lots' is not a size such as 24GiB"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
+@pytest.mark.parametrize("flag", ["--kv-backend", "--substrate"])
+def test_a_substrate_that_this_machine_lacks_is_refused_with_what_is_missing(
+    quire: Run, tiny_model: Path, flag: str
+) -> None:
+    line = one_sentence(quire("serve", tiny_model, flag, "sparse"), SETTINGS)
+    assert line == "quire: sparse is memory of a GPU: this build of quire has no Metal"
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What a doctor was told who says that nothing serves."""
+    from server.cli.doctor import command
+
+    seen: list[tuple[Any, ...]] = []
+
+    def examine(file: Any, flags: Any, options: Any, told: Callable[[str], None]) -> Any:
+        told("everything")
+        seen.append((file, flags, options))
+        return "the report", not options.release_test
+
+    monkeypatch.setattr(command, "examine_machine", examine)
+    return seen
+
+
+def test_the_doctor_ends_with_0_if_something_can_serve(
+    quire: Run, examined: list[tuple[Any, ...]]
+) -> None:
+    result = quire("doctor", "--kv-backend", "posix", "--json")
+    assert (result.exit_code, result.stdout) == (0, "the report\n")
+    assert result.stderr == "quire: trying everything\n"
+    result = quire("doctor", "--release-test")
+    assert (result.exit_code, result.stdout) == (1, "the report\n")
+    (_, flags, first), (_, _, second) = examined
+    assert flags == {"cache": {"substrate": "posix"}}
+    assert (first.as_json, first.release_test) == (True, False)
+    assert (second.as_json, second.release_test) == (False, True)
+
+
+def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:
+    line = one_sentence(quire("doctor", "--kv-backend", "papyrus"), SETTINGS)
+    assert line.startswith("quire: setting cache.substrate: ")
+
+
+def test_the_doctor_starts_where_the_extension_cannot_be_loaded() -> None:
+    ended = subprocess.run(
+        [QUIRE, "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=os.environ | {"QUIRE_BLAS": "papyrus"},
+    )
+    assert ended.returncode == 1
+    report = json.loads(ended.stdout)
+    assert not report["serves"]
+    assert "QUIRE_BLAS is 'papyrus'" in report["extension"]["fault"]
+    assert "Traceback" not in ended.stderr
+
+
+def test_serving_does_not_import_what_only_pictures_need() -> None:
+    program = "import sys, server.cli; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_flag_of_serve_is_in_the_help(quire: Run) -> None:
+    result = quire("serve", "--help")
+    assert result.exit_code == 0
+    for flag in ("--config", "--kv-budget", "--max-model-len", "--check-every-step"):
+        assert flag in result.stdout
+
+
+def test_the_process_ends_with_the_code_of_the_command(
+    quire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    for arguments in (["plan", "no-such-model"], ["--help"], ["cook"]):
+        monkeypatch.setattr(sys, "argv", ["quire", *arguments])
+        main()
+    assert codes == [MODEL, 0, SETTINGS]
+
+
+def test_streams_that_are_closed_lead_to_nowhere(
+    quire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(sys, "argv", ["quire", "plan", "no-such-model"])
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    main()
+    assert codes == [MODEL]
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        assert os.fstat(stream.fileno()).st_rdev == os.stat(os.devnull).st_rdev
+        os.close(stream.fileno())
+
+
+def test_a_folder_that_is_gone_is_left(
+    quire: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def gone() -> str:
+        raise FileNotFoundError
+
+    left: list[str] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "getcwd", gone)
+    monkeypatch.setattr(os, "chdir", left.append)
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    monkeypatch.setattr(sys, "argv", ["quire", "--help"])
+    main()
+    assert left == ["/"]
+    said = capsys.readouterr().err
+    assert said == "quire: the working folder is gone: relative paths begin at /\n"
+
+
+# --- a real process ---------------------------------------------------------------------------
+
+
+class Server:
+    """``quire serve`` on a free port."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [QUIRE, "serve", *arguments, *SMALL, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self.url = ""
+        self._listening = threading.Event()
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+        assert self._listening.wait(DEADLINE_S), self.log
+        assert self.url, self.log
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"on (http://\S+:\d+)", line):
+                self.url = found[1]
+                self._listening.set()
+        self._listening.set()
+
+    def end(self) -> int:
+        """Tells it to end; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(DEADLINE_S)
+        finally:
+            self.process.kill()
+            self._reading.join()
+            for stream in (self.process.stdout, self.process.stderr):
+                assert stream is not None
+                stream.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all of these tests; the last of them ends it."""
+    server = Server(str(write_model(tmp_path_factory.mktemp("models") / "served")))
+    yield server
+    if server.process.poll() is None:
+        server.process.kill()
+        server.wait()
+
+
+def test_a_server_says_what_it_serves_where_and_how(served: Server) -> None:
+    text = "".join(served.log)
+    assert "serving served on http://127.0.0.1:" in text
+    assert "substrate: posix" in text
+    assert "max_model_len=" in text
+
+
+def test_a_server_answers_over_its_socket(served: Server) -> None:
+    with httpx2.Client(base_url=served.url, timeout=DEADLINE_S) as http:
+        assert http.get("/ready").json() == {"status": "ready"}
+        assert http.get("/v1/models").json()["data"][0]["id"] == "served"
+        whole = http.post(CHAT, json=chat(max_tokens=8))
+        assert whole.json()["usage"]["completion_tokens"] == 8
+        chunks = events(http.post(CHAT, json=chat(max_tokens=8, stream=True)).text)
+        assert streamed(chunks) == whole.json()["choices"][0]["message"]["content"]
+        assert "server" not in whole.headers
+        assert http.get("/nowhere").json()["error"]["type"] == "not_found_error"
+
+
+def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None:
+    port = served.url.rpartition(":")[2]
+    folder = served.process.args[2]  # type: ignore[index]
+    second = subprocess.run(
+        [QUIRE, "serve", str(folder), *SMALL, "--port", port, "--log-level", "warning"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert second.returncode == SETTINGS
+    assert second.stdout == ""
+    (line,) = second.stderr.splitlines()
+    assert line.startswith(f"quire: setting server.port: 127.0.0.1:{port} cannot be listened on")
+    assert "serves there already" in line
+    assert f"--port {int(port) + 1}" in line
+
+
+def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_with_0(
+    served: Server,
+) -> None:
+    body = chat(max_tokens=200, stream=True, logit_bias={"5": 100})
+    with (
+        httpx2.Client(base_url=served.url, timeout=DEADLINE_S) as http,
+        http.stream("POST", CHAT, json=body) as response,
+    ):
+        text = response.iter_text()
+        received = next(text)
+        served.process.send_signal(signal.SIGTERM)
+        received += "".join(text)
+    assert len(streamed(events(received))) == 200
+    assert served.wait() == 0
+    assert served.process.stdout is not None
+    assert not [line for line in served.log if "error" in line or "Traceback" in line]
+    said = "".join(served.log)
+    assert "ending; running answers have 20 s more: a second signal does not wait" in said
+    assert said.index("ending; ") < said.index(" ended ")
+
+
+def test_a_server_that_nobody_asks_says_that_it_ends(tmp_path: Path) -> None:
+    server = Server(str(write_model(tmp_path / "idle")))
+    assert server.end() == 0
+    first, last = server.log[-2:]
+    assert " ending " in first
+    assert " ended " in last
+
+
+def test_an_interrupt_while_it_starts_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    """It comes while the imports run, in which a KeyboardInterrupt may be raised anywhere."""
+    program = """
+        import os, signal, sys
+        from importlib.abc import MetaPathFinder
+
+        class Interrupted(MetaPathFinder):
+            def find_spec(self, name, *_):
+                if name == "server.cli.serve":
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        from server.cli.commands import main
+        sys.meta_path.insert(0, Interrupted())
+        sys.argv = ["quire", "serve", "somewhere"]
+        main()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_threat_19_a_hostile_template_neither_hangs_the_start_nor_takes_completions_away(
+    tmp_path: Path,
+) -> None:
+    folder = write_model(tmp_path / "hostile")
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    write_tokenizer(folder, TINY.vocab_size, template=endless)
+    server = Server(str(folder))
+    try:
+        assert "the model's chat template is not used, because it takes more than" in "".join(
+            server.log
+        )
+        with httpx2.Client(base_url=server.url, timeout=DEADLINE_S) as http:
+            refused = http.post(CHAT, json=chat(max_tokens=1))
+            assert refused.status_code == 400
+            assert "chat template is not used" in refused.json()["error"]["message"]
+            assert http.post(COMPLETIONS, json=prompt(max_tokens=1)).status_code == 200
+    finally:
+        assert server.end() == 0
+
+
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_a_process_needs_none_of_its_standard_streams(closed: str) -> None:
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", QUIRE, "plan", "no-such-model"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == MODEL
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_what_serves_with_all_streams_closed_puts_nothing_in_their_place(tiny_model: Path) -> None:
+    command = [QUIRE, "serve", str(tiny_model), *SMALL, "--port", "0"]
+    server = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
+    try:
+        url = f"http://127.0.0.1:{port_of(psutil.Process(server.pid))}"
+        with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
+            assert http.post(CHAT, json=chat(max_tokens=5)).status_code == 200
+        numbers = [Path(f"/proc/{server.pid}/fd/{number}") for number in range(3)]
+        assert [os.readlink(number) for number in numbers] == [os.devnull] * 3
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(DEADLINE_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_process_may_begin_in_a_folder_that_is_gone(tiny_model: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = [QUIRE, "plan", str(tiny_model)]
+    ended = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "K and V" in ended.stdout
+    assert ended.stderr == "quire: the working folder is gone: relative paths begin at /\n"
+
+
+def test_a_command_that_is_wrong_ends_with_its_code_as_a_process() -> None:
+    ended = subprocess.run(
+        [QUIRE, "plan", "no-such-model"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (MODEL, "")
+    assert ended.stderr.startswith("quire: no-such-model: ")

@@ -1,0 +1,417 @@
+import json
+import os
+import pty
+import re
+import subprocess
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from huggingface_hub import close_session, constants, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from tqdm import tqdm
+
+from engine.checkpoint import read_checkpoint
+from server.cli import hub as hub_module
+from server.cli import model_files
+from server.cli.hub import (
+    ModelNotFoundError,
+    SamplingDefaultsError,
+    find_model,
+    model_names,
+    sampling_defaults,
+)
+from server.cli.log import configure_log
+from server.cli.settings import read_settings
+from tests.clients.servers import QUIRE
+from tests.models import QWEN3_4B
+from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
+from tests.server.harness import DEADLINE_S
+from tests.server.hub_server import Files, Hub, files_of, serving_hub
+
+
+def no_download(*_: Any, **__: Any) -> str:
+    raise AssertionError("the hub was asked")
+
+
+def refusing(error: Exception) -> Callable[..., str]:
+    def download(*_: Any, **__: Any) -> str:
+        raise error
+
+    return download
+
+
+def response(status: int) -> httpx2.Response:
+    return httpx2.Response(status, request=httpx2.Request("GET", "https://hub.invalid/"))
+
+
+def test_a_folder_is_found_by_any_path_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "snapshot_download", no_download)
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (str(folder), "models/tiny", "./models/tiny/", "~/models/tiny"):
+        assert find_model(name) == hub_module.FoundModel(name, folder)
+
+
+@pytest.mark.parametrize("name", ["tiny", "/no/such/folder", "a/b/c", "../a/b", "a b/c"])
+def test_what_is_neither_a_folder_nor_a_hub_id_is_not_looked_up(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "snapshot_download", no_download)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="it is not a hub id"):
+        find_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("qwen3:4b", "this is how Ollama names models: .*Qwen/Qwen3-4B"),
+        ("me/qwen3:4b-q4", "this is how Ollama names models: .*Qwen/Qwen3-4B"),
+        ("Qwen3-4B", "no such folder, and it is not a hub id, such as Qwen/Qwen3-4B or mlx-commu"),
+        ("models/model.safetensors", "this is a file: name the folder that it lies in, .*/models$"),
+        ("model.safetensors", "no such folder, and it is not a hub id, such as Qwen/Qwen3-4B"),
+        ("gguf", "this is GGUF, and quire reads safetensors.*mlx-community/Qwen3-4B-4bit"),
+        ("gguf/Qwen3-4B-Q4_K_M.gguf", "this is GGUF, and quire reads safetensors"),
+        ("nosuch/Qwen3-4B-Q4_K_M.gguf", "there is no such file; and this is GGUF, and quire reads"),
+        ("./nosuch", "there is no such folder, and it is not a hub id"),
+        ("./models/nosuch", "there is no such folder, and it is not a hub id"),
+        ("~/nosuch", "there is no such folder, and it is not a hub id"),
+        (".models/nosuch", "there is no such folder, and it is not a hub id"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "plan"])
+def test_a_name_that_is_none_is_told_what_to_write_without_asking_the_hub(
+    command: str,
+    name: str,
+    problem: str,
+    quire: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for file in ("models/model.safetensors", "gguf/Qwen3-4B-Q4_K_M.gguf", "gguf/config.json"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"")
+    monkeypatch.setattr("socket.socket.connect", no_download)
+    monkeypatch.setattr(hub_module, "snapshot_download", no_download)
+    monkeypatch.chdir(tmp_path)
+    line = one_sentence(quire(command, name), MODEL)
+    assert line.startswith(f"quire: {name}: ")
+    assert re.search(problem, line), line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        HfHubHTTPError("no luck\nmore", response=response(500)),
+        LocalEntryNotFoundError("not cached\nmore"),
+        OSError("disk full\nmore"),
+        httpx2.ConnectError("no network\nmore"),
+    ],
+)
+def test_a_model_that_the_hub_does_not_give_is_refused_in_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "snapshot_download", refusing(error))
+    with pytest.raises(ModelNotFoundError) as caught:
+        find_model("someone/model")
+    assert str(caught.value).startswith("someone/model: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_id_that_may_not_be_downloaded_is_found_where_it_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--someone--model" / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    refs = tmp_path / "models--someone--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0123abc")
+    cached = partial(snapshot_download, cache_dir=tmp_path)
+    monkeypatch.setattr(hub_module, "snapshot_download", cached)
+    monkeypatch.setattr("socket.socket.connect", no_download)
+    assert find_model("someone/model", download=False).folder == snapshot
+    with pytest.raises(ModelNotFoundError, match="it is not in the hub's cache"):
+        find_model("someone/else", download=False)
+
+
+@pytest.mark.parametrize("name", ["../tiny", "models/..", "a--b/c"])
+def test_a_name_that_the_hub_could_not_have_is_refused_without_asking(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.socket.connect", no_download)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="there is no such folder"):
+        find_model(name)
+
+
+# --- the hub -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub of this machine's, and an empty cache."""
+    with serving_hub() as started:
+        template = started.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", started.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield started
+        close_session()
+
+
+@pytest.fixture(scope="module")
+def tiny_files(tiny_model: Path) -> Files:
+    return files_of(tiny_model) | {"README.md": b"words", "pytorch_model.bin": b"other weights"}
+
+
+def changed(files: Files, **changes: Any) -> Files:
+    """With other fields in config.json."""
+    config = files["config.json"]
+    assert isinstance(config, bytes)
+    return files | {"config.json": json.dumps(json.loads(config) | changes).encode()}
+
+
+BIG = asdict(QWEN3_4B) | {"num_hidden_layers": 4000}
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "problem"),
+    [
+        (lambda files: changed(files, model_type="qwen3_moe"), MODEL, "model_type is 'qwen3_moe'"),
+        (
+            lambda files: changed(files, quantization_config={"quant_method": "awq"}),
+            MODEL,
+            "quant_method is 'awq'",
+        ),
+        (
+            lambda files: changed(files, **BIG),
+            SETTINGS,
+            r"alone take .* 4 bits its weights would still take .*: serve a smaller model$",
+        ),
+        (
+            lambda files: files | {"model.safetensors": 61_000_000_000},
+            SETTINGS,
+            r"take 56\.81 GiB.* 4 bits its weights would take .*, and fit$",
+        ),
+        (lambda files: files | {"config.json": b"{"}, MODEL, "config.json: the file is not"),
+        (
+            lambda files: {k: v for k, v in files.items() if k != "tokenizer.json"},
+            MODEL,
+            "make no tokenizer",
+        ),
+        (
+            lambda files: files | {"generation_config.json": b'{"top_p": 7}'},
+            MODEL,
+            "generation_config.json: top_p",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_before_a_byte_of_its_weights(
+    files: Callable[[Files], Files],
+    code: int,
+    problem: str,
+    hub: Hub,
+    tiny_files: Files,
+    quire: Run,
+) -> None:
+    hub.push("someone/model", files(tiny_files))
+    line = one_sentence(quire("serve", "someone/model"), code)
+    assert re.search(problem, line), line
+    assert "config.json" in hub.fetched_files()
+    assert "model.safetensors" not in hub.fetched_files()
+
+
+def test_a_model_that_can_be_served_is_fetched_without_what_is_not_needed(
+    hub: Hub, tiny_files: Files
+) -> None:
+    commit = hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+    assert found.folder.name == commit
+    assert "model.safetensors" not in hub.fetched_files()
+    assert found.missing_bytes == len(tiny_files["model.safetensors"])  # type: ignore[arg-type]
+    found.fetch_weights()
+    assert read_checkpoint(found.folder).num_layers == 2
+    assert hub.fetched_files()[-1] == "model.safetensors"
+    assert not {"README.md", "pytorch_model.bin"} & set(hub.fetched_files())
+    hub.fetched.clear()
+    again = find_model("someone/model")
+    assert (again.folder, again.missing) == (found.folder, ())
+    assert hub.fetched == []
+
+
+def test_config_and_weights_are_of_one_commit(hub: Hub, tiny_files: Files) -> None:
+    first = hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+    hub.push("someone/model", changed(tiny_files, num_hidden_layers=7) | {"model.safetensors": b""})
+    found.fetch_weights()
+    assert {entry.partition("/")[0] for entry in hub.fetched} == {first}
+    assert read_checkpoint(found.folder).num_layers == 2
+
+
+def test_all_of_it_happens_in_order_when_a_model_of_the_hub_is_served(
+    hub: Hub, tiny_files: Files, own_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.push("someone/model", tiny_files)
+    settings = read_settings(None, {"cache": {"kv_budget": "8MiB", "heap_size": "1MiB"}})
+    configure_log(settings.log)
+    model = model_files.read_model("someone/model", settings)
+    assert model.served.names[0] == "someone/model"
+    assert hub.fetched_files()[-1] == "model.safetensors"
+    said = capsys.readouterr().err
+    assert re.search(r"downloading someone/model: \d+ bytes of weights", said)
+    assert said.index("downloading") < said.index("substrate: posix")
+    assert "HTTP" not in said
+
+
+def test_what_is_cached_is_served_when_the_hub_cannot_be_reached(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+    found.fetch_weights()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert find_model("someone/model").missing == ()
+    for listing in found.folder.parents[1].glob("trees/*"):
+        listing.unlink()
+    monkeypatch.setattr("huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE", {})
+    assert find_model("someone/model") == hub_module.FoundModel("someone/model", found.folder)
+
+
+def test_weights_that_the_hub_does_not_give_after_all_are_said(hub: Hub, tiny_files: Files) -> None:
+    commit = hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+    del hub.commits[commit]["model.safetensors"]
+    with pytest.raises(ModelNotFoundError, match="the hub did not give it: ") as caught:
+        found.fetch_weights()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plan_needs_a_models_small_files_alone(hub: Hub, tiny_files: Files) -> None:
+    hub.push("someone/model", tiny_files)
+    folder = find_model("someone/model").folder
+    assert find_model("someone/model", download=False) == hub_module.FoundModel(
+        "someone/model", folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"config.json": b"{}", "Qwen3-4B-Q4_K_M.gguf": 2_000_000_000}, "this is GGUF, and quire"),
+        ({"config.json": b"{}", "pytorch_model.bin": 1}, r"has no model\*\.safetensors file"),
+        ({"config.json": b"{}", "old/model.safetensors": 1}, r"has no model\*\.safetensors file"),
+    ],
+)
+def test_a_repository_without_safetensors_is_refused_before_they_are_looked_for(
+    files: Files, problem: str, hub: Hub, quire: Run
+) -> None:
+    hub.push("someone/model", files)
+    line = one_sentence(quire("serve", "someone/model"), MODEL)
+    assert line.startswith("quire: someone/model: ")
+    assert re.search(problem, line)
+
+
+def test_a_download_is_one_bar_whose_total_is_right(
+    hub: Hub, tiny_files: Files, tmp_path: Path
+) -> None:
+    weights = tiny_files["model.safetensors"]
+    assert isinstance(weights, bytes)
+    # Cut off, so that the command ends when all is there.
+    hub.push("someone/model", tiny_files | {"model.safetensors": weights[:-1000]})
+    terminal, stderr = pty.openpty()
+    termios.tcsetwinsize(stderr, (24, 100))
+    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    process = subprocess.Popen(
+        [QUIRE, "serve", "someone/model", "--port", "0"],
+        stderr=stderr,
+        env=os.environ | environment,
+    )
+    os.close(stderr)
+    said = all_of(terminal)
+    assert process.wait(DEADLINE_S) == MODEL, said
+    assert "it was cut off" in said
+    assert "HTTP Request" not in said
+    bars = re.findall(r"\r([^|\r\n]+?):[^|\r\n]*\|[^|\r\n]*\| *\S+?/(\S+) \[", said)
+    total = tqdm.format_sizeof(len(weights) - 1000, divisor=1024)
+    assert set(bars) == {("downloading", total)}, said
+    assert "files" not in said, "there is no other bar"
+
+
+def all_of(terminal: int) -> str:
+    """What is written to a terminal, until nobody has it open any more."""
+    said = b""
+    with os.fdopen(terminal, "rb", buffering=0) as reader, suppress(OSError):
+        while more := reader.read(4096):
+            said += more
+    return said.decode(errors="replace")
+
+
+# --- names and recommendations --------------------------------------------------------------------
+
+
+def test_a_folder_answers_to_its_name_and_path(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    assert model_names(str(folder), folder, None) == ("tiny", str(folder))
+    assert model_names(str(folder), folder, "alias") == ("alias", "tiny", str(folder))
+
+
+def test_a_model_of_the_hub_answers_to_its_id_first(tmp_path: Path) -> None:
+    snapshot = tmp_path / "0123abc"
+    assert model_names("someone/model", snapshot, None)[0] == "someone/model"
+    assert model_names("someone/model", snapshot, "alias")[:2] == ("alias", "someone/model")
+
+
+@pytest.mark.parametrize(
+    ("config", "defaults"),
+    [
+        ({}, {}),
+        ({"eos_token_id": 5, "max_length": 7}, {}),
+        ({"temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20}),
+        ({"do_sample": True, "top_p": 0.95, "min_p": None}, {"top_p": 0.95}),
+        ({"do_sample": False, "top_p": 0.95}, {"temperature": 0.0}),
+        ({"repetition_penalty": 1, "min_p": 0}, {"repetition_penalty": 1, "min_p": 0}),
+    ],
+)
+def test_the_makers_of_a_model_recommend_how_to_sample(
+    config: dict[str, Any], defaults: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert sampling_defaults(tmp_path) == defaults
+
+
+def test_a_model_without_recommendations_has_none(tmp_path: Path) -> None:
+    assert sampling_defaults(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", float("nan")),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_k", 1.5),
+        ("min_p", True),
+        ("repetition_penalty", [1]),
+    ],
+)
+def test_a_recommendation_that_no_request_could_make_is_refused(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({field: value}))
+    with pytest.raises(SamplingDefaultsError) as caught:
+        sampling_defaults(tmp_path)
+    assert str(caught.value).startswith(f"{file}: {field}: ")

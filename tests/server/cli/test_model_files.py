@@ -1,0 +1,165 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.weights import Arithmetic
+from server.cli import model_files
+from server.cli.log import configure_log
+from server.cli.model_files import (
+    ModelError,
+    check_vocabulary,
+    engine_config,
+    make_plan,
+    read_model,
+)
+from server.cli.plan.command import PlanOptions, plan_model
+from server.cli.serve import serve_model
+from server.cli.settings import read_settings
+from server.config import MIB, Config, SettingError, Tables
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+from tests.kvcache.metal_double import Device
+from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
+
+GIB = 1024 * MIB
+SMALL: Tables = {
+    "server": {"port": 0},
+    "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
+    "cache": {"kv_budget": 8 * MIB, "heap_size": MIB, "free_slack": MIB, "page_size": 4096},
+}
+
+
+# --- the engine's settings ----------------------------------------------------------------------
+
+
+def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
+    numbers = {name: 1000 + i for i, name in enumerate(("max_num_seqs", "max_model_len"))}
+    settings = read_settings(
+        None,
+        {
+            "engine": numbers | {"arithmetic": "stored", "check_every_step": True, "threads": 3},
+            "cache": {"dtype": "bfloat16", "kv_budget": "1GiB", "substrate": "dense"},
+        },
+    )
+    config = engine_config(settings)
+    assert (config.max_num_seqs, config.max_model_len) == (1000, 1001)
+    assert (config.arithmetic, config.kv_dtype) == (Arithmetic.STORED, "bfloat16")
+    assert (config.kv_budget_bytes, config.substrate) == (1024 * MIB, "dense")
+    assert (config.check_every_step, config.threads) == (True, 3)
+    chosen_later = engine_config(Config())
+    assert chosen_later.arithmetic is None
+    assert chosen_later.kv_dtype is None
+
+
+# --- plan ------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_does_not_fit_says_which_figure(tiny_model: Path) -> None:
+    settings = read_settings(None, {"cache": {"kv_budget": "900000GiB"}})
+    with pytest.raises(SettingError, match=r"900000\.00 GiB does not fit: .*--kv-budget"):
+        make_plan(settings, read_checkpoint(tiny_model))
+
+
+def test_a_page_that_cannot_be_mapped_is_refused(tiny_model: Path) -> None:
+    settings = read_settings(None, {"cache": {"page_size": 5000}})
+    with pytest.raises(SettingError, match=r"page"):
+        make_plan(settings, read_checkpoint(tiny_model))
+
+
+def test_threat_21_a_mac_in_use_serves_with_a_warning_and_plan_says_what_serve_says(
+    tmp_path: Path,
+    small_mac: Device,
+    own_log: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write_model(tmp_path / "model", replace(TINY, head_dim=64))
+    settings = read_settings(None, {})
+    configure_log(settings.log)
+    memory = read_model(str(folder), settings).plan.memory
+    logged = capsys.readouterr().err.splitlines()
+    assert memory.demand.usable_bytes == 8 * GIB * 2 // 3 - 1536 * MIB
+    assert any("working set of the GPU" in line and "5.33 GiB" in line for line in logged)
+    assert memory.warning is not None
+    (warning,) = (line for line in logged if "[warning" in line)
+    assert memory.warning in warning
+    assert "128.00 MiB are available now" in warning
+    planned = plan_model(str(folder), None, PlanOptions(device="M2", context=2048))
+    said = "\n".join(line.partition("] ")[2].strip() for line in logged)
+    for line in planned.split("\n\n")[0].splitlines():
+        assert line.strip() in said
+
+
+def test_threat_21_a_mac_that_is_too_small_is_told_which_figure_does_not_fit(
+    tmp_path: Path, small_mac: Device
+) -> None:
+    folder = write_model(tmp_path / "model", replace(TINY, head_dim=64))
+    small_mac.said["recommended_working_set_bytes"] = 1900 * MIB
+    with pytest.raises(SettingError, match=r"nothing is left for .* of 364.00 MiB usable.*--kv-b"):
+        make_plan(read_settings(None, {}), read_checkpoint(folder))
+    settings = read_settings(None, {"cache": {"kv_budget": "64MiB"}})
+    assert make_plan(settings, read_checkpoint(folder)).memory.kv_budget_bytes <= 64 * MIB
+
+
+# --- the model's files -----------------------------------------------------------------------
+
+
+def test_a_tokenizer_with_more_tokens_than_the_weights_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    write_tokenizer(folder, TINY.vocab_size + 1)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: it has 1025 tokens.* is 1024"):
+        check_vocabulary(folder, Tokenizer(folder), read_checkpoint(folder))
+    write_tokenizer(folder, TINY.vocab_size)
+    check_vocabulary(folder, Tokenizer(folder), read_checkpoint(folder))
+
+
+@pytest.mark.parametrize(("task", "embeds"), [("auto", True), ("generate", False), ("embed", True)])
+def test_a_setting_says_what_a_model_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, embeds: bool
+) -> None:
+    found: list[bool] = []
+
+    def plan(_: object, checkpoint: Checkpoint) -> None:
+        found.append(checkpoint.embeds)
+        raise SettingError("seen")
+
+    monkeypatch.setattr(model_files, "make_plan", plan)
+    folder = write_embedding_model(tmp_path / "model")
+    with pytest.raises(SettingError, match="seen"):
+        serve_model(str(folder), None, SMALL | {"engine": {"task": task}})
+    assert found == [embeds]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "the model has no chat template: chats, messages and responses are refused"),
+        ("x\n{% if %}", "has failed with a plain conversation (TemplateSyntaxError in line 2: "),
+        ("{{ raise_exception('no') }}", "plain conversation (TemplateError in line 1: no): what"),
+        (TEMPLATE, ""),
+    ],
+)
+def test_a_template_is_tried_at_start_and_what_is_wrong_with_it_is_said(
+    template: str | None,
+    said: str,
+    tmp_path: Path,
+    own_log: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write_model(tmp_path / "model")
+    write_tokenizer(folder, TINY.vocab_size, template=template)
+    settings = read_settings(None, SMALL)
+    configure_log(settings.log)
+    read_model(str(folder), settings)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "[warning" in line]
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
+    assert all("completions are not" in line for line in warnings)
+
+
+def test_the_template_of_a_model_that_makes_vectors_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(ChatTemplate, "try_out")
+    read_model(str(write_embedding_model(tmp_path)), read_settings(None, SMALL))

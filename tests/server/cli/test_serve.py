@@ -1,0 +1,274 @@
+import asyncio
+import json
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import httpx2
+import pytest
+
+from engine.build import EnginePlan
+from engine.checkpoint import read_checkpoint
+from engine.pressure import PressureSource, pressure_source
+from kvcache.backend import BackendFailedError
+from kvcache.choice import SubstrateChoice
+from kvcache.substrates import Substrate
+from server.cli import serve
+from server.cli.model_files import (
+    ModelError,
+    make_plan,
+)
+from server.cli.serve import EngineError, SubstrateFailedError, serve_model, start_engine
+from server.cli.settings import read_settings
+from server.config import MIB, Config, ServerSection, Tables
+from server.http import server
+from server.http.listener import reserve
+from server.http.server import listen
+from server.routes.service import Service
+from server.text.tokenizer import Tokenizer
+from tests.models import TINY, write_model
+from tests.server.harness import (
+    COMPLETIONS,
+    DEADLINE_S,
+    eventually,
+    make_service,
+    prompt,
+    token_id,
+)
+from tests.server.harness import start_engine as start_recall_engine
+
+GIB = 1024 * MIB
+SMALL: Tables = {
+    "server": {"port": 0},
+    "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
+    "cache": {"kv_budget": 8 * MIB, "heap_size": MIB, "free_slack": MIB, "page_size": 4096},
+}
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_model: Path) -> EnginePlan:
+    return make_plan(read_settings(None, SMALL), read_checkpoint(tiny_model))
+
+
+# --- engine and socket -----------------------------------------------------------------------
+
+
+def test_an_engine_starts_from_its_plan_and_is_warm(plan: EnginePlan) -> None:
+    client = start_engine(read_settings(None, SMALL), plan)
+    try:
+        assert client.alive
+        assert client.limits.max_model_len == 256
+        assert client.limits.vocab_size == TINY.vocab_size
+    finally:
+        assert client.stop(20)
+
+
+def test_an_engine_that_cannot_be_built_says_why(plan: EnginePlan, tmp_path: Path) -> None:
+    checkpoint = replace(plan.checkpoint, path=tmp_path)
+    with pytest.raises(EngineError, match=r"the engine did not start: "):
+        start_engine(read_settings(None, SMALL), replace(plan, checkpoint=checkpoint))
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Where ``listen`` will listen, in this process."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with reserve("127.0.0.1", 0) as reserved:
+        reserved.listen()  # clients of these tests may come early
+        yield reserved
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def port(listener: socket.socket) -> int:
+    number: int = listener.getsockname()[1]
+    return number
+
+
+def status_of(port: int, text: str) -> int:
+    """What a completion of the text is answered with."""
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as http:
+        return http.post(COMPLETIONS, json=prompt(text, max_tokens=2)).status_code
+
+
+def test_fault_08_a_server_whose_engine_has_failed_ends(
+    tokenizer: Tokenizer, listener: socket.socket, port: int
+) -> None:
+    engine = start_recall_engine(failing=token_id(tokenizer, "#"))
+    service = make_service(engine.client, tokenizer)
+    with ThreadPoolExecutor(1) as clients:
+        # A second failed step within a minute is the engine's own fault.
+        answers = clients.map(lambda text: status_of(port, text), ["abc", "ab#", "ab#"])
+        listen(Config(), service, listener)
+        assert list(answers) == [200, 500, 500]
+    assert not engine.client.alive
+
+
+def test_fault_21_answers_that_take_longer_than_the_drain_are_cut_off(
+    tokenizer: Tokenizer, listener: socket.socket, port: int
+) -> None:
+    engine = start_recall_engine()
+    engine.gate.closed = True
+    service = make_service(engine.client, tokenizer)
+
+    def end_when_it_waits() -> None:
+        asyncio.run(eventually(lambda: engine.client.in_flight == 1))
+        signal.raise_signal(signal.SIGTERM)
+
+    with ThreadPoolExecutor(2) as clients:
+        waiting = clients.submit(status_of, port, "abc")
+        clients.submit(end_when_it_waits)
+        listen(Config(server=ServerSection(drain_s=0)), service, listener)
+        assert waiting.result() == 503
+    engine.stop()
+    assert engine.client.stats.running == 0
+
+
+# --- all of it, but for the socket ------------------------------------------------------------
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Iterator[list[Service]]:
+    """Whatever would have been served, instead of serving it."""
+    found: list[Service] = []
+    monkeypatch.setattr(serve, "listen", lambda _, service, __: found.append(service))
+    yield found
+    assert all(not service.client.alive for service in found), "the engine has been stopped"
+
+
+def test_everything_is_put_together(
+    tiny_model: Path, served: list[Service], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = SMALL | {"server": {"port": 0, "served_model_name": "alias"}, "log": {"level": "info"}}
+    serve_model(str(tiny_model), None, flags)
+    (service,) = served
+    assert service.model.names == ("alias", "tiny", str(tiny_model))
+    ends = set(service.tokenizer.end_ids)
+    assert ends < service.model.stop_token_ids
+    assert "substrate: posix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("vllm_names", [False, True])
+def test_metrics_name_what_is_served(
+    vllm_names: bool, tiny_model: Path, served: list[Service]
+) -> None:
+    serve_model(str(tiny_model), None, SMALL | {"metrics": {"vllm_names": vllm_names}})
+    (service,) = served
+    text = service.metrics.render().decode()
+    assert 'arithmetic="packed",model="tiny",substrate="posix"' in text
+    assert ('vllm:num_requests_running{engine="0",model_name="tiny"}' in text) == vllm_names
+    (footprint,) = re.findall(r"^quire_process_footprint_bytes (\S+)$", text, re.MULTILINE)
+    assert float(footprint) > 1024**2
+
+
+def test_the_tokenizer_says_what_ends_an_answer_where_the_model_does_not(
+    tmp_path: Path, served: list[Service]
+) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "generation_config.json").unlink()
+    serve_model(str(folder), None, SMALL)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
+    serve_model(str(folder), None, SMALL)
+    first, second = served
+    assert first.model.stop_token_ids == set(first.tokenizer.end_ids)
+    assert second.model.stop_token_ids == set()
+
+
+@pytest.mark.parametrize(("heeds", "source"), [(True, pressure_source()), (False, None)])
+def test_the_engine_is_looked_at_while_it_serves(
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own_log: None,
+    heeds: bool,
+    source: PressureSource | None,
+) -> None:
+    told: list[object] = []
+
+    class EngineMonitor:
+        def __init__(self, client: object, *, exit_code: Callable[[], int], **how: object) -> None:
+            told.append(how | {"exit_code": exit_code()})
+
+        def start(self) -> None:
+            told.append("start")
+
+        def stop(self) -> None:
+            told.append("stop")
+
+    monkeypatch.setattr(serve, "EngineMonitor", EngineMonitor)
+
+    def stop(_: float) -> bool:
+        told.append("engine")
+        return True
+
+    idle = SimpleNamespace(alive=True, substrate_failed=False, stop=stop)
+    monkeypatch.setattr(serve, "start_engine", lambda *_: idle)
+    monkeypatch.setattr(serve, "listen", lambda *_: told.append("listen"))
+    flags = SMALL | {"engine": SMALL["engine"] | {"watchdog_s": 7.0}}
+    flags["cache"] = SMALL["cache"] | {"heed_pressure": heeds}
+    serve_model(str(tiny_model), None, flags)
+    # To the very end: what would hang there must end, too.
+    assert told.pop(0) == {"watchdog_s": 7.0, "pressure": source, "exit_code": 1}
+    assert told == ["start", "listen", "engine", "stop"]
+
+
+def test_an_engine_that_fails_while_it_serves_is_told(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
+) -> None:
+    stopped: list[float] = []
+    dead = SimpleNamespace(alive=False, substrate_failed=False, stop=stopped.append)
+    monkeypatch.setattr(serve, "start_engine", lambda *_: dead)
+    monkeypatch.setattr(serve, "listen", lambda *_: None)
+    with pytest.raises(EngineError, match="the engine has failed"):
+        serve_model(str(tiny_model), None, SMALL)
+    assert stopped == [serve.STOP_TIMEOUT_S]
+
+
+def test_a_gpu_whose_memory_of_k_and_v_fails_is_told_with_what_comes_next(
+    plan: EnginePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise BackendFailedError("the first mapping took over 20 s")
+
+    monkeypatch.setattr(serve, "build_engine", fail)
+    settings = read_settings(None, SMALL)
+    sparse = replace(plan, substrate=SubstrateChoice(Substrate.SPARSE, ()))
+    with pytest.raises(SubstrateFailedError, match=r"took over 20 s; .* something else serves"):
+        start_engine(settings, sparse)
+    with pytest.raises(EngineError, match=r"took over 20 s$") as of_a_cpu:
+        start_engine(settings, plan)
+    assert not isinstance(of_a_cpu.value, SubstrateFailedError)
+
+
+def test_fault_16_no_port_is_left_open_by_a_model_that_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("too early")
+
+    folder = write_model(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{")
+    reserved = reserve("127.0.0.1", 0)
+    monkeypatch.setattr(serve, "reserve", lambda *_: reserved)
+    monkeypatch.setattr(server, "listen_on", never)
+    monkeypatch.setattr(serve, "build_engine", never)
+    with pytest.raises(ModelError, match=str(folder)):
+        serve_model(str(folder), None, SMALL)
+    assert reserved.fileno() == -1, "it has been closed"
+
+
+def test_an_engine_that_does_not_end_in_time_is_told_of(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stuck = SimpleNamespace(alive=True, stop=lambda _: False)
+    monkeypatch.setattr(serve, "start_engine", lambda *_: stuck)
+    monkeypatch.setattr(serve, "listen", lambda *_: None)
+    serve_model(str(tiny_model), None, SMALL)
+    assert "did not end in time: its memory is left to the system" in capsys.readouterr().err

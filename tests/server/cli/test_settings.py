@@ -1,0 +1,191 @@
+"""Settings come from a file, the environment and flags, and whatever is wrong is named."""
+
+from pathlib import Path
+
+import pytest
+
+from metal_ext.blas import CHOICE_VARIABLE
+from server import config
+from server.cli.settings import read_settings, with_further
+from server.config import MIB, SettingError
+from tests.models import TINY, write_config
+from tests.server.commands import SETTINGS, Run, one_sentence
+
+
+def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("[server]\nport = 1\n[cache]\nkv_budget = '1GiB'\n")
+    settings = read_settings(file, {"server": {"port": 2, "host": None}})
+    assert (settings.server.port, settings.server.host) == (2, "127.0.0.1")
+    assert settings.cache.kv_budget == 1024 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[server]\nport = 'x'\n", "server.port: "),
+        ("[server]\nprot = 1\n", "server.prot: "),
+        ("[sever]\nport = 1\n", "sever: "),
+        ("port = 1\n", "port: "),
+        ("server = 1\n", "server: "),
+        ("[server", ""),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_field(
+    tmp_path: Path, text: str | None, problem: str
+) -> None:
+    file = tmp_path / "quire.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SettingError) as caught:
+        read_settings(file, {})
+    assert str(caught.value).startswith(f"{file}: {problem}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("QUIRE_SERVER__PORT", "x", "setting server.port: "),
+        ("QUIRE_SERVER__PORT", "-1", "setting server.port: "),
+        ("QUIRE_CACHE__KV_BUDGET", "3 parsecs", "setting cache.kv_budget: "),
+        ("QUIRE_SERVER", "port 7", "environment: "),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    variable: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingError) as caught:
+        read_settings(None, {})
+    assert str(caught.value).startswith(problem)
+    assert "server" in str(caught.value) or "kv_budget" in str(caught.value)
+
+
+def test_a_wrong_flag_is_named() -> None:
+    with pytest.raises(SettingError, match=r"setting cache\.substrate: "):
+        read_settings(None, {"cache": {"substrate": "papyrus"}})
+
+
+@pytest.mark.parametrize("value", ["sparse", "paged", "dense", "posix", "auto"])
+def test_a_variable_forces_the_substrate(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CACHE__SUBSTRATE", value)
+    assert read_settings(None, {}).cache.substrate == value
+    assert read_settings(None, {"cache": {"substrate": "posix"}}).cache.substrate == "posix"
+
+
+def test_any_setting_may_be_set_by_its_name() -> None:
+    flags = with_further(
+        {"limits": {"max_tools": 3}}, ["limits.max_choices=2", "access.allowed_hosts=a.b,c=d"]
+    )
+    settings = read_settings(None, flags)
+    assert (settings.limits.max_tools, settings.limits.max_choices) == (3, 2)
+    assert settings.access.allowed_hosts == ("a.b", "c=d")
+
+
+@pytest.mark.parametrize("written", ["max_choices=2", "limits.max_choices", "", "a"])
+def test_a_setting_that_is_written_otherwise_is_refused_without_its_value(written: str) -> None:
+    with pytest.raises(SettingError, match=r"SECTION\.NAME=VALUE") as caught:
+        with_further({}, [written])
+    assert "=2" not in str(caught.value)
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+SECRET = "sk-zebra-canary-0123456789"
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("QUIRE_ACCES__API_KEYS", "QUIRE_ACCESS__API_KEYS"),
+        ("QUIRE_ACCESS_API_KEYS", "QUIRE_ACCESS__API_KEYS"),
+        ("QUIRE_API_KEYS", "QUIRE_ACCESS__API_KEYS"),
+        ("quire_api_keys", "QUIRE_ACCESS__API_KEYS"),
+        ("QUIRE_PORT", "QUIRE_SERVER__PORT"),
+        ("QUIRE_SERVER_PORT", "QUIRE_SERVER__PORT"),
+        ("QUIRE_SERVR__PORT", "QUIRE_SERVER__PORT"),
+        ("QUIRE_SERVER__PROT", "QUIRE_SERVER__PORT"),
+        ("QUIRE_SERVER__PORT__X", "QUIRE_SERVER__PORT"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "plan", "doctor"])
+def test_a_misspelt_variable_ends_the_start_and_its_value_is_not_told(
+    command: str,
+    variable: str,
+    meant: str,
+    quire: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, SECRET)
+    model = [] if command == "doctor" else [write_config(tmp_path, TINY)]
+    result = quire(command, *model)
+    line = one_sentence(result, SETTINGS)
+    assert line.startswith(f"quire: environment: {variable} is no setting; did you mean {meant}? ")
+    assert line.endswith("configs/quire.toml lists all of them")
+    assert "zebra" not in result.output
+
+
+def test_a_variable_that_is_like_no_setting_is_refused_with_the_list(
+    quire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_ZEBRA", SECRET)
+    line = one_sentence(quire("serve", write_config(tmp_path, TINY)), SETTINGS)
+    said = "quire: environment: QUIRE_ZEBRA is no setting; configs/quire.toml lists all of them"
+    assert line == said
+
+
+def test_other_programs_variables_and_right_ones_are_let_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUIRK_PORT", "1")
+    monkeypatch.setenv("quire_server__port", "7")
+    monkeypatch.setenv("QUIRE_LOG", '{"level": "error"}')
+    monkeypatch.setenv(CHOICE_VARIABLE, "mlx")
+    settings = read_settings(None, {})
+    assert (settings.server.port, settings.log.level) == (7, "error")
+    assert {CHOICE_VARIABLE} == config.NO_SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("cache.kv_budgett", "cache.kv_budget"),
+        ("server.prot", "server.port"),
+        ("limits.max_tool", "limits.max_tools"),
+        ("server.log_level", "log.level"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest_one(
+    name: str, meant: str, quire: Run, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path, TINY)
+    hint = f"there is no such setting; did you mean {meant}? configs/quire.toml lists all of them"
+    line = one_sentence(quire("serve", folder, "--set", f"{name}={SECRET}"), SETTINGS)
+    assert line == f"quire: setting {name}: {hint}"
+    section, _, field = name.partition(".")
+    file = tmp_path / "quire.toml"
+    file.write_text(f"[{section}]\n{field} = '{SECRET}'\n")
+    line = one_sentence(quire("serve", folder, "--config", file), SETTINGS)
+    assert line == f"quire: {file}: {name}: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[sever]\nport = 1\n", "sever: there is no such setting; did you mean server? "),
+        ("port = 1\n", "port: there is no such setting; did you mean server.port? "),
+        ("zebra = 1\n", "zebra: there is no such setting; configs/quire.toml lists"),
+    ],
+)
+def test_an_unknown_table_or_a_setting_outside_of_its_table_is_refused_likewise(
+    text: str, said: str, quire: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text(text)
+    folder = write_config(tmp_path / "model", TINY)
+    line = one_sentence(quire("serve", folder, "--config", file), SETTINGS)
+    assert line.startswith(f"quire: {file}: {said}")

@@ -1,0 +1,83 @@
+import json
+
+import httpx2
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from server.config import Config, LimitsSection
+from server.http.guards.body import BodyLimit
+from server.metrics.requests import Refusal
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import (
+    CHAT,
+    Connection,
+    Engine,
+    chat,
+    http_client,
+    make_service,
+    running,
+)
+
+LIMIT = 2000
+CHUNKED = [(b"transfer-encoding", b"chunked")]
+CONFIG = Config.model_validate({"limits": LimitsSection.model_validate({"max_body_bytes": LIMIT})})
+
+
+def body_of(size: int) -> bytes:
+    """A chat whose body has exactly that many bytes."""
+    body = json.dumps(chat(max_tokens=1, metadata="")).encode()
+    return body.replace(b'"metadata": ""', b'"metadata": "' + b"x" * (size - len(body)) + b'"')
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_limit_is_refused(
+    engine: Engine, tokenizer: Tokenizer, chunked: bool
+) -> None:
+    async def pieces(body: bytes):  # type: ignore[no-untyped-def]
+        for start in range(0, len(body), 500):
+            yield body[start : start + 500]
+
+    async with (
+        running(make_service(engine.client, tokenizer, CONFIG)) as app,
+        http_client(app) as http,
+    ):
+        for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (100 * LIMIT, 413)):
+            body = body_of(size)
+            response = await http.post(CHAT, content=pieces(body) if chunked else body)
+            assert response.status_code == status
+        assert response.json()["error"]["code"] == "body_too_large"
+        assert str(LIMIT) in response.json()["error"]["message"]
+
+
+async def test_a_body_is_refused_before_it_is_all_there(
+    engine: Engine, tokenizer: Tokenizer
+) -> None:
+    async with running(make_service(engine.client, tokenizer, CONFIG)) as app:
+        connection = Connection(app, CHAT, b"x" * (LIMIT + 1), ends=False, headers=CHUNKED)
+        await connection.begins()
+        assert connection.status == 413
+        assert not connection.done, "the rest is on its way"
+        connection.send_more(b"x" * LIMIT)
+        await connection.end()
+
+
+async def test_what_is_no_request_is_let_pass() -> None:
+    seen: list[str] = []
+    counted: list[Refusal] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    async def nothing() -> Message:
+        raise AssertionError
+
+    async def nowhere(_: Message) -> None:
+        raise AssertionError
+
+    await BodyLimit(app, 1, counted.append)({"type": "lifespan"}, nothing, nowhere)
+    assert seen == ["lifespan"]
+
+
+async def test_the_default_limit_holds(http: httpx2.AsyncClient) -> None:
+    response = await http.post(CHAT, content=b" " * (8 * 1024**2 + 1))
+    assert response.status_code == 413

@@ -1,0 +1,120 @@
+import httpx2
+import pytest
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from structlog.testing import capture_logs
+
+from server.http.app import create_app
+from server.routes.service import Service
+from tests.server.harness import CHAT, COMPLETIONS, chat, http_client
+
+
+def error_of(response: httpx2.Response) -> dict[str, str]:
+    """The error, which looks like all others."""
+    body = response.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, str] = body["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1",
+        "/api/tags",
+        "/api/version",
+        "/api/v0/models",
+        "/props",
+        "/v2/chat/completions",
+        "/v1/rerank",
+        "/docs",
+        "/%00",
+        "/x//",
+        "/nothing/",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_path_without_anything_is_an_error_like_all_others(
+    http: httpx2.AsyncClient, method: str, path: str
+) -> None:
+    response = await http.request(method, path)
+    assert response.status_code == 404
+    assert error_of(response)["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/compact", "/v1/responses/resp_1"])
+async def test_an_endpoint_of_openais_that_is_not_here_is_no_wrong_method(
+    http: httpx2.AsyncClient, path: str
+) -> None:
+    response = await http.post(path, json={})
+    assert response.status_code == 404
+    assert error_of(response)["type"] == "not_found_error"
+    assert (await http.put(path, json={})).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"),
+        ("PUT", CHAT, "POST"),
+        ("DELETE", COMPLETIONS, "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("POST", "/v1/models/recall", "GET"),
+        ("POST", "/health", "GET"),
+        ("POST", "/", "GET, HEAD"),
+        ("OPTIONS", "/metrics", "GET"),
+        ("BREW", "/ready", "GET"),
+        ("POST", "/version", "GET"),
+        ("GET", "/tokenize", "POST"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_answer_is_named(
+    http: httpx2.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    response = await http.request(method, path)
+    assert response.status_code == 405
+    assert sorted(response.headers["allow"].split(", ")) == allowed.split(", ")
+    assert method in error_of(response)["message"]
+
+
+async def test_a_bug_is_logged_and_never_told_to_clients(
+    app: FastAPI, http: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("the secret of the house")
+
+    with capture_logs() as entries:
+        response = await http.get("/broken")
+    assert response.status_code == 500
+    assert response.headers["x-should-retry"] == "false"
+    assert error_of(response)["code"] == "internal_error"
+    assert "secret" not in response.text
+    (entry,) = [entry for entry in entries if entry["log_level"] == "error"]
+    assert entry["endpoint"] == "/broken"
+    assert entry["at"][0] == "RuntimeError"
+    assert entry["at"][-1].endswith("broken")
+    assert "secret" not in str(entries)
+    assert not caplog.records, "nobody says it again"
+
+
+async def test_a_refusal_of_the_framework_is_an_error_like_all_others(
+    app: FastAPI, http: httpx2.AsyncClient
+) -> None:
+    @app.get("/teapot")
+    async def teapot() -> None:
+        raise HTTPException(418, "short and stout", {"X-Handle": "here"})
+
+    response = await http.get("/teapot")
+    assert response.status_code == 418
+    assert response.headers["x-handle"] == "here"
+    assert error_of(response)["message"] == "short and stout"
+
+
+async def test_answers_reach_the_event_loop_that_serves(service: Service) -> None:
+    """Tests run on a loop each, and share an engine: the newest one gets the events."""
+    app = create_app(service)
+    for _ in range(2):
+        async with app.router.lifespan_context(app), http_client(app) as http:
+            assert (await http.post(CHAT, json=chat(max_tokens=2))).status_code == 200

@@ -1,0 +1,193 @@
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from server.chat.choices import Choices
+from server.protocol.answers import Answer, ResponseMetadata
+from server.protocol.chat.answer import ChatAnswer
+from server.protocol.common import ResponseOptions
+from server.protocol.completions.answer import TextAnswer
+from server.routes.sse import DONE, SIGN_OF_LIFE, AnswerStream, event
+from server.text.tokenizer import Tokenizer
+from tests.server.harness import events, finish_of, streamed
+from tests.server.streams import Batches, PreparedStream, fault, prepared, said
+
+PING_S = 1000.0  # silence is prepared
+# From this version on servers refuse a write instead of telling that the client has left.
+SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
+METADATA = ResponseMetadata("id-1", 1, "model")
+
+
+async def sent(
+    choices: Choices, answer: Answer, leaves_after: int | None = None, ping_s: float = PING_S
+) -> list[Message]:
+    """What a response writes. leaves_after: messages until the client is gone."""
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+        if len(messages) == leaves_after:
+            raise OSError("the client has left")
+
+    async def receive() -> Message:
+        raise AssertionError("nothing more is asked of the client")
+
+    await AnswerStream(choices, answer, ping_s)(SCOPE, receive, send)
+    return messages
+
+
+def chat_answer(tokenizer: Tokenizer, **fields: Any) -> ChatAnswer:
+    return ChatAnswer(METADATA, tokenizer.token_bytes, ResponseOptions(**fields))
+
+
+def text_answer(tokenizer: Tokenizer, **fields: Any) -> TextAnswer:
+    return TextAnswer(METADATA, tokenizer.token_bytes, ResponseOptions(**fields))
+
+
+def bodies(messages: list[Message]) -> list[bytes]:
+    return [message["body"] for message in messages[1:] if message["body"]]
+
+
+def chat_of(tokenizer: Tokenizer, batches: Batches) -> tuple[Choices, PreparedStream]:
+    choices, (stream,) = prepared(tokenizer, batches, chat="assistant\n")
+    return choices, stream
+
+
+def test_an_event_is_one_line_whatever_its_text() -> None:
+    written = event({"text": 'a\nb\r"\N{LINE SEPARATOR}\N{SNOWMAN}'})
+    assert written.startswith(b"data: {")
+    assert written.endswith(b"}\n\n")
+    assert written.count(b"\n") == 2
+    assert b"\r" not in written
+    assert json.loads(written.removeprefix(b"data: "))["text"][-1] == "\N{SNOWMAN}"
+
+
+async def test_a_step_is_one_write(tokenizer: Tokenizer) -> None:
+    batches = [said(tokenizer, "Hello", None), said(tokenizer, " you")]
+    choices, stream = chat_of(tokenizer, batches)
+    messages = await sent(choices, chat_answer(tokenizer))
+    first, *steps = bodies(messages)
+    assert json.loads(first.removeprefix(b"data: "))["choices"][0]["delta"]["role"] == "assistant"
+    # The finish is an event of its own; the end goes with it.
+    assert [step.count(b"data: ") for step in steps] == [1, 3]
+    assert steps[-1].endswith(DONE)
+    chunks = events(b"".join(bodies(messages)))
+    assert (streamed(chunks), finish_of(chunks)) == ("Hello you", "length")
+    assert stream.closed
+
+
+async def test_the_headers_forbid_to_keep_or_to_gather(tokenizer: Tokenizer) -> None:
+    choices, _ = chat_of(tokenizer, [said(tokenizer, "a")])
+    headers = dict((await sent(choices, chat_answer(tokenizer)))[0]["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert headers[b"cache-control"] == b"no-cache"
+    assert headers[b"x-accel-buffering"] == b"no"
+
+
+async def test_silence_gets_a_comment(tokenizer: Tokenizer) -> None:
+    choices, _ = prepared(tokenizer, [[], [], said(tokenizer, "a")])
+    messages = await sent(choices, text_answer(tokenizer))
+    assert bodies(messages)[:3] == [SIGN_OF_LIFE] * 3
+    assert len(events(b"".join(bodies(messages)))) == 1
+
+
+async def test_a_step_without_a_whole_character_writes_nothing(tokenizer: Tokenizer) -> None:
+    first, *rest = said(tokenizer, "é")
+    choices, _ = prepared(tokenizer, [[first], rest])
+    messages = await sent(choices, text_answer(tokenizer))
+    assert len(bodies(messages)) == 2  # the sign of life, the character with the end
+
+
+async def test_steps_of_which_nothing_can_be_sent_are_silence_too(tokenizer: Tokenizer) -> None:
+    first, *rest = said(tokenizer, "é")
+    choices, _ = prepared(tokenizer, [[first], rest])
+    messages = await sent(choices, text_answer(tokenizer), ping_s=0.0)
+    assert bodies(messages)[:2] == [SIGN_OF_LIFE] * 2
+    assert len(bodies(messages)) == 3
+
+
+@pytest.mark.parametrize("answer", [chat_answer, text_answer])
+async def test_usage_comes_last_where_it_was_asked_for(tokenizer: Tokenizer, answer: Any) -> None:
+    choices, _ = prepared(tokenizer, [said(tokenizer, "abc")])
+    messages = await sent(choices, answer(tokenizer, include_usage=True))
+    *chunks, last = events(b"".join(bodies(messages)))
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+    assert all(chunk["usage"] is None for chunk in chunks)
+
+
+async def test_the_chunks_of_several_choices_come_step_by_step(tokenizer: Tokenizer) -> None:
+    batches = [
+        said(tokenizer, "a", None, 1) + said(tokenizer, "b", None, 0),
+        said(tokenizer, "c", choice=1),
+        said(tokenizer, "d", choice=0),
+    ]
+    choices, _ = prepared(tokenizer, batches, choices=2, chat="assistant\n")
+    messages = await sent(choices, chat_answer(tokenizer, choices=2, include_usage=True))
+    roles, *steps = bodies(messages)
+    usage_at = steps[-1].rindex(b"data: {")
+    steps[-1], last = steps[-1][:usage_at], steps[-1][usage_at:]
+    assert [chunk["choices"][0]["delta"] for chunk in events(roles + DONE)] == [
+        {"role": "assistant", "content": ""}
+    ] * 2
+    found = [
+        [
+            (chunk["choices"][0]["index"], chunk["choices"][0]["finish_reason"])
+            for chunk in events(step + DONE)
+        ]
+        for step in steps
+    ]
+    assert found == [
+        [(0, None), (1, None)],
+        [(1, None), (1, "length")],
+        [(0, None), (0, "length")],
+    ]
+    (usage,) = events(last)
+    assert usage["usage"]["completion_tokens"] == 4
+    assert last.count(DONE) == 1
+
+
+async def test_a_fault_ends_the_stream_with_an_error_and_without_done(
+    tokenizer: Tokenizer,
+) -> None:
+    choices, stream = chat_of(tokenizer, [said(tokenizer, "a", None), [fault("a step failed")]])
+    messages = await sent(choices, chat_answer(tokenizer))
+    *_, last = bodies(messages)
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert error["message"] == "Generation failed: a step failed."
+    assert not any(DONE in body for body in bodies(messages))
+    assert stream.closed
+
+
+@pytest.mark.parametrize("leaves_after", [1, 2, 3])
+async def test_a_client_that_refuses_a_write_ends_the_request(
+    tokenizer: Tokenizer, leaves_after: int
+) -> None:
+    batches = [said(tokenizer, "a", None)] * 5
+    choices, stream = chat_of(tokenizer, batches)
+    with pytest.raises(ClientDisconnect):
+        await sent(choices, chat_answer(tokenizer), leaves_after)
+    assert stream.closed
+
+
+async def test_a_cancelled_response_ends_the_request(tokenizer: Tokenizer) -> None:
+    choices, stream = chat_of(tokenizer, [said(tokenizer, "a", None)])
+    writing = asyncio.Event()
+
+    async def send(_: Message) -> None:
+        writing.set()
+        await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    response = AnswerStream(choices, chat_answer(tokenizer), PING_S)
+    serving = asyncio.ensure_future(response(SCOPE, receive, send))
+    await writing.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert stream.closed
