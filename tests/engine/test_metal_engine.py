@@ -17,7 +17,7 @@ from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
 from engine.types import FinishReason
-from engine.weights import Arithmetic, load_reference
+from engine.weights import Arithmetic
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
@@ -26,6 +26,7 @@ from kvcache.substrates import Substrate
 from tests.engines import CONFIG, Answers, greedy
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
+from tests.reference import load_reference
 
 SPEC = ModelSpec(
     num_hidden_layers=2,
@@ -74,7 +75,7 @@ def run_dry(loop: EngineLoop) -> None:
 
 def expected(folder: Path, prompt: list[int], count: int) -> list[int]:
     """What mlx-lm's own forward says."""
-    model = load_reference(read_checkpoint(folder), Arithmetic.STORED, lambda *_: None)
+    model = load_reference(read_checkpoint(folder), Arithmetic.STORED)
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(model(mx.array([tokens]))[0, -1].argmax().item()))
