@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import mlx.core as mx
 
@@ -98,8 +99,7 @@ def plan_engine(
     Raises BudgetError or LayoutError with the figure that does not fit, and CheckpointError for an
     arithmetic that it cannot be had in.
     """
-    substrate = choice.substrate
-    spec = checkpoint.spec
+    substrate, spec = choice.substrate, checkpoint.spec
     _, head_dim = spec.kv_row
     if substrate.on_gpu and head_dim not in GPU_HEAD_DIMS:
         raise LayoutError(
@@ -185,7 +185,7 @@ def build_engine(
     mx.set_cache_limit(config.mlx_cache_bytes)
     workers = None if plan.substrate.substrate.on_gpu else cpu_workers(plan.threads)
     model = load_model(plan.checkpoint, plan.arithmetic.arithmetic, progress, workers)
-    identity = repr((plan.checkpoint, plan.arithmetic.arithmetic)).encode()
+    identity = sha256(repr((plan.checkpoint, plan.arithmetic.arithmetic)).encode()).digest()
     return assemble(
         plan.memory,
         config,

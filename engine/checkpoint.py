@@ -77,12 +77,14 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     model = tensors_of(spec, embeds=embeds, bare_names=bare)
     for name, shape in model.shapes.items():
         check_tensor(path, name, shape, tensors, config.quantization)
-    groups = {name for name in tensors if name.endswith((".scales", ".biases"))}
-    tolerated = groups if model.head is not None else groups | {HEAD_NAME}
-    for name in tensors.keys() - model.shapes.keys() - tolerated:
-        raise CheckpointError(
-            f"{path / tensors[name].file}: the tensor {name} has no place in a {spec.family} model"
-        )
+    tolerated = {HEAD_NAME} if model.head is None else set()
+    for name in tensors:
+        of_groups = name.endswith((".scales", ".biases"))
+        if not (name in model.shapes or of_groups or name in tolerated):
+            raise CheckpointError(
+                f"{path / tensors[name].file}: the tensor {name} has no place in a {spec.family} "
+                "model"
+            )
     return checkpoint_of(config, spec, tensors, embeds=embeds, bare_names=bare)
 
 

@@ -53,15 +53,16 @@ class CpuOps:
     ) -> None:
         """Pack all layers, one at a time, so that only one layer's weights are there twice. stored:
         of these tensors, which are taken."""
+        packer = _Packer(stored, workers, packed)
         self._eps = spec.norm_eps
         self._workers = workers
-        self._stored = stored
-        self._packed = packed
-        self._embedding = self._joined((tensors.embedding,))
-        self._head = self._embedding if tensors.head is None else self._joined((tensors.head,))
-        self._norm = self._vector(tensors.norm)
+        self._embedding, _ = packer.joined((tensors.embedding,))
+        own_head = None if tensors.head is None else packer.joined((tensors.head,))[0]
+        self._head = own_head or self._embedding
+        self._norm = packer.vector(tensors.norm)
         self._layers = [
-            self._layer(*pair) for pair in zip(spec.layers, tensors.layers, strict=True)
+            packer.layer(its, parts, self._eps)
+            for its, parts in zip(spec.layers, tensors.layers, strict=True)
         ]
         # In revolutions. Where there are norms, one kernel does both, and knows the positions.
         self._turns = {
@@ -119,34 +120,33 @@ class CpuOps:
     def head(self, states: mx.array) -> mx.array:
         return metal_ext.linear(states, self._head, self._workers)
 
-    # --- packing --------------------------------------------------------------------------------
 
-    def _layer(self, layer: LayerSpec, tensors: LayerTensors) -> PackedLayer:
-        joined, bias = self._joined_with_bias(tensors.queries_keys_values)
+class _Packer:
+    """Takes stored weights, and packs them."""
+
+    def __init__(
+        self, stored: StoredWeights, workers: metal_ext.CpuWorkers, packed: Packed
+    ) -> None:
+        self._stored = stored
+        self._workers = workers
+        self._packed = packed
+
+    def layer(self, spec: LayerSpec, tensors: LayerTensors, eps: float) -> PackedLayer:
+        """Pack a layer."""
+        joined, bias = self.joined(tensors.queries_keys_values)
         return PackedLayer(
-            attention=layer.attention,
-            attention_norm=self._vector(tensors.attention_norm),
+            attention=spec.attention,
+            attention_norm=self.vector(tensors.attention_norm),
             queries_keys_values=joined,
             bias=bias,
-            norms=self._norms(layer, tensors),
-            output=self._joined((tensors.output,)),
-            mlp_norm=self._vector(tensors.mlp_norm),
-            gate_up=self._joined(tensors.gate_up),
-            down=self._joined((tensors.down,)),
+            norms=self._norms(spec.attention, tensors, eps),
+            output=self.joined((tensors.output,))[0],
+            mlp_norm=self.vector(tensors.mlp_norm),
+            gate_up=self.joined(tensors.gate_up)[0],
+            down=self.joined((tensors.down,))[0],
         )
 
-    def _norms(self, layer: LayerSpec, tensors: LayerTensors) -> NormAndRope | None:
-        if tensors.query_norm is None or tensors.key_norm is None:
-            return None
-        rope = layer.attention.rope
-        assert rope.periods is None, "such a model is not packed"
-        weights = (self._vector(tensors.query_norm), self._vector(tensors.key_norm))
-        return NormAndRope(*weights, self._eps, rope.base, rope.scale)
-
-    def _joined(self, product: Product) -> metal_ext.PackedLinear:
-        return self._joined_with_bias(product)[0]
-
-    def _joined_with_bias(self, product: Product) -> tuple[metal_ext.PackedLinear, mx.array | None]:
+    def joined(self, product: Product) -> tuple[metal_ext.PackedLinear, mx.array | None]:
         """Return the matrices as one, and their biases, where they have any, as one."""
         matrices = [self._stored.matrix(matrix) for matrix in product]
         layer = pack_linear(matrices, self._workers)
@@ -154,8 +154,17 @@ class CpuOps:
         biases = [matrix.bias for matrix in matrices if matrix.bias is not None]
         return layer, _float32(mx.concatenate(biases)) if biases else None
 
-    def _vector(self, vector: Vector) -> mx.array:
+    def vector(self, vector: Vector) -> mx.array:
+        """Return a norm's weights."""
         return _float32(self._stored.vector(vector))
+
+    def _norms(self, attention: Attention, tensors: LayerTensors, eps: float) -> NormAndRope | None:
+        if tensors.query_norm is None or tensors.key_norm is None:
+            return None
+        rope = attention.rope
+        assert rope.periods is None, "such a model is not packed"
+        weights = (self.vector(tensors.query_norm), self.vector(tensors.key_norm))
+        return NormAndRope(*weights, eps, rope.base, rope.scale)
 
 
 def pack_linear(

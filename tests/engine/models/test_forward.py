@@ -44,6 +44,7 @@ def with_biases(config: ModelConfig) -> ModelSpec:
     ("model_type", "changes"),
     [
         ("qwen3", {}),
+        ("qwen3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
         ("llama", {}),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
         ("llama", {"rope_scaling": LLAMA3}),
