@@ -5,37 +5,19 @@ heads without norms) MLX computes, element by element: a row's bits depend on no
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 import metal_ext
 from engine.models.forward import LayerViews, Rotations
-from engine.models.spec import Attention, LayerSpec, ModelSpec
+from engine.models.spec import Attention, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import LayerTensors, ModelTensors, Product, Vector
+from engine.models.tensors import LayerTensors, ModelTensors, Product
 from kvcache.backend import NormAndRope
 
 Packed = Callable[[int], None]
 """Called with the bytes of every product that has been packed."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLayer:
-    """One layer, its products joined where they read the same rows. Vectors are float32."""
-
-    attention: Attention
-    attention_norm: mx.array
-    queries_keys_values: metal_ext.PackedLinear
-    bias: mx.array | None
-    """Of queries, keys and values."""
-    norms: NormAndRope | None
-    """None: RoPE alone."""
-    output: metal_ext.PackedLinear
-    mlp_norm: mx.array
-    gate_up: metal_ext.PackedLinear
-    down: metal_ext.PackedLinear
 
 
 class CpuOps:
@@ -51,19 +33,20 @@ class CpuOps:
         workers: metal_ext.CpuWorkers,
         packed: Packed,
     ) -> None:
-        """Pack all layers, one at a time, so that only one layer's weights are there twice. stored:
-        of these tensors, which are taken."""
-        packer = _Packer(stored, workers, packed)
+        """Pack all products, one at a time, so that only one's weights are there twice. stored: of
+        these tensors, which are taken."""
         self._eps = spec.norm_eps
         self._workers = workers
-        self._embedding, _ = packer.joined((tensors.embedding,))
-        own_head = None if tensors.head is None else packer.joined((tensors.head,))[0]
-        self._head = own_head or self._embedding
-        self._norm = packer.vector(tensors.norm)
-        self._layers = [
-            packer.layer(its, parts, self._eps)
-            for its, parts in zip(spec.layers, tensors.layers, strict=True)
-        ]
+        self._tensors = tensors
+        self._layers = list(zip(spec.layers, tensors.layers, strict=True))
+        self._products: dict[str, metal_ext.PackedLinear] = {}
+        """By the name of their first matrix, as are biases."""
+        self._biases: dict[str, mx.array] = {}
+        for product in tensors.products:
+            self._pack(product, stored)
+            packed(self._products[product[0].name].nbytes)
+        self._vectors = {its.name: _float32(stored.vector(its)) for its in tensors.vectors}
+        self._norms = [self._norm_and_rope(its.attention, at) for its, at in self._layers]
         # In revolutions. Where there are norms, one kernel does both, and knows the positions.
         self._turns = {
             its.attention.rope: np.array(its.attention.rope.turns(its.attention.head_dim))
@@ -85,22 +68,19 @@ class CpuOps:
         return found
 
     def embed(self, token_ids: mx.array) -> mx.array:
-        return metal_ext.packed_rows(token_ids, self._embedding, self._workers)
+        embedding = self._products[self._tensors.embedding.name]
+        return metal_ext.packed_rows(token_ids, embedding, self._workers)
 
     def project(self, number: int, x: mx.array, turns: Rotations, views: LayerViews) -> mx.array:
-        layer = self._layers[number]
-        joined = metal_ext.linear(
-            x,
-            layer.queries_keys_values,
-            self._workers,
-            norm=layer.attention_norm,
-            eps=self._eps,
-        )
-        if layer.bias is not None:
-            joined = joined + layer.bias
-        if layer.norms is not None:
-            return views.project_joined(number, joined, layer.norms)
-        its = layer.attention
+        layer, tensors = self._layers[number]
+        its, name = layer.attention, tensors.queries_keys_values[0].name
+        norm = self._vectors[tensors.attention_norm.name]
+        joined = metal_ext.linear(x, self._products[name], self._workers, norm=norm, eps=self._eps)
+        if its.qkv_bias:
+            joined = joined + self._biases[name]
+        norms = self._norms[number]
+        if norms is not None:
+            return views.project_joined(number, joined, norms)
         heads = joined.reshape(len(joined), -1, its.head_dim)
         turned = _turned(heads[:, : its.heads + its.kv_heads], turns[its.rope])
         keys, values = turned[:, its.heads :], heads[:, its.heads + its.kv_heads :]
@@ -108,63 +88,39 @@ class CpuOps:
         return turned[:, : its.heads]
 
     def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
-        return metal_ext.linear(attended, self._layers[number].output, self._workers, residual=x)
+        output = self._products[self._layers[number][1].output.name]
+        return metal_ext.linear(attended, output, self._workers, residual=x)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
-        its = self._layers[number]
-        return metal_ext.gated_mlp(x, its.mlp_norm, self._eps, its.gate_up, its.down, self._workers)
+        _, tensors = self._layers[number]
+        gate_up = self._products[tensors.gate_up[0].name]
+        down = self._products[tensors.down.name]
+        norm = self._vectors[tensors.mlp_norm.name]
+        return metal_ext.gated_mlp(x, norm, self._eps, gate_up, down, self._workers)
 
     def norm(self, x: mx.array) -> mx.array:
-        return metal_ext.rms_norm(x, self._norm, self._eps, self._workers)
+        norm = self._vectors[self._tensors.norm.name]
+        return metal_ext.rms_norm(x, norm, self._eps, self._workers)
 
     def head(self, states: mx.array) -> mx.array:
-        return metal_ext.linear(states, self._head, self._workers)
+        head = self._tensors.head or self._tensors.embedding
+        return metal_ext.linear(states, self._products[head.name], self._workers)
 
-
-class _Packer:
-    """Takes stored weights, and packs them."""
-
-    def __init__(
-        self, stored: StoredWeights, workers: metal_ext.CpuWorkers, packed: Packed
-    ) -> None:
-        self._stored = stored
-        self._workers = workers
-        self._packed = packed
-
-    def layer(self, spec: LayerSpec, tensors: LayerTensors, eps: float) -> PackedLayer:
-        """Pack a layer."""
-        joined, bias = self.joined(tensors.queries_keys_values)
-        return PackedLayer(
-            attention=spec.attention,
-            attention_norm=self.vector(tensors.attention_norm),
-            queries_keys_values=joined,
-            bias=bias,
-            norms=self._norms(spec.attention, tensors, eps),
-            output=self.joined((tensors.output,))[0],
-            mlp_norm=self.vector(tensors.mlp_norm),
-            gate_up=self.joined(tensors.gate_up)[0],
-            down=self.joined((tensors.down,))[0],
-        )
-
-    def joined(self, product: Product) -> tuple[metal_ext.PackedLinear, mx.array | None]:
-        """Return the matrices as one, and their biases, where they have any, as one."""
-        matrices = [self._stored.matrix(matrix) for matrix in product]
-        layer = pack_linear(matrices, self._workers)
-        self._packed(layer.nbytes)
+    def _pack(self, product: Product, stored: StoredWeights) -> None:
+        matrices = [stored.matrix(matrix) for matrix in product]
+        self._products[product[0].name] = pack_linear(matrices, self._workers)
         biases = [matrix.bias for matrix in matrices if matrix.bias is not None]
-        return layer, _float32(mx.concatenate(biases)) if biases else None
+        if biases:
+            self._biases[product[0].name] = _float32(mx.concatenate(biases))
 
-    def vector(self, vector: Vector) -> mx.array:
-        """Return a norm's weights."""
-        return _float32(self._stored.vector(vector))
-
-    def _norms(self, attention: Attention, tensors: LayerTensors, eps: float) -> NormAndRope | None:
-        if tensors.query_norm is None or tensors.key_norm is None:
+    def _norm_and_rope(self, attention: Attention, tensors: LayerTensors) -> NormAndRope | None:
+        """Return what one kernel does of norms and RoPE; None where there are no norms."""
+        rope, query_norm, key_norm = attention.rope, tensors.query_norm, tensors.key_norm
+        if query_norm is None or key_norm is None:
             return None
-        rope = attention.rope
         assert rope.periods is None, "such a model is not packed"
-        weights = (self.vector(tensors.query_norm), self.vector(tensors.key_norm))
-        return NormAndRope(*weights, eps, rope.base, rope.scale)
+        weights = (self._vectors[query_norm.name], self._vectors[key_norm.name])
+        return NormAndRope(*weights, self._eps, rope.base, rope.scale)
 
 
 def pack_linear(

@@ -6,7 +6,7 @@ inputs, and float16 is kept as float32.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +57,7 @@ class Vector:
         return {f"{self.name}.weight": (self.size,)}
 
 
+Part = Matrix | Vector
 Product = tuple[Matrix, ...]
 """Matrices that read the same rows: a CPU joins them to one, in the order of their outputs."""
 
@@ -74,13 +75,17 @@ class LayerTensors:
     gate_up: Product
     down: Matrix
 
-    def parts(self) -> Iterator[Matrix | Vector]:
-        """Return all, in the order in which the layer reads them."""
-        yield self.attention_norm
-        yield from (*self.queries_keys_values, self.output)
-        yield from (norm for norm in (self.query_norm, self.key_norm) if norm is not None)
-        yield self.mlp_norm
-        yield from (*self.gate_up, self.down)
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Return all matrices."""
+        return self.queries_keys_values, (self.output,), self.gate_up, (self.down,)
+
+    @property
+    def parts(self) -> list[Part]:
+        """Return all, in the order in which files list them."""
+        norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
+        found: list[Part] = [self.attention_norm, *self.queries_keys_values, self.output, *norms]
+        return [*found, self.mlp_norm, *self.gate_up, self.down]
 
 
 @dataclass(frozen=True)
@@ -94,23 +99,33 @@ class ModelTensors:
     """None: the embedding is the head, or nobody asks for one."""
 
     @cached_property
-    def shapes(self) -> Shapes:
-        """Return the shape of every tensor, unpacked, by its name."""
+    def products(self) -> list[Product]:
+        """Return all matrices, by the rows that they read."""
         head = [] if self.head is None else [self.head]
-        inner = [part for layer in self.layers for part in layer.parts()]
-        found: Shapes = {}
-        for part in (self.embedding, *inner, self.norm, *head):
-            found |= part.shapes()
-        return found
+        ends: list[Product] = [(matrix,) for matrix in (self.embedding, *head)]
+        return ends + [product for layer in self.layers for product in layer.products]
 
     @cached_property
-    def products(self) -> list[Product]:
-        """Return all products; the embedding and the head are one each."""
+    def parts(self) -> list[Part]:
+        """Return all, in the order in which files list them."""
         head = [] if self.head is None else [self.head]
-        found: list[Product] = [(matrix,) for matrix in (self.embedding, *head)]
-        for layer in self.layers:
-            found += [layer.queries_keys_values, (layer.output,), layer.gate_up, (layer.down,)]
-        return found
+        layers = [part for layer in self.layers for part in layer.parts]
+        return [self.embedding, *layers, self.norm, *head]
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """Return all matrices."""
+        return [part for part in self.parts if isinstance(part, Matrix)]
+
+    @property
+    def vectors(self) -> list[Vector]:
+        """Return all norms."""
+        return [part for part in self.parts if isinstance(part, Vector)]
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """Return the shape of every tensor, unpacked, by its name."""
+        return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
         """Return how many numbers all tensors of so many dimensions have: 1 for norms and biases, 2

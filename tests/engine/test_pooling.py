@@ -149,7 +149,8 @@ def test_weights_load_by_either_name(tmp_path: Path, how: dict[str, Any], bare: 
         list(load_model(read_checkpoint(path), Arithmetic.FLOAT32, lambda *_: None, None).weights)
         for path in (named, folder)
     )
-    assert want.pop(1).shape == (SPEC.vocab_size, SPEC.hidden_size), "the head"
+    head = [its.shape == want[0].shape for its in want].index(True, 1)
+    assert want.pop(head).shape == (SPEC.vocab_size, SPEC.hidden_size)
     assert all(mx.array_equal(*pair) for pair in zip(want, found, strict=True))
 
 

@@ -57,7 +57,7 @@ def test_a_plain_rope_can_be_part_of_one_kernel_and_any_other_cannot(
     checkpoint = read_checkpoint(write_model(tmp_path, SPEC, rope_scaling=scaling))
     ops = ours(checkpoint, Arithmetic.STORED).ops
     assert isinstance(ops, MlxOps)
-    how = ops._layers[0].norm_and_rope(1e-6)
+    how = ops._fused[0]
     assert (how is None) == (scale is None)
     if how is not None:
         assert how.rope_scale == scale
