@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import mlx.core as mx
 
@@ -12,14 +13,13 @@ from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, machine_threads
 from engine.memory_demand import memory_demand
-from engine.models.qwen3 import Qwen3
 from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
 from engine.substrate_faults import SubstrateFaults
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
-from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithmetic, load_qwen3
+from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithmetic, load_model
 from kvcache.backend import PageBackend
 from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
@@ -99,10 +99,11 @@ def plan_engine(
     Raises BudgetError or LayoutError with the figure that does not fit, and CheckpointError for an
     arithmetic that it cannot be had in.
     """
-    substrate = choice.substrate
-    if substrate.on_gpu and checkpoint.head_dim not in GPU_HEAD_DIMS:
+    substrate, spec = choice.substrate, checkpoint.spec
+    _, head_dim = spec.kv_row
+    if substrate.on_gpu and head_dim not in GPU_HEAD_DIMS:
         raise LayoutError(
-            f"the model's head_dim is {checkpoint.head_dim}, and the GPU's kernels know "
+            f"the model's head_dim is {head_dim}, and the GPU's kernels know "
             f"{', '.join(map(str, GPU_HEAD_DIMS))}: serve it with --kv-backend posix"
         )
     shape = kv_shape(config, checkpoint, substrate)
@@ -112,12 +113,12 @@ def plan_engine(
     arithmetic = choose_arithmetic(
         checkpoint, on_gpu=substrate.on_gpu, memory_bytes=usable // 2, setting=config.arithmetic
     )
-    demand = memory_demand(checkpoint, config, machine, shape, substrate, arithmetic.itemsize)
+    demand = memory_demand(spec, config, machine, shape, substrate, arithmetic.itemsize)
     demand = replace(demand, weights_bytes=arithmetic.weights_bytes)
     # Who names a budget of K and V may take what would be left to others.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:
-        longest = smallest_context(config.max_model_len, checkpoint.max_position_embeddings)
+        longest = smallest_context(config.max_model_len, spec.max_position_embeddings)
         least = demand.fixed_bytes + longest * shape.bytes_per_token
         raise BudgetError(_too_large(checkpoint, demand, room, least))
     request = CacheRequest(
@@ -133,7 +134,7 @@ def plan_engine(
         demand,
         request,
         shape,
-        model_max_len=checkpoint.max_position_embeddings,
+        model_max_len=spec.max_position_embeddings,
         system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
     )
     threads = config.threads or machine_threads()
@@ -169,9 +170,8 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate)
     if dtype == "float16" and not substrate.on_gpu:
         raise LayoutError("a CPU keeps K and V as bfloat16 or float32, and cache.dtype is float16")
     return KVShape(
-        num_layers=checkpoint.num_layers,
-        kv_heads=checkpoint.kv_heads,
-        head_dim=checkpoint.head_dim,
+        checkpoint.spec.num_layers,
+        *checkpoint.spec.kv_row,
         itemsize=4 if dtype == "float32" else 2,
         float16=dtype == "float16",
     )
@@ -184,8 +184,8 @@ def build_engine(
     mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
     workers = None if plan.substrate.substrate.on_gpu else cpu_workers(plan.threads)
-    model = load_qwen3(plan.checkpoint, plan.arithmetic.arithmetic, progress, workers)
-    identity = repr((plan.checkpoint, plan.arithmetic.arithmetic)).encode()
+    model = load_model(plan.checkpoint, plan.arithmetic.arithmetic, progress, workers)
+    identity = sha256(repr((plan.checkpoint, plan.arithmetic.arithmetic)).encode()).digest()
     return assemble(
         plan.memory,
         config,
@@ -195,8 +195,8 @@ def build_engine(
         workers,
         identity,
         emit,
-        embedding_size=plan.checkpoint.hidden_size if plan.checkpoint.embeds else None,
-        weights=model.weights if isinstance(model, Qwen3) else [],
+        embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
+        weights=model.weights,
     )
 
 

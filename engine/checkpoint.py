@@ -3,14 +3,21 @@
 ``config.json`` says which tensors there must be, the files' headers say which there are.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.embedding_checkpoint import BARE_NAME, HEAD_NAME, is_embedding_checkpoint
-from engine.model_config import Dimensions, ModelConfig, expected_shapes, packed_shapes
-from engine.packed_sizes import packed_bytes
+from engine.models.config import ModelConfig
+from engine.models.families import read_spec
+from engine.models.spec import ModelSpec
+from engine.models.tensors import (
+    PREFIX,
+    ModelTensors,
+    check_tensor,
+    model_tensors,
+    packed_bytes,
+)
 from engine.safetensors_headers import (
     ITEM_BYTES,
     CheckpointError,
@@ -21,14 +28,13 @@ from engine.safetensors_headers import (
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
 
-FLOAT_TYPES = ("F32", "BF16", "F16")
-
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint(Dimensions):
+class Checkpoint:
     """A folder that has been found complete."""
 
     path: Path
+    spec: ModelSpec
     eos_token_ids: tuple[int, ...]
     dtype: str
     """Of the float tensors: "F32", "BF16" or "F16"."""
@@ -46,6 +52,16 @@ class Checkpoint(Dimensions):
     bare_names: bool
     """Whether its tensors are named without ``model.``."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Return how many tokens the model knows."""
+        return self.spec.vocab_size
+
+    @property
+    def tensors(self) -> ModelTensors:
+        """Return the tensors that the model consists of."""
+        return tensors_of(self.spec, embeds=self.embeds, bare_names=self.bare_names)
+
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     """Check a folder. embeds: whether it makes vectors; None: as its files say.
@@ -53,54 +69,55 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     Raises CheckpointError with one sentence that names file and field.
     """
     config = ModelConfig(path)
+    spec = read_spec(config)
     tensors = read_tensors(path)
-    tied = config.flag("tie_word_embeddings")
     if embeds is None:
-        embeds = is_embedding_checkpoint(path, tensors, tied=tied)
-    start = "" if BARE_NAME in tensors else "model."
-    expected = dict(expected_shapes(config, start, with_head=not (tied or embeds)))
-    packed = {name for name in tensors if name.endswith((".scales", ".biases"))}
-    for name, shape in expected.items():
-        tensor = tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(f"{path}: no file holds the tensor {name} that config.json needs")
-        _check_tensor(path, name, tensor, shape, tensors, config)
-    tolerated = {HEAD_NAME} if tied or embeds else set()
+        embeds = is_embedding_checkpoint(path, tensors, tied=spec.tied_embeddings)
+    bare = BARE_NAME in tensors
+    model = tensors_of(spec, embeds=embeds, bare_names=bare)
+    for name, shape in model.shapes.items():
+        check_tensor(path, name, shape, tensors, config.quantization)
+    tolerated = {HEAD_NAME} if model.head is None else set()
     for name in tensors:
-        if name not in expected and name not in packed and name not in tolerated:
+        of_groups = name.endswith((".scales", ".biases"))
+        if not (name in model.shapes or of_groups or name in tolerated):
             raise CheckpointError(
-                f"{path / tensors[name].file}: the tensor {name} has no place in a Qwen3 model"
+                f"{path / tensors[name].file}: the tensor {name} has no place in a {spec.family} "
+                "model"
             )
-    return checkpoint_of(config, expected, tensors, embeds=embeds, bare_names=not start)
+    return checkpoint_of(config, spec, tensors, embeds=embeds, bare_names=bare)
 
 
 def checkpoint_of(
     config: ModelConfig,
-    shapes: Mapping[str, tuple[int, ...]],
+    spec: ModelSpec,
     tensors: Mapping[str, Tensor],
     *,
     embeds: bool,
     bare_names: bool = False,
 ) -> Checkpoint:
-    """Return what weights amount to. shapes: of what a model consists of, unpacked, by name.
-    tensors: what the files hold."""
+    """Return what weights amount to. tensors: what the files hold."""
     path = config.file.parent
-    norm = tensors["norm.weight" if bare_names else "model.norm.weight"]
+    model = tensors_of(spec, embeds=embeds, bare_names=bare_names)
     return Checkpoint(
-        **config.dimensions(),
         path=path,
+        spec=spec,
         eos_token_ids=_eos_token_ids(path, config),
-        dtype=norm.dtype,
+        dtype=tensors[f"{model.norm.name}.weight"].dtype,
         quantized=any(name.endswith(".scales") for name in tensors),
         stored_bytes=sum(tensor.stored_bytes for tensor in tensors.values()),
         widened_bytes=sum(t.size * ITEM_BYTES["F32"] for t in tensors.values()),
-        packed_bytes=(
-            packed_bytes(shapes, tensors, config.quantization) if config.has_plain_rope else None
-        ),
-        num_weights=sum(math.prod(shape) for shape in shapes.values()),
+        packed_bytes=packed_bytes(spec, model, tensors, config.quantization),
+        num_weights=model.count(1) + model.count(2),
         embeds=embeds,
         bare_names=bare_names,
     )
+
+
+def tensors_of(spec: ModelSpec, *, embeds: bool, bare_names: bool = False) -> ModelTensors:
+    """Return the tensors of a checkpoint. One that makes vectors has no head."""
+    prefix = "" if bare_names else PREFIX
+    return model_tensors(spec, prefix, with_head=not (spec.tied_embeddings or embeds))
 
 
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
@@ -113,41 +130,3 @@ def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise CheckpointError(f"{config.file}: eos_token_id is {found!r}; it must be token ids")
     return tuple(ids)
-
-
-def _check_tensor(
-    path: Path,
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int, ...],
-    tensors: dict[str, Tensor],
-    config: ModelConfig,
-) -> None:
-    layer = name.removesuffix(".weight")
-    scales = tensors.get(f"{layer}.scales")
-    if scales is None:
-        if tensor.dtype not in FLOAT_TYPES or tensor.shape != shape:
-            raise CheckpointError(
-                f"{path / tensor.file}: {name} is {tensor.dtype} {list(tensor.shape)}, but "
-                f"config.json makes it a float of {list(shape)}"
-            )
-        return
-    packing = config.quantization(layer)
-    if packing is None:
-        raise CheckpointError(
-            f"{path / scales.file}: {layer}.scales exists, but config.json has no quantization"
-        )
-    expected = {
-        f"{layer}.{part}": (scales.dtype if part != "weight" else "U32", part_shape)
-        for part, part_shape in packed_shapes(shape, packing).items()
-    }
-    for part, (dtype, part_shape) in expected.items():
-        found = tensors.get(part)
-        if found is None:
-            raise CheckpointError(f"{path}: {part} is missing beside {layer}.scales")
-        if found.dtype != dtype or found.shape != part_shape or scales.dtype not in FLOAT_TYPES:
-            raise CheckpointError(
-                f"{path / found.file}: {part} is {found.dtype} {list(found.shape)}, but "
-                f"config.json ({packing.bits} bits in groups of {packing.group_size}) makes it "
-                f"{dtype} {list(part_shape)}"
-            )

@@ -17,11 +17,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from engine.models.tensors import EMBEDDING, HEAD
 from engine.safetensors_headers import CheckpointError, read_json, read_json_list
 
 MODULES_FILE = "modules.json"
-BARE_NAME = "embed_tokens.weight"
-HEAD_NAME = "lm_head.weight"
+BARE_NAME = f"{EMBEDDING}.weight"
+HEAD_NAME = f"{HEAD}.weight"
 COMPUTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 

@@ -2,7 +2,7 @@
 
 from engine.config import EngineConfig
 from engine.machine import MachineMemory
-from engine.model_config import Dimensions
+from engine.models.spec import ModelSpec
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from kvcache.layout import KVShape
 from kvcache.memory_budget import MemoryDemand
@@ -10,7 +10,7 @@ from kvcache.substrates import Substrate
 
 
 def memory_demand(
-    model: Dimensions,
+    spec: ModelSpec,
     config: EngineConfig,
     machine: MachineMemory,
     shape: KVShape,
@@ -22,8 +22,8 @@ def memory_demand(
     machine: what the processor that computes may use. shape: of K and V. itemsize: bytes of a
     number that the model computes with.
     """
-    activations = activation_bytes(model, config, itemsize)
-    attention = attention_scratch_bytes(model, config, shape, substrate)
+    activations = activation_bytes(spec, config, itemsize)
+    attention = attention_scratch_bytes(spec, config, shape, substrate)
     return MemoryDemand(
         machine_bytes=machine.total_bytes,
         available_bytes=machine.available_bytes,

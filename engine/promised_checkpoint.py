@@ -1,16 +1,16 @@
 """Sizes of weights that have not been fetched yet, to find out first whether they can be served."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from engine.checkpoint import Checkpoint, checkpoint_of
+from engine.checkpoint import Checkpoint, checkpoint_of, tensors_of
 from engine.embedding_checkpoint import HEAD_NAME, is_embedding_checkpoint
-from engine.model_config import ModelConfig, expected_shapes, packed_shapes
+from engine.models.config import ModelConfig
+from engine.models.families import read_spec
+from engine.models.tensors import ModelTensors, grouped_shapes
 from engine.safetensors_headers import Tensor, read_index
 
 DTYPES = {"float32": "F32", "float16": "F16"}
-EMBEDDING = "model.embed_tokens."
 
 
 def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = None) -> Checkpoint:
@@ -20,39 +20,37 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
     with one sentence that names file and field.
     """
     config = ModelConfig(path)
-    tied = config.flag("tie_word_embeddings")
+    spec = read_spec(config)
     if embeds is None:
         names = read_index(path) or {HEAD_NAME}
-        embeds = is_embedding_checkpoint(path, names, tied=tied)
-    has_head = not (tied or embeds)
-    shapes = dict(expected_shapes(config, with_head=has_head))
-    tensors = promised_tensors(config, shapes)
-    promised = checkpoint_of(config, shapes, tensors, embeds=embeds)
+        embeds = is_embedding_checkpoint(path, names, tied=spec.tied_embeddings)
+    model = tensors_of(spec, embeds=embeds)
+    tensors = promised_tensors(config, model)
+    promised = checkpoint_of(config, spec, tensors, embeds=embeds)
     # A head may be there that is never read. Whatever else the files have beyond the promise is
     # taken for weights that are wider than config.json says.
-    embedding = sum(t.stored_bytes for name, t in tensors.items() if name.startswith(EMBEDDING))
-    foreseen = promised.stored_bytes + (0 if has_head else embedding)
+    embedding = f"{model.embedding.name}."
+    unread = sum(t.stored_bytes for name, t in tensors.items() if name.startswith(embedding))
+    foreseen = promised.stored_bytes + (unread if model.head is None else 0)
     packed = promised.packed_bytes
     if packed is not None:
         packed += max(0, stored_bytes - foreseen)
     return replace(promised, stored_bytes=stored_bytes, packed_bytes=packed)
 
 
-def promised_tensors(
-    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    """Tensors of these shapes, in the dtype and the packing that ``config.json`` names. Raises
+def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tensor]:
+    """Return a model's tensors, in the dtype and the packing that ``config.json`` names. Raises
     CheckpointError."""
     values = config.values
     dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), "BF16")
     tensors: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
+    for name, shape in model.shapes.items():
         layer = name.removesuffix(".weight")
         packing = config.quantization(layer) if len(shape) == 2 else None
         if packing is None or shape[1] % packing.group_size:
             tensors[name] = Tensor("", dtype, shape)
             continue
-        for part, part_shape in packed_shapes(shape, packing).items():
+        for part, part_shape in grouped_shapes(shape, packing).items():
             part_dtype = "U32" if part == "weight" else dtype
             tensors[f"{layer}.{part}"] = Tensor("", part_dtype, part_shape)
     return tensors

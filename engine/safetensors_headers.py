@@ -47,7 +47,7 @@ class Tensor:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return all tensors of the folder's safetensors files, by name."""
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(path):
+    for file in weight_files(path):
         for name, tensor in _read_header(file).items():
             if name in tensors:
                 raise CheckpointError(f"{file}: the tensor {name} is also in {tensors[name].file}")
@@ -67,7 +67,8 @@ def read_index(path: Path) -> dict[str, str]:
     return {name: str(file) for name, file in weight_map.items()}
 
 
-def _weight_files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files of a folder. Raises CheckpointError where one is missing."""
     files = sorted(path.glob("model*.safetensors"))
     for shard in sorted(set(read_index(path).values())):
         if path / shard not in files:

@@ -1,7 +1,7 @@
 """Bounds the memory that a step computes with, before any step has run."""
 
 from engine.config import EngineConfig
-from engine.model_config import Dimensions
+from engine.models.spec import ModelSpec
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE
 from kvcache.layout import KVShape
 from kvcache.substrates import Substrate
@@ -18,30 +18,34 @@ SPLIT_TOKENS = 256
 GATHERED_LAYERS = 2
 
 
-def activation_bytes(model: Dimensions, config: EngineConfig, itemsize: int) -> int:
+def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> int:
     """Return an upper bound of what one step computes with; attention's own aside.
 
     itemsize: bytes of a number of the hidden state; logits are widened to float32. Where an
     operation takes a whole MLP, it computes with less: with 256 rows at a time.
     """
-    heads = model.query_heads + 2 * model.kv_heads
-    per_token = (
-        HIDDEN_COPIES * model.hidden_size + 3 * model.intermediate_size + 4 * heads * model.head_dim
+    # Of the MLP and of attention, in the layer that needs most.
+    layer = max(
+        3 * its.mlp.inner_size
+        + 4 * (its.attention.heads + 2 * its.attention.kv_heads) * its.attention.head_dim
+        for its in spec.layers
     )
-    per_row = LOGIT_COPIES * model.vocab_size
+    per_token = HIDDEN_COPIES * spec.hidden_size + layer
+    per_row = LOGIT_COPIES * spec.vocab_size
     rows = max(config.max_num_seqs, SCORED_ROWS_AT_ONCE)
     hidden = config.max_num_batched_tokens * per_token * itemsize
     return hidden + rows * per_row * FLOAT32_BYTES
 
 
 def attention_scratch_bytes(
-    model: Dimensions, config: EngineConfig, shape: KVShape, substrate: Substrate
+    spec: ModelSpec, config: EngineConfig, shape: KVShape, substrate: Substrate
 ) -> int:
     """Return an upper bound of what attention computes with: a partial sum for every split of every
     sequence that decodes; and where pages are no one array, a copy of a prompt's past."""
-    longest = config.max_model_len or model.max_position_embeddings
+    longest = config.max_model_len or spec.max_position_embeddings
     splits = config.max_num_seqs * -(-longest // SPLIT_TOKENS)
     # A sum, and the two numbers that it is combined with others by.
-    partial = model.query_heads * (model.head_dim + 2) * FLOAT32_BYTES
+    heads = (layer.attention for layer in spec.layers)
+    partial = max(its.heads * (its.head_dim + 2) for its in heads) * FLOAT32_BYTES
     gathered = GATHERED_LAYERS * 2 * longest * shape.row_bytes
     return splits * partial + (gathered if substrate is Substrate.PAGED else 0)

@@ -38,7 +38,7 @@ def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> Engin
     def size_of(substrate: Substrate) -> tuple[int, CacheSize]:
         shape = kv_shape(config, checkpoint, substrate)
         page = config.page_bytes or choose_page(shape, min(METAL_PAGES), METAL_PAGES)
-        longest = config.max_model_len or checkpoint.max_position_embeddings
+        longest = config.max_model_len or checkpoint.spec.max_position_embeddings
         return page, CacheSize(shape, longest, config.heap_bytes, 2 * config.max_num_seqs)
 
     choice = machine_substrate(config.substrate, size_of, release_heaps=config.release_heaps)

@@ -1,25 +1,20 @@
 """Loads a checked folder's weights, on the thread that will run the model."""
 
-import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
-from unittest import mock
+from typing import cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 import metal_ext
-from engine.checkpoint import Checkpoint, CheckpointError
-from engine.models.packed_qwen3 import PackedQwen3
-from engine.models.qwen3 import Qwen3
-from engine.packed_weights import pack_qwen3
-
-# mlx_lm lowers the limit of open files for the whole process when it is imported.
-with mock.patch.object(resource, "setrlimit"):
-    from mlx_lm.models.qwen3 import Model, ModelArgs
-    from mlx_lm.utils import dequantize_model, load_model
+from engine.checkpoint import Checkpoint
+from engine.models.config import ModelConfig
+from engine.models.cpu_ops import CpuOps
+from engine.models.forward import Forward
+from engine.models.mlx_ops import MlxOps
+from engine.models.stored import StoredWeights
+from engine.safetensors_headers import CheckpointError, weight_files
 
 FLOAT32_BYTES = 4
 Progress = Callable[[int, int], None]
@@ -98,15 +93,19 @@ def compute_itemsize(dtype: str, arithmetic: Arithmetic, *, on_gpu: bool) -> int
     return 2 if narrow else FLOAT32_BYTES
 
 
-def load_qwen3(
+def load_model(
     checkpoint: Checkpoint,
     arithmetic: Arithmetic,
     progress: Progress,
     workers: metal_ext.CpuWorkers | None,
-) -> Qwen3 | PackedQwen3:
+) -> Forward:
     """Load and evaluate all weights on the calling thread. workers: a CPU's, who also pack."""
+    spec, tensors = checkpoint.spec, checkpoint.tensors
+    stored = read_weights(checkpoint, arithmetic)
     if arithmetic is not Arithmetic.PACKED:
-        return Qwen3(load_reference(checkpoint, arithmetic, progress))
+        ops = MlxOps(spec, tensors, stored)
+        evaluate(ops.weights, progress)
+        return Forward(spec, ops)
     assert workers is not None, "packed weights are a CPU's"
     total, done = checkpoint.packed_bytes or 0, 0
 
@@ -116,55 +115,30 @@ def load_qwen3(
         progress(min(done, total), total)
 
     progress(0, total)
-    model = pack_qwen3(lazy_reference(checkpoint), workers, packed)
+    model = Forward(spec, CpuOps(spec, tensors, stored, workers, packed))
     progress(total, total)
     return model
 
 
-def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic, progress: Progress) -> Any:
-    """Return mlx-lm's model of that checkpoint, in that arithmetic: its layers are ours, its
-    forward is what ours is compared with."""
-    model = lazy_reference(checkpoint)
-    if arithmetic is Arithmetic.FLOAT32:
-        model = dequantize_model(model)
-    if arithmetic is not Arithmetic.STORED:
-        model.set_dtype(mx.float32)
-    parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
-    total = sum(array.nbytes for _, array in parameters)
-    done = 0
+def read_weights(checkpoint: Checkpoint, arithmetic: Arithmetic) -> StoredWeights:
+    """Return the weights of a checked folder, in that arithmetic, before they are read."""
+    arrays: dict[str, mx.array] = {}
+    for file in weight_files(checkpoint.path):
+        arrays |= cast(dict[str, mx.array], mx.load(str(file)))
+    return StoredWeights(
+        arrays,
+        ModelConfig(checkpoint.path).quantization,
+        dequantizes=arithmetic is Arithmetic.FLOAT32,
+        widens=arithmetic in (Arithmetic.FLOAT32, Arithmetic.QUANTIZED_FLOAT32),
+    )
+
+
+def evaluate(arrays: Sequence[mx.array], progress: Progress) -> None:
+    """Read arrays from their files, one at a time, so that a converted tensor's source is dropped
+    before the next one is read."""
+    total, done = sum(array.nbytes for array in arrays), 0
     progress(0, total)
-    # One at a time, so that a converted tensor's source is dropped before the next one is read.
-    for _, array in parameters:
+    for array in arrays:
         mx.eval(array)
         done += array.nbytes
         progress(done, total)
-    return model
-
-
-def lazy_reference(checkpoint: Checkpoint) -> Any:
-    """Return mlx-lm's model of that checkpoint, before its weights are read."""
-    # Without a head of its own the model is built as if it were tied.
-    config = {"tie_word_embeddings": checkpoint.tied_embeddings or checkpoint.embeds}
-    model, _ = load_model(
-        checkpoint.path,
-        lazy=True,
-        strict=True,
-        model_config=config,
-        get_model_classes=lambda config: (_class_of(checkpoint), ModelArgs),
-    )
-    return model
-
-
-def _class_of(checkpoint: Checkpoint) -> type:
-    """Return mlx-lm's model class, which takes the checkpoint's weights by their own names."""
-
-    class NamedModel(Model):  # type: ignore[misc]
-        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            """Return the weights without the head that nobody uses."""
-            kept: dict[str, mx.array] = super().sanitize(weights)
-            start = "model." if checkpoint.bare_names else ""
-            heads = {name for name in kept if name.startswith("lm_head.")}
-            named = {start + name: kept[name] for name in kept.keys() - heads}
-            return named if checkpoint.embeds else named | {name: kept[name] for name in heads}
-
-    return NamedModel

@@ -1,4 +1,4 @@
-"""Random-weight Qwen3 checkpoints of any dimensions, made where they are needed."""
+"""Checkpoints of random weights and any dimensions, Qwen3 unless a test wants another family."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -96,15 +96,17 @@ def write_model(
     bits: int | None = None,
     group_size: int = 32,
     seed: int = 0,
+    **changes: Any,
 ) -> Path:
     """A whole model folder: config, weights, tokenizer, template. bits: 4 or 8 packs the weights as
-    MLX does."""
-    from mlx_lm.models.qwen3 import Model, ModelArgs
+    MLX does. changes: fields of config.json, as mlx-lm knows them."""
+    from tests.reference import classes_of
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = _config(spec, dtype)
+    config = _config(spec, dtype) | changes
     mx.random.seed(seed)
-    model = Model(ModelArgs.from_dict(config))
+    model_class, arguments = classes_of(config)
+    model = model_class(arguments.from_dict(config))
     model.set_dtype(DTYPES[dtype])
     if bits is not None:
         import mlx.nn as nn

@@ -1,1 +1,1 @@
-"""Model forwards over flat token arrays."""
+"""What a model is, which tensors it has, and its forward over flat tokens."""

@@ -143,7 +143,7 @@ def plan_capacity(
     machine = MachineMemory(memory_bytes, memory_bytes)
     arithmetic = config.arithmetic or Arithmetic.STORED
     demand = memory_demand(
-        shape,
+        shape.spec,
         replace(config, max_model_len=context),
         gpu_memory(machine, working_set_bytes) if device.on_gpu else machine,
         kv_shape(shape),
@@ -193,7 +193,7 @@ def kv_budget(demand: MemoryDemand, weights: int) -> int:
 
 def kv_shape(shape: ModelShape) -> KVShape:
     """Return the shape of K and V in bf16."""
-    return KVShape(shape.num_layers, shape.kv_heads, shape.head_dim, BF16_BYTES)
+    return KVShape(shape.spec.num_layers, *shape.spec.kv_row, BF16_BYTES)
 
 
 def allocations_of(

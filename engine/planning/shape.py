@@ -1,20 +1,23 @@
-"""A model's dimensions from ``config.json`` alone: enough to plan for weights one does not have."""
+"""A model from its ``config.json`` alone: enough to plan for weights one does not have."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.model_config import Dimensions, ModelConfig, Quantization, expected_shapes
+from engine.models.config import ModelConfig, Quantization
+from engine.models.families import read_spec
+from engine.models.spec import ModelSpec
+from engine.models.tensors import model_tensors
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape(Dimensions):
-    """And how many numbers the weights are."""
+class ModelShape:
+    """A model, how many numbers its weights are, and how they are packed."""
 
+    spec: ModelSpec
     matrix_numbers: int
     """Of all matrices, the embedding included: what quantisation packs."""
     vector_numbers: int
-    """Of all norms, which stay in 16 bits."""
+    """Of all norms and biases, which stay in 16 bits."""
     quantization: Quantization | None
     """How ``config.json`` says that the matrices are packed."""
 
@@ -26,7 +29,13 @@ class ModelShape(Dimensions):
     @property
     def kv_numbers_per_token(self) -> int:
         """Return how many numbers one token's K and V have in all layers."""
-        return 2 * self.num_layers * self.kv_heads * self.head_dim
+        layers = (layer.attention for layer in self.spec.layers)
+        return sum(2 * its.kv_heads * its.head_dim for its in layers)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Return how many positions the model knows."""
+        return self.spec.max_position_embeddings
 
 
 def read_shape(path: Path) -> ModelShape:
@@ -35,11 +44,11 @@ def read_shape(path: Path) -> ModelShape:
     Raises CheckpointError with one sentence that names file and field.
     """
     config = ModelConfig(path)
-    untied = not config.flag("tie_word_embeddings")
-    shapes = [shape for _, shape in expected_shapes(config, with_head=untied)]
+    spec = read_spec(config)
+    tensors = model_tensors(spec, with_head=not spec.tied_embeddings)
     return ModelShape(
-        **config.dimensions(),
-        matrix_numbers=sum(math.prod(shape) for shape in shapes if len(shape) == 2),
-        vector_numbers=sum(math.prod(shape) for shape in shapes if len(shape) == 1),
-        quantization=config.quantization("model.embed_tokens"),
+        spec=spec,
+        matrix_numbers=tensors.count(2),
+        vector_numbers=tensors.count(1),
+        quantization=config.quantization(tensors.embedding.name),
     )

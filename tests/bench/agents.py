@@ -33,7 +33,7 @@ MOST_WASTE_PERCENT = 4.0
 def make_engine(model: Path, threads: int, substrate: str, model_len: int) -> EngineLoop:
     """With memory for twelve dense sequences of ``model_len`` tokens."""
     checkpoint = read_checkpoint(model)
-    budget_bytes = dense_bytes(model_len, checkpoint.num_layers)
+    budget_bytes = dense_bytes(model_len, checkpoint.spec.num_layers)
     config = replace(
         CONFIG,
         substrate=substrate,

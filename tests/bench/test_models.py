@@ -3,8 +3,6 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -16,6 +14,7 @@ from tests.bench.models import (
     write_endless_model,
 )
 from tests.models import SPECIAL_TOKENS, ModelSpec
+from tests.reference import load_model
 
 SPECS = {"serving": SERVING, "interference": INTERFERENCE}
 PROMPTS = 8
@@ -38,6 +37,8 @@ def folder(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def greedy_answers(folder: Path, spec: ModelSpec) -> list[list[int]]:
     """To prompts of random tokens."""
+    from mlx_lm.models.cache import make_prompt_cache
+
     model, _ = load_model(folder)
     cache = make_prompt_cache(model)
     shape = (PROMPTS, PROMPT_TOKENS)

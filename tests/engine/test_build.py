@@ -43,9 +43,9 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
     assert plan.arithmetic.arithmetic is Arithmetic.PACKED
     assert plan.memory.demand.weights_bytes == checkpoint.packed_bytes
     attention = attention_scratch_bytes(
-        checkpoint, config, kv_shape(config, checkpoint, Substrate.POSIX), Substrate.POSIX
+        checkpoint.spec, config, kv_shape(config, checkpoint, Substrate.POSIX), Substrate.POSIX
     )
-    expected = activation_bytes(checkpoint, config, 4) + attention
+    expected = activation_bytes(checkpoint.spec, config, 4) + attention
     assert plan.memory.demand.activation_bytes == expected
 
 

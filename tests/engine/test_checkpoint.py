@@ -63,8 +63,8 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 def test_a_whole_folder_is_read(folder: Path) -> None:
     found = read_checkpoint(folder)
-    assert found.num_layers == TINY.num_hidden_layers
-    assert found.kv_heads == TINY.num_key_value_heads
+    assert found.spec.num_layers == TINY.num_hidden_layers
+    assert found.spec.kv_row[0] == TINY.num_key_value_heads
     assert found.vocab_size == TINY.vocab_size
     assert found.dtype == "BF16"
     assert not found.quantized
@@ -81,7 +81,7 @@ def test_packed_weights_are_understood(tmp_path: Path, bits: int) -> None:
 
 def test_an_untied_head_is_expected_where_the_config_says_so(tmp_path: Path) -> None:
     found = read_checkpoint(write_model(tmp_path, ModelSpec(tie_word_embeddings=False)))
-    assert not found.tied_embeddings
+    assert not found.spec.tied_embeddings
     assert found.num_weights > read_checkpoint(write_model(tmp_path / "tied")).num_weights
 
 
@@ -100,14 +100,14 @@ def test_a_pointer_of_git_lfs_is_named_with_the_command_that_fetches_it(tmp_path
 def test_a_superfluous_head_is_tolerated_where_embeddings_are_tied(tmp_path: Path) -> None:
     write_model(tmp_path, ModelSpec(tie_word_embeddings=False))
     config(tie_word_embeddings=True)(tmp_path)
-    assert read_checkpoint(tmp_path).tied_embeddings
+    assert read_checkpoint(tmp_path).spec.tied_embeddings
 
 
 def test_shards_named_by_the_index_are_read_together(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = {"weight_map": {Q_PROJ: "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert read_checkpoint(folder).num_layers == 2
+    assert read_checkpoint(folder).spec.num_layers == 2
 
 
 def test_eos_tokens_come_from_the_config_where_there_is_no_other_file(folder: Path) -> None:

@@ -13,9 +13,10 @@ from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.types import Request, SamplingParams
-from engine.weights import Arithmetic, load_reference
+from engine.weights import Arithmetic
 from tests.engines import CONFIG, ON_CPU, Answers
 from tests.models import ModelSpec, write_model
+from tests.reference import load_reference
 
 SPEC = ModelSpec(
     num_hidden_layers=4,
@@ -56,7 +57,7 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     """What mlx-lm's own model and cache say."""
     from mlx_lm.models.cache import make_prompt_cache
 
-    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32, lambda *_: None)
+    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32)
     answers = []
     for ids in prompts:
         cache = make_prompt_cache(model)

@@ -4,6 +4,7 @@ ordered end of everything."""
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -16,17 +17,20 @@ from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
+from engine.models.families import FAMILIES
 from engine.types import FinishReason
-from engine.weights import Arithmetic, load_reference
+from engine.weights import Arithmetic
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
+from tests.engine.models.test_forward import LLAMA3, with_biases
 from tests.engines import CONFIG, Answers, greedy
 from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
+from tests.reference import load_reference
 
 SPEC = ModelSpec(
     num_hidden_layers=2,
@@ -75,7 +79,7 @@ def run_dry(loop: EngineLoop) -> None:
 
 def expected(folder: Path, prompt: list[int], count: int) -> list[int]:
     """What mlx-lm's own forward says."""
-    model = load_reference(read_checkpoint(folder), Arithmetic.STORED, lambda *_: None)
+    model = load_reference(read_checkpoint(folder), Arithmetic.STORED)
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(model(mx.array([tokens]))[0, -1].argmax().item()))
@@ -102,6 +106,27 @@ def test_greedy_answers_equal_mlx_lms_on_every_kind(
     assert (loop._scheduler.counters.cached_prompt_tokens > 0) != substrate.is_dense
     loop.close()
     assert device.substrates[0].ended
+
+
+def test_what_the_kernel_of_norms_does_not_know_is_turned_before_it_is_appended(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Biases, no norms, and a table of frequencies."""
+    monkeypatch.setitem(FAMILIES, "qwen2", with_biases)
+    fields: dict[str, Any] = {"model_type": "qwen2", "architectures": []}
+    spec = replace(SPEC, num_key_value_heads=1, num_attention_heads=2)
+    folder = write_model(tmp_path, spec, seed=5, rope_scaling=LLAMA3, **fields)
+    answers = Answers.empty()
+    loop = metal_loop(folder, Substrate.SPARSE, answers)
+    prompts = {1: list(range(7)), 2: list(range(100))}
+    for number, prompt in prompts.items():
+        loop.mailbox.put(greedy(number, prompt, 6))
+    run_dry(loop)
+    for number, prompt in prompts.items():
+        assert answers.tokens[number] == expected(folder, prompt, 6)
+    assert {"append", "decode_attention"} < set(device.calls)
+    assert "project_append" not in device.calls
+    loop.close()
 
 
 def test_heaps_stay_however_idle_the_engine_is(device: Device, folder: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 
 from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
@@ -18,9 +17,12 @@ from engine.machine import MachineMemory
 from engine.pooling import pool
 from engine.step_plan import NOT_FINITE, Vector
 from engine.types import FinishReason, PrefixSalt, SamplingParams
-from engine.weights import Arithmetic, load_reference
+from engine.weights import Arithmetic, load_model
+from tests.engine.models.forwards import cache_for, step
 from tests.engines import CONFIG, ON_CPU
+from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_embedding_model, write_model
+from tests.reference import load_reference
 
 SPEC = ModelSpec(tie_word_embeddings=False)
 LENGTHS = (1, 2, 7, 63, 64, 65, 200, 399, 400)
@@ -90,7 +92,7 @@ async def vector_and_cached(
 async def test_vectors_equal_mlx_lms_in_company_and_alone(
     folder: Path, prompts: list[list[int]], chunk: int
 ) -> None:
-    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32, lambda *_: None)
+    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32)
     want = vectors_of(model, prompts)
     client = started(folder, max_num_batched_tokens=chunk)
     try:
@@ -144,19 +146,20 @@ async def test_sixteen_at_once_are_sixteen_alone_with_memory_for_few(folder: Pat
 def test_weights_load_by_either_name(tmp_path: Path, how: dict[str, Any], bare: bool) -> None:
     named = write_model(tmp_path / "named", SPEC, seed=3, **how)
     folder = write_embedding_model(tmp_path / "bare", SPEC, seed=3, bare=bare, **how)
-    models = [
-        load_reference(read_checkpoint(path), Arithmetic.FLOAT32, lambda *_: None)
+    want, found = (
+        list(load_model(read_checkpoint(path), Arithmetic.FLOAT32, lambda *_: None, None).weights)
         for path in (named, folder)
-    ]
-    want, found = (dict(tree_flatten(model.parameters())) for model in models)
-    assert want.keys() - found.keys() == {"lm_head.weight"}
-    assert all(mx.array_equal(array, want[name]) for name, array in found.items())
+    )
+    head = [its.shape == want[0].shape for its in want].index(True, 1)
+    assert want.pop(head).shape == (SPEC.vocab_size, SPEC.hidden_size)
+    assert all(mx.array_equal(*pair) for pair in zip(want, found, strict=True))
 
 
 def test_bare_names_can_generate_where_a_setting_says_so(tmp_path: Path) -> None:
     found = read_checkpoint(write_embedding_model(tmp_path), embeds=False)
-    model = load_reference(found, Arithmetic.FLOAT32, lambda *_: None)
-    assert model(mx.array([[1, 2]])).shape == (1, 2, 1024)
+    model, kv = load_model(found, Arithmetic.FLOAT32, lambda *_: None, None), cache_for(found, 4)
+    assert join(kv, 1, 2)
+    assert step(model, kv, [(1, 0, [1, 2])], [0, 1]).shape == (2, 1024)
 
 
 def test_a_state_that_is_not_finite_or_has_no_length_gives_no_vector() -> None:

@@ -30,9 +30,10 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from engine.weights import Arithmetic, load_reference
+from engine.weights import Arithmetic
 from tests.engines import CONFIG, ON_CPU, recall_loop
 from tests.models import ModelSpec, write_model
+from tests.reference import load_reference
 
 SPEC = ModelSpec(vocab_size=1024)
 TOLERANCE = 2e-5
@@ -65,7 +66,7 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(folder: Path, prompts: list[list[int]]) -> Expected:
     """Log-softmax of one forward of the longest prompt, ``[length, vocab]``."""
-    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32, lambda *_: None)
+    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32)
     logits = model(mx.array([prompts[-1]]))[0].astype(mx.float32)
     whole = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     return {len(ids): whole[: len(ids)] for ids in prompts}

@@ -27,7 +27,7 @@ def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
     checkpoint: Checkpoint,
 ) -> None:
     def bound(itemsize: int = 4, **changes: int) -> int:
-        return activation_bytes(checkpoint, replace(CONFIG, **changes), itemsize)  # type: ignore[arg-type]
+        return activation_bytes(checkpoint.spec, replace(CONFIG, **changes), itemsize)  # type: ignore[arg-type]
 
     many = SCORED_ROWS_AT_ONCE + 1
     token = 4 * (6 * 64 + 3 * 128 + 4 * (2 + 2) * 32)
@@ -43,13 +43,14 @@ def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
 
 def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
     config = replace(CONFIG, max_num_seqs=32, max_model_len=None, page_bytes=None)
-    wide = replace(
-        checkpoint, query_heads=32, kv_heads=8, head_dim=128, max_position_embeddings=40960
-    )
+    (layer, _), spec = checkpoint.spec.layers, checkpoint.spec
+    heads = replace(layer.attention, heads=32, kv_heads=8, head_dim=128)
+    spec = replace(spec, layers=(replace(layer, attention=heads),) * 2)
+    wide = replace(checkpoint, spec=replace(spec, max_position_embeddings=40960))
 
     def scratch(substrate: Substrate, **changes: int) -> int:
         shape = kv_shape(config, wide, substrate)
-        return attention_scratch_bytes(wide, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
+        return attention_scratch_bytes(wide.spec, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
 
     partials = 32 * 160 * 32 * (128 + 2) * 4
     for substrate in set(Substrate) - {Substrate.PAGED}:
@@ -67,7 +68,7 @@ def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> Non
     ):
         stored, how = replace(wide, dtype=dtype), replace(config, arithmetic=asked)
         plan = plan_engine(how, stored, machine, SubstrateChoice(Substrate.SPARSE, ()))
-        bound = activation_bytes(wide, how, itemsize)
+        bound = activation_bytes(wide.spec, how, itemsize)
         assert plan.memory.demand.activation_bytes == bound + partials, (dtype, asked)
 
 

@@ -1,18 +1,17 @@
-import os
-import resource
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 import metal_ext
 from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from engine.models.packed_qwen3 import PackedQwen3
-from engine.models.qwen3 import Qwen3
-from engine.weights import Arithmetic, choose_arithmetic, load_qwen3, load_reference
-from tests.models import write_model
+from engine.models.cpu_ops import CpuOps
+from engine.models.mlx_ops import MlxOps
+from engine.weights import Arithmetic, choose_arithmetic, load_model
+from tests.models import ModelSpec, write_model
 
 GIB = 1024**3
 
@@ -92,12 +91,12 @@ def test_weights_are_what_the_arithmetic_says(
     tmp_path: Path, arithmetic: Arithmetic, dtypes: set[mx.Dtype]
 ) -> None:
     found = read_checkpoint(write_model(tmp_path, dtype="bfloat16", bits=4))
-    model = load_reference(found, arithmetic, lambda *_: None)
-    assert {array.dtype for _, array in tree_flatten(model.parameters())} == dtypes
+    model = load_model(found, arithmetic, lambda *_: None, None)
+    assert {array.dtype for array in model.weights} == dtypes
 
 
 @pytest.mark.parametrize(
-    ("arithmetic", "kind"), [(Arithmetic.FLOAT32, Qwen3), (Arithmetic.PACKED, PackedQwen3)]
+    ("arithmetic", "kind"), [(Arithmetic.FLOAT32, MlxOps), (Arithmetic.PACKED, CpuOps)]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_loading_reports_progress_up_to_the_last_byte(
@@ -106,8 +105,8 @@ def test_loading_reports_progress_up_to_the_last_byte(
     seen: list[tuple[int, int]] = []
     found = read_checkpoint(write_model(tmp_path, dtype=dtype))
     workers = metal_ext.CpuWorkers(1)
-    model = load_qwen3(found, arithmetic, lambda *at: seen.append(at), workers)
-    assert type(model) is kind
+    model = load_model(found, arithmetic, lambda *at: seen.append(at), workers)
+    assert type(model.ops) is kind
     done = [at for at, _ in seen]
     assert done == sorted(done)
     assert done[0] == 0
@@ -115,6 +114,13 @@ def test_loading_reports_progress_up_to_the_last_byte(
     assert {total for _, total in seen} == {done[-1]}
 
 
-def test_importing_mlx_lm_does_not_lower_the_limit_of_open_files() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert hard != 4096 or os.sysconf("SC_OPEN_MAX") == 4096
+def test_every_tensor_of_a_model_is_a_weight_of_its_steps(tmp_path: Path) -> None:
+    found = read_checkpoint(write_model(tmp_path, ModelSpec(tie_word_embeddings=False)))
+    model = load_model(found, Arithmetic.STORED, lambda *_: None, None)
+    assert sum(array.nbytes for array in model.weights) == found.stored_bytes
+
+
+def test_serving_imports_nothing_that_lowers_the_limit_of_open_files() -> None:
+    """mlx-lm does, for the whole process."""
+    code = "import sys, metal_ext, engine.build; assert not {'mlx_lm', 'mlx.nn'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.model_config import ModelConfig, expected_shapes
+from engine.checkpoint import tensors_of
+from engine.models.config import ModelConfig
+from engine.models.families import read_spec
 from engine.planning.devices import Device
 from engine.promised_checkpoint import promised_tensors
 from tests.metal.roofline import MODELS as SMALL_MODELS
@@ -92,9 +94,9 @@ def write_hollow_model(folder: Path, spec: ModelSpec) -> int:
     """A checkpoint whose file has a header and the right size, and takes no place on the disk.
     Returns the bytes of its weights."""
     config = ModelConfig(write_config(folder, spec, quantization=QUANTIZATION))
-    shapes = dict(expected_shapes(config, with_head=not spec.tie_word_embeddings))
+    model = tensors_of(read_spec(config), embeds=False)
     header, end = {}, 0
-    for name, tensor in promised_tensors(config, shapes).items():
+    for name, tensor in promised_tensors(config, model).items():
         start, end = end, end + tensor.stored_bytes
         shape = list(tensor.shape)
         header[name] = {"dtype": tensor.dtype, "shape": shape, "data_offsets": [start, end]}

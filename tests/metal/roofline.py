@@ -83,7 +83,8 @@ def decode_limit(shape: ModelShape, on: Device, context: int, sequences: int) ->
 
 def tokens_per_block(shape: ModelShape, page: int) -> int:
     """Tokens after which a sequence needs its next mapping."""
-    return page // (shape.kv_heads * shape.head_dim * ELEMENT_BYTES)
+    kv_heads, head_dim = shape.spec.kv_row
+    return page // (kv_heads * head_dim * ELEMENT_BYTES)
 
 
 def mapping_seconds(shape: ModelShape, on: Device, page: int, sequences: int) -> float:
@@ -97,9 +98,10 @@ def gather_share(shape: ModelShape, on: Device) -> float:
     Per past token and layer: K and V are read and written once; each of the chunk's rows has two
     products with it in every query head. Both grow with the past alike.
     """
-    row = shape.kv_heads * shape.head_dim * ELEMENT_BYTES
+    its = shape.spec.layers[0].attention
+    row = its.kv_heads * its.head_dim * ELEMENT_BYTES
     copying = 2 * 2 * row / on.bytes_per_s
-    attending = CHUNK * 4 * shape.query_heads * shape.head_dim / on.ops_per_s
+    attending = CHUNK * 4 * its.heads * its.head_dim / on.ops_per_s
     return copying / attending
 
 

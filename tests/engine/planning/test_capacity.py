@@ -6,7 +6,7 @@ import pytest
 
 from engine.build import plan_engine
 from engine.machine import MachineMemory, gpu_memory
-from engine.model_config import Quantization
+from engine.models.config import Quantization
 from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, find_device

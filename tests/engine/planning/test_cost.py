@@ -27,16 +27,18 @@ def test_weights_are_read_once_for_all_sequences_of_a_step(qwen3_4b: ModelShape)
 
 
 def test_a_chunk_of_a_prompt_takes_the_time_of_its_operations(qwen3_4b: ModelShape) -> None:
-    embedding = qwen3_4b.vocab_size * qwen3_4b.hidden_size
+    embedding = qwen3_4b.spec.vocab_size * qwen3_4b.spec.hidden_size
     ops = 512 * 2 * (qwen3_4b.matrix_numbers - embedding) + 2 * embedding
     ops += 4 * 36 * 32 * 128 * (512 * 100 + 512 * 513 // 2)
     assert cost_of(qwen3_4b).step_seconds([(100, 512)]) == pytest.approx(0.001 + ops / 10e12)
 
 
 def test_an_embedding_that_is_only_looked_up_costs_nothing(qwen3_4b: ModelShape) -> None:
-    embedding = qwen3_4b.vocab_size * qwen3_4b.hidden_size
+    embedding = qwen3_4b.spec.vocab_size * qwen3_4b.spec.hidden_size
     untied = replace(
-        qwen3_4b, tied_embeddings=False, matrix_numbers=qwen3_4b.matrix_numbers + embedding
+        qwen3_4b,
+        spec=replace(qwen3_4b.spec, tied_embeddings=False),
+        matrix_numbers=qwen3_4b.matrix_numbers + embedding,
     )
     assert cost_of(untied) == cost_of(qwen3_4b)
 

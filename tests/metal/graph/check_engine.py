@@ -1,5 +1,6 @@
 """The whole engine on each kind of substrate: the tokens that it says on the CPU's own."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from engine.build import build_engine, plan_engine
 from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
-from engine.models.qwen3 import Qwen3
+from engine.models.forward import Forward
 from engine.runner import ModelRunner
 from engine.types import Request, SamplingParams
 from kvcache.choice import SubstrateChoice
@@ -90,11 +91,11 @@ def said(
     return answers.tokens, found, preempted
 
 
-def read_by(loop: EngineLoop) -> list[mx.array]:
+def read_by(loop: EngineLoop) -> Sequence[mx.array]:
     """The weights."""
     runner = loop._runner
     assert isinstance(runner, ModelRunner)
-    assert isinstance(runner._model, Qwen3)
+    assert isinstance(runner._model, Forward)
     return runner._model.weights
 
 

@@ -41,5 +41,6 @@ def report(qwen3_4b: Path) -> CapacityReport:
 @pytest.fixture
 def hopeless(qwen3_4b: Path) -> CapacityReport:
     """The same with 2 GiB, of which nothing is left; and a model that knows long contexts."""
-    shape = replace(read_shape(qwen3_4b), max_position_embeddings=262144)
+    shape = read_shape(qwen3_4b)
+    shape = replace(shape, spec=replace(shape.spec, max_position_embeddings=262144))
     return plan(shape, 2 * GIB)

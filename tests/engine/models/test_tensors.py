@@ -1,4 +1,4 @@
-"""What is told of packed weights before they are loaded is what they take."""
+"""Tensors follow from a spec, and sizes of packed ones are told before they are loaded."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,17 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 import metal_ext
 from engine.checkpoint import read_checkpoint
-from engine.packed_sizes import GROUP_SIZES, INPUT_STEP, JOINED, PANEL_OUTPUTS
-from engine.packed_weights import pack_linear, pack_qwen3
-from engine.weights import lazy_reference
-from tests.models import ModelSpec, write_model
+from engine.models.config import ModelConfig
+from engine.models.cpu_ops import CpuOps, pack_linear
+from engine.models.dense import dense_decoder
+from engine.models.families import read_spec
+from engine.models.stored import StoredMatrix
+from engine.models.tensors import GROUP_SIZES, INPUT_STEP, PANEL_OUTPUTS, model_tensors
+from engine.weights import Arithmetic, read_weights
+from tests.models import TINY, ModelSpec, write_config, write_model
 
 WORKERS = metal_ext.CpuWorkers(1)
 SMALL = ModelSpec(1, hidden_size=128, num_attention_heads=4, intermediate_size=256, vocab_size=512)
@@ -30,13 +33,37 @@ ODD = ModelSpec(
 K_PROJ = "model.layers.0.self_attn.k_proj"
 
 
+def test_the_tensors_follow_from_the_spec(tmp_path: Path) -> None:
+    spec = read_spec(ModelConfig(write_config(tmp_path, TINY)))
+    shapes = model_tensors(spec, with_head=True).shapes
+    assert shapes["model.layers.1.mlp.down_proj.weight"] == (64, 128)
+    assert shapes["model.layers.0.self_attn.k_proj.weight"] == (32, 64)
+    headless = model_tensors(spec, with_head=False).shapes
+    assert shapes.keys() - headless.keys() == {"lm_head.weight"}
+    bare = model_tensors(spec, "", with_head=False).shapes
+    assert bare["embed_tokens.weight"] == (1024, 64)
+
+
+def test_biases_and_norms_are_there_where_the_spec_has_them(tmp_path: Path) -> None:
+    config = ModelConfig(write_config(tmp_path, TINY))
+    other = dense_decoder(config, "Qwen2", TINY.head_dim, qk_norm=False, qkv_bias=True)
+    shapes, qwen3 = (model_tensors(s, with_head=False).shapes for s in (other, read_spec(config)))
+    layers = [f"model.layers.{number}.self_attn" for number in range(2)]
+    biases = {f"{layer}.{part}_proj.bias" for layer in layers for part in "qkv"}
+    assert shapes.keys() - qwen3.keys() == biases
+    assert shapes["model.layers.1.self_attn.k_proj.bias"] == (32,)
+    norms = {f"{layer}.{part}_norm.weight" for layer in layers for part in "qk"}
+    assert qwen3.keys() - shapes.keys() == norms
+
+
 def packed_size(folder: Path) -> int:
     """What is really there after packing."""
     sizes: list[int] = []
-    model = lazy_reference(read_checkpoint(folder))
-    numbers: list[int] = [a.size for _, a in tree_flatten(model.parameters()) if a.ndim == 1]
-    pack_qwen3(model, WORKERS, sizes.append)
-    return sum(sizes) + 4 * sum(numbers)
+    found = read_checkpoint(folder)
+    stored = read_weights(found, Arithmetic.PACKED)
+    CpuOps(found.spec, found.tensors, stored, WORKERS, sizes.append)
+    vectors = [shape for shape in found.tensors.shapes.values() if len(shape) == 1]
+    return sum(sizes) + 4 * sum(size for (size,) in vectors)
 
 
 @pytest.mark.parametrize(
@@ -63,18 +90,11 @@ def test_the_size_is_what_packing_makes(
 
 def test_the_figures_are_the_kernels_own() -> None:
     def size(outputs: int, inputs: int) -> int:
-        return pack_linear([Plain(mx.zeros((outputs, inputs)))], WORKERS).nbytes
+        return pack_linear([StoredMatrix(mx.zeros((outputs, inputs)))], WORKERS).nbytes
 
     assert size(1, 1) == PANEL_OUTPUTS * INPUT_STEP * 4
     assert size(PANEL_OUTPUTS, INPUT_STEP) == size(1, 1) < size(PANEL_OUTPUTS + 1, 1)
     assert size(1, INPUT_STEP + 1) == 2 * size(1, 1)
-
-
-class Plain:
-    """A layer of such weights."""
-
-    def __init__(self, weight: mx.array) -> None:
-        self.weight = weight
 
 
 @pytest.mark.parametrize("group", [16, 32, 64, 128, 256])
@@ -140,8 +160,11 @@ def test_a_layer_that_is_joined_with_none_may_be_grouped_in_its_own_way(tmp_path
 
 def test_gates_that_do_not_fill_their_last_panel_cannot_be_packed(tmp_path: Path) -> None:
     folder = write_model(tmp_path, ModelSpec(intermediate_size=100))
-    assert read_checkpoint(folder).packed_bytes is None
-    assert {names[0] for names in JOINED} == {"self_attn.q_proj", "mlp.gate_proj"}
+    found = read_checkpoint(folder)
+    assert found.packed_bytes is None
+    joined = [product for product in found.tensors.products if len(product) > 1]
+    layers = {product[0].name.partition(".0.")[2] for product in joined[:2]}
+    assert layers == {"self_attn.q_proj", "mlp.gate_proj"}
 
 
 @pytest.mark.parametrize(

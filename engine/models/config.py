@@ -1,0 +1,88 @@
+"""Reads ``config.json`` of a model folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.safetensors_headers import CheckpointError, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a layer's weights are packed: MLX's affine groups."""
+
+    bits: int
+    group_size: int
+
+
+class ModelConfig:
+    """``config.json`` with questions that name the field when the answer is wrong: each raises
+    CheckpointError."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path / "config.json"
+        self.values = read_json(self.file)
+
+    def count(self, field: str) -> int:
+        """Return a number above 0."""
+        value = self.values.get(field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(field, value, "a number above 0")
+        return value
+
+    def number(self, field: str, value: object = ...) -> float:
+        """Return a number above 0. value: what to check, where it is not the field's own."""
+        if value is ...:
+            value = self.values.get(field)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self._wrong(field, value, "a number above 0")
+        return value
+
+    def flag(self, field: str) -> bool:
+        """Return true or false."""
+        value = self.values.get(field)
+        if not isinstance(value, bool):
+            raise self._wrong(field, value, "true or false")
+        return value
+
+    def refuse_windows(self) -> None:
+        """Raise where attention sees only the newest tokens."""
+        if self.values.get("use_sliding_window"):
+            raise CheckpointError(
+                f"{self.file}: use_sliding_window is true; quire serves full attention only"
+            )
+
+    def refuse_foreign_quantization(self) -> None:
+        """Raise where weights are packed in another way than MLX's."""
+        packing = self.values.get("quantization_config")
+        method = packing.get("quant_method") if isinstance(packing, dict) else None
+        if method is not None and "quantization" not in self.values:
+            raise CheckpointError(
+                f"{self.file}: quantization_config.quant_method is {method!r}; quire serves "
+                "unquantised models and MLX's own 4 and 8 bits"
+            )
+
+    def quantization(self, layer: str) -> Quantization | None:
+        """Return how the layer of that name is packed, where the config says that any is."""
+        default = self.values.get("quantization")
+        if not isinstance(default, dict):
+            return None
+        own = default.get(layer)
+        chosen = own if isinstance(own, dict) else default
+        if chosen.get("mode", "affine") != "affine":
+            raise CheckpointError(
+                f"{self.file}: quantization.mode is {chosen['mode']!r}; quire serves affine groups"
+            )
+        try:
+            found = Quantization(int(chosen["bits"]), int(chosen["group_size"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.file}: quantization needs the numbers bits and group_size"
+            ) from error
+        if found.bits not in (4, 8) or found.group_size < 1:
+            raise CheckpointError(
+                f"{self.file}: quantization.bits is {found.bits}; quire serves 4 and 8"
+            )
+        return found
+
+    def _wrong(self, field: str, value: object, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.file}: {field} is {value!r}; it must be {what}")

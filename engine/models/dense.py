@@ -1,0 +1,31 @@
+"""What dense decoders after Llama have in common in their ``config.json``."""
+
+from engine.models.config import ModelConfig
+from engine.models.rope import read_rope
+from engine.models.spec import Attention, DenseMlp, LayerSpec, ModelSpec
+from engine.safetensors_headers import CheckpointError
+
+
+def dense_decoder(
+    config: ModelConfig, family: str, head_dim: int, *, qk_norm: bool, qkv_bias: bool
+) -> ModelSpec:
+    """Return a model whose layers are all alike. family: as people write it. Raises
+    CheckpointError."""
+    eps, rope = config.number("rms_norm_eps"), read_rope(config, head_dim)
+    heads, kv_heads = config.count("num_attention_heads"), config.count("num_key_value_heads")
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{config.file}: num_attention_heads ({heads}) is not a multiple of "
+            f"num_key_value_heads ({kv_heads})"
+        )
+    attention = Attention(heads, kv_heads, head_dim, rope, qk_norm, qkv_bias)
+    layer = LayerSpec(attention, DenseMlp(config.count("intermediate_size")))
+    return ModelSpec(
+        family=family,
+        vocab_size=config.count("vocab_size"),
+        hidden_size=config.count("hidden_size"),
+        layers=(layer,) * config.count("num_hidden_layers"),
+        tied_embeddings=config.flag("tie_word_embeddings"),
+        norm_eps=eps,
+        max_position_embeddings=config.count("max_position_embeddings"),
+    )

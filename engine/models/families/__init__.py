@@ -1,0 +1,27 @@
+"""The families of models that are served: for each, what makes a spec of ``config.json``."""
+
+from collections.abc import Callable
+
+from engine.models.config import ModelConfig
+from engine.models.families.qwen3 import qwen3
+from engine.models.spec import ModelSpec
+from engine.safetensors_headers import CheckpointError
+
+FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
+    "qwen3": qwen3,
+}
+"""By ``model_type``."""
+
+
+def read_spec(config: ModelConfig) -> ModelSpec:
+    """Return the model that ``config.json`` describes. Raises CheckpointError, which names the
+    field, for any that is not served."""
+    model_type = config.values.get("model_type")
+    family = FAMILIES.get(str(model_type))
+    if family is None:
+        raise CheckpointError(
+            f"{config.file}: model_type is {model_type!r}; quire serves "
+            f"{', '.join(FAMILIES)} (dense) models"
+        )
+    config.refuse_foreign_quantization()
+    return family(config)

@@ -1,0 +1,109 @@
+"""The forward of any model over a flat token array.
+
+All sequences of a step share one ``x[T, hidden]``, so that every linear layer sees one matrix; only
+RoPE (a position per token) and attention (a sequence per token) tell them apart. What is computed,
+the spec says; how, the operations: ``mlx_ops`` or ``cpu_ops``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from engine.models.spec import ModelSpec, Rope
+from kvcache.backend import NormAndRope
+
+Rotations = Mapping[Rope, mx.array]
+"""By which the rows of a step turn, for each RoPE of a model; in a form of the operations' own."""
+
+
+class LayerViews(Protocol):
+    """What the forward needs of the cache; ``kvcache.views.KVViews`` is one."""
+
+    @property
+    def fuses_projection(self) -> bool:
+        """Return whether ``project`` is there, and not ``project_joined``."""
+
+    def project(
+        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, norms: NormAndRope
+    ) -> mx.array:
+        """Apply norm and RoPE to the step's queries and keys, and ``append``; return the
+        queries."""
+
+    def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
+        """Do the same with queries, keys and values of one matrix."""
+
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        """Write the step's keys and values of a layer."""
+
+    def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
+        """Return the attention of the step's queries of a layer."""
+
+
+class Ops(Protocol):
+    """A model's weights, and what is computed with them. ``x`` is ``[T, hidden]``; layers go by
+    number."""
+
+    @property
+    def weights(self) -> Sequence[mx.array]:
+        """Return the arrays of MLX that every step reads."""
+
+    def rotations(self, positions: mx.array) -> Rotations:
+        """Return what ``project`` turns rows by. positions: ``[T]`` int32."""
+
+    def embed(self, token_ids: mx.array) -> mx.array:
+        """Return the rows of the embedding. token_ids: ``[T]`` int32."""
+
+    def project(self, number: int, x: mx.array, turns: Rotations, views: LayerViews) -> mx.array:
+        """Append a layer's keys and values of x; return its queries ``[T, heads, head_dim]``."""
+
+    def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
+        """Return x plus a layer's output projection of ``[T, heads, head_dim]``."""
+
+    def add_mlp(self, number: int, x: mx.array) -> mx.array:
+        """Return x plus a layer's MLP of it."""
+
+    def norm(self, x: mx.array) -> mx.array:
+        """Return the states after the final norm."""
+
+    def head(self, states: mx.array) -> mx.array:
+        """Return the logits ``[T, vocab]``."""
+
+
+class Forward:
+    """A model that is ready to run, on the thread that has loaded it."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        """ops: of a model of that spec."""
+        self.ops = ops
+        self._layers = spec.layers
+
+    @property
+    def weights(self) -> Sequence[mx.array]:
+        """Return the arrays of MLX that every step reads."""
+        return self.ops.weights
+
+    def hidden(
+        self, token_ids: mx.array, positions: mx.array, views: LayerViews, rows: mx.array | None
+    ) -> mx.array | None:
+        """Return the states ``[R, hidden]`` of the given rows after the final norm.
+
+        token_ids, positions: ``[T]`` int32. rows: ``[R]`` int32 indices into T. With rows None only
+        the cache is filled, and None is returned.
+        """
+        ops, last = self.ops, len(self._layers) - 1
+        turns = ops.rotations(positions)
+        x = ops.embed(token_ids)
+        for number, layer in enumerate(self._layers):
+            queries = ops.project(number, x, turns, views)
+            if number == last and rows is None:
+                return None
+            attended = views.attend(number, queries, layer.attention.scale)
+            if number == last:
+                x, attended = x[rows], attended[rows]  # no later layer needs the others
+            x = ops.add_mlp(number, ops.add_attention(number, x, attended))
+        return ops.norm(x)
+
+    def head(self, states: mx.array) -> mx.array:
+        """Return the logits ``[R, vocab]``."""
+        return self.ops.head(states)

@@ -1,0 +1,126 @@
+"""Rotary positions as ``config.json`` describes them: a base, and a way of scaling.
+
+Formulas are of the papers that the kinds are named after, their defaults mlx-lm's. All are computed
+in double precision.
+"""
+
+import math
+from typing import Any
+
+from engine.models.config import ModelConfig
+from engine.models.spec import Rope
+from engine.safetensors_headers import CheckpointError
+
+PLAIN = ("default", "mrope")
+"""mrope has three positions per token, which are equal where all is text."""
+YARN = ("yarn", "deepseek_yarn", "telechat3-yarn")
+
+
+def read_rope(config: ModelConfig, head_dim: int) -> Rope:
+    """Return the RoPE of heads of that size. Raises CheckpointError."""
+    nested = config.values.get("rope_parameters")
+    theta = nested.get("rope_theta") if isinstance(nested, dict) else None
+    base = config.number("rope_theta", config.values.get("rope_theta", theta))
+    scaling = config.values.get("rope_scaling") or nested or {}
+    if not isinstance(scaling, dict):
+        raise CheckpointError(f"{config.file}: rope_scaling is no object")
+    kind = scaling.get("type") or scaling.get("rope_type", "default")
+    if kind in PLAIN:
+        return Rope(base)
+    fields = _Fields(config, scaling)
+    if kind == "linear":
+        return Rope(base, scale=1 / fields.number("factor"))
+    periods = [base ** (2 * pair / head_dim) for pair in range(head_dim // 2)]
+    if kind == "llama3":
+        return Rope(base, periods=_llama3(periods, fields))
+    if kind in YARN:
+        return _yarn(base, periods, fields)
+    if kind == "longrope":
+        return _longrope(base, periods, fields)
+    if kind == "proportional":
+        return Rope(base, periods=_proportional(periods, fields))
+    raise CheckpointError(
+        f"{config.file}: rope_scaling.type is {kind!r}, which quire does not serve"
+    )
+
+
+class _Fields:
+    """The fields of rope_scaling."""
+
+    def __init__(self, config: ModelConfig, values: dict[str, Any]) -> None:
+        self.config = config
+        self.values = values
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number above 0."""
+        value = self.values.get(name, default)
+        return self.config.number(f"rope_scaling.{name}", value)
+
+    def numbers(self, name: str, count: int) -> list[float]:
+        """Return a list of so many numbers above 0."""
+        value = self.values.get(name)
+        if not isinstance(value, list) or len(value) != count:
+            raise CheckpointError(
+                f"{self.config.file}: rope_scaling.{name} must be {count} numbers"
+            )
+        return [self.config.number(f"rope_scaling.{name}", one) for one in value]
+
+
+def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
+    """Llama 3.1: long waves are stretched, short ones are not, and those between in part."""
+    factor = fields.number("factor")
+    low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
+    known = fields.number("original_max_position_embeddings", 8192)
+
+    def stretched(period: float) -> float:
+        waves = known / (2 * math.pi * period)  # in the context that it was trained with
+        kept = min(max((waves - low) / (high - low), 0.0), 1.0)
+        return period / ((1 - kept) / factor + kept)
+
+    return tuple(map(stretched, periods))
+
+
+def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
+    """YaRN (arXiv 2309.00071): as Llama 3's, but by the number of the pair; and larger heads."""
+    factor, known = fields.number("factor"), fields.number("original_max_position_embeddings", 4096)
+    pairs = len(periods)
+
+    def pair_of(turns: float) -> float:
+        """Return which pair turns so often in the known context."""
+        return pairs * math.log(known / (turns * 2 * math.pi)) / math.log(base)
+
+    first = max(math.floor(pair_of(fields.number("beta_fast", 32))), 0)
+    last = min(math.ceil(pair_of(fields.number("beta_slow", 1))), 2 * pairs - 1)
+
+    def stretched(pair: int, period: float) -> float:
+        kept = 1 - min(max((pair - first) / (last - first or 0.001), 0.0), 1.0)
+        return period / ((1 - kept) / factor + kept)
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    over_all = fields.values.get("mscale_all_dim", 0)
+    return Rope(
+        base,
+        periods=tuple(stretched(*pair) for pair in enumerate(periods)),
+        magnitude=magnitude(fields.number("mscale", 1.0)) / magnitude(over_all),
+    )
+
+
+def _longrope(base: float, periods: list[float], fields: _Fields) -> Rope:
+    """LongRoPE (arXiv 2402.13753), with the factors for long contexts at every length."""
+    known = fields.number("original_max_position_embeddings")
+    factors = fields.numbers("long_factor", len(periods))
+    longer = fields.config.count("max_position_embeddings") / known
+    return Rope(
+        base,
+        periods=tuple(factor * period for factor, period in zip(factors, periods, strict=True)),
+        magnitude=math.sqrt(1 + math.log(longer) / math.log(known)) if longer > 1 else 1.0,
+    )
+
+
+def _proportional(periods: list[float], fields: _Fields) -> tuple[float, ...]:
+    """Only the first part of the pairs turns."""
+    factor = fields.number("factor", 1.0)
+    turning = int(2 * len(periods) * fields.number("partial_rotary_factor", 1.0)) // 2
+    return (*(factor * its for its in periods[:turning]), *[math.inf] * (len(periods) - turning))

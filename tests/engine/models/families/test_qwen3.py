@@ -1,0 +1,68 @@
+"""A Qwen3's ``config.json`` becomes a spec, or is refused by the name of the field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.models.config import ModelConfig
+from engine.models.families import read_spec
+from engine.models.spec import Attention, DenseMlp, LayerSpec, Rope
+from engine.safetensors_headers import CheckpointError
+from tests.models import TINY, write_config
+
+
+def written(folder: Path, changes: dict[str, Any]) -> Path:
+    """A folder with that config; a field that is ... is not in it."""
+    file = write_config(folder, TINY) / "config.json"
+    values = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+    return folder
+
+
+# (what, fields of config.json that are not as they should be; ...: missing, what is said)
+BROKEN: list[tuple[str, dict[str, Any], str]] = [
+    ("another model", {"model_type": "llama"}, r"config.json: model_type is 'llama'"),
+    ("a field is missing", {"head_dim": ...}, r"config.json: head_dim is None"),
+    ("a field is a string", {"hidden_size": "64"}, r"config.json: hidden_size is '64'"),
+    ("a field is true", {"vocab_size": True}, r"config.json: vocab_size is True"),
+    ("a field is zero", {"num_hidden_layers": 0}, r"num_hidden_layers is 0; .* above 0"),
+    ("tied is a number", {"tie_word_embeddings": 1}, r"tie_word_embeddings is 1"),
+    ("tied is missing", {"tie_word_embeddings": ...}, r"tie_word_embeddings is None"),
+    ("no rope base", {"rope_theta": ...}, r"config.json: rope_theta is None"),
+    ("a strange rope base", {"rope_theta": "x"}, r"config.json: rope_theta is 'x'"),
+    ("no norm epsilon", {"rms_norm_eps": ...}, r"config.json: rms_norm_eps is None"),
+    (
+        "heads do not share evenly",
+        {"num_attention_heads": 3, "num_key_value_heads": 2},
+        r"num_attention_heads \(3\) is not a multiple of num_key_value_heads \(2\)",
+    ),
+    ("sliding windows", {"use_sliding_window": True}, r"use_sliding_window is true; quire"),
+    (
+        "another packing",
+        {"quantization_config": {"quant_method": "awq"}},
+        r"quantization_config.quant_method is 'awq'",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [pytest.param(edit, message, id=name) for name, edit, message in BROKEN]
+)
+def test_fault_16_a_broken_config_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = written(tmp_path, changes)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_spec(ModelConfig(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_all_layers_are_alike_with_norms_and_without_biases(tmp_path: Path) -> None:
+    spec = read_spec(ModelConfig(write_config(tmp_path, TINY)))
+    attention = Attention(2, 1, 32, Rope(1_000_000.0), qk_norm=True, qkv_bias=False)
+    assert spec.layers == (LayerSpec(attention, DenseMlp(128)),) * 2
+    assert (spec.family, spec.norm_eps, spec.tied_embeddings) == ("Qwen3", 1e-6, True)
+    assert (spec.vocab_size, spec.hidden_size) == (TINY.vocab_size, TINY.hidden_size)
+    assert spec.max_position_embeddings == TINY.max_position_embeddings

@@ -1,0 +1,88 @@
+"""Random models, ours and mlx-lm's, and the steps of ours over a cache."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import metal_ext
+from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.models.forward import Forward
+from engine.runner import Model
+from engine.weights import Arithmetic, load_model
+from kvcache.layout import KVShape, paged_layout
+from kvcache.manager import KVCacheManager
+from kvcache.native_backends import posix_backend
+from tests.kvcache.managers import manager
+from tests.models import ModelSpec, write_model
+from tests.reference import load_reference
+
+SPEC = ModelSpec(
+    num_hidden_layers=4,
+    hidden_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=256,
+    vocab_size=512,
+)
+
+
+def cache_for(checkpoint: Checkpoint, itemsize: int) -> KVCacheManager:
+    shape = KVShape(checkpoint.spec.num_layers, *checkpoint.spec.kv_row, itemsize)
+    layout = paged_layout(shape, max_tokens=512, heap_bytes=1 << 20, system_page_bytes=4096)
+    return manager(
+        layout,
+        posix_backend(layout.group, metal_ext.CpuWorkers(2)),
+        budget_bytes=1 << 28,
+        max_sequences=8,
+    )
+
+
+def step(
+    model: Model, kv: KVCacheManager, plan: list[tuple[int, int, list[int]]], rows: list[int]
+) -> mx.array:
+    """Runs (sequence, start, tokens) segments; returns the logits of the rows."""
+    for seq, start, tokens in plan:
+        assert kv.reserve(seq, start + len(tokens))
+    views = kv.views([(seq, start, len(tokens)) for seq, start, tokens in plan])
+    flat = [token for _, _, tokens in plan for token in tokens]
+    places = [start + i for _, start, tokens in plan for i in range(len(tokens))]
+    states = model.hidden(mx.array(flat), mx.array(places), views, mx.array(rows))
+    assert states is not None
+    logits = model.head(states)
+    mx.eval(logits)
+    for seq, _, tokens in plan:
+        kv.commit(seq, tokens)
+    kv.step_completed(views.epoch)
+    return logits.astype(mx.float32)
+
+
+def spread(got: mx.array, want: mx.array) -> float:
+    """The greatest difference, in standard deviations of what is wanted."""
+    return float(np.abs(np.array(got) - np.array(want)).max() / np.array(want).std())
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, SPEC.vocab_size, length).tolist()
+    return tokens
+
+
+def ours(checkpoint: Checkpoint, arithmetic: Arithmetic, instruction_set: str = "auto") -> Forward:
+    workers = metal_ext.CpuWorkers(2, instruction_set)
+    return load_model(checkpoint, arithmetic, lambda *_: None, workers)
+
+
+def loaded(
+    folder: Path, arithmetic: Arithmetic, spec: ModelSpec = SPEC, **how: Any
+) -> tuple[Checkpoint, Forward, Callable[[list[int]], mx.array]]:
+    """A checkpoint, our model of it, and mlx-lm's logits of ids. how: as for write_model."""
+    checkpoint = read_checkpoint(write_model(folder, spec, **how))
+    # Not unpacked for the packed ones: that rounds to the checkpoint's own 16 bits.
+    packed = arithmetic is Arithmetic.PACKED
+    same = Arithmetic.QUANTIZED_FLOAT32 if packed else arithmetic
+    reference = load_reference(checkpoint, same)
+    model = ours(checkpoint, arithmetic)
+    return checkpoint, model, lambda ids: reference(mx.array([ids]))[0].astype(mx.float32)

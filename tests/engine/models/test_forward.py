@@ -1,0 +1,102 @@
+"""One forward over both kinds of operations, for each thing that a spec may say."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.checkpoint import read_checkpoint
+from engine.models.config import ModelConfig
+from engine.models.dense import dense_decoder
+from engine.models.families import FAMILIES
+from engine.models.spec import ModelSpec
+from engine.weights import Arithmetic
+from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
+from tests.kvcache.managers import join
+from tests.models import write_model
+
+# float32 against float32 in another order, x in two bfloat16 parts where a matrix unit multiplies.
+TOLERANCE = 1e-4
+BOTH = [Arithmetic.QUANTIZED_FLOAT32, Arithmetic.PACKED]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def without_norms(config: ModelConfig) -> ModelSpec:
+    return dense_decoder(config, "Llama", config.count("head_dim"), qk_norm=False, qkv_bias=False)
+
+
+def with_biases(config: ModelConfig) -> ModelSpec:
+    return dense_decoder(config, "Qwen2", config.count("head_dim"), qk_norm=False, qkv_bias=True)
+
+
+@pytest.mark.parametrize("arithmetic", BOTH)
+@pytest.mark.parametrize("how", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "bits": 4}], ids=str)
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("qwen3", {}),
+        ("qwen3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+        ("llama", {}),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+        ("llama", {"rope_scaling": LLAMA3}),
+        ("llama", {"rope_scaling": LLAMA3 | {"rope_type": "yarn"}}),
+        ("qwen2", {}),
+    ],
+    ids=str,
+)
+def test_logits_equal_mlx_lms_with_and_without_norms_biases_and_tables(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model_type: str,
+    changes: dict[str, Any],
+    how: dict[str, Any],
+    arithmetic: Arithmetic,
+) -> None:
+    monkeypatch.setitem(FAMILIES, "llama", without_norms)
+    monkeypatch.setitem(FAMILIES, "qwen2", with_biases)
+    fields = {"model_type": model_type, "architectures": [], **changes}
+    checkpoint, model, forward = loaded(tmp_path, arithmetic, **how, **fields)
+    kv, ids, other = cache_for(checkpoint, 4), prompt(200), prompt(30, 1)
+    assert join(kv, 1, 200)
+    assert join(kv, 2, 30)
+    got = [step(model, kv, [(1, 0, ids[:150])], list(range(150)))]
+    both = step(model, kv, [(2, 0, other), (1, 150, ids[150:])], list(range(80)))
+    assert spread(mx.concatenate([*got, both[30:]]), forward(ids)) < TOLERANCE
+    assert spread(both[:30], forward(other)) < TOLERANCE
+
+
+@pytest.mark.parametrize("arithmetic", BOTH)
+def test_an_untied_head_is_used(tmp_path: Path, arithmetic: Arithmetic) -> None:
+    untied = replace(SPEC, tie_word_embeddings=False)
+    checkpoint, model, forward = loaded(tmp_path, arithmetic, untied)
+    kv, ids = cache_for(checkpoint, 4), prompt(20)
+    assert join(kv, 1, 20)
+    assert spread(step(model, kv, [(1, 0, ids)], [19]), forward(ids)[-1:]) < TOLERANCE
+
+
+@pytest.mark.parametrize("arithmetic", BOTH)
+def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path, arithmetic: Arithmetic) -> None:
+    checkpoint = read_checkpoint(write_model(tmp_path, SPEC, dtype="bfloat16"))
+    model, ids = ours(checkpoint, arithmetic), prompt(50)
+
+    def last_logits(first_rows: mx.array | None) -> np.ndarray[Any, Any]:
+        kv = cache_for(checkpoint, 4)
+        assert join(kv, 1, 50)
+        assert kv.reserve(1, 49)
+        views = kv.views([(1, 0, 49)])
+        states = model.hidden(mx.array(ids[:49]), mx.arange(49), views, first_rows)
+        assert (states is None) == (first_rows is None)
+        mx.eval(views.step_end([] if states is None else [states]))
+        kv.commit(1, ids[:49])
+        return np.array(step(model, kv, [(1, 49, ids[49:])], [0]))
+
+    assert np.array_equal(last_logits(None), last_logits(mx.array([48])))

@@ -1,0 +1,94 @@
+"""MLX's operations against mlx-lm's own forward."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from engine.checkpoint import read_checkpoint
+from engine.models.mlx_ops import MlxOps
+from engine.weights import Arithmetic
+from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
+from tests.kvcache.managers import join
+from tests.models import write_model
+
+# Greatest difference of a logit, in units of the logits' own standard deviation. float32: sums in
+# another order. bfloat16: eight bits of mantissa in every product, through four layers.
+# packed: MLX's packed products on a CPU sum in bfloat16 as well.
+TOLERANCE = {"float32": 2e-5, "bfloat16": 0.06, "packed bfloat16": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("how", "arithmetic", "itemsize", "tolerance"),
+    [
+        ({"dtype": "float32"}, Arithmetic.FLOAT32, 4, TOLERANCE["float32"]),
+        ({"dtype": "bfloat16"}, Arithmetic.STORED, 2, TOLERANCE["bfloat16"]),
+        ({"dtype": "bfloat16"}, Arithmetic.FLOAT32, 4, TOLERANCE["float32"]),
+        ({"dtype": "float16"}, Arithmetic.FLOAT32, 4, TOLERANCE["float32"]),
+        ({"dtype": "float32", "bits": 4}, Arithmetic.QUANTIZED_FLOAT32, 4, TOLERANCE["float32"]),
+        ({"dtype": "bfloat16", "bits": 4}, Arithmetic.STORED, 2, TOLERANCE["packed bfloat16"]),
+        ({"dtype": "bfloat16", "bits": 8}, Arithmetic.QUANTIZED_FLOAT32, 4, TOLERANCE["float32"]),
+        ({"dtype": "bfloat16", "bits": 4}, Arithmetic.FLOAT32, 4, TOLERANCE["float32"]),
+    ],
+)
+def test_logits_equal_mlx_lms(
+    tmp_path: Path, how: dict[str, Any], arithmetic: Arithmetic, itemsize: int, tolerance: float
+) -> None:
+    checkpoint, model, forward = loaded(tmp_path, arithmetic, **how)
+    kv, ids = cache_for(checkpoint, itemsize), prompt(90)
+    assert join(kv, 1, 90)
+    got = [step(model, kv, [(1, 0, ids[:70])], list(range(70)))]
+    got += [step(model, kv, [(1, 70 + i, [ids[70 + i]])], [0]) for i in range(20)]
+    assert spread(mx.concatenate(got), forward(ids)) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("scaling", "scale"),
+    [
+        (None, 1.0),
+        ({"type": "linear", "factor": 4.0}, 0.25),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, None),
+    ],
+)
+def test_a_plain_rope_can_be_part_of_one_kernel_and_any_other_cannot(
+    tmp_path: Path, scaling: dict[str, Any] | None, scale: float | None
+) -> None:
+    checkpoint = read_checkpoint(write_model(tmp_path, SPEC, rope_scaling=scaling))
+    ops = ours(checkpoint, Arithmetic.STORED).ops
+    assert isinstance(ops, MlxOps)
+    how = ops._fused[0]
+    assert (how is None) == (scale is None)
+    if how is not None:
+        assert how.rope_scale == scale
+        assert how.rope_base == 1_000_000.0
+        assert how.eps == 1e-6
+        assert how.query_weight.shape == how.key_weight.shape == (SPEC.head_dim,)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "linear", "factor": 4.0},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    ],
+)
+def test_positions_are_scaled_as_mlx_lm_does(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    checkpoint, model, forward = loaded(tmp_path, Arithmetic.FLOAT32, rope_scaling=scaling)
+    kv, ids = cache_for(checkpoint, 4), prompt(90)
+    assert join(kv, 1, 90)
+    got = step(model, kv, [(1, 0, ids)], list(range(90)))
+    assert spread(got, forward(ids)) < TOLERANCE["float32"]
+
+
+def test_chunks_and_company_change_no_logit_beyond_rounding(tmp_path: Path) -> None:
+    checkpoint, model, forward = loaded(tmp_path, Arithmetic.FLOAT32)
+    kv = cache_for(checkpoint, 4)
+    a, b, c = prompt(100, 1), prompt(60, 2), prompt(33, 3)
+    for seq, ids in ((1, a), (2, b), (3, c)):
+        assert join(kv, seq, len(ids))
+    step(model, kv, [(1, 0, a[:37])], [0])
+    step(model, kv, [(2, 0, b[:59]), (1, 37, a[37:40])], [0])
+    got = step(model, kv, [(2, 59, b[59:]), (1, 40, a[40:]), (3, 0, c)], [0, 60, 93])
+    want = mx.stack([forward(b)[-1], forward(a)[-1], forward(c)[-1]])
+    assert spread(got, want) < TOLERANCE["float32"]

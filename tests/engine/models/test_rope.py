@@ -1,0 +1,95 @@
+"""Scaled positions turn heads as mlx-lm's do; a scaling that is not known is refused by name."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.models.config import ModelConfig
+from engine.models.rope import read_rope
+from engine.models.spec import Rope
+from engine.safetensors_headers import CheckpointError
+from tests.models import TINY, write_config
+from tests.reference import initialize_rope
+
+HEAD_DIM = 32
+BASE = 500_000.0
+LONG = {"original_max_position_embeddings": 64, "short_factor": [1.0] * 16}
+SCALINGS: list[dict[str, Any]] = [
+    {},
+    {"rope_type": "default"},
+    {"type": "linear", "factor": 4.0},
+    {"rope_type": "llama3", "factor": 8.0},
+    {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0},
+    {"rope_type": "yarn", "factor": 4.0},
+    {"type": "yarn", "factor": 4.0, "beta_fast": 16, "beta_slow": 2, "mscale_all_dim": 0.5},
+    {"type": "yarn", "factor": 0.5, "original_max_position_embeddings": 6},
+    {"rope_type": "longrope", "long_factor": [1.0 + i for i in range(16)], **LONG},
+    {"rope_type": "longrope", "long_factor": [2.0] * 16, **LONG, "max": 64},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
+    {"rope_type": "mrope", "mrope_section": [4, 4, 8]},
+]
+
+
+def rope_of(folder: Path, scaling: Any, **changes: Any) -> Rope:
+    fields = {"rope_theta": BASE, "rope_scaling": scaling} | changes
+    return read_rope(ModelConfig(write_config(folder, TINY, **fields)), HEAD_DIM)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+def test_heads_turn_as_mlx_lms_do(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    longest = scaling.get("max", 4096)
+    rope = rope_of(tmp_path, scaling, max_position_embeddings=longest)
+    theirs = initialize_rope(HEAD_DIM, BASE, False, scaling, longest)
+    heads = mx.random.normal((1, 1, 1, HEAD_DIM))
+    turns = np.array(rope.turns(HEAD_DIM))
+    for position in (0, 1, 77, 3000):
+        want = np.array(theirs(heads, offset=position))[0, 0, 0]
+        low, high = np.split(np.array(heads)[0, 0, 0].astype(np.float64), 2)
+        cosines, sines = np.cos(position * turns), np.sin(position * turns)
+        got = np.concatenate([low * cosines - high * sines, low * sines + high * cosines])
+        # An angle of mlx-lm's has the 24 bits of float32.
+        np.testing.assert_allclose(got * rope.magnitude, want, atol=1e-5 + position * 1e-6)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+def test_a_rope_is_plain_where_angles_grow_with_positions_alone(
+    tmp_path: Path, scaling: dict[str, Any]
+) -> None:
+    kind = scaling.get("type") or scaling.get("rope_type", "default")
+    plain = rope_of(tmp_path, scaling).periods is None
+    assert plain == (kind in ("default", "linear", "mrope"))
+
+
+def test_a_base_may_stand_among_the_ropes_parameters(tmp_path: Path) -> None:
+    nested = {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}
+    config = ModelConfig(write_config(tmp_path, TINY, rope_parameters=nested))
+    del config.values["rope_theta"]
+    assert read_rope(config, HEAD_DIM) == Rope(1e4, scale=0.5)
+
+
+def test_what_does_not_turn_has_no_turns() -> None:
+    assert Rope(1e4, periods=(2.0, math.inf)).turns(4) == [0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ("yarn", r"config\.json: rope_scaling is no object"),
+        ({"type": "spiral"}, r"config\.json: rope_scaling\.type is 'spiral', which quire does not"),
+        ({"type": "linear"}, r"config\.json: rope_scaling\.factor is None; it must be a number"),
+        ({"type": "yarn", "factor": "4"}, r"config\.json: rope_scaling\.factor is '4'"),
+        (
+            {"type": "longrope", "long_factor": [1.0], **LONG},
+            r"config\.json: rope_scaling\.long_factor must be 16 numbers",
+        ),
+    ],
+)
+def test_a_scaling_that_cannot_be_computed_is_refused_by_name(
+    tmp_path: Path, scaling: Any, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        rope_of(tmp_path, scaling)

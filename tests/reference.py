@@ -1,0 +1,59 @@
+"""mlx-lm's models: what ours are compared with."""
+
+import resource
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+
+from engine.checkpoint import Checkpoint
+from engine.weights import Arithmetic
+
+# mlx_lm lowers the limit of open files for the whole process when it is imported.
+with mock.patch.object(resource, "setrlimit"):
+    from mlx_lm.models.rope_utils import initialize_rope
+    from mlx_lm.utils import _get_classes as classes_of
+    from mlx_lm.utils import dequantize_model, load_model
+
+__all__ = ["classes_of", "initialize_rope", "lazy_reference", "load_model", "load_reference"]
+
+
+def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic) -> Any:
+    """mlx-lm's model of that checkpoint, in that arithmetic."""
+    model = lazy_reference(checkpoint)
+    if arithmetic is Arithmetic.FLOAT32:
+        model = dequantize_model(model)
+    if arithmetic is not Arithmetic.STORED:
+        model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+    return model
+
+
+def lazy_reference(checkpoint: Checkpoint) -> Any:
+    """The same as it is stored, before its weights are read."""
+    # Without a head of its own the model is built as if it were tied.
+    config = {"tie_word_embeddings": checkpoint.spec.tied_embeddings or checkpoint.embeds}
+    model, _ = load_model(
+        checkpoint.path,
+        lazy=True,
+        strict=True,
+        model_config=config,
+        get_model_classes=lambda config: _classes_of(checkpoint, config),
+    )
+    return model
+
+
+def _classes_of(checkpoint: Checkpoint, config: dict[str, Any]) -> tuple[type, type]:
+    """mlx-lm's classes, of which the model takes the checkpoint's weights by their own names."""
+    model, args = classes_of(config)
+
+    class NamedModel(model):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            """Without the head that nobody uses."""
+            kept: dict[str, mx.array] = super().sanitize(weights)
+            start = "model." if checkpoint.bare_names else ""
+            heads = {name for name in kept if name.startswith("lm_head.")}
+            named = {start + name: kept[name] for name in kept.keys() - heads}
+            return named if checkpoint.embeds else named | {name: kept[name] for name in heads}
+
+    return NamedModel, args
