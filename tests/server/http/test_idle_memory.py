@@ -11,7 +11,7 @@ import pytest
 from server.http import idle_memory
 from server.http.idle_memory import release_free_memory, release_when_idle, use_one_arena
 from server.routes.service import Service
-from tests.server.harness import CHAT, chat, eventually
+from tests.server.harness import CHAT, Engine, chat, eventually
 
 # Small pieces of many threads, and one behind each that stays.
 PROGRAM = """
@@ -55,25 +55,36 @@ library.fflush(output)
 """
 
 
-async def test_memory_is_released_when_those_who_asked_have_left(
-    service: Service, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+async def test_memory_is_released_again_and_again_when_those_who_asked_have_left(
+    engine: Engine, service: Service, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released: list[bool] = []
+    released = 0
+
+    def release() -> None:
+        nonlocal released
+        released += 1
+
+    async def released_in_a_while() -> int:
+        before = released
+        await asyncio.sleep(0.1)
+        return released - before
+
     monkeypatch.setattr(idle_memory, "LOOK_S", 0.01)
-    monkeypatch.setattr(
-        idle_memory,
-        "release_free_memory",
-        lambda: released.append(service.drain.answering),
-    )
+    monkeypatch.setattr(idle_memory, "release_free_memory", release)
     releasing = asyncio.create_task(release_when_idle(service.drain))
     await http.get("/health")
-    await asyncio.sleep(0.1)
-    assert not released, "nobody has asked for anything"
-    for times in (1, 2):
-        assert (await http.post(CHAT, json=chat(max_tokens=2))).status_code == 200
-        await eventually(lambda: len(released) == times)  # noqa: B023
-        await asyncio.sleep(0.1)
-    assert released == [False, False]
+    assert await released_in_a_while() == 0, "nobody has asked for anything"
+    for _ in range(2):
+        engine.gate.close()
+        asking = asyncio.create_task(http.post(CHAT, json=chat(max_tokens=2)))
+        await eventually(lambda: service.drain.answering)
+        await asyncio.sleep(0.1)  # what had begun before has ended
+        assert await released_in_a_while() == 0, "somebody is there"
+        engine.gate.open()
+        assert (await asking).status_code == 200
+        last = released
+        # The engine gives memory back some time after the last answer.
+        await eventually(lambda: released >= last + 3)  # noqa: B023
     releasing.cancel()
 
 
