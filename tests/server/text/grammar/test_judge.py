@@ -180,7 +180,7 @@ async def test_after_the_end_of_the_process_another_one_judges(made: Judge) -> N
 
 async def test_who_has_left_leaves_no_trace(made: Judge) -> None:
     task = asyncio.create_task(made.verdict(SIMPLE))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: made._process is not None and bool(made._process._waiting))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
