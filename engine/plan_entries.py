@@ -10,17 +10,18 @@ def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
     """Return the entry that computes a sequence's tokens up to ``stop``, from where the steps in
     flight end. newest_plan: the number of the plan before this one."""
     start, token_ids = sequence.progress.scheduled, sequence.token_ids
-    tokens: tuple[int, ...] | PendingToken = tuple(token_ids[start:stop])
-    if start == len(token_ids):
+    num_known = len(token_ids)
+    tokens: tuple[int, ...] | PendingToken
+    if start < num_known:
+        tokens = tuple(token_ids[start:stop])
+    else:
         tokens = PendingToken(newest_plan, sequence.sampled_row)
     sampling = None
-    if stop == len(token_ids) + sequence.num_output_placeholders:
-        params = sequence.request.params
-        history = _history(sequence) if params.penalises else None
-        sampling = Sampling(params, stop - sequence.num_prompt, history)
-    return PlanEntry(
-        sequence.seq_id, start, stop - start, tokens, sampling, _scoring(sequence, stop)
-    )
+    if stop == num_known + sequence.num_output_placeholders:
+        history = _history(sequence) if sequence.penalises else None
+        sampling = Sampling(sequence.request.params, stop - sequence.num_prompt, history)
+    scoring = _scoring(sequence, stop) if sequence.scores_prompt else None
+    return PlanEntry(sequence.seq_id, start, stop - start, tokens, sampling, scoring)
 
 
 def _history(sequence: Sequence) -> TokenHistory:
@@ -34,8 +35,7 @@ def _history(sequence: Sequence) -> TokenHistory:
 def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
     """Return which tokens of the prompt are still to be scored with the rows before ``stop``."""
     num_top = sequence.request.params.prompt_logprobs
-    if num_top is None:
-        return None
+    assert num_top is not None
     first = max(sequence.num_computed, len(sequence.scored))
     last = min(stop, sequence.num_prompt - 1)
     if first >= last:

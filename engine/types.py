@@ -181,6 +181,10 @@ class Sequence:
     """Tokens of the prompt."""
     order: tuple[int, int] = field(init=False)
     """First come, first served within a priority."""
+    penalises: bool = field(init=False)
+    """Whether its logits depend on its history."""
+    scores_prompt: bool = field(init=False)
+    """Whether log-probabilities of its prompt are wanted."""
     progress: Progress = field(default_factory=Progress)
     """How far it has come; the cache's own count, while it runs."""
     num_output_placeholders: int = 0
@@ -209,6 +213,8 @@ class Sequence:
         self.seq_id = self.request.request_id
         self.num_prompt = len(self.token_ids)
         self.order = (self.request.priority, self.arrival)
+        self.penalises = self.request.params.penalises
+        self.scores_prompt = self.request.params.prompt_logprobs is not None
 
     def note_mask(self, seconds: float) -> None:
         """Note how much processor time a mask has taken. A form that was costly may soon be
@@ -244,8 +250,8 @@ class Sequence:
     def num_reusable(self) -> int | None:
         """Return how many leading tokens' K and V may come from others. None: all but the last
         token's. Where the prompt is scored, those of the tokens that have been scored already."""
-        is_scored = self.request.params.prompt_logprobs is not None
-        return len(self.scored) if is_scored and len(self.scored) + 1 < self.num_prompt else None
+        is_scored = self.scores_prompt and len(self.scored) + 1 < self.num_prompt
+        return len(self.scored) if is_scored else None
 
     def __repr__(self) -> str:
         """Return counts only."""
