@@ -49,6 +49,13 @@ def test_threat_19_a_template_that_takes_too_much_is_ended(
     assert time.monotonic() - began < 60
 
 
+def test_threat_19_memory_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much a template takes within its time depends on the machine."""
+    monkeypatch.setattr(template_trial, "LIMIT_BYTES", 1 << 20)
+    found = try_template([TEMPLATE], {"eos_token": "</s>"})
+    assert found.fault == "it takes more than 1 MiB of memory"
+
+
 @pytest.mark.parametrize(
     ("template", "fault"),
     [
