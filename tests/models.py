@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map_with_path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -96,17 +97,22 @@ def write_model(
     bits: int | None = None,
     group_size: int = 32,
     seed: int = 0,
+    gain: float = 1.0,
     **changes: Any,
 ) -> Path:
     """A whole model folder: config, weights, tokenizer, template. bits: 4 or 8 packs the weights as
-    MLX does. changes: fields of config.json, as mlx-lm knows them."""
+    MLX does. gain: of the layers' matrices; with 3 an answer hardly says a token twice. changes:
+    fields of config.json, as mlx-lm knows them; a field that is ... is left out."""
     from tests.reference import classes_of
 
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(spec, dtype) | changes
+    config = {field: value for field, value in config.items() if value is not ...}
     mx.random.seed(seed)
     model_class, arguments = classes_of(config)
     model = model_class(arguments.from_dict(config))
+    if gain != 1.0:
+        model.update(tree_map_with_path(partial(_amplified, gain), model.parameters()))
     model.set_dtype(DTYPES[dtype])
     if bits is not None:
         import mlx.nn as nn
@@ -170,10 +176,12 @@ def write_modules(
 
 
 def write_config(folder: Path, spec: ModelSpec, **changes: Any) -> Path:
-    """A model folder without weights. changes: fields of config.json."""
+    """A model folder without weights. changes: fields of config.json; one that is ... is left
+    out."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(spec, "bfloat16") | changes
-    (folder / "config.json").write_text(json.dumps(config))
+    kept = {field: value for field, value in config.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept))
     return folder
 
 
@@ -207,6 +215,10 @@ def write_tokenizer(
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
     eos = [vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+
+
+def _amplified(gain: float, name: str, array: mx.array) -> mx.array:
+    return array * gain if ".layers." in name and array.ndim == 2 else array
 
 
 def _config(spec: ModelSpec, dtype: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
-from engine.models.families import FAMILIES
 from engine.types import FinishReason
 from engine.weights import Arithmetic
 from kvcache.backend import BackendFailedError
@@ -25,7 +24,7 @@ from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
-from tests.engine.models.test_forward import LLAMA3, with_biases
+from tests.engine.models.test_forward import LLAMA3
 from tests.engines import CONFIG, Answers, greedy
 from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import Device, install
@@ -109,10 +108,9 @@ def test_greedy_answers_equal_mlx_lms_on_every_kind(
 
 
 def test_what_the_kernel_of_norms_does_not_know_is_turned_before_it_is_appended(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, tmp_path: Path
 ) -> None:
     """Biases, no norms, and a table of frequencies."""
-    monkeypatch.setitem(FAMILIES, "qwen2", with_biases)
     fields: dict[str, Any] = {"model_type": "qwen2", "architectures": []}
     spec = replace(SPEC, num_key_value_heads=1, num_attention_heads=2)
     folder = write_model(tmp_path, spec, seed=5, rope_scaling=LLAMA3, **fields)

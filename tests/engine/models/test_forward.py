@@ -9,10 +9,6 @@ import numpy as np
 import pytest
 
 from engine.checkpoint import read_checkpoint
-from engine.models.config import ModelConfig
-from engine.models.dense import dense_decoder
-from engine.models.families import FAMILIES
-from engine.models.spec import ModelSpec
 from engine.weights import Arithmetic
 from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
 from tests.kvcache.managers import join
@@ -28,14 +24,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-
-
-def without_norms(config: ModelConfig) -> ModelSpec:
-    return dense_decoder(config, "Llama", config.count("head_dim"), qk_norm=False, qkv_bias=False)
-
-
-def with_biases(config: ModelConfig) -> ModelSpec:
-    return dense_decoder(config, "Qwen2", config.count("head_dim"), qk_norm=False, qkv_bias=True)
 
 
 @pytest.mark.parametrize("arithmetic", BOTH)
@@ -55,14 +43,11 @@ def with_biases(config: ModelConfig) -> ModelSpec:
 )
 def test_logits_equal_mlx_lms_with_and_without_norms_biases_and_tables(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     model_type: str,
     changes: dict[str, Any],
     how: dict[str, Any],
     arithmetic: Arithmetic,
 ) -> None:
-    monkeypatch.setitem(FAMILIES, "llama", without_norms)
-    monkeypatch.setitem(FAMILIES, "qwen2", with_biases)
     fields = {"model_type": model_type, "architectures": [], **changes}
     checkpoint, model, forward = loaded(tmp_path, arithmetic, **how, **fields)
     kv, ids, other = cache_for(checkpoint, 4), prompt(200), prompt(30, 1)

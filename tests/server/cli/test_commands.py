@@ -68,7 +68,7 @@ def point_to_the_file(folder: Path) -> None:
         (config(intermediate_size=96), "model.safetensors", "mlp.down_proj.weight|gate_proj"),
         (config(num_hidden_layers=3), "", "model.layers.2"),
         (config(num_hidden_layers=1), "model.safetensors", "model.layers.1"),
-        (config(model_type="llama"), "config.json", "model_type is 'llama'"),
+        (config(model_type="gpt2"), "config.json", "model_type is 'gpt2'"),
         (config(head_dim="wide"), "config.json", "head_dim is 'wide'"),
         (lambda folder: (folder / "config.json").unlink(), "config.json", "does not exist"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "", "tokenizer"),

@@ -151,7 +151,7 @@ def test_a_taken_port_is_found_before_the_model_is_read(
     quire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "reserve", reserve)
-    folder = write_config(tmp_path, TINY, model_type="llama")
+    folder = write_config(tmp_path, TINY, model_type="gpt2")
     with reserve(HOST, 0) as taken:
         line = one_sentence(quire("serve", folder, "--port", port_of(taken)), SETTINGS)
     assert "cannot be listened on" in line

@@ -23,7 +23,7 @@ def written(folder: Path, changes: dict[str, Any]) -> Path:
 
 # (what, fields of config.json that are not as they should be; ...: missing, what is said)
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
-    ("another model", {"model_type": "llama"}, r"config.json: model_type is 'llama'"),
+    ("another model", {"model_type": "gpt2"}, r"config.json: model_type is 'gpt2'"),
     ("a field is missing", {"head_dim": ...}, r"config.json: head_dim is None"),
     ("a field is a string", {"hidden_size": "64"}, r"config.json: hidden_size is '64'"),
     ("a field is true", {"vocab_size": True}, r"config.json: vocab_size is True"),

@@ -1,0 +1,20 @@
+"""Llama 3 and its like, dense: no norms of queries and keys, no biases, and RoPE that may be scaled
+for long contexts."""
+
+from engine.models.config import ModelConfig
+from engine.models.dense import dense_decoder
+from engine.models.spec import ModelSpec
+from engine.safetensors_headers import CheckpointError
+
+
+def llama(config: ModelConfig) -> ModelSpec:
+    """Return the spec of a Llama. Raises CheckpointError."""
+    for field in ("attention_bias", "mlp_bias"):
+        if config.values.get(field):
+            raise CheckpointError(f"{config.file}: {field} is true; quire serves Llamas without")
+    head_dim = config.values.get("head_dim")
+    if head_dim is None:
+        head_dim = config.count("hidden_size") // config.count("num_attention_heads")
+    else:
+        head_dim = config.count("head_dim")
+    return dense_decoder(config, "Llama", head_dim, qk_norm=False, qkv_bias=False)

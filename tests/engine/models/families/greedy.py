@@ -1,0 +1,93 @@
+"""What every family must show: greedy answers equal mlx-lm's, alone, together and over a prefix."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+
+from engine.build import build_engine, plan_engine
+from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.loop import EngineLoop
+from engine.machine import MachineMemory
+from engine.types import Request, SamplingParams
+from engine.weights import Arithmetic
+from tests.engines import CONFIG, ON_CPU, Answers
+from tests.models import ModelSpec, write_model
+from tests.reference import load_reference
+
+SPEC = ModelSpec(
+    num_hidden_layers=4,
+    hidden_size=256,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=512,
+    vocab_size=1024,
+)
+LENGTHS = (1, 63, 64, 65, 400, 900)
+NEW_TOKENS = 48
+# An answer that says one token again and again would prove little.
+LEAST_DISTINCT = 32
+STORAGES: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "bits": 4}]
+GREEDY = SamplingParams(NEW_TOKENS, temperature=0.0)
+ENGINE = replace(
+    CONFIG,
+    page_bytes=None,
+    heap_bytes=1 << 20,
+    kv_budget_bytes=None,
+    kv_dtype="float32",
+    max_model_len=1024,
+    max_num_batched_tokens=128,
+    threads=2,
+    prefix_keep_s=1000.0,
+    overlap=True,
+)
+
+
+def reference_answers(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[list[int]]:
+    """mlx-lm's, by its own model and cache, in float32."""
+    model = load_reference(checkpoint, Arithmetic.QUANTIZED_FLOAT32)
+    answers: list[list[int]] = []
+    for ids in prompts:
+        cache, answer, pending = make_prompt_cache(model), list[int](), ids
+        while len(answer) < NEW_TOKENS:
+            logits = model(mx.array([pending]), cache=cache)[0, -1]
+            answer.append(int(np.array(logits.astype(mx.float32)).argmax()))
+            pending = answer[-1:]
+        answers.append(answer)
+    return answers
+
+
+def answers_of(loop: EngineLoop, answers: Answers, prompts: dict[int, list[int]]) -> None:
+    """Until all are answered. prompts: by the request's number."""
+    for number, ids in prompts.items():
+        loop.mailbox.put(Request(number, tuple(ids), GREEDY))
+    while loop.run_once() or loop._scheduler.num_running + loop._scheduler.num_waiting:
+        pass
+
+
+def check_greedy_answers(folder: Path, *, tied: bool, **how: Any) -> None:
+    """Packed, as quire serves on a CPU. how: as for write_model."""
+    spec = replace(SPEC, tie_word_embeddings=tied)
+    checkpoint = read_checkpoint(write_model(folder, spec, seed=11, gain=3.0, **how))
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(0, SPEC.vocab_size, length).tolist() for length in LENGTHS]
+    expected = reference_answers(checkpoint, prompts)
+    assert min(len(set(answer)) for answer in expected) >= LEAST_DISTINCT
+    plan = plan_engine(ENGINE, checkpoint, MachineMemory(8 << 30, 4 << 30), ON_CPU["posix"])
+    assert plan.arithmetic.arithmetic is Arithmetic.PACKED
+    answers = Answers.empty()
+    loop = build_engine(plan, ENGINE, lambda *_: None, answers)
+    answers_of(loop, answers, dict(enumerate(prompts, start=1)))
+    assert [answers.tokens[number] for number in range(1, 1 + len(prompts))] == expected
+    before = loop._scheduler.counters.cached_prompt_tokens
+    for number, ids in enumerate(prompts, start=101):
+        answers_of(loop, answers, {number: ids})
+    assert [answers.tokens[number] for number in range(101, 101 + len(prompts))] == expected
+    # The second time, what is shared was computed in company.
+    shared = loop._scheduler.counters.cached_prompt_tokens - before
+    loop.close()
+    assert shared > sum(LENGTHS) // 2

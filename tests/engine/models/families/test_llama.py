@@ -1,0 +1,47 @@
+"""A Llama's ``config.json`` becomes a spec, and its answers are mlx-lm's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.models.config import ModelConfig
+from engine.models.families import read_spec
+from engine.models.spec import Attention, DenseMlp, LayerSpec, Rope
+from engine.safetensors_headers import CheckpointError
+from tests.engine.models.families.greedy import STORAGES, check_greedy_answers
+from tests.models import TINY, write_config
+
+# As in Llama 3.2, for a shorter context.
+SCALING = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+
+
+@pytest.mark.parametrize("how", STORAGES, ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_greedy_answers_equal_mlx_lms_alone_and_together(
+    tmp_path: Path, how: dict[str, Any], tied: bool
+) -> None:
+    scaled = {"rope_scaling": SCALING, "rope_theta": 500_000.0}
+    check_greedy_answers(tmp_path, tied=tied, model_type="llama", **scaled, **how)
+
+
+@pytest.mark.parametrize("head_dim", [..., None, 64])
+def test_a_llama_has_neither_norms_nor_biases(tmp_path: Path, head_dim: object) -> None:
+    folder = write_config(tmp_path, TINY, model_type="llama", head_dim=head_dim)
+    spec = read_spec(ModelConfig(folder))
+    wide = head_dim if isinstance(head_dim, int) else 32
+    attention = Attention(2, 1, wide, Rope(1_000_000.0), qk_norm=False, qkv_bias=False)
+    assert (spec.family, spec.layers) == ("Llama", (LayerSpec(attention, DenseMlp(128)),) * 2)
+
+
+@pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])
+def test_a_llama_with_biases_is_refused_by_name(tmp_path: Path, field: str) -> None:
+    folder = write_config(tmp_path, TINY, model_type="llama", **{field: True})
+    with pytest.raises(CheckpointError, match=f"{field} is true"):
+        read_spec(ModelConfig(folder))
