@@ -7,19 +7,25 @@ from hashlib import sha256
 import mlx.core as mx
 
 import metal_ext
-from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, machine_threads
-from engine.memory_demand import memory_demand
+from engine.models.checkpoint import Checkpoint
+from engine.models.weights import (
+    Arithmetic,
+    ArithmeticChoice,
+    Progress,
+    choose_arithmetic,
+    load_model,
+)
 from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
+from engine.step_memory import memory_demand
 from engine.substrate_faults import SubstrateFaults
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits
-from engine.weights import Arithmetic, ArithmeticChoice, Progress, choose_arithmetic, load_model
 from kvcache.backend import PageBackend
 from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.weights import Arithmetic
+from engine.models.weights import Arithmetic
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as SequenceOf
 
-from engine.types import Sequence
+from engine.sequence import Sequence
 
 
 def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:

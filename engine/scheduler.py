@@ -12,22 +12,13 @@ from dataclasses import dataclass, field
 
 from engine.constraints import accept
 from engine.figures import SchedulerCounters
-from engine.kv_door import KVDoor
+from engine.kv_cache import KVCache
 from engine.mask_turns import resting_sequences
-from engine.plan_entries import plan_entry
-from engine.results import NO_MEMORY, apply_outcome, end
+from engine.sequence import NO_MEMORY, Sequence, SequenceStatus, apply_outcome, end, plan_entry
 from engine.sharing import Sharing
 from engine.step_plan import NOT_FINITE, Outcome, PlanEntry, StepPlan
 from engine.token_budget import TokenBudget
-from engine.types import (
-    EngineLimits,
-    FinishReason,
-    PrefixReport,
-    Request,
-    Sequence,
-    SequenceStatus,
-    TokenEvent,
-)
+from engine.types import EngineLimits, FinishReason, PrefixReport, Request, TokenEvent
 from kvcache.sequences import Progress
 
 
@@ -40,7 +31,7 @@ class Scheduler:
     Until then the one that needs the memory sits out. Emitted tokens are never sampled again.
     """
 
-    kv: KVDoor
+    kv: KVCache
     limits: EngineLimits
     budget: TokenBudget
     max_num_batched_tokens: int

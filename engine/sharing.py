@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 
-from engine.kv_door import KVDoor
+from engine.kv_cache import KVCache
+from engine.sequence import Sequence, SequenceStatus
 from engine.step_plan import Attached, CacheDecision, Closed, Forked, Opened
-from engine.types import Sequence, SequenceStatus
 
 
 class Sharing:
     """Opens sequences with their cached prefixes, closes them, and finds out which sequences wait
     for others. Notes what the cache decides, for the next plan."""
 
-    def __init__(self, kv: KVDoor, by_id: Mapping[int, Sequence]) -> None:
+    def __init__(self, kv: KVCache, by_id: Mapping[int, Sequence]) -> None:
         """by_id: the scheduler's sequences, by their numbers."""
         self.kv = kv
         self._by_id = by_id

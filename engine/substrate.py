@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import metal_ext
 from engine.build import EnginePlan, kv_shape, plan_engine
-from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory, machine_memory
+from engine.models.checkpoint import Checkpoint
 from kvcache.canary import stamp
 from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.machine import this_machine

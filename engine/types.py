@@ -11,11 +11,9 @@ from engine.figures import EngineStats as EngineStats
 from engine.figures import Histogram as Histogram
 from engine.figures import HistogramCounts as HistogramCounts
 from engine.figures import MlxMemory as MlxMemory
-from engine.token_counts import TokenCounts
 from kvcache.block_hashes import BlockHashes as BlockHashes
 from kvcache.block_hashes import PrefixSalt as PrefixSalt
 from kvcache.prefix_index import MissReason as MissReason
-from kvcache.sequences import Progress
 from kvcache.stats import KVStats as KVStats
 
 
@@ -26,14 +24,6 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORTED = "aborted"
     ERROR = "error"
-
-
-class SequenceStatus(Enum):
-    """The state of a sequence."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,110 +145,6 @@ class PrefixReport:
     """The first token at which the prompt left the longest cached prefix."""
     miss: MissReason | None
     """Why it left; None when nothing more could have been shared."""
-
-
-@dataclass(slots=True, repr=False, eq=False)
-class Sequence:
-    """One running generation.
-
-    ::
-
-        0 ......... num_prompt ............ num_tokens
-        prompt      | generated             |
-        0 ... num_computed: their K and V are in the cache
-        0 ... num_scheduled: or will be, once the steps in flight have run
-    """
-
-    request: Request
-    arrival: int
-    """Counts up: who came first."""
-    max_tokens: int
-    """Limit of prompt and answer together."""
-    token_ids: list[int] = field(init=False)
-    seq_id: int = field(init=False)
-    """The sequence's name in the cache: its request's."""
-    num_prompt: int = field(init=False)
-    """Tokens of the prompt."""
-    order: tuple[int, int] = field(init=False)
-    """First come, first served within a priority."""
-    penalises: bool = field(init=False)
-    """Whether its logits depend on its history."""
-    scores_prompt: bool = field(init=False)
-    """Whether log-probabilities of its prompt are wanted."""
-    progress: Progress = field(default_factory=Progress)
-    """How far it has come; the cache's own count, while it runs."""
-    num_output_placeholders: int = 0
-    """Tokens that steps in flight will sample, and that later steps must compute."""
-    sampled_row: int = 0
-    """Of the newest step that samples for it: which of the rows that sample."""
-    status: SequenceStatus = SequenceStatus.WAITING
-    preemptions: int = 0
-    block_hashes: BlockHashes | None = None
-    """What the cache finds its prefix by; kept through preemptions."""
-    prefix: PrefixReport | None = None
-    """Made when it first computes a token of its own."""
-    counts: TokenCounts = field(default_factory=TokenCounts)
-    """Kept for sequences with penalties."""
-    mask_s: float = 0.0
-    """Processor time that its next mask is likely to take."""
-    steps_rested: int = 0
-    """How many steps it has just sat out because of that, one after the other."""
-    scored: "list[TokenLogprobs]" = field(default_factory=list)
-    """Of the prompt's tokens from the second on, as far as the model has been asked for them. Kept
-    through preemptions."""
-
-    def __post_init__(self) -> None:
-        """Look up once what every step asks for."""
-        self.token_ids = list(self.request.prompt_ids)
-        self.seq_id = self.request.request_id
-        self.num_prompt = len(self.token_ids)
-        self.order = (self.request.priority, self.arrival)
-        self.penalises = self.request.params.penalises
-        self.scores_prompt = self.request.params.prompt_logprobs is not None
-
-    def note_mask(self, seconds: float) -> None:
-        """Note how much processor time a mask has taken. A form that was costly may soon be
-        again."""
-        self.mask_s = max(seconds, self.mask_s / 2)
-
-    @property
-    def num_computed(self) -> int:
-        """Return how many leading tokens have valid K and V."""
-        return self.progress.computed
-
-    @property
-    def num_scheduled(self) -> int:
-        """Return the same, once the steps in flight have run."""
-        return self.progress.scheduled
-
-    @property
-    def num_tokens(self) -> int:
-        """Return how many tokens the prompt and the answer have so far."""
-        return len(self.token_ids)
-
-    @property
-    def num_generated(self) -> int:
-        """Return how many tokens have been generated."""
-        return len(self.token_ids) - self.num_prompt
-
-    @property
-    def num_uncomputed(self) -> int:
-        """Return how many tokens still have to be scheduled before the next one can be sampled."""
-        return len(self.token_ids) + self.num_output_placeholders - self.progress.scheduled
-
-    @property
-    def num_reusable(self) -> int | None:
-        """Return how many leading tokens' K and V may come from others. None: all but the last
-        token's. Where the prompt is scored, those of the tokens that have been scored already."""
-        is_scored = self.scores_prompt and len(self.scored) + 1 < self.num_prompt
-        return len(self.scored) if is_scored else None
-
-    def __repr__(self) -> str:
-        """Return counts only."""
-        return (
-            f"Sequence({self.seq_id}, {self.status.value}, "
-            f"{self.num_computed}/{self.num_tokens} tokens)"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from unittest import mock
 
 import mlx.core as mx
 
-from engine.checkpoint import Checkpoint
-from engine.weights import Arithmetic
+from engine.models.checkpoint import Checkpoint
+from engine.models.weights import Arithmetic
 
 # mlx_lm lowers the limit of open files for the whole process when it is imported.
 with mock.patch.object(resource, "setrlimit"):

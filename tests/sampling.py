@@ -6,10 +6,9 @@ from typing import Any
 import mlx.core as mx
 
 from engine.constraints import MaskThread, accept
-from engine.plan_entries import plan_entry
 from engine.sampler import sample
+from engine.sequence import Sequence, plan_entry
 from engine.step_plan import Sampling
-from engine.types import Sequence
 from metal_ext import CpuWorkers
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.safetensors_headers import CheckpointError, read_json
+from engine.models.safetensors_headers import CheckpointError, read_json
 
 
 @dataclass(frozen=True, slots=True)

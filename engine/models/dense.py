@@ -2,8 +2,8 @@
 
 from engine.models.config import ModelConfig
 from engine.models.rope import read_rope
+from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, DenseMlp, LayerSpec, ModelSpec
-from engine.safetensors_headers import CheckpointError
 
 
 def dense_decoder(

@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from engine.models.config import ModelConfig
+from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
-from engine.safetensors_headers import CheckpointError
 
 PLAIN = ("default", "mrope")
 """mrope has three positions per token, which are equal where all is text."""

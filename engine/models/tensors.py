@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 from engine.models.config import Quantization
+from engine.models.safetensors_headers import CheckpointError, Tensor
 from engine.models.spec import LayerSpec, ModelSpec
-from engine.safetensors_headers import CheckpointError, Tensor
 
 PREFIX = "model."
 """Of the names of all below the head; a model that was saved without its head has none."""

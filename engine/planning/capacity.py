@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory
-from engine.memory_demand import memory_demand
+from engine.models.weights import Arithmetic, compute_itemsize
 from engine.planning.accountant import BlockAccount, account
 from engine.planning.arithmetic import (
     BF16,
@@ -29,7 +29,7 @@ from engine.planning.simulator import (
     SimulationReport,
     random_arrivals,
 )
-from engine.weights import Arithmetic, compute_itemsize
+from engine.step_memory import memory_demand
 from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
 from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, MemoryDemand
 from kvcache.substrates import Substrate

@@ -11,11 +11,11 @@ import metal_ext  # before anything that imports MLX: it loads the BLAS
 import structlog
 
 from engine.build import EnginePlan
-from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.config import EngineConfig
-from engine.promised_checkpoint import promised_checkpoint
+from engine.models.promised_checkpoint import promised_checkpoint
 from engine.substrate import plan_for_this_machine
-from engine.weights import Arithmetic
+from engine.models.weights import Arithmetic
 from kvcache.choice import SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib

@@ -9,9 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import machine_memory
+from engine.models.checkpoint import read_checkpoint
 from engine.types import Request
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.peers import BrokenError

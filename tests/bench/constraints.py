@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import machine_memory
+from engine.models.checkpoint import read_checkpoint
 from engine.types import Request, SamplingParams, TokenConstraint
 from server.config import LimitsSection
 from server.text.conversation import OutputFormat

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import machine_memory
+from engine.models.checkpoint import read_checkpoint
 from engine.runner import ModelRunner, ModelStep
 from engine.types import PrefixSalt, Request, SamplingParams
 from tests.bench.models import SERVING, write_endless_model

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
+from engine.models.checkpoint import read_checkpoint
 from server.cli.model_files import make_plan
 from server.cli.serve import start_engine
 from server.cli.settings import read_settings

@@ -12,8 +12,8 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.chat import ChatCompletionToolUnionParam
 from pydantic import BaseModel, Field
 
-from engine.checkpoint import read_checkpoint
-from engine.weights import Arithmetic
+from engine.models.checkpoint import read_checkpoint
+from engine.models.weights import Arithmetic
 from server.text.tokenizer import Tokenizer
 from tests.reference import load_reference
 from tests.server.harness import ids_of

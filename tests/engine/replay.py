@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
+from engine.models.checkpoint import read_checkpoint
 from engine.step_plan import (
     Attached,
     CacheDecision,

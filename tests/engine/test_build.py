@@ -7,11 +7,11 @@ import pytest
 
 import metal_ext
 from engine.build import EnginePlan, build_engine, kv_shape, mlx_memory, plan_engine
-from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
-from engine.promised_checkpoint import promised_checkpoint
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.promised_checkpoint import promised_checkpoint
+from engine.models.weights import Arithmetic
 from engine.step_memory import activation_bytes, attention_scratch_bytes
-from engine.weights import Arithmetic
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError

@@ -11,8 +11,9 @@ import pytest
 from engine import sampler
 from engine.constraints import BROKEN, accept
 from engine.errors import FORM_LIMITS, FormLimitError
+from engine.sequence import Sequence
 from engine.step_plan import NOT_FINITE, RowError, Scores, Token
-from engine.types import Request, SamplingParams, Sequence, TokenConstraint, TokenLogprobs
+from engine.types import Request, SamplingParams, TokenConstraint, TokenLogprobs
 from metal_ext import CpuWorkers
 from tests.constraints import Scripted
 from tests.sampling import sample_next

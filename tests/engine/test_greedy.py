@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
 from engine.machine import MachineMemory
+from engine.models.checkpoint import read_checkpoint
+from engine.models.weights import Arithmetic
 from engine.types import Request, SamplingParams
-from engine.weights import Arithmetic
 from tests.engines import CONFIG, ON_CPU, Answers
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference

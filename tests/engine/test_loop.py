@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.errors import EngineFailedError
 from engine.figures import MlxMemory
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import Abort, SetMemoryPressure, Stop
+from engine.models.checkpoint import read_checkpoint
 from engine.pipeline import FAILURE_WINDOW_S
 from engine.scheduler import Scheduler
 from engine.step_plan import NO_STEP, InFlightStep, PendingMasks, StepPlan

@@ -1,5 +1,6 @@
 from engine.mask_turns import resting_sequences
-from engine.types import Request, SamplingParams, Sequence
+from engine.sequence import Sequence
+from engine.types import Request, SamplingParams
 
 
 def sequences(*costs_s: float) -> list[Sequence]:

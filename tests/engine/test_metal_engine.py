@@ -11,14 +11,14 @@ import pytest
 
 import engine.build
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
 from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
+from engine.models.checkpoint import read_checkpoint
+from engine.models.weights import Arithmetic
 from engine.types import FinishReason
-from engine.weights import Arithmetic
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory

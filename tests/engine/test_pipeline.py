@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import Abort, Stop
+from engine.models.checkpoint import read_checkpoint
 from engine.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
 from engine.step_plan import NO_STEP, InFlightStep, Outcome, PendingMasks, StepPlan, StepRunner
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent

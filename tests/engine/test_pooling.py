@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
 from engine.errors import PromptTooLongError
 from engine.machine import MachineMemory
+from engine.models.checkpoint import read_checkpoint
+from engine.models.weights import Arithmetic, load_model
 from engine.pooling import pool
 from engine.step_plan import NOT_FINITE, Vector
 from engine.types import FinishReason, PrefixSalt, SamplingParams
-from engine.weights import Arithmetic, load_model
 from tests.engine.models.forwards import cache_for, step
 from tests.engines import CONFIG, ON_CPU
 from tests.kvcache.managers import join

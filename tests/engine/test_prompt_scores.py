@@ -10,9 +10,10 @@ import pytest
 
 import engine.prompt_scores
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
+from engine.models.checkpoint import read_checkpoint
+from engine.models.weights import Arithmetic
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
 from engine.step_plan import (
     NOT_FINITE,
@@ -30,7 +31,6 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from engine.weights import Arithmetic
 from tests.engines import CONFIG, ON_CPU, recall_loop
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference

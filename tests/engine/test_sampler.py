@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from engine.sampler import draw
+from engine.sequence import Sequence
 from engine.step_plan import NOT_FINITE
-from engine.types import Request, SamplingParams, Sequence
+from engine.types import Request, SamplingParams
 from metal_ext import CpuWorkers
 from tests.sampling import sample_next
 

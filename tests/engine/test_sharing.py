@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from engine.sequence import Sequence, SequenceStatus
 from engine.sharing import Sharing
-from engine.types import Request, SamplingParams, Sequence, SequenceStatus
+from engine.types import Request, SamplingParams
 from tests.engine.test_scheduler import CountingKV
 
 

@@ -6,14 +6,21 @@ from pathlib import Path
 import pytest
 
 from engine.build import kv_shape, plan_engine
-from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.weights import Arithmetic
+from engine.planning.shape import read_shape
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE
-from engine.step_memory import SPLIT_TOKENS, activation_bytes, attention_scratch_bytes
-from engine.weights import Arithmetic
+from engine.step_memory import (
+    SPLIT_TOKENS,
+    activation_bytes,
+    attention_scratch_bytes,
+    memory_demand,
+)
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
-from tests.engines import CONFIG
+from tests.engines import CONFIG, SHAPE
+from tests.models import TINY, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,3 +83,20 @@ def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> Non
     kernels = ROOT / "metal_ext" / "kernels"
     assert f"kSplitTokens = {SPLIT_TOKENS}," in (kernels / "metal" / "arguments.h").read_text()
     assert f"kSplitTokens = {SPLIT_TOKENS};" in (kernels / "cpu" / "kernels.h").read_text()
+
+
+# --- beside weights and cache -------------------------------------------------------------------
+
+
+GIB = 1024**3
+
+
+def test_a_demand_is_all_but_the_weights(tmp_path: Path) -> None:
+    spec = read_shape(write_config(tmp_path, TINY)).spec
+    config = replace(CONFIG, headroom_bytes=None)
+    found = memory_demand(spec, config, MachineMemory(10 * GIB, 9 * GIB), SHAPE, Substrate.POSIX, 4)
+    assert (found.machine_bytes, found.available_bytes) == (10 * GIB, 9 * GIB)
+    assert (found.headroom_bytes, found.usable_bytes) == (2 * GIB, 8 * GIB)
+    attention = attention_scratch_bytes(spec, config, SHAPE, Substrate.POSIX)
+    assert found.activation_bytes == activation_bytes(spec, config, 4) + attention
+    assert found.fixed_bytes == found.activation_bytes + config.mlx_cache_bytes

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine import substrate as engine_substrate
-from engine.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import machine_memory
+from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.substrate import (
     machine_substrate,
     memory_for,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from engine.types import Sequence as WaitingSequence
+from engine.sequence import Sequence as WaitingSequence
 from kvcache.backend import PageBackend
 from kvcache.block_hashes import PrefixSalt
 from kvcache.layout import KVLayout, KVShape, paged_layout

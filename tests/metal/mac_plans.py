@@ -15,7 +15,7 @@ from server.cli.model_files import engine_config
 import engine
 from engine import substrate
 from engine.build import plan_engine
-from engine.checkpoint import read_checkpoint
+from engine.models.checkpoint import read_checkpoint
 from engine.machine import MachineMemory
 from kvcache.choice import SubstrateChoice
 from kvcache.memory_budget import BudgetError

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint import tensors_of
+from engine.models.checkpoint import tensors_of
 from engine.models.config import ModelConfig
 from engine.models.families import read_spec
+from engine.models.promised_checkpoint import promised_tensors
 from engine.planning.devices import Device
-from engine.promised_checkpoint import promised_tensors
 from tests.metal.roofline import MODELS as SMALL_MODELS
 from tests.metal.roofline import device
 from tests.models import QWEN3_4B, ModelSpec, write_config

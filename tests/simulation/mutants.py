@@ -211,7 +211,7 @@ MUTANTS = (
     ),
     Mutant(
         "an answer has one token too many",
-        "engine/results.py",
+        "engine/sequence.py",
         "elif len(tokens) >= sequence.max_tokens:",
         "elif len(tokens) > sequence.max_tokens:",
     ),
@@ -247,19 +247,19 @@ MUTANTS = (
     ),
     Mutant(
         "what has been scored is scored again after a preemption",
-        "engine/plan_entries.py",
+        "engine/sequence.py",
         "first = max(sequence.num_computed, len(sequence.scored))",
         "first = sequence.num_computed",
     ),
     Mutant(
         "scores of chunks are not kept",
-        "engine/results.py",
+        "engine/sequence.py",
         "        sequence.scored += outcome.logprobs\n",
         "        sequence.scored += outcome.logprobs if outcome.then else ()\n",
     ),
     Mutant(
         "a token follows a prompt of which only scores are wanted",
-        "engine/results.py",
+        "engine/sequence.py",
         "        if params.max_tokens == 0:\n",
         "        if params.max_tokens < 0:\n",
     ),

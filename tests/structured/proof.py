@@ -20,9 +20,9 @@ from jsonschema import Draft202012Validator, FormatChecker
 from tokenizers import pre_tokenizers
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.client import EngineClient
 from engine.machine import machine_memory
+from engine.models.checkpoint import read_checkpoint
 from server.text.tokenizer import Tokenizer
 from tests.engines import CONFIG, ON_CPU
 from tests.models import (

@@ -6,8 +6,8 @@ from engine.models.config import ModelConfig
 from engine.models.families.llama import llama
 from engine.models.families.qwen2 import qwen2
 from engine.models.families.qwen3 import qwen3
+from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
-from engine.safetensors_headers import CheckpointError
 
 FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "llama": llama,

@@ -3,8 +3,8 @@ for long contexts."""
 
 from engine.models.config import ModelConfig
 from engine.models.dense import dense_decoder
+from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
-from engine.safetensors_headers import CheckpointError
 
 
 def llama(config: ModelConfig) -> ModelSpec:

@@ -9,7 +9,7 @@ from server.cli.model_files import (  # before anything that imports MLX: it loa
     model_errors,
 )
 
-from engine.checkpoint import read_checkpoint
+from engine.models.checkpoint import read_checkpoint
 from engine.machine import machine_memory
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device

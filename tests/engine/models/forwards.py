@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 
 import metal_ext
-from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.forward import Forward
+from engine.models.weights import Arithmetic, load_model
 from engine.runner import Model
-from engine.weights import Arithmetic, load_model
 from kvcache.layout import KVShape, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import posix_backend

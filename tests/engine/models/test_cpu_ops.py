@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import metal_ext
-from engine.checkpoint import Checkpoint, read_checkpoint
+from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import Quantization
 from engine.models.cpu_ops import CpuOps, pack_linear
 from engine.models.stored import StoredMatrix
-from engine.weights import Arithmetic, read_weights
+from engine.models.weights import Arithmetic, read_weights
 from tests.engine.models.forwards import SPEC, cache_for, ours, prompt, spread, step
 from tests.engine.models.test_forward import LLAMA3
 from tests.kvcache.managers import join

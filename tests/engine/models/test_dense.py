@@ -6,7 +6,7 @@ import pytest
 
 from engine.models.config import ModelConfig
 from engine.models.dense import dense_decoder
-from engine.safetensors_headers import CheckpointError
+from engine.models.safetensors_headers import CheckpointError
 from tests.models import TINY, write_config
 
 

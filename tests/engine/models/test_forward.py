@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.checkpoint import read_checkpoint
-from engine.weights import Arithmetic
+from engine.models.checkpoint import read_checkpoint
+from engine.models.weights import Arithmetic
 from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
 from tests.kvcache.managers import join
 from tests.models import write_model

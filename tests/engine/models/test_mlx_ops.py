@@ -6,9 +6,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.checkpoint import read_checkpoint
+from engine.models.checkpoint import read_checkpoint
 from engine.models.mlx_ops import MlxOps
-from engine.weights import Arithmetic
+from engine.models.weights import Arithmetic
 from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
 from tests.kvcache.managers import join
 from tests.models import write_model

@@ -10,8 +10,8 @@ import pytest
 
 from engine.models.config import ModelConfig
 from engine.models.rope import read_rope
+from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
-from engine.safetensors_headers import CheckpointError
 from tests.models import TINY, write_config
 from tests.reference import initialize_rope
 

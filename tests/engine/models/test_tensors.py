@@ -8,14 +8,14 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from engine.checkpoint import read_checkpoint
+from engine.models.checkpoint import read_checkpoint
 from engine.models.config import ModelConfig
 from engine.models.cpu_ops import CpuOps, pack_linear
 from engine.models.dense import dense_decoder
 from engine.models.families import read_spec
 from engine.models.stored import StoredMatrix
 from engine.models.tensors import GROUP_SIZES, INPUT_STEP, PANEL_OUTPUTS, model_tensors
-from engine.weights import Arithmetic, read_weights
+from engine.models.weights import Arithmetic, read_weights
 from tests.models import TINY, ModelSpec, write_config, write_model
 
 WORKERS = metal_ext.CpuWorkers(1)

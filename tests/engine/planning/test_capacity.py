@@ -7,11 +7,11 @@ import pytest
 from engine.build import plan_engine
 from engine.machine import MachineMemory, gpu_memory
 from engine.models.config import Quantization
+from engine.models.promised_checkpoint import promised_checkpoint
 from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, find_device
 from engine.planning.shape import ModelShape, read_shape
-from engine.promised_checkpoint import promised_checkpoint
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import CheckpointError, read_checkpoint
+from engine.models.checkpoint import CheckpointError, read_checkpoint
 from engine.models.config import Quantization
 from engine.planning.shape import ModelShape, read_shape
 from tests.models import QWEN3_4B, TINY, write_config

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from engine.build import build_engine, plan_engine
-from engine.checkpoint import read_checkpoint
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
+from engine.models.checkpoint import read_checkpoint
 from engine.models.forward import Forward
 from engine.runner import ModelRunner
 from engine.types import Request, SamplingParams

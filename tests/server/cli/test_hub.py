@@ -17,7 +17,7 @@ from huggingface_hub import close_session, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm import tqdm
 
-from engine.checkpoint import read_checkpoint
+from engine.models.checkpoint import read_checkpoint
 from server.cli import hub as hub_module
 from server.cli import model_files
 from server.cli.hub import (

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import Checkpoint, read_checkpoint
-from engine.weights import Arithmetic
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.weights import Arithmetic
 from server.cli import model_files
 from server.cli.log import configure_log
 from server.cli.model_files import (

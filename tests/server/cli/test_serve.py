@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from engine.build import EnginePlan
-from engine.checkpoint import read_checkpoint
+from engine.models.checkpoint import read_checkpoint
 from engine.pressure import PressureSource, pressure_source
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice

@@ -7,8 +7,8 @@ import pytest
 
 from engine.models.config import ModelConfig
 from engine.models.families import read_spec
+from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, DenseMlp, LayerSpec, Rope
-from engine.safetensors_headers import CheckpointError
 from tests.engine.models.families.greedy import STORAGES, check_greedy_answers
 from tests.models import TINY, write_config
 

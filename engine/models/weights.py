@@ -8,13 +8,13 @@ from typing import cast
 import mlx.core as mx
 
 import metal_ext
-from engine.checkpoint import Checkpoint
+from engine.models.checkpoint import Checkpoint
 from engine.models.config import ModelConfig
 from engine.models.cpu_ops import CpuOps
 from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
+from engine.models.safetensors_headers import CheckpointError, weight_files
 from engine.models.stored import StoredWeights
-from engine.safetensors_headers import CheckpointError, weight_files
 
 FLOAT32_BYTES = 4
 Progress = Callable[[int, int], None]

@@ -5,17 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.plan_entries import plan_entry
-from engine.results import apply_outcome
+from engine.sequence import Sequence, TokenCounts, apply_outcome, plan_entry
 from engine.step_plan import NOT_FINITE, PendingToken, RowError, Scores, Token, Vector
-from engine.types import (
-    FinishReason,
-    PrefixReport,
-    Request,
-    SamplingParams,
-    Sequence,
-    TokenLogprobs,
-)
+from engine.types import FinishReason, PrefixReport, Request, SamplingParams, TokenLogprobs
 
 PROMPT = (5, 6, 7)
 REPORT = PrefixReport(0, 0, None)
@@ -143,3 +135,24 @@ def test_others_may_give_what_needs_no_score() -> None:
     assert one.num_reusable == 1
     one.scored = [ONE, OTHER]
     assert one.num_reusable is None
+
+
+# --- counts of its tokens -----------------------------------------------------------------------
+
+
+def test_generated_tokens_are_counted_and_prompt_tokens_are_only_seen() -> None:
+    counts = TokenCounts()
+    counts.update([5, 6, 5, 7, 5, 7], num_prompt=3)
+    assert counts.ids == [5, 6, 7]
+    assert counts.generated == [1, 0, 2]
+
+
+def test_only_what_is_new_is_counted() -> None:
+    counts = TokenCounts()
+    tokens = [1, 2]
+    counts.update(tokens, num_prompt=2)
+    for token in (1, 1, 9):
+        tokens.append(token)
+        counts.update(tokens, num_prompt=2)
+        counts.update(tokens, num_prompt=2)
+    assert dict(zip(counts.ids, counts.generated, strict=True)) == {1: 2, 2: 0, 9: 1}

@@ -7,10 +7,10 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.models.cpu_ops import CpuOps
 from engine.models.mlx_ops import MlxOps
-from engine.weights import Arithmetic, choose_arithmetic, load_model
+from engine.models.weights import Arithmetic, choose_arithmetic, load_model
 from tests.models import ModelSpec, write_model
 
 GIB = 1024**3

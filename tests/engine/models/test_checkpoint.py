@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint import CheckpointError, read_checkpoint
+from engine.models.checkpoint import CheckpointError, read_checkpoint
 from tests.models import TINY, ModelSpec, write_model
 
 Edit = Callable[[Path], object]

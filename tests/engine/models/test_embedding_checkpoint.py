@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint import CheckpointError, read_checkpoint
+from engine.models.checkpoint import CheckpointError, read_checkpoint
 from tests.models import ModelSpec, write_embedding_model, write_model, write_modules
 
 UNTIED = ModelSpec(tie_word_embeddings=False)

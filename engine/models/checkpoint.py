@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.embedding_checkpoint import BARE_NAME, HEAD_NAME, is_embedding_checkpoint
 from engine.models.config import ModelConfig
+from engine.models.embedding_checkpoint import BARE_NAME, HEAD_NAME, is_embedding_checkpoint
 from engine.models.families import read_spec
+from engine.models.safetensors_headers import (
+    ITEM_BYTES,
+    CheckpointError,
+    Tensor,
+    read_json,
+    read_tensors,
+)
 from engine.models.spec import ModelSpec
 from engine.models.tensors import (
     PREFIX,
@@ -17,13 +24,6 @@ from engine.models.tensors import (
     check_tensor,
     model_tensors,
     packed_bytes,
-)
-from engine.safetensors_headers import (
-    ITEM_BYTES,
-    CheckpointError,
-    Tensor,
-    read_json,
-    read_tensors,
 )
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from engine.promised_checkpoint import promised_checkpoint
+from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.models.promised_checkpoint import promised_checkpoint
 from tests.models import QWEN3_4B, TINY, ModelSpec, write_config, write_embedding_model, write_model
 
 HEAD_BYTES = TINY.vocab_size * TINY.hidden_size * 4

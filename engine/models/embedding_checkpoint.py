@@ -17,8 +17,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from engine.models.safetensors_headers import CheckpointError, read_json, read_json_list
 from engine.models.tensors import EMBEDDING, HEAD
-from engine.safetensors_headers import CheckpointError, read_json, read_json_list
 
 MODULES_FILE = "modules.json"
 BARE_NAME = f"{EMBEDDING}.weight"

@@ -7,7 +7,7 @@ from engine.types import BlockHashes, MissReason, PrefixSalt
 from kvcache.sequences import Progress
 
 
-class KVDoor(Protocol):
+class KVCache(Protocol):
     """What the scheduler asks of the cache. Tokens are counted from a sequence's first one."""
 
     def block_hashes(self, salt: PrefixSalt) -> BlockHashes:

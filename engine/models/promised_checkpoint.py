@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from engine.checkpoint import Checkpoint, checkpoint_of, tensors_of
-from engine.embedding_checkpoint import HEAD_NAME, is_embedding_checkpoint
+from engine.models.checkpoint import Checkpoint, checkpoint_of, tensors_of
 from engine.models.config import ModelConfig
+from engine.models.embedding_checkpoint import HEAD_NAME, is_embedding_checkpoint
 from engine.models.families import read_spec
+from engine.models.safetensors_headers import Tensor, read_index
 from engine.models.tensors import ModelTensors, grouped_shapes
-from engine.safetensors_headers import Tensor, read_index
 
 DTYPES = {"float32": "F32", "float16": "F16"}
 
