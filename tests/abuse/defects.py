@@ -306,7 +306,7 @@ DEFECTS = {
     "use-18": Defect(
         "a pointer of Git LFS is a header of two million terabytes",
         (
-            "engine/test_checkpoint.py::"
+            "engine/models/test_checkpoint.py::"
             "test_a_pointer_of_git_lfs_is_named_with_the_command_that_fetches_it",
         ),
     ),
