@@ -1,25 +1,31 @@
 """Runs parts of the gates again and again, so that what fails by chance fails here.
 
 The second half of a part's runs has busy processes beside it, by default one per processor. What
-failed runs said stays in build/repeat.
+failed runs said stays in build/repeat. With --coverage it fails, too, where some runs went a way
+through the product that others did not: the coverage of `make test` would be whole by chance only.
 """
 
 import argparse
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "build/repeat"
+COVERAGE = OUTPUT / "coverage"
+MEASURED = ("-m", "coverage", "run", "--parallel-mode")
 # What .ci/run runs beside `make test`. All of it can be run again where it stands.
 GATES = {
     "native": "make native",
@@ -92,10 +98,11 @@ def load(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def fails(command: Sequence[str], output: Path) -> bool:
-    """Runs it; what it says is kept where it fails."""
+def fails(command: Sequence[str], output: Path, measured: Path) -> bool:
+    """Runs it; what it says is kept where it fails. measured: where coverage is kept."""
+    env = os.environ | {"COVERAGE_FILE": str(measured)}
     with output.open("w") as file:
-        process = psutil.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+        process = psutil.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=env)
         try:
             failed = process.wait(RUN_LIMIT_S) != 0
         except psutil.TimeoutExpired:
@@ -118,12 +125,38 @@ def repeat(part: str, command: Sequence[str], times: int, busy: int) -> bool:
         with load(busy if loaded else 0):
             started = time.monotonic()
             output = OUTPUT / f"{part.replace('/', '-')}-{number + 1}.log"
-            failures[loaded].append(fails(command, output))
+            measured = COVERAGE / str(number + 1) / output.stem
+            failures[loaded].append(fails(command, output, measured))
             seconds.append(time.monotonic() - started)
     counts = (f"{sum(runs)} of {len(runs)}" for runs in failures.values())
     figures = (min(seconds), statistics.median(seconds), max(seconds))
     print(row(part, *counts, *(f"{figure:.1f}" for figure in figures)), flush=True)
     return any(failures[False] + failures[True])
+
+
+def ways(measured: Path) -> set[tuple[str, int, int]]:
+    """From which line of which file to which other line a round's parts went."""
+    data = CoverageData(no_disk=True)
+    for path in measured.iterdir():
+        one = CoverageData(str(path))
+        one.read()
+        data.update(one)
+    return {
+        (str(Path(file).relative_to(ROOT)), *arc)
+        for file in data.measured_files()
+        for arc in data.arcs(file) or ()
+    }
+
+
+def went_by_chance() -> bool:
+    """Prints the ways that were gone in some rounds only; whether there is one."""
+    rounds = [ways(measured) for measured in COVERAGE.iterdir()]
+    times = Counter(way for one in rounds for way in one)
+    some = sorted(way for way in times if times[way] < len(rounds))
+    for file, line, then in some:
+        gone = times[file, line, then]
+        print(f"{file}:{line} -> {then} was gone in {gone} of {len(rounds)} rounds", flush=True)
+    return bool(some)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,12 +171,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--busy", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--coverage", action="store_true", help="of the product, too")
     options = parser.parse_args(arguments)
     OUTPUT.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(COVERAGE, ignore_errors=True)
     print(row(*HEADINGS), flush=True)
     times, busy = options.times, options.busy
-    failed = [repeat(part, command, times, busy) for part, command in options.parts]
-    return int(any(failed))
+    for number in range(times if options.coverage else 0):
+        (COVERAGE / str(number + 1)).mkdir(parents=True)
+    failed = []
+    for part, command in options.parts:
+        if options.coverage and command[0] == sys.executable:
+            command = (sys.executable, *MEASURED, *command[1:])
+        failed.append(repeat(part, command, times, busy))
+    by_chance = options.coverage and went_by_chance()
+    return int(any(failed) or by_chance)
 
 
 def interruptible_main() -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from coverage import CoverageData
 
 from tests import repeat
 
@@ -50,6 +51,7 @@ def test_what_make_test_leaves_to_pytest_is_a_part_by_its_folder() -> None:
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where that of failed runs is kept."""
     monkeypatch.setattr(repeat, "OUTPUT", tmp_path)
+    monkeypatch.setattr(repeat, "COVERAGE", tmp_path / "coverage")
     gates = {"good": "true", "bad": shlex.join((sys.executable, "-c", COUNT)), "slow": "sleep 60"}
     monkeypatch.setattr(repeat, "GATES", gates)
     return tmp_path
@@ -101,3 +103,22 @@ def test_whoever_interrupts_it_leaves_no_load_behind(
         next(child for child in children if child.name() in {"sh", "sleep"}).kill()
     _, left = psutil.wait_procs(children, WAIT_S)
     assert not left
+
+
+def test_a_way_that_only_some_rounds_went_is_named(
+    output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    product = str(ROOT / "kvcache/intervals.py")
+    for number, gone in enumerate([[(1, 2), (2, 3)], [(1, 2)], [(1, 2)]]):
+        measured = output / "coverage" / str(number)
+        measured.mkdir(parents=True)
+        for part, arcs in (("one", gone), ("two", [(7, 8)])):
+            data = CoverageData(str(measured / part))
+            data.add_arcs({product: arcs})
+            data.write()
+    assert repeat.went_by_chance()
+    assert capsys.readouterr().out == "kvcache/intervals.py:2 -> 3 was gone in 1 of 3 rounds\n"
+    (output / "coverage/0/one").unlink()
+    (output / "coverage/1/one").unlink()
+    (output / "coverage/2/one").unlink()
+    assert not repeat.went_by_chance()

@@ -189,12 +189,7 @@ class _Process:
         self._waiting[number] = answer
         frame = json.dumps(request | {"number": number}).encode()
         self._into.write(LENGTH.pack(len(frame)) + frame)
-        try:
-            return await answer
-        finally:
-            self._waiting.pop(number, None)
-            if not self._waiting:
-                self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end)
+        return await answer
 
     async def close(self) -> None:
         """End the process."""
@@ -214,18 +209,22 @@ class _Process:
             self._idle = None
 
     async def _listen(self) -> None:
-        """Hand out the process's answers, until it ends."""
+        """Hand out the process's answers, until it ends.
+
+        Who has left is answered like the others: nothing here depends on when they left.
+        """
         with suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))
                 answer: dict[str, Any] = json.loads(await self._out.readexactly(length))
-                waiting = self._waiting.get(answer["number"])
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(answer)
+                with suppress(asyncio.InvalidStateError):
+                    self._waiting.pop(answer["number"]).set_result(answer)
+                if not self._waiting:
+                    self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end)
         self.is_over = True
         code = await self._process.wait()
         if code:
             log.warning(f"the process that judges grammars has ended with {code}")
         for waiting in self._waiting.values():
-            with suppress(asyncio.InvalidStateError):  # it is done, and not yet taken out
+            with suppress(asyncio.InvalidStateError):
                 waiting.set_exception(JudgeBusyError())
