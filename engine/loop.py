@@ -207,6 +207,8 @@ class EngineLoop:
 
     def _begin_masks(self, plan: StepPlan) -> PendingMasks | None:
         """Begin to make the masks of the rows that sample; None where all tokens are allowed."""
+        if self._scheduler.can_overlap:
+            return None  # whoever has masks needs a sync
         sampling = self._scheduler.sequences_of(e for e in plan.entries if e.sampling is not None)
         return self._mask_thread.begin(sampling, self.limits.vocab_size)
 

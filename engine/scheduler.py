@@ -16,7 +16,7 @@ from engine.kv_cache import KVCache
 from engine.mask_turns import resting_sequences
 from engine.sequence import NO_MEMORY, Sequence, SequenceStatus, apply_outcome, end, plan_entry
 from engine.sharing import Sharing
-from engine.step_plan import NOT_FINITE, Outcome, PlanEntry, StepPlan
+from engine.step_plan import NO_STEP, NOT_FINITE, Outcome, PlanEntry, StepPlan
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits, FinishReason, PrefixReport, Request, TokenEvent
 from kvcache.sequences import Progress
@@ -125,7 +125,7 @@ class Scheduler:
         self._resting = resting_sequences(self._running, self.max_step_mask_s)
         entries, starving = self._plan_decoding(overlapped)
         if starving and overlapped and not entries:
-            return self._planned([])
+            return NO_STEP
         if len(entries) < len(self._running):
             self.sharing.attach_cached(self._running, in_parts=bool(self._waiting))
         if not starving and not (self._is_stuck and self._running):

@@ -65,7 +65,7 @@ class Sharing:
             return False
         sequence.progress = progress
         tokens, salt = tuple(sequence.token_ids), sequence.request.salt
-        reusable = sequence.num_reusable
+        reusable = sequence.block_hashes.max_cached_tokens
         self._decisions.append(
             Opened(sequence.seq_id, tokens, salt, reusable, num_tokens, final, system)
         )
