@@ -21,8 +21,9 @@ MOST_DOUBLINGS = 16
 SETTINGS = ("cache.prefix_keep_s=1", "cache.idle_release_s=1", "log.requests=false")
 WARM_UP = 200
 """Ordinary bodies before the memory is looked at."""
-REST_S, IDLE_S = 5.0, 120.0
-"""Before the memory is looked at: before the crowd, and after it."""
+REST_S, IDLE_S = 35.0, 120.0
+"""Before the memory is looked at: before the crowd, and after it. An idle server gives back what it
+keeps at looks of its own, so that it has had two of them."""
 MAX_GAP_RATIO, MAX_KEPT_RATIO = 2.0, 1.1
 SMOOTH_GAP_S = 0.05
 """Who gets a token this often reads on without noticing."""
