@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 import mlx.core as mx
 
@@ -12,6 +11,7 @@ from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop, LoopOptions
 from engine.machine import MachineMemory, machine_threads
 from engine.models.checkpoint import Checkpoint
+from engine.models.identity import ModelIdentity
 from engine.models.weights import (
     Arithmetic,
     ArithmeticChoice,
@@ -190,8 +190,8 @@ def build_engine(
     mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
     workers = None if plan.substrate.substrate.on_gpu else cpu_workers(plan.threads)
+    identity = ModelIdentity(plan.checkpoint.path)
     model = load_model(plan.checkpoint, plan.arithmetic.arithmetic, progress, workers)
-    identity = sha256(repr((plan.checkpoint, plan.arithmetic.arithmetic)).encode()).digest()
     return assemble(
         plan.memory,
         config,
@@ -199,7 +199,7 @@ def build_engine(
         plan.checkpoint.vocab_size,
         plan.substrate.substrate,
         workers,
-        identity,
+        identity.digest(plan.arithmetic.arithmetic.value),
         emit,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,

@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
 from engine.models.weights import Arithmetic
 from engine.step_memory import activation_bytes, attention_scratch_bytes
+from engine.types import PrefixSalt
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError
@@ -168,6 +170,24 @@ def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: P
     assert loop._runner.completed_epoch > 0
     assert loop.limits.vocab_size == checkpoint.vocab_size
     assert loop.limits.max_model_len == plan.memory.max_model_len
+
+
+def test_what_a_block_holds_is_named_by_the_models_content_and_not_by_its_place(
+    tmp_path: Path,
+) -> None:
+    def first_parent(folder: Path, arithmetic: Arithmetic | None = None) -> bytes:
+        config = replace(CONFIG, page_bytes=None, arithmetic=arithmetic)
+        plan = plan_engine(config, read_checkpoint(folder), MACHINE, POSIX)
+        loop = build_engine(plan, config, lambda *_: None, lambda _: None)
+        return loop._kv.block_hashes(PrefixSalt()).parent(0)
+
+    one, copy, other = tmp_path / "one", tmp_path / "copy", tmp_path / "other"
+    write_model(one)
+    shutil.copytree(one, copy)
+    write_model(other, seed=1)
+    assert first_parent(copy) == first_parent(one)
+    assert first_parent(other) != first_parent(one)
+    assert first_parent(one, Arithmetic.STORED) != first_parent(one)
 
 
 def test_mlx_tells_what_its_arrays_take() -> None:
