@@ -95,6 +95,7 @@ class AccessSection(Section):
 
     api_keys: Secrets = ()
     scrape_key: SecretStr | None = None
+    salt_secret_file: Path | None = None
     insecure_no_auth: bool = False
     allowed_hosts: Names = ()
     allowed_origins: Names = ()
