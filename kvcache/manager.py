@@ -41,8 +41,8 @@ class KVCacheManager:
         self._buffers = BufferPool(self._group, backend, 2 * limits.max_sequences)
         self._prefixes = PrefixCache(
             self._pool,
-            max_sharers=limits.max_sharers,
-            enabled=limits.shares_prefixes and backend.shares_blocks,
+            max_sharers=limits.settings.max_sharers,
+            enabled=limits.settings.prefix_cache and backend.shares_blocks,
         )
         parts = self._group, self._pool, self._buffers, self._prefixes
         self._allocator = BlockAllocator(*parts)
@@ -219,7 +219,7 @@ class KVCacheManager:
         # them, the cache would seem to recover for ever.
         changed = (self._completed_epoch, len(self._closed)) != before
         if changed and self._backend.releases is not Releases.IDLE:
-            self._allocator.release_memory(self._limits.free_slack_bytes)
+            self._allocator.release_memory(self._limits.settings.free_slack_bytes)
 
     def release_idle_memory(self) -> None:
         """Release memory of free blocks, but for one heap's. Nothing runs or waits."""
@@ -233,7 +233,7 @@ class KVCacheManager:
                 break
         runs = self._open or self._completed_epoch < self._issued_epoch
         if not runs or self._backend.releases is not Releases.IDLE:
-            self._allocator.release_memory(self._limits.free_slack_bytes)
+            self._allocator.release_memory(self._limits.settings.free_slack_bytes)
 
     def set_memory_pressure(self, *, short: bool) -> None:
         """Note whether the system is short of memory."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from server.cli.model_files import (  # before anything that imports MLX: it loads the BLAS
     ModelFiles,
-    engine_config,
     read_model,
 )
 
@@ -28,7 +27,7 @@ from server.routes.service import Service
 from server.cli.log import configure_log
 from server.cli.salt_secret import salt_secret
 from server.cli.settings import read_settings
-from server.config import Config, StartError, Tables
+from server.config import Config, StartError, Tables, engine_config
 from server.http.guards.access import check_access
 from server.http.idle_memory import keep_what_is_there, use_one_arena
 from server.http.listener import reserve
