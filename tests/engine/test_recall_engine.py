@@ -12,13 +12,13 @@ from engine.loop import EngineLoop
 from engine.messages import Abort
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import Segment
-from kvcache.layout import KVShape, dense_layout, paged_layout
+from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.native_backends import posix_backend
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.kvcache.managers import join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
 
-LAYERS = SHAPE.num_layers
+LAYERS = len(SHAPE.layers)
 WAIT_S = 10.0
 
 
@@ -49,15 +49,15 @@ def assert_empty(loop: EngineLoop) -> None:
         time.sleep(0.001)
     assert stats.live_bytes == stats.quarantined_bytes == stats.mapped_ahead_bytes == 0
     assert stats.num_sequences == 0
-    assert stats.committed_bytes <= kv._group.heap_bytes
+    assert stats.committed_bytes <= kv._first.group.heap_bytes
     kv.check_invariants()
 
 
 @pytest.mark.parametrize("substrate", ["posix", "dense"])
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_ragged_company_changes_no_token(substrate: str, itemsize: int) -> None:
+@pytest.mark.parametrize("format", [KVFormat.BFLOAT16, KVFormat.FLOAT32])
+def test_ragged_company_changes_no_token(substrate: str, format: KVFormat) -> None:
     answers = Answers.empty()
-    shape = KVShape(2, 2, 32, itemsize)
+    shape = KVShape.uniform(2, KVSpec(2, 32, format))
     budget = None if substrate == "dense" else 64 * BLOCK_BYTES
     loop = recall_loop(answers, shape=shape, substrate=substrate, kv_budget_bytes=budget)
     asked = dict(enumerate(prompts(20, 150, seed=1), start=1))
@@ -143,7 +143,7 @@ def test_the_counter_that_says_so_counts() -> None:
     layout = paged_layout(
         SHAPE, max_tokens=64, heap_bytes=8 * BLOCK_BYTES, system_page_bytes=4096, page_bytes=4096
     )
-    backend = posix_backend(layout.group, metal_ext.CpuWorkers(1))
+    backend = posix_backend(layout.groups[0], metal_ext.CpuWorkers(1))
     kv = manager(layout, backend, budget_bytes=8 * BLOCK_BYTES)
     for seq in (1, 2):
         assert join(kv, seq, 16)
@@ -175,9 +175,9 @@ def test_recall_notices_a_slot_that_was_overwritten() -> None:
     loop.run_once()
     loop.run_once()
     kv = loop._kv
-    buffer = kv._open[1].buffer.number
-    wrong = mx.full((1, SHAPE.kv_heads, SHAPE.head_dim), 99.0)
-    rows = kv._backend.rows([Segment(buffer, 3, 1)])
+    buffer = kv._open[1].parts[0].buffer.number
+    wrong = mx.full((1, SHAPE.layers[0].kv_heads, SHAPE.layers[0].head_dim), 99.0)
+    rows = kv._first.backend.rows([Segment(buffer, 3, 1)])
     mx.eval(rows.append(mx.zeros((1,)), kv._layers[1], wrong, wrong))
     with pytest.raises(WrongSlotError, match="layer 1 keys slot 3"):
         loop.run_once()
@@ -192,11 +192,11 @@ def test_recall_notices_another_token_at_a_place() -> None:
 def test_a_dense_context_takes_its_memory_whole() -> None:
     layout = dense_layout(SHAPE, max_tokens=400, system_page_bytes=4096)
     answers = Answers.empty()
-    loop = recall_loop(answers, substrate="dense", kv_budget_bytes=8 * layout.group.heap_bytes)
+    loop = recall_loop(answers, substrate="dense", kv_budget_bytes=8 * layout.groups[0].heap_bytes)
     assert_empty(loop)
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     loop.run_once()
-    assert loop._kv.stats().committed_bytes == layout.group.heap_bytes
+    assert loop._kv.stats().committed_bytes == layout.groups[0].heap_bytes
 
 
 # --- shared prefixes ------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ MUTANTS = (
         "prefixes of a Mac that warns are dropped all along although nothing is released",
         "engine/loop.py",
         ALL_ALONG,
-        "            if self._scheduler.holds_back or self._kv._allocator.spares_heaps:\n",
+        "            if self._scheduler.holds_back or self._kv._first.allocator.spares_heaps:\n",
         in_hour_of_mac=True,
     ),
     Mutant(
