@@ -19,6 +19,8 @@ from tests.kvcache.managers import join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
 
 LAYERS = len(SHAPE.layers)
+# Rows and pages of the second kind are twice as large.
+TWO_KINDS = KVShape((KVSpec(2, 32, KVFormat.FLOAT32), KVSpec(1, 128, KVFormat.FLOAT32)))
 WAIT_S = 10.0
 
 
@@ -49,7 +51,7 @@ def assert_empty(loop: EngineLoop) -> None:
         time.sleep(0.001)
     assert stats.live_bytes == stats.quarantined_bytes == stats.mapped_ahead_bytes == 0
     assert stats.num_sequences == 0
-    assert stats.committed_bytes <= kv._first.group.heap_bytes
+    assert stats.committed_bytes <= kv._layout.heap_bytes
     kv.check_invariants()
 
 
@@ -69,9 +71,14 @@ def test_ragged_company_changes_no_token(substrate: str, format: KVFormat) -> No
         assert answers.finished[number] is FinishReason.LENGTH
 
 
-def test_preemption_changes_no_token() -> None:
+@pytest.mark.parametrize("shape", [SHAPE, TWO_KINDS])
+def test_preemption_changes_no_token(shape: KVShape) -> None:
     answers = Answers.empty()
-    loop = recall_loop(answers, kv_budget_bytes=16 * BLOCK_BYTES, max_model_len=250)
+    budget = 16 * 16 * shape.bytes_per_token
+    loop = recall_loop(
+        answers, shape=shape, page_bytes=None, kv_budget_bytes=budget, max_model_len=250
+    )
+    assert len(loop._kv._groups) == len(shape.specs)
     asked = dict(enumerate(prompts(12, 60, seed=2), start=1))
     for number, ids in asked.items():
         loop.mailbox.put(greedy(number, ids, 100))
@@ -82,13 +89,17 @@ def test_preemption_changes_no_token() -> None:
     assert_empty(loop)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_joins_leaves_and_aborts_at_random_change_no_token(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "shape"), [*((seed, SHAPE) for seed in range(6)), (6, TWO_KINDS), (7, TWO_KINDS)]
+)
+def test_joins_leaves_and_aborts_at_random_change_no_token(seed: int, shape: KVShape) -> None:
     rng = random.Random(seed)
     answers = Answers.empty()
     loop = recall_loop(
         answers,
-        kv_budget_bytes=rng.choice([28, 40, 64]) * BLOCK_BYTES,
+        shape=shape,
+        page_bytes=None,
+        kv_budget_bytes=rng.choice([28, 40, 64]) * 16 * shape.bytes_per_token,
         max_num_batched_tokens=rng.choice([8, 33, 64]),
         free_slack_bytes=rng.choice([0, 4, 16]) * BLOCK_BYTES,
     )

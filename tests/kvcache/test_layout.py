@@ -124,3 +124,17 @@ def test_a_dense_block_is_the_whole_context_in_whole_system_pages() -> None:
     assert group.blocks_per_buffer == group.blocks_per_heap == 1
     assert group.tokens_per_block == 1008  # 256-byte rows: sixteen to a page
     assert group.blocks_for(1000) == 1
+
+
+def test_layers_that_keep_rows_of_their_own_shape_are_a_group_with_pages_of_its_own() -> None:
+    wide, narrow = KVSpec(8, 128), KVSpec(1, 64)
+    shape = KVShape((wide, narrow, wide, wide))
+    layout = paged_layout(shape, max_tokens=1000, heap_bytes=MIB, system_page_bytes=4 * KIB)
+    assert [group.page_bytes for group in layout.groups] == [64 * KIB, 4 * KIB]
+    assert {group.tokens_per_block for group in layout.groups} == {32}
+    assert [len(group.regions) for group in layout.groups] == [6, 2]
+    assert [layout.place(layer) for layer in range(4)] == [(0, 0), (1, 0), (0, 2), (0, 4)]
+    assert layout.bytes_per_token == 3 * 2 * 2048 + 2 * 128
+    assert layout.heap_bytes <= MIB < layout.heap_bytes + layout.block_bytes
+    assert layout.heap_bytes == layout.heap_tokens * layout.bytes_per_token
+    assert (layout.blocks_for(33), layout.max_tokens) == (2, 1024)
