@@ -462,6 +462,19 @@ def test_a_fork_whose_own_block_is_not_sealed_waits_for_that_too() -> None:
     assert kv.fork(1, 2) == 19
 
 
+def test_a_fork_that_began_with_blocks_of_a_failed_sequence_keeps_to_them() -> None:
+    kv, _ = small_manager(heaps=4)
+    for seq in (1, 2):
+        assert join(kv, seq, IDS[:60])
+    kv.step_completed(grow(kv, 1, 0, 16, IDS))
+    assert kv.attach_cached(2) == 16
+    kv.close(1, keep_prefix=False)
+    assert join(kv, 3, IDS[:60])
+    kv.step_completed(grow(kv, 3, 0, 60, IDS))
+    assert kv.fork(3, 2) == 16
+    kv.check_invariants()
+
+
 def test_a_fork_respects_the_most_sharers() -> None:
     kv, _ = parent_and_child(40, shares_prefixes=False, max_sharers=1)
     assert kv.fork(1, 2) == 0
