@@ -5,8 +5,14 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import LayerRegions, NormAndRope, PageBackend, Segment
-from kvcache.layout import KVLayout, KVShape
+from kvcache.backend import LayerRegions, NormAndRope, Segment, StepRows
+from kvcache.layout import KVFormat, KVLayout
+
+DTYPES = {
+    KVFormat.BFLOAT16: mx.bfloat16,
+    KVFormat.FLOAT16: mx.float16,
+    KVFormat.FLOAT32: mx.float32,
+}
 
 
 class CacheTokens:
@@ -30,17 +36,18 @@ class KVViews:
         self,
         layers: Sequence[LayerRegions],
         tokens: CacheTokens,
-        backend: PageBackend,
+        rows: Sequence[StepRows],
         segments: Sequence[Segment],
         epoch: int,
     ) -> None:
-        """epoch: the number that this step's completion will have."""
+        """rows: of each group, in the order of the segments. epoch: the number that this step's
+        completion will have."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
         self._layers = layers
         self._tokens = tokens
-        self._rows = backend.rows(self.segments)
+        self._rows = rows
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
         self._chunks = list(counts[self._decode_rows :])
 
@@ -49,12 +56,13 @@ class KVViews:
     @property
     def fuses_projection(self) -> bool:
         """Return whether ``project`` is there."""
-        return self._rows.fuses_projection
+        return self._rows[0].fuses_projection
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
         """Write this step's keys and values, ``[T, kv_heads, head_dim]`` each."""
-        self._tokens.newest[layer] = self._rows.append(
-            self._tokens.newest[layer], self._layers[layer], keys, values
+        regions = self._layers[layer]
+        self._tokens.newest[layer] = self._rows[regions.group].append(
+            self._tokens.newest[layer], regions, keys, values
         )
 
     def project(
@@ -71,16 +79,18 @@ class KVViews:
         queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``; all of
         one dtype, as they come from their linear layers.
         """
-        self._tokens.newest[layer], queries = self._rows.project(
-            self._tokens.newest[layer], self._layers[layer], queries, keys, values, norms
+        regions = self._layers[layer]
+        self._tokens.newest[layer], queries = self._rows[regions.group].project(
+            self._tokens.newest[layer], regions, queries, keys, values, norms
         )
         return queries
 
     def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
         """Do the same on a CPU: ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32,
         queries, keys and values as they come from one matrix; return the queries."""
-        self._tokens.newest[layer], queries = self._rows.project_joined(
-            self._tokens.newest[layer], self._layers[layer], joined, norms
+        regions = self._layers[layer]
+        self._tokens.newest[layer], queries = self._rows[regions.group].project_joined(
+            self._tokens.newest[layer], regions, joined, norms
         )
         return queries
 
@@ -88,15 +98,16 @@ class KVViews:
         """Return the attention of ``[T, query_heads, head_dim]``, each row over its sequence up to
         itself."""
         token, regions = self._tokens.newest[layer], self._layers[layer]
+        rows = self._rows[regions.group]
         split = self._decode_rows
         parts: list[mx.array] = []
         if split:
             decoding = queries[:split] if self._chunks else queries
-            parts.append(self._rows.decode_attention(token, regions, decoding, scale))
+            parts.append(rows.decode_attention(token, regions, decoding, scale))
         start = split
         for number, count in enumerate(self._chunks, split):
             chunk = queries[start : start + count] if len(queries) != count else queries
-            parts.append(self._rows.chunk_attention(token, regions, chunk, number, scale))
+            parts.append(rows.chunk_attention(token, regions, chunk, number, scale))
             start += count
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
@@ -105,7 +116,10 @@ class KVViews:
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
         """Return what to evaluate so that the results are there and every append of the step has
         run."""
-        return self._rows.end(results + self._tokens.newest)
+        arrays = results + self._tokens.newest
+        for rows in self._rows:
+            arrays = rows.end(arrays)
+        return arrays
 
     @property
     def first_rows(self) -> mx.array:
@@ -117,28 +131,25 @@ class KVViews:
         """Cancel the step: it failed, and nothing of it runs any more. Appends that were queued and
         have not run must not run with a later step, when their memory is gone."""
         self._tokens.newest = [mx.zeros((1,)) for _ in self._tokens.newest]
-        self._rows.cancel()
+        for rows in self._rows:
+            rows.cancel()
 
 
 def layer_regions(layout: KVLayout) -> list[LayerRegions]:
     """Return every layer's regions in the kernels' form."""
-    shape, group = layout.shape, layout.group
-    dtype = kv_dtype(shape)
-    return [
-        LayerRegions(
-            keys=group.key_region(layer),
-            values=group.key_region(layer) + 1,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            native=metal_ext.Layer(group.key_region(layer), group.key_region(layer) + 1, dtype),
+    found = []
+    for layer, spec in enumerate(layout.shape.layers):
+        group, keys = layout.place(layer)
+        dtype = DTYPES[spec.format]
+        found.append(
+            LayerRegions(
+                group=group,
+                keys=keys,
+                values=keys + 1,
+                kv_heads=spec.kv_heads,
+                head_dim=spec.head_dim,
+                dtype=dtype,
+                native=metal_ext.Layer(keys, keys + 1, dtype),
+            )
         )
-        for layer in range(shape.num_layers)
-    ]
-
-
-def kv_dtype(shape: KVShape) -> mx.Dtype:
-    """Return the dtype of K and V."""
-    if shape.itemsize == 4:
-        return mx.float32
-    return mx.float16 if shape.float16 else mx.bfloat16
+    return found

@@ -218,10 +218,10 @@ class Simulation:
             grammar_bytes=0,
         )
         self.clock = SimulatedClock()
-        self.backend = CountingBackend(layout.group)
+        self.backends = [CountingBackend(group) for group in layout.groups]
         self.kv = KVCacheManager(
             layout,
-            self.backend,
+            self.backends,
             CacheLimits(limits.kv_budget_bytes, limits.max_num_seqs, config),
             identity=b"simulated",
         )
@@ -281,7 +281,7 @@ class Simulation:
                     self.clock.now_s,
                     self.scheduler.num_running,
                     self.scheduler.num_waiting,
-                    self.backend.committed_bytes(),
+                    sum(backend.committed_bytes() for backend in self.backends),
                 )
             )
         elif self._unfinished:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import kvcache.native_backends
 import metal_ext
 from kvcache.backend import BackendFailedError, Charge, NormAndRope, PageBackend, Releases, Segment
-from kvcache.layout import Group, KVShape, dense_layout, paged_layout
+from kvcache.layout import Group, KVFormat, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.native_backends import (
     NativeBackend,
     dense_backend,
@@ -25,7 +25,8 @@ from kvcache.native_backends import (
 from kvcache.views import layer_regions
 from tests.metal_ext.programs import output_of
 
-SHAPE = KVShape(num_layers=2, kv_heads=1, head_dim=64, itemsize=4)
+SPEC = KVSpec(1, 64, KVFormat.FLOAT32)
+SHAPE = KVShape.uniform(2, SPEC)
 WAIT_S = 10.0
 
 
@@ -47,7 +48,7 @@ def ready(make: Make, group: Group) -> PageBackend:
 def write(backend: PageBackend, buffer: int, number: float) -> None:
     """Puts that number into the first three rows of a buffer, in all regions."""
     rows = backend.rows([Segment(buffer, 0, 3)])
-    values = mx.full((3, SHAPE.kv_heads, SHAPE.head_dim), number)
+    values = mx.full((3, SPEC.kv_heads, SPEC.head_dim), number)
     tokens = [rows.append(mx.zeros((1,)), layer, values, values) for layer in LAYERS]
     mx.eval(rows.end(tokens))
 
@@ -61,21 +62,21 @@ def first_rows(
 
 
 def test_a_mapped_buffer_can_be_planned() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 2, 2, writable=True)
     backend.rows([Segment(0, 0, 5), Segment(0, 100, 1)])
-    assert first_rows(backend, 0, 128).shape == (128, SHAPE.kv_heads, SHAPE.head_dim)
+    assert first_rows(backend, 0, 128).shape == (128, SPEC.kv_heads, SPEC.head_dim)
 
 
 def test_a_row_without_memory_cannot_be_planned() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     with pytest.raises(IndexError, match="segment of mapped tokens"):
         backend.rows([Segment(0, 64, 1)])
 
 
 def test_tickets_rise_and_complete() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     first = backend.unmap(0, 0, 2)
     second = backend.release(0, 0, 4)
@@ -85,7 +86,7 @@ def test_tickets_rise_and_complete() -> None:
 
 
 def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.shares_blocks
     assert backend.add_buffer()
     assert backend.map(0, 0, 0, 3, 1, writable=True)
@@ -98,14 +99,14 @@ def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
 
 
 def test_a_dense_backend_shares_nothing() -> None:
-    backend = ready(dense_backend, DENSE.group)
+    backend = ready(dense_backend, DENSE.groups[0])
     assert not backend.shares_blocks
     with pytest.raises(ValueError, match="a dense range shares nothing"):
         backend.map(0, 0, 0, 0, 1, writable=False)
 
 
 @pytest.mark.parametrize(
-    ("make", "group"), [(posix_backend, PAGED.group), (dense_backend, DENSE.group)]
+    ("make", "group"), [(posix_backend, PAGED.groups[0]), (dense_backend, DENSE.groups[0])]
 )
 def test_blocks_are_mapped_ahead_with_their_memory(make: Make, group: Group) -> None:
     backend = ready(make, group)
@@ -118,7 +119,7 @@ def test_blocks_are_mapped_ahead_with_their_memory(make: Make, group: Group) -> 
 
 
 def test_a_copied_block_holds_the_same_rows_in_every_region_and_is_counted() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.add_buffer()
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.map(1, 0, 0, 0, 1, writable=False)
@@ -137,7 +138,7 @@ def test_a_copied_block_holds_the_same_rows_in_every_region_and_is_counted() -> 
 
 
 def test_a_cpu_takes_no_queries_keys_and_values_of_three_matrices() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     rows, token = backend.rows([Segment(0, 0, 1)]), mx.zeros((1,))
     assert not rows.fuses_projection
@@ -147,7 +148,7 @@ def test_a_cpu_takes_no_queries_keys_and_values_of_three_matrices() -> None:
 
 
 def test_a_cpus_memory_needs_no_order_at_its_end() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     backend.rows([Segment(0, 0, 1)]).cancel()
     assert backend.shut_down()
@@ -158,19 +159,19 @@ def test_a_mac_charges_shared_memory_by_the_object(
     monkeypatch: pytest.MonkeyPatch, platform: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    backend = posix_backend(PAGED.group, metal_ext.CpuWorkers(1))
+    backend = posix_backend(PAGED.groups[0], metal_ext.CpuWorkers(1))
     assert backend.charge is (Charge.BLOCKS if platform == "linux" else Charge.HEAPS)
     assert backend.releases is (Releases.BLOCKS if platform == "linux" else Releases.HEAPS)
 
 
 def test_posix_heaps_cost_nothing_until_they_are_written() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.committed_bytes() == 0
 
 
 def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
-    group = DENSE.group
+    group = DENSE.groups[0]
     backend = ready(dense_backend, group)
     assert backend.committed_bytes() == 0
     assert backend.map(0, 0, 0, 0, 1, writable=True)
@@ -182,7 +183,7 @@ def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
 
 
 def test_a_failed_memory_operation_ends_the_engine() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     ticket = backend.unmap(0, 0, 1)  # nothing is mapped there: a bug, reported by its thread
     assert backend.wait(ticket, WAIT_S)
     with pytest.raises(BackendFailedError, match="block 0 is not mapped"):
@@ -195,7 +196,7 @@ def test_a_refused_system_call_is_weather() -> None:
 
     backend = NativeBackend(
         "refusing",
-        PAGED.group,
+        PAGED.groups[0],
         metal_ext.CpuWorkers(1),
         refuse,  # type: ignore[arg-type]
         refuse,  # type: ignore[arg-type]
@@ -214,7 +215,7 @@ def test_a_refused_mapping_is_weather(monkeypatch: pytest.MonkeyPatch) -> None:
         def map(self, *_: object) -> None:
             raise OSError(12, "no memory")
 
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     monkeypatch.setattr(backend, "_ranges", [Refusing()])
     assert not backend.map(0, 0, 0, 0, 1, writable=True)
 
@@ -225,8 +226,9 @@ def test_a_refused_mapping_ahead_is_weather_and_serving_goes_on() -> None:
         import resource
         import metal_ext
         from kvcache.native_backends import dense_backend
-        from kvcache.layout import KVShape, dense_layout
-        group = dense_layout(KVShape(2, 1, 64, 4), max_tokens=2**16, system_page_bytes=16384).group
+        from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout
+        shape = KVShape.uniform(2, KVSpec(1, 64, KVFormat.FLOAT32))
+        (group,) = dense_layout(shape, max_tokens=2**16, system_page_bytes=16384).groups
         backend = dense_backend(group, metal_ext.CpuWorkers(1))
         assert backend.add_heap() and backend.add_buffer()
         assert backend.wait(backend.release(0, 0, 1), 30.0)  # the mapper's thread runs
@@ -258,8 +260,8 @@ def test_elsewhere_nobody_counts_mappings(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_heaps_leave_half_of_all_open_files_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, resource.RLIM_INFINITY))
-    assert posix_backend(PAGED.group, metal_ext.CpuWorkers(1)).heap_limit == 2048
-    assert dense_backend(DENSE.group, metal_ext.CpuWorkers(1)).heap_limit is None
+    assert posix_backend(PAGED.groups[0], metal_ext.CpuWorkers(1)).heap_limit == 2048
+    assert dense_backend(DENSE.groups[0], metal_ext.CpuWorkers(1)).heap_limit is None
 
 
 def test_heaps_are_not_counted_where_open_files_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
