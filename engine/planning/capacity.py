@@ -146,7 +146,7 @@ def plan_capacity(
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
     machine = MachineMemory(memory_bytes, memory_bytes)
-    arithmetic = config.arithmetic or Arithmetic.STORED
+    arithmetic = Arithmetic("stored" if config.arithmetic == "auto" else config.arithmetic)
     demand = memory_demand(
         shape.spec,
         replace(config, max_model_len=context),

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import metal_ext  # before anything that imports MLX: it loads the BLAS
 
@@ -12,10 +11,8 @@ import structlog
 
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from engine.config import EngineConfig
 from engine.models.promised_checkpoint import promised_checkpoint
 from engine.substrate import plan_for_this_machine
-from engine.models.weights import Arithmetic
 from kvcache.choice import SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
@@ -27,7 +24,7 @@ from server.cli.hub import (
     model_names,
     sampling_defaults,
 )
-from server.config import Config, SettingError, StartError
+from server.config import Config, SettingError, StartError, engine_config
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 EMBEDS = {"auto": None, "generate": False, "embed": True}
@@ -39,20 +36,6 @@ class ModelError(StartError):
     """A model that cannot be served."""
 
     exit_code = 3
-
-
-def engine_config(settings: Config) -> EngineConfig:
-    """Return the settings in the engine's form, by the names of its fields."""
-    given: dict[str, Any] = {}
-    for section in (settings.limits, settings.engine, settings.cache):
-        # "auto" is what the engine calls None, but for a substrate, which has a name of its own.
-        given |= {
-            name: None if value == "auto" and name != "substrate" else value
-            for name, value in section.model_dump(by_alias=True).items()
-        }
-    if given["arithmetic"] is not None:
-        given["arithmetic"] = Arithmetic(given["arithmetic"])
-    return EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig)})
 
 
 def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:

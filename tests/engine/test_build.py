@@ -1,6 +1,7 @@
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import pytest
@@ -12,6 +13,7 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
 from engine.models.weights import Arithmetic
 from engine.step_memory import activation_bytes, attention_scratch_bytes
+from engine.types import PrefixSalt
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVFormat, LayoutError
 from kvcache.memory_budget import BudgetError
@@ -126,15 +128,15 @@ def test_a_model_that_takes_what_is_left_to_others_is_told_so(qwen3_4b: Checkpoi
 @pytest.mark.parametrize(
     ("dtype", "asked", "on_cpu", "on_gpu"),
     [
-        ("F32", None, "float32", "float32"),
-        ("BF16", None, "bfloat16", "bfloat16"),
-        ("F16", None, "bfloat16", "float16"),
+        ("F32", "auto", "float32", "float32"),
+        ("BF16", "auto", "bfloat16", "bfloat16"),
+        ("F16", "auto", "bfloat16", "float16"),
         ("F32", "bfloat16", "bfloat16", "bfloat16"),
         ("BF16", "float32", "float32", "float32"),
     ],
 )
 def test_k_and_v_are_as_wide_as_the_checkpoint_unless_told_otherwise(
-    checkpoint: Checkpoint, dtype: str, asked: str | None, on_cpu: str, on_gpu: str
+    checkpoint: Checkpoint, dtype: str, asked: Any, on_cpu: str, on_gpu: str
 ) -> None:
     config, stored = replace(CONFIG, kv_dtype=asked), replace(checkpoint, dtype=dtype)
     for substrate, kept in ((Substrate.POSIX, on_cpu), (Substrate.SPARSE, on_gpu)):
@@ -154,7 +156,7 @@ def test_an_engine_is_built_without_another_blas(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("metal_ext.fast_blas", None)
-    config = replace(CONFIG, page_bytes=None, arithmetic=Arithmetic.FLOAT32)
+    config = replace(CONFIG, page_bytes=None, arithmetic="float32")
     plan = plan_engine(config, read_checkpoint(tiny_model), MACHINE, POSIX)
     assert build_engine(plan, config, lambda *_: None, lambda _: None).limits.vocab_size == 1024
 
@@ -169,6 +171,24 @@ def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: P
     assert loop._runner.completed_epoch > 0
     assert loop.limits.vocab_size == checkpoint.vocab_size
     assert loop.limits.max_model_len == plan.memory.max_model_len
+
+
+def test_what_a_block_holds_is_named_by_the_models_content_and_not_by_its_place(
+    tmp_path: Path,
+) -> None:
+    def first_parent(folder: Path, arithmetic: Literal["auto", "stored"] = "auto") -> bytes:
+        config = replace(CONFIG, page_bytes=None, arithmetic=arithmetic)
+        plan = plan_engine(config, read_checkpoint(folder), MACHINE, POSIX)
+        loop = build_engine(plan, config, lambda *_: None, lambda _: None)
+        return loop._kv.block_hashes(PrefixSalt()).parent(0)
+
+    one, copy, other = tmp_path / "one", tmp_path / "copy", tmp_path / "other"
+    write_model(one)
+    shutil.copytree(one, copy)
+    write_model(other, seed=1)
+    assert first_parent(copy) == first_parent(one)
+    assert first_parent(other) != first_parent(one)
+    assert first_parent(one, "stored") != first_parent(one)
 
 
 def test_mlx_tells_what_its_arrays_take() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from server.cli.model_files import engine_config
+# Where older ones have it, too.
+from server.cli.model_files import engine_config  # type: ignore[attr-defined]
 
 import engine
 from engine import substrate

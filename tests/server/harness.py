@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message
 
 from engine.client import EngineClient
 from kvcache.views import KVViews
+from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
 from server.cli.serve import grammar_compiler
 from server.config import Config
@@ -195,15 +196,24 @@ def make_service(
     *,
     defaults: Json | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
+    secret: bytes = b"secret",
 ) -> Service:
-    """A service of one model under several names."""
+    """A service of one model under several names. secret: of its salts."""
     model = ServedModel((MODEL, *OTHER_NAMES), defaults or {}, stop_token_ids)
     config = config or Config()
     grammars = grammar_compiler(config, tokenizer, model, client.limits.vocab_size)
     calls = WrittenCalls(config.limits.max_written_call_bytes)
     reasoning_cache = ReasoningCache(config.limits.max_thought_bytes)
     return Service(
-        config, model, tokenizer, client, Metrics(client), grammars, calls, reasoning_cache
+        config,
+        model,
+        tokenizer,
+        client,
+        Metrics(client),
+        grammars,
+        calls,
+        reasoning_cache,
+        Salts(secret),
     )
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.cli.model_files import (  # before anything that imports MLX: it loads the BLAS
-    engine_config,
     make_plan,
     model_errors,
 )
@@ -19,7 +18,7 @@ from kvcache.layout import LayoutError
 from server.cli.hub import find_model
 from server.cli.plan.text import report_lines
 from server.cli.settings import read_settings
-from server.config import Config, SettingError, parse_size
+from server.config import Config, SettingError, engine_config, parse_size
 
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2

@@ -63,7 +63,7 @@ def said(
     # On the CPU that is asked first, steps do not overlap.
     config = replace(
         CONFIGURED,
-        substrate=substrate.setting,
+        substrate=substrate.setting,  # type: ignore[arg-type]
         kv_budget_bytes=budget,
         overlap=substrate.on_gpu,
     )

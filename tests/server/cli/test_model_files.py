@@ -3,21 +3,20 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.weights import Arithmetic
 from server.cli import model_files
 from server.cli.log import configure_log
 from server.cli.model_files import (
     ModelError,
     check_vocabulary,
-    engine_config,
     make_plan,
     read_model,
 )
 from server.cli.plan.command import PlanOptions, plan_model
 from server.cli.serve import serve_model
 from server.cli.settings import read_settings
-from server.config import MIB, Config, SettingError, Tables
+from server.config import MIB, Config, SettingError, Tables, engine_config
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 from tests.kvcache.metal_double import Device
@@ -45,12 +44,12 @@ def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
     )
     config = engine_config(settings)
     assert (config.max_num_seqs, config.max_model_len) == (1000, 1001)
-    assert (config.arithmetic, config.kv_dtype) == (Arithmetic.STORED, "bfloat16")
+    assert (config.arithmetic, config.kv_dtype) == ("stored", "bfloat16")
     assert (config.kv_budget_bytes, config.substrate) == (1024 * MIB, "dense")
     assert (config.check_every_step, config.threads) == (True, 3)
-    chosen_later = engine_config(Config())
-    assert chosen_later.arithmetic is None
-    assert chosen_later.kv_dtype is None
+    assert engine_config(Config()) == EngineConfig(
+        max_step_mask_s=Config().limits.max_step_mask_s, grammar_bytes=128 * MIB
+    )
 
 
 # --- plan ------------------------------------------------------------------------------------
