@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import LayerRegions, NormAndRope, PageBackend, Segment
+from kvcache.backend import LayerRegions, PageBackend, Segment
 from kvcache.layout import KVLayout, KVShape
+from metal_ext import QKTransform
 
 
 class CacheTokens:
@@ -46,41 +47,22 @@ class KVViews:
 
     # --- the layers -----------------------------------------------------------------------------
 
-    @property
-    def fuses_projection(self) -> bool:
-        """Return whether ``project`` is there."""
-        return self._rows.fuses_projection
-
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        """Write this step's keys and values, ``[T, kv_heads, head_dim]`` each."""
-        self._tokens.newest[layer] = self._rows.append(
-            self._tokens.newest[layer], self._layers[layer], keys, values
-        )
-
-    def project(
+    def append(
         self,
         layer: int,
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        norms: NormAndRope,
+        transform: QKTransform | None,
     ) -> mx.array:
-        """Apply norm and RoPE to queries and keys, and ``append``, in one kernel; return the
-        queries.
+        """Transform this step's queries and keys, where there is a transform, and write its keys
+        and values; return the queries.
 
         queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``; all of
-        one dtype, as they come from their linear layers.
+        one dtype.
         """
-        self._tokens.newest[layer], queries = self._rows.project(
-            self._tokens.newest[layer], self._layers[layer], queries, keys, values, norms
-        )
-        return queries
-
-    def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
-        """Do the same on a CPU: ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32,
-        queries, keys and values as they come from one matrix; return the queries."""
-        self._tokens.newest[layer], queries = self._rows.project_joined(
-            self._tokens.newest[layer], self._layers[layer], joined, norms
+        self._tokens.newest[layer], queries = self._rows.append(
+            self._tokens.newest[layer], self._layers[layer], queries, keys, values, transform
         )
         return queries
 

@@ -79,7 +79,7 @@ class RecallModel:
             raise RuntimeError("injected fault")
         for layer in range(self.shape.num_layers):
             keys, values = (self._encode(layer, kind, places, tokens) for kind in range(2))
-            views.append(layer, keys, values)
+            views.append(layer, keys, keys, values, None)
         if rows is None:
             return None
         ends = list(accumulate(segment.count for segment in views.segments))

@@ -24,6 +24,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 16,
+    "long_factor": [1.0 + pair / 4 for pair in range(16)],
+}
 
 
 @pytest.mark.parametrize("arithmetic", BOTH)
@@ -33,11 +40,14 @@ LLAMA3 = {
     [
         ("qwen3", {}),
         ("qwen3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+        ("qwen3", {"rope_scaling": YARN}),
+        ("qwen3", {"rope_scaling": LONG, "max_position_embeddings": 256}),
         ("llama", {}),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
         ("llama", {"rope_scaling": LLAMA3}),
-        ("llama", {"rope_scaling": LLAMA3 | {"rope_type": "yarn"}}),
+        ("llama", {"rope_scaling": YARN}),
         ("qwen2", {}),
+        ("qwen2", {"rope_scaling": LONG, "max_position_embeddings": 256}),
     ],
     ids=str,
 )
