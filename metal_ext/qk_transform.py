@@ -7,7 +7,7 @@ import mlx.core as mx
 from ._ext import RopeTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class QKTransform:
     """RMS norms over head_dim, then RoPE over the halves of a head; each where it is given."""
 

@@ -74,12 +74,12 @@ class Forward:
         return self.ops.weights
 
     def hidden(
-        self, token_ids: mx.array, positions: mx.array, views: LayerViews, rows: mx.array | None
+        self, token_ids: mx.array, views: LayerViews, rows: mx.array | None
     ) -> mx.array | None:
         """Return the states ``[R, hidden]`` of the given rows after the final norm.
 
-        token_ids, positions: ``[T]`` int32. rows: ``[R]`` int32 indices into T. With rows None only
-        the cache is filled, and None is returned.
+        token_ids: ``[T]`` int32, of the views' rows. rows: ``[R]`` int32 indices into T. With rows
+        None only the cache is filled, and None is returned.
         """
         ops, last = self.ops, len(self._layers) - 1
         x = ops.embed(token_ids)

@@ -17,8 +17,8 @@ void check_rows_shape(const char* name, const mx::array& x);
 void check_row_count(const char* name, const mx::array& x, const RowTable& rows);
 // Throws std::invalid_argument unless keys and values have one shape.
 void check_same_shape(const mx::array& keys, const mx::array& values);
-// Throws std::invalid_argument unless queries, keys and values, [rows, heads, head_dim] each, belong
-// together and to the table's rows.
+// Throws std::invalid_argument unless queries, keys and values, [rows, heads, head_dim] each, fit
+// each other and the table's rows.
 void check_projected(
     const mx::array& queries, const mx::array& keys, const mx::array& values,
     const RowTable& rows);

@@ -9,8 +9,8 @@
 
 namespace quire::ops {
 
-// The angles of the table's rows: [T, 2 * frequencies] float32, all cosines and then all sines, both
-// times the magnitude.
+// The angles of the table's rows: [T, 2 * frequencies] float32, all cosines and then all sines,
+// both times the magnitude.
 mx::array rope_angles(
     const Rows& rows, const std::shared_ptr<const RopeTable>& rope, const Workers& workers);
 

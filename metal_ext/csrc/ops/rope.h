@@ -17,11 +17,11 @@ struct QKNorms {
   double eps;
 };
 
-// How heads turn: dimensions i and i + head_dim / 2 against each other, by position * frequencies[i]
-// radians; and what they are multiplied by when they have turned.
+// How heads turn: dimensions i and i + head_dim / 2 against each other, by
+// position * frequencies[i] radians; and what they are multiplied by when they have turned.
 struct RopeTable {
-  // Throws std::invalid_argument where a number is none, or there are more or fewer of them than any
-  // kernel has use for.
+  // Throws std::invalid_argument where a number is none, or there are more or fewer of them than
+  // any kernel has use for.
   RopeTable(std::vector<double> frequencies, double magnitude);
 
   // Throws std::invalid_argument unless the frequencies are those of such heads, all of them.

@@ -88,7 +88,7 @@ def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path, arithmetic: Arith
         assert join(kv, 1, 50)
         assert kv.reserve(1, 49)
         views = kv.views([(1, 0, 49)])
-        states = model.hidden(mx.array(ids[:49]), mx.arange(49), views, first_rows)
+        states = model.hidden(mx.array(ids[:49]), views, first_rows)
         assert (states is None) == (first_rows is None)
         mx.eval(views.step_end([] if states is None else [states]))
         kv.commit(1, ids[:49])
