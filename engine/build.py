@@ -29,7 +29,7 @@ from engine.types import EngineLimits
 from kvcache.backend import PageBackend
 from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
-from kvcache.layout import KVShape, LayoutError
+from kvcache.layout import KVFormat, KVShape, LayoutError
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import (
     BudgetError,
@@ -41,7 +41,7 @@ from kvcache.memory_budget import (
     gib,
     smallest_context,
 )
-from kvcache.new_backend import new_backend
+from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate
 
 WARM_UP_PROMPT_TOKENS = 64
@@ -106,10 +106,10 @@ def plan_engine(
     arithmetic that it cannot be had in.
     """
     substrate, spec = choice.substrate, checkpoint.spec
-    _, head_dim = spec.kv_row
-    if substrate.on_gpu and head_dim not in GPU_HEAD_DIMS:
+    widths = {its.attention.head_dim for its in spec.layers}
+    if substrate.on_gpu and (unknown := widths.difference(GPU_HEAD_DIMS)):
         raise LayoutError(
-            f"the model's head_dim is {head_dim}, and the GPU's kernels know "
+            f"the model's head_dim is {min(unknown)}, and the GPU's kernels know "
             f"{', '.join(map(str, GPU_HEAD_DIMS))}: serve it with --kv-backend posix"
         )
     shape = kv_shape(config, checkpoint, substrate)
@@ -175,12 +175,7 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate)
         dtype = stored.get(checkpoint.dtype, "bfloat16")
     if dtype == "float16" and not substrate.on_gpu:
         raise LayoutError("a CPU keeps K and V as bfloat16 or float32, and cache.dtype is float16")
-    return KVShape(
-        checkpoint.spec.num_layers,
-        *checkpoint.spec.kv_row,
-        itemsize=4 if dtype == "float32" else 2,
-        float16=dtype == "float16",
-    )
+    return checkpoint.spec.kv_shape(KVFormat(dtype))
 
 
 def build_engine(
@@ -231,9 +226,9 @@ def assemble(
     resident. Raises RuntimeError where the substrate cannot be made or the model cannot decode;
     then nothing is left behind.
     """
-    backend = new_backend(
+    backends = new_backends(
         substrate,
-        memory.layout.group,
+        memory.layout.groups,
         max_sequences=memory.max_num_seqs,
         release_heaps=config.release_heaps,
         workers=workers,
@@ -247,14 +242,14 @@ def assemble(
         max_sharers=config.max_sharers,
         shares_prefixes=config.prefix_cache,
     )
-    shares = config.prefix_cache and backend.shares_blocks
-    kv = KVCacheManager(memory.layout, backend, cache_limits, identity=identity)
+    shares = config.prefix_cache and backends[0].shares_blocks
+    kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity)
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
         max_num_seqs=memory.max_num_seqs,
         vocab_size=vocab_size,
         embedding_size=embedding_size,
-        shared_block_tokens=memory.layout.group.tokens_per_block if shares else None,
+        shared_block_tokens=memory.layout.tokens_per_block if shares else None,
     )
     max_batched_tokens = config.max_num_batched_tokens
     budget = TokenBudget(
@@ -275,7 +270,7 @@ def assemble(
         ),
         emit=emit,
         mlx_memory=mlx_memory,
-        faults=substrate_faults(substrate, backend),
+        faults=substrate_faults(substrate, backends),
     )
     try:
         loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))
@@ -285,12 +280,15 @@ def assemble(
     return loop
 
 
-def substrate_faults(substrate: Substrate, backend: PageBackend) -> SubstrateFaults:
+def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> SubstrateFaults:
     """Return what remembers faults of a GPU's memory. Not of a CPU's pages: no other substrate is
     safer than these."""
     if not substrate.on_gpu:
         return SubstrateFaults()
-    return SubstrateFaults(backend.completed_ticket, FaultMemory(substrate).record)
+    return SubstrateFaults(
+        lambda: [backend.completed_ticket() for backend in backends],
+        FaultMemory(substrate).record,
+    )
 
 
 def mlx_memory() -> MlxMemory:

@@ -76,5 +76,5 @@ def attention_scratch_bytes(
     # A sum, and the two numbers that it is combined with others by.
     heads = (layer.attention for layer in spec.layers)
     partial = max(its.heads * (its.head_dim + 2) for its in heads) * FLOAT32_BYTES
-    gathered = GATHERED_LAYERS * 2 * longest * shape.row_bytes
+    gathered = GATHERED_LAYERS * 2 * longest * max(its.row_bytes for its in shape.specs)
     return splits * partial + (gathered if substrate is Substrate.PAGED else 0)

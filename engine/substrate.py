@@ -1,5 +1,6 @@
 """Chooses the substrate of this machine: as configured, or by trying."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -35,16 +36,23 @@ def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> Engin
     LayoutError with the figure that does not fit.
     """
 
-    def size_of(substrate: Substrate) -> tuple[int, CacheSize]:
-        shape = kv_shape(config, checkpoint, substrate)
-        page = config.page_bytes or choose_page(shape, min(METAL_PAGES), METAL_PAGES)
+    def sizes_of(substrate: Substrate) -> list[tuple[int, CacheSize]]:
+        layers = kv_shape(config, checkpoint, substrate).layers
         longest = config.max_model_len or checkpoint.spec.max_position_embeddings
-        return page, CacheSize(shape, longest, config.heap_bytes, 2 * config.max_num_seqs)
+        buffers = 2 * config.max_num_seqs
+        return [
+            (
+                config.page_bytes or choose_page(spec, min(METAL_PAGES), METAL_PAGES),
+                CacheSize(count, spec, longest, config.heap_bytes, buffers),
+            )
+            for spec, count in Counter(layers).items()
+        ]
 
-    choice = machine_substrate(config.substrate, size_of, release_heaps=config.release_heaps)
+    choice = machine_substrate(config.substrate, sizes_of, release_heaps=config.release_heaps)
     plan = plan_engine(config, checkpoint, memory_for(choice.substrate), choice)
     if choice.substrate is Substrate.POSIX:
-        check_heap_file(plan.memory.layout.group.heap_bytes, system_file_limit())
+        largest = max(group.heap_bytes for group in plan.memory.layout.groups)
+        check_heap_file(largest, system_file_limit())
     return plan
 
 
@@ -58,13 +66,17 @@ def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
 
 
 def machine_substrate(
-    asked: str, size_of: Callable[[Substrate], tuple[int, CacheSize]], *, release_heaps: bool
+    asked: str,
+    sizes_of: Callable[[Substrate], list[tuple[int, CacheSize]]],
+    *,
+    release_heaps: bool,
 ) -> SubstrateChoice:
     """Try substrates of the GPU with the pages and addresses that the model's cache will have.
 
-    asked: "auto", or what a substrate is called. size_of: bytes of a page of that cache, and what
-    else it is made of. release_heaps: whether a GPU is to release heaps. Raises SubstrateError that
-    names what the one that was asked for lacks, or where the release test has not passed.
+    asked: "auto", or what a substrate is called. sizes_of: for every kind of layers the bytes of a
+    page of their cache, and what else it is made of. release_heaps: whether a GPU is to release
+    heaps. Raises SubstrateError that names what the one that was asked for lacks, or where the
+    release test has not passed.
     """
     device = metal_device()
 
@@ -73,10 +85,12 @@ def machine_substrate(
         missing = device.missing[substrate.setting]
         if missing:
             return "; ".join(missing)
-        page_bytes, size = size_of(substrate)
-        # All of a dense cache is memory from the start: it is not made twice.
-        argument = "" if substrate.is_dense else size.to_argument()
-        return run_trial(SUBSTRATE, substrate, page_bytes, argument).fault
+        for page_bytes, size in sizes_of(substrate):
+            # All of a dense cache is memory from the start: it is not made twice.
+            argument = "" if substrate.is_dense else size.to_argument()
+            if fault := run_trial(SUBSTRATE, substrate, page_bytes, argument).fault:
+                return fault
+        return ""
 
     choice = choose_substrate(
         asked,

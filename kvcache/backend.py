@@ -33,6 +33,7 @@ class Segment:
 class LayerRegions:
     """Where the keys and values of a layer lie, and the shape of their rows."""
 
+    group: int
     keys: int
     values: int
     kv_heads: int

@@ -32,9 +32,8 @@ class BlockAllocator:
         self._prefixes = prefixes
         self._reserved_blocks = 0
         self._num_sequences = 0
-        self._has_waited = False
-        self.mapping_waits = 0
-        """Steps that had to wait for a mapping."""
+        self.has_waited = False
+        """Whether a mapping had to be waited for; whoever counts that sets it back."""
         self.keeps_slack = True
         """Whether memory of free blocks is kept for the next sequences, beyond one heap."""
         self.spares_heaps = False
@@ -57,36 +56,42 @@ class BlockAllocator:
         self._num_sequences -= 1
         self._reserved_blocks -= sequence.reserved_blocks
 
-    def attach(self, sequence: CachedSequence, blocks: list[BlockRef]) -> bool:
+    def map_shared(self, sequence: CachedSequence, blocks: list[BlockRef]) -> bool:
         """Map sealed blocks of others, for reading only; False when the system refuses."""
         with self._updating_counts(sequence):
-            if blocks and not self._buffers.map(sequence.buffer, blocks, writable=False):
-                return False
-        self._prefixes.attached(sequence, blocks)
-        return True
+            return not blocks or self._buffers.map(sequence.buffer, blocks, writable=False)
 
-    def grow(self, sequence: CachedSequence, num_tokens: int) -> bool:
-        """Map memory that the sequence does not have yet, for tokens [0, num_tokens). All or
-        nothing."""
+    def cut(self, sequence: CachedSequence, count: int) -> list[BlockRef]:
+        """Undo what has just been mapped: unmap the last ``count`` blocks, and return them."""
+        with self._updating_counts(sequence):
+            return self._buffers.unmap_last(sequence.buffer, count)
+
+    def grow(self, sequence: CachedSequence, num_tokens: int) -> int | None:
+        """Map memory that the sequence does not have yet, for tokens [0, num_tokens). Return how
+        many blocks that was; None, with nothing mapped, where it cannot be."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
-            return False
-        self._has_waited = self._has_waited or not self._buffers.is_settled(buffer)
+            return None
+        self.has_waited = self.has_waited or not self._buffers.is_settled(buffer)
         self._settle(sequence)
         missing = needed - len(buffer.table)
         if missing <= 0:
-            return True
+            return 0
         if missing - sequence.reserved_blocks > self.available_blocks:
-            return False
-        self._has_waited = True
+            return None
+        self.has_waited = True
         blocks = self._take(sequence, missing)
         if blocks is None:
-            return False
+            return None
         with self._updating_counts(sequence):
             if self._buffers.map(buffer, blocks, writable=True):
-                return True
+                return missing
         self._pool.free_unmapped(blocks)
-        return False
+        return None
+
+    def shrink(self, sequence: CachedSequence, count: int) -> None:
+        """Undo a ``grow`` of so many blocks."""
+        self._pool.free_unmapped(self.cut(sequence, count))
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
         """Start mapping what the steps after one of ``count`` tokens up to ``end`` will need. Take
@@ -116,11 +121,6 @@ class BlockAllocator:
         at_once = max(BYTES_RELEASED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
         at_once -= self._pool.count(BlockState.RELEASING)
         self._pool.release_memory(slack_bytes, min(self.available_blocks, at_once))
-
-    def next_step(self) -> None:
-        """Begin the next step: count the one before it if it had to wait for a mapping."""
-        self.mapping_waits += self._has_waited
-        self._has_waited = False
 
     def _settle(self, sequence: CachedSequence) -> None:
         """Wait for blocks that are being mapped ahead; free those that the system refused."""

@@ -65,11 +65,14 @@ class BufferPool:
         self.mapped_blocks += done
         if done == len(blocks):
             return True
-        if done:
-            self._wait(self._backend.unmap(buffer.number, first, done))
-            self.unmapped_blocks += done
-        self._cut(buffer, first)
+        self._unmap_from(buffer, first, done)
         return False
+
+    def unmap_last(self, buffer: SparseBuffer, count: int) -> list[BlockRef]:
+        """Unmap the last ``count`` blocks, which no step has used, and wait until they are; return
+        them."""
+        assert not buffer.pending
+        return self._unmap_from(buffer, len(buffer.table) - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[BlockRef]) -> bool:
         """Start mapping blocks behind the buffer's last one; False when the limit forbids it."""
@@ -108,6 +111,13 @@ class BufferPool:
         """Start unmapping all of the buffer; return the ticket."""
         assert not buffer.pending
         return self._backend.unmap(buffer.number, 0, len(buffer.table))
+
+    def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[BlockRef]:
+        """Cut the table to a length; wait until so many of the blocks behind it are unmapped."""
+        if mapped:
+            self._wait(self._backend.unmap(buffer.number, length, mapped))
+            self.unmapped_blocks += mapped
+        return self._cut(buffer, length)
 
     def _append(
         self, buffer: SparseBuffer, blocks: list[BlockRef], writable: bool

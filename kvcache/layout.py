@@ -1,13 +1,19 @@
 """Tokens <-> bytes <-> pages: the only file that knows the shape of K and V.
 
-A *region* is the K or the V of one layer, token-major ``[token][kv_head][head_dim]``. The regions
-of a *group* grow together, one *block* at a time: the pages of every region that hold the same
-``tokens_per_block`` tokens.
+
+A *region* is the K or the V of one layer, token-major ``[token][kv_head][head_dim]``. Layers that
+keep the same of a token make a *group*: their regions grow together, one *block* at a time. A block
+is the pages of every region of a group that hold the same ``tokens_per_block`` tokens. All groups
+of a model have blocks of as many tokens, each in pages of its own::
+
+    group 0, rows of 1024 bytes   | 32 tokens: 2 pages of 16 KiB | 32 tokens: 2 pages | ...
+    group 1, rows of  512 bytes   | 32 tokens: 1 page            | 32 tokens: 1 page  | ...
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
-from math import gcd
+from math import gcd, lcm
 
 KIB = 1024
 # The default wherever it gives 16 to 64 tokens. Elsewhere the smallest that does: small rows would
@@ -23,27 +29,59 @@ class LayoutError(ValueError):
     """A shape and a page size that cannot work together; the message names both figures."""
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """K and V of a model, as far as memory is concerned."""
+class KVFormat(Enum):
+    """What the numbers of K and V are."""
 
-    num_layers: int
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+    @property
+    def itemsize(self) -> int:
+        """Return the bytes of one number."""
+        return 4 if self is KVFormat.FLOAT32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer keeps of every token: a row of keys, and one of values."""
+
     kv_heads: int
     head_dim: int
-    itemsize: int
-    """Bytes of one number: 2 for bfloat16 and float16, 4 for float32."""
-    float16: bool = False
-    """Which of the two: on a GPU alone float16."""
+    format: KVFormat = KVFormat.BFLOAT16
 
     @property
     def row_bytes(self) -> int:
         """Return the bytes of one token in one region."""
-        return self.kv_heads * self.head_dim * self.itemsize
+        return self.kv_heads * self.head_dim * self.format.itemsize
+
+    def __str__(self) -> str:
+        return (
+            f"a token's {self.row_bytes} bytes in one region ({self.kv_heads} KV heads x "
+            f"{self.head_dim} x {self.format.itemsize} bytes)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """K and V of a model, as far as memory is concerned."""
+
+    layers: tuple[KVSpec, ...]
+
+    @classmethod
+    def uniform(cls, num_layers: int, spec: KVSpec) -> "KVShape":
+        """Return the shape of layers that are all alike."""
+        return cls((spec,) * num_layers)
+
+    @property
+    def specs(self) -> tuple[KVSpec, ...]:
+        """Return the kinds of layers, in the order of their first ones."""
+        return tuple(dict.fromkeys(self.layers))
 
     @property
     def bytes_per_token(self) -> int:
         """Return the bytes of one token in all regions."""
-        return 2 * self.num_layers * self.row_bytes
+        return sum(2 * spec.row_bytes for spec in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +128,62 @@ class Group:
         """Return how many blocks hold so many tokens."""
         return -(-tokens // self.tokens_per_block)
 
-    def key_region(self, layer: int) -> int:
-        """Return the index of a layer's keys; its values follow."""
-        return 2 * layer
-
 
 @dataclass(frozen=True)
 class KVLayout:
-    """How K and V of a model lie in memory. All layers are one group today; sliding-window layers
-    or a split forced by the largest buffer of a device make more."""
+    """How K and V of a model lie in memory. The heaps of all groups hold as many tokens, so that
+    there are as many of each."""
 
     shape: KVShape
     groups: tuple[Group, ...]
 
+    @cached_property
+    def tokens_per_block(self) -> int:
+        """Return how many tokens a block of any group holds."""
+        return self.groups[0].tokens_per_block
+
+    @cached_property
+    def max_tokens(self) -> int:
+        """Return how many tokens one sequence has addresses for."""
+        return self.groups[0].max_tokens
+
+    @cached_property
+    def heap_tokens(self) -> int:
+        """Return how many tokens a heap of each group holds."""
+        return self.tokens_per_block * self.groups[0].blocks_per_heap
+
+    @cached_property
+    def heap_bytes(self) -> int:
+        """Return the bytes of a heap of each group, together."""
+        return sum(group.heap_bytes for group in self.groups)
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Return the bytes of a block of each group, together."""
+        return sum(group.block_bytes for group in self.groups)
+
     @property
-    def group(self) -> Group:
-        """Return the only group."""
-        (group,) = self.groups
-        return group
+    def bytes_per_token(self) -> int:
+        """Return the bytes of one token in all regions."""
+        return self.shape.bytes_per_token
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return how many blocks of each group hold so many tokens."""
+        return self.groups[0].blocks_for(tokens)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """Return the number of a layer's group, and that of the region of its keys in there; that
+        of its values follows."""
+        return self._places[layer]
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        return {
+            region.layer: (number, place)
+            for number, group in enumerate(self.groups)
+            for place, region in enumerate(group.regions)
+            if region.kind == "keys"
+        }
 
 
 def paged_layout(
@@ -121,33 +197,23 @@ def paged_layout(
 ) -> KVLayout:
     """Return the layout of a substrate with pages.
 
-    heap_bytes: the size that a heap should not exceed; a heap holds one block at least.
-    page_bytes: one region's part of a block; None chooses it. device_pages: those that the device
-    can map, the preferred one first; None: all multiples of the system's.
+    heap_bytes: the size that heaps of all groups together should not exceed; a heap holds one block
+    at least. page_bytes: of all regions; None chooses them. device_pages: those that the device can
+    map, the preferred one first; None: all multiples of the system's.
     Raises LayoutError where a row does not divide the page or the page does not fit the system.
     """
-    page = page_bytes
-    if page is None:
-        page = choose_page(shape, system_page_bytes, device_pages or PREFERRED_PAGES)
-    if device_pages is not None and page not in device_pages:
-        sizes = ", ".join(str(size) for size in sorted(device_pages))
-        raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
-    if page <= 0 or page % system_page_bytes:
-        raise LayoutError(
-            f"a page of {page} bytes is not a multiple of this system's {system_page_bytes} bytes"
-        )
-    if page % shape.row_bytes:
-        raise LayoutError(
-            f"a token's {shape.row_bytes} bytes in one region ({shape.kv_heads} KV heads x "
-            f"{shape.head_dim} x {shape.itemsize} bytes) do not divide the page of {page} bytes"
-        )
-    tokens_per_block = page // shape.row_bytes
-    block_bytes = shape.bytes_per_token * tokens_per_block
-    return _one_group(
+    pages = {
+        spec: checked_page(spec, page_bytes, system_page_bytes, device_pages)
+        if page_bytes is not None
+        else choose_page(spec, system_page_bytes, device_pages or PREFERRED_PAGES)
+        for spec in shape.specs
+    }
+    tokens_per_block = lcm(*(page // spec.row_bytes for spec, page in pages.items()))
+    return grouped_layout(
         shape,
-        page_bytes=page,
+        pages,
         tokens_per_block=tokens_per_block,
-        blocks_per_heap=max(1, heap_bytes // block_bytes),
+        blocks_per_heap=max(1, heap_bytes // (shape.bytes_per_token * tokens_per_block)),
         blocks_per_buffer=-(-max_tokens // tokens_per_block),
     )
 
@@ -155,58 +221,84 @@ def paged_layout(
 def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> KVLayout:
     """Return the layout of a substrate without pages: a block is the whole context."""
     unit = tokens_of_whole_pages(shape, system_page_bytes)
-    tokens = -(-max_tokens // unit) * unit
-    return _one_group(
+    return grouped_layout(
         shape,
-        page_bytes=system_page_bytes,
-        tokens_per_block=tokens,
+        dict.fromkeys(shape.specs, system_page_bytes),
+        tokens_per_block=-(-max_tokens // unit) * unit,
         blocks_per_heap=1,
         blocks_per_buffer=1,
     )
 
 
 def choose_page(
-    shape: KVShape, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
+    spec: KVSpec, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
 ) -> int:
-    """Return the preferred page that a row divides and that makes a block of 16 to 64 tokens;
-    otherwise the one that comes nearest to that.
+    """Return the preferred page that a row divides and that holds 16 to 64 tokens; otherwise the
+    one that comes nearest to that.
 
     Raises LayoutError where a row divides none.
     """
     pages = [
-        page for page in preferred if page % system_page_bytes == 0 and page % shape.row_bytes == 0
+        page for page in preferred if page % system_page_bytes == 0 and page % spec.row_bytes == 0
     ]
     if not pages:
         raise LayoutError(
-            f"a token's {shape.row_bytes} bytes in one region ({shape.kv_heads} KV heads x "
-            f"{shape.head_dim} x {shape.itemsize} bytes) divide no page from "
-            f"{system_page_bytes} bytes to {max(preferred)} bytes"
+            f"{spec} divide no page from {system_page_bytes} bytes to {max(preferred)} bytes"
         )
 
     def distance(page: int) -> int:
-        tokens = page // shape.row_bytes
+        tokens = page // spec.row_bytes
         return max(MIN_TOKENS_PER_BLOCK - tokens, tokens - MAX_TOKENS_PER_BLOCK, 0)
 
     return min(pages, key=distance)
 
 
 def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
-    """Return the fewest tokens whose rows in one region are whole pages."""
-    return system_page_bytes // gcd(system_page_bytes, shape.row_bytes)
+    """Return the fewest tokens whose rows are whole pages in every region."""
+    return lcm(
+        *(system_page_bytes // gcd(system_page_bytes, spec.row_bytes) for spec in shape.specs)
+    )
 
 
-def _one_group(
+def checked_page(
+    spec: KVSpec, page: int, system_page_bytes: int, device_pages: tuple[int, ...] | None
+) -> int:
+    """Return a page that somebody has set. Raises LayoutError where it cannot be one."""
+    if device_pages is not None and page not in device_pages:
+        sizes = ", ".join(str(size) for size in sorted(device_pages))
+        raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
+    if page <= 0 or page % system_page_bytes:
+        raise LayoutError(
+            f"a page of {page} bytes is not a multiple of this system's {system_page_bytes} bytes"
+        )
+    if page % spec.row_bytes:
+        raise LayoutError(f"{spec} do not divide the page of {page} bytes")
+    return page
+
+
+def grouped_layout(
     shape: KVShape,
+    pages: dict[KVSpec, int],
     *,
-    page_bytes: int,
     tokens_per_block: int,
     blocks_per_heap: int,
     blocks_per_buffer: int,
 ) -> KVLayout:
-    regions = tuple(
-        Region(layer, kind, shape.row_bytes)
-        for layer in range(shape.num_layers)
-        for kind in ("keys", "values")
+    """Return the layout with a group for every kind of layers. pages: of each kind, in bytes, of
+    which a block has whole ones."""
+    groups = (
+        Group(
+            tuple(
+                Region(layer, kind, spec.row_bytes)
+                for layer, its in enumerate(shape.layers)
+                if its == spec
+                for kind in ("keys", "values")
+            ),
+            page,
+            tokens_per_block,
+            blocks_per_heap,
+            blocks_per_buffer,
+        )
+        for spec, page in pages.items()
     )
-    group = Group(regions, page_bytes, tokens_per_block, blocks_per_heap, blocks_per_buffer)
-    return KVLayout(shape, (group,))
+    return KVLayout(shape, tuple(groups))

@@ -1,24 +1,24 @@
 """The KV cache in sequence ids and token counts: scheduler and runner see no blocks.
 
-A sequence that begins like another one maps the other's sealed blocks instead of computing them.
+A sequence that begins like another one maps the other's sealed blocks instead of computing them. It
+has as many blocks in every group of the model's layers, and shares as many.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvcache.backend import PageBackend, Releases, Segment
-from kvcache.block_allocator import MAP_AHEAD_TOKENS, BlockAllocator
+from kvcache.block_allocator import MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
-from kvcache.buffer_pool import BufferPool
-from kvcache.heap_pool import HeapPool
-from kvcache.inspector import CacheInspector
+from kvcache.group_cache import GroupCache
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap, take_map
-from kvcache.prefix_cache import Match, PrefixCache
+from kvcache.prefix_cache import Match
 from kvcache.prefix_index import MissReason
-from kvcache.sequences import CachedSequence, ClosedSequence, Progress
-from kvcache.sparse_heap import BlockState
-from kvcache.stats import KVStats
+from kvcache.sequences import CachedSequence, OpenSequence, Progress
+from kvcache.sparse_buffer import SparseBuffer
+from kvcache.sparse_heap import BlockRef
+from kvcache.stats import KVStats, total
 from kvcache.views import CacheTokens, KVViews, layer_regions
 
 BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
@@ -28,31 +28,32 @@ class KVCacheManager:
     """Keeps sequences, buffers and blocks together. Engine thread only."""
 
     def __init__(
-        self, layout: KVLayout, backend: PageBackend, limits: CacheLimits, *, identity: bytes
+        self,
+        layout: KVLayout,
+        backends: Sequence[PageBackend],
+        limits: CacheLimits,
+        *,
+        identity: bytes,
     ) -> None:
-        """identity: of the model; what one model computed is never shared with another."""
-        self._group = layout.group
-        self._backend = backend
+        """backends: of each group. identity: of the model; what one model computed is never shared
+        with another."""
+        self._layout = layout
         self._limits = limits
         self._identity = identity + repr(layout).encode()
-        self._pool = HeapPool(self._group, backend, limits.budget_bytes)
-        # Twice as many buffers as sequences: one that leaves need not be unmapped before the next
-        # one joins.
-        self._buffers = BufferPool(self._group, backend, 2 * limits.max_sequences)
-        self._prefixes = PrefixCache(
-            self._pool,
-            max_sharers=limits.max_sharers,
-            enabled=limits.shares_prefixes and backend.shares_blocks,
-        )
-        parts = self._group, self._pool, self._buffers, self._prefixes
-        self._allocator = BlockAllocator(*parts)
-        self._inspector = CacheInspector(*parts, backend)
+        max_heaps = limits.budget_bytes // layout.heap_bytes
+        self._groups = [
+            GroupCache(group, backend, limits, max_heaps)
+            for group, backend in zip(layout.groups, backends, strict=True)
+        ]
+        # What all groups have in lockstep is asked of one of them.
+        self._first = self._groups[0]
         self._layers = layer_regions(layout)
         self._tokens = CacheTokens(len(self._layers))
-        self._open: dict[int, CachedSequence] = {}
-        self._closed: list[ClosedSequence] = []
-        self.releases_memory = backend.releases is not Releases.NOTHING
+        self._open: dict[int, OpenSequence] = {}
+        self.releases_memory = self._first.backend.releases is not Releases.NOTHING
         """Whether memory can be released to the system before the process ends."""
+        self.mapping_waits = 0
+        """Steps that had to wait for a mapping."""
         self._issued_epoch = self._completed_epoch = 0
 
     # --- the scheduler's side: joining ----------------------------------------------------------
@@ -60,12 +61,12 @@ class KVCacheManager:
     @property
     def max_tokens(self) -> int:
         """Return how many tokens one sequence can ever have: its addresses and the whole pool."""
-        pool_tokens = self._pool.capacity_blocks * self._group.tokens_per_block
-        return min(self._group.max_tokens, pool_tokens)
+        blocks = min(group.pool.capacity_blocks for group in self._groups)
+        return min(self._layout.max_tokens, blocks * self._layout.tokens_per_block)
 
     def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
         """Return the empty block hashes of a new sequence."""
-        return BlockHashes(self._identity, salt, self._group.tokens_per_block)
+        return BlockHashes(self._identity, salt, self._layout.tokens_per_block)
 
     def open(
         self,
@@ -84,34 +85,44 @@ class KVCacheManager:
         nothing changed, when it does not fit now.
         """
         assert seq_id not in self._open, f"sequence {seq_id} is open"
-        if len(self._open) == self._limits.max_sequences or num_tokens > self._group.max_tokens:
+        if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
             return None
-        needed = self._group.blocks_for(num_tokens)
-        if needed - block_hashes.shareable_blocks > self._allocator.available_blocks:
+        needed = self._layout.blocks_for(num_tokens)
+        own = needed - block_hashes.shareable_blocks
+        if any(own > group.allocator.available_blocks for group in self._groups):
             return None
-        system = system_tokens // self._group.tokens_per_block
-        nothing, longest = Match([], 0), self._prefixes.match(block_hashes, 0)
+        system = system_tokens // self._layout.tokens_per_block
+        longest = self._match(block_hashes, 0)
+        nothing = [match.first(0) for match in longest]
         # A prefix in more pieces than the system has mappings for is computed again.
-        for match in (longest, nothing) if longest.blocks else (nothing,):
-            buffer = self._buffers.take() if self._fits(needed, match) else None
-            if buffer is None:
+        for matches in (longest, nothing) if longest[0].blocks else (nothing,):
+            buffers = self._take_buffers(needed, matches)
+            if buffers is None:
                 continue
-            sequence = CachedSequence(seq_id, buffer, block_hashes, needed, final_tokens, system)
-            self._allocator.add(sequence)
-            if self._allocator.attach(sequence, match.blocks):
-                self._open[seq_id] = sequence
-                return sequence.progress
-            self._allocator.remove(sequence)
-            self._buffers.free(buffer)
+            progress = Progress()
+            parts = tuple(
+                CachedSequence(seq_id, buffer, block_hashes, needed, final_tokens, system, progress)
+                for buffer in buffers
+            )
+            for group, part in zip(self._groups, parts, strict=True):
+                group.allocator.add(part)
+            if self._attach(parts, [match.blocks for match in matches]):
+                self._open[seq_id] = OpenSequence(block_hashes, progress, parts)
+                return progress
+            for group, part in zip(self._groups, parts, strict=True):
+                group.allocator.remove(part)
+                group.buffers.free(part.buffer)
         return None
 
     def attach_cached(self, seq_id: int) -> int:
         """Map what others have sealed of the sequence's tokens meanwhile. Return how many of its
         tokens have valid K and V."""
         sequence = self._open[seq_id]
-        if self._prefixes.can_share_next(sequence):
-            match = self._prefixes.match(sequence.block_hashes, len(sequence.buffer.table))
-            self._allocator.attach(sequence, match.blocks)
+        parts = sequence.parts
+        if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
+            start = len(parts[0].buffer.table)
+            matches = self._match(sequence.block_hashes, start)
+            self._attach(parts, [match.blocks for match in matches])
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
@@ -120,43 +131,53 @@ class KVCacheManager:
         more than before while the parent's are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
-        whole, partial = divmod(num_tokens, self._group.tokens_per_block)
+        whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
         progress = child.progress
-        has_all = parent.progress.computed >= num_tokens and parent.sealed >= whole
-        if not has_all or not child.all_sealed:
+        if parent.progress.computed < num_tokens:
             return progress.computed
-        own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
-        blocks = parents[len(own) :]
-        # The child may have begun with blocks of a sequence that has failed since.
-        at_limit = any(map(self._prefixes.has_max_sharers, blocks))
-        if (blocks and parents[: len(own)] != own) or at_limit:
+        pairs = zip(self._groups, parent.parts, child.parts, strict=True)
+        found = [group.blocks_to_fork(its, own, whole) for group, its, own in pairs]
+        blocks = [its for its in found if its is not None]
+        if len(blocks) < len(found):
             return progress.computed
-        shared = self._allocator.attach(child, blocks)
+        shared = self._attach(child.parts, blocks)
         if shared and partial and self.reserve(child_id, num_tokens):
-            source, target = parent.buffer.number, child.buffer.number
-            self._backend.copy_block(source, whole, target, whole, partial)
+            for group, its, own in zip(self._groups, parent.parts, child.parts, strict=True):
+                source, target = its.buffer.number, own.buffer.number
+                group.backend.copy_block(source, whole, target, whole, partial)
             progress.restart_at(num_tokens)
         return progress.computed
 
     def add_pending_prefix(self, seq_id: int) -> None:
         """Let others wait for the blocks that the sequence is going to compute."""
-        self._prefixes.add_pending_prefix(self._open[seq_id])
+        self._first.prefixes.add_pending_prefix(self._open[seq_id].parts[0])
 
     def pending_owner(self, seq_id: int) -> int | None:
         """Return the sequence that will compute this one's next blocks, if those can be shared."""
-        return self._prefixes.pending_owner(self._open[seq_id])
+        return self._first.prefixes.pending_owner(self._open[seq_id].parts[0])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
         """Return the token at which the sequence left the longest cached prefix, and why it shares
         no more; None when no more could be shared."""
-        return self._prefixes.explain(self._open[seq_id])
+        parts = self._open[seq_id].parts
+        found = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
+        return min(found, key=lambda its: its[0])
 
     # --- growing and leaving --------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Map memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
-        sequence = self._open[seq_id]
-        return num_tokens <= sequence.mapped_tokens or self._allocator.grow(sequence, num_tokens)
+        grown: list[tuple[GroupCache, CachedSequence, int]] = []
+        for group, part in zip(self._groups, self._open[seq_id].parts, strict=True):
+            if num_tokens <= part.mapped_tokens:
+                continue
+            count = group.allocator.grow(part, num_tokens)
+            if count is None:
+                for other, its, mapped in grown:
+                    other.allocator.shrink(its, mapped)
+                return False
+            grown.append((group, part, count))
+        return True
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Note that the next ``len(token_ids)`` positions hold valid K and V of these tokens."""
@@ -165,9 +186,10 @@ class KVCacheManager:
         end = start + len(token_ids)
         sequence.block_hashes.extend(token_ids, start)
         epoch = sequence.commit(end)
-        size = self._group.tokens_per_block
+        size = self._layout.tokens_per_block
         for number in range(start // size, end // size):
-            self._prefixes.filled(epoch, sequence, number)
+            for group, part in zip(self._groups, sequence.parts, strict=True):
+                group.prefixes.filled(epoch, part, number)
 
     def cancel_steps(self, seq_id: int) -> None:
         """Cancel the sequence's steps that have not committed."""
@@ -176,124 +198,139 @@ class KVCacheManager:
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
         """Close the sequence. Its blocks wait for the newest step that may touch them. keep_prefix:
         whether what it wrote may be shared from now on."""
-        sequence = self._open.pop(seq_id)
-        sequence.keeps_prefix = keep_prefix
-        self._allocator.remove(sequence)
-        self._prefixes.close(sequence)
-        self._closed.append(ClosedSequence(sequence, self._issued_epoch))
+        for group, part in zip(self._groups, self._open.pop(seq_id).parts, strict=True):
+            part.keeps_prefix = keep_prefix
+            group.close(part, self._issued_epoch)
 
     @property
     def recovering(self) -> bool:
         """Return whether blocks or mappings of closed sequences are not free yet."""
-        return bool(self._closed) or self._pool.count(BlockState.RELEASING) > 0
+        return any(group.recovering for group in self._groups)
 
     # --- the runner's side ----------------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
         """Return what a step reads and writes: ``(seq_id, start, count)`` in the order of its rows,
         segments of one row first. Opens the next epoch."""
-        segments: list[Segment] = []
-        growing: list[tuple[CachedSequence, int, int]] = []
+        segments: list[list[Segment]] = [[] for _ in self._groups]
+        growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
         for seq_id, start, count in plan:
             sequence = self._open[seq_id]
             assert start == sequence.next_start, f"{seq_id}: {start} != {sequence.next_start}"
             sequence.schedule(end := start + count, epoch)
-            segments.append(Segment(sequence.buffer.number, start, count))
-            if end + max(count, MAP_AHEAD_TOKENS) > sequence.table_tokens:
-                growing.append((sequence, end, count))
-        self._allocator.next_step()
-        views = KVViews(self._layers, self._tokens, self._backend, segments, epoch)
+            for number, part in enumerate(sequence.parts):
+                segments[number].append(Segment(part.buffer.number, start, count))
+                if end + max(count, MAP_AHEAD_TOKENS) > part.table_tokens:
+                    growing.append((self._groups[number], part, end, count))
+        self._count_waits()
+        rows = [g.backend.rows(its) for g, its in zip(self._groups, segments, strict=True)]
+        views = KVViews(self._layers, self._tokens, rows, segments[0], epoch)
         self._issued_epoch = epoch
-        for sequence, end, count in growing:
-            self._allocator.map_ahead(sequence, end, count)
+        for group, part, end, count in growing:
+            group.allocator.map_ahead(part, end, count)
         return views
 
     def step_completed(self, completed_epoch: int) -> None:
         """Note that the device has finished all steps up to that epoch; free what waited for it."""
         assert completed_epoch <= self._issued_epoch
-        before = self._completed_epoch, len(self._closed)
-        self._completed_epoch = max(self._completed_epoch, completed_epoch)
-        self._advance()
-        # After failed attempts to map blocks nothing is released: while the system refuses to map
-        # them, the cache would seem to recover for ever.
-        changed = (self._completed_epoch, len(self._closed)) != before
-        if changed and self._backend.releases is not Releases.IDLE:
-            self._allocator.release_memory(self._limits.free_slack_bytes)
+        before = self._completed_epoch
+        self._completed_epoch = max(before, completed_epoch)
+        for group in self._groups:
+            closed = group.num_closed
+            group.advance(self._completed_epoch)
+            # After failed attempts to map blocks nothing is released: while the system refuses to
+            # map them, the cache would seem to recover for ever.
+            changed = (self._completed_epoch, group.num_closed) != (before, closed)
+            if changed and not group.releases_when_idle:
+                group.allocator.release_memory(self._limits.free_slack_bytes)
 
     def release_idle_memory(self) -> None:
         """Release memory of free blocks, but for one heap's. Nothing runs or waits."""
-        self._advance()
-        self._allocator.release_memory(0)
+        for group in self._groups:
+            group.advance(self._completed_epoch)
+            group.allocator.release_memory(0)
 
     def evict_prefixes(self) -> None:
         """Evict prefixes that no sequence uses: so few at a time that no step has to wait."""
-        for _ in range(BLOCKS_EVICTED_AT_ONCE):
-            if not self._prefixes.evict():
-                break
         runs = self._open or self._completed_epoch < self._issued_epoch
-        if not runs or self._backend.releases is not Releases.IDLE:
-            self._allocator.release_memory(self._limits.free_slack_bytes)
+        for group in self._groups:
+            group.evict(BLOCKS_EVICTED_AT_ONCE)
+            if not runs or not group.releases_when_idle:
+                group.allocator.release_memory(self._limits.free_slack_bytes)
 
     def set_memory_pressure(self, *, short: bool) -> None:
         """Note whether the system is short of memory."""
-        self._allocator.keeps_slack = not short
-        self._allocator.spares_heaps = short and not self.releases_memory
+        for group in self._groups:
+            group.allocator.keeps_slack = not short
+            group.allocator.spares_heaps = short and not self.releases_memory
 
     def shut_down(self) -> bool:
         """End the device's memory in order: nothing may be called afterwards. False where the
         device did not answer: then the process must end without releasing anything."""
-        return self._backend.shut_down()
+        ended = [group.backend.shut_down() for group in self._groups]
+        return all(ended)
 
     # --- statistics -----------------------------------------------------------------------------
 
     @property
     def copied_bytes(self) -> int:
         """Return how many bytes of K and V were copied from block to block."""
-        return self._backend.copied_bytes
-
-    @property
-    def mapping_waits(self) -> int:
-        """Return how many steps had to wait for a mapping."""
-        return self._allocator.mapping_waits
+        return sum(group.backend.copied_bytes for group in self._groups)
 
     def stats(self) -> KVStats:
         """Return a snapshot; the parts add up to the capacity exactly."""
-        return self._inspector.stats(self._open.values())
+        return total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])
 
     def memory_map(self) -> KVMap:
         """Return what every block is for, and which sequences have it."""
-        return take_map(self._group, self._pool, self._open.values())
+        return take_map(self._layout, self._first.pool, self._parts(0))
 
     def check_invariants(self) -> None:
         """Check that every block, buffer and byte is accounted for. Raises AssertionError."""
-        sequences = list(self._open.values())
-        self._inspector.check_invariants(sequences, [item.sequence for item in self._closed])
-        self._allocator.check_invariants(sequences)
+        for number, group in enumerate(self._groups):
+            group.check_invariants(list(self._parts(number)))
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _fits(self, needed: int, match: Match) -> bool:
-        """Return whether there are blocks and mappings for a sequence with this cached prefix."""
-        own = needed - len(match.blocks)
-        if own + match.num_cached > self._allocator.available_blocks:
-            return False
-        # For a sequence alone, the system itself decides whether it may have so many mappings.
-        return not self._open or self._buffers.has_room_for(own, match.blocks)
+    def _parts(self, number: int) -> Iterator[CachedSequence]:
+        """Yield the open sequences in one group."""
+        return (sequence.parts[number] for sequence in self._open.values())
 
-    def _advance(self) -> None:
-        """Seal full blocks. Move closed buffers on: epoch passed -> unmapping -> free."""
-        self._prefixes.seal(self._completed_epoch)
-        done = self._backend.completed_ticket()
-        still_closed = []
-        for closed in self._closed:
-            buffer = closed.sequence.buffer
-            if closed.ticket is None and closed.epoch <= self._completed_epoch and buffer.table:
-                closed.ticket = self._buffers.unmap(buffer)
-            if buffer.table and (closed.ticket is None or closed.ticket > done):
-                still_closed.append(closed)
-                continue
-            self._prefixes.cache_or_free(buffer.table.blocks)
-            self._buffers.free(buffer)
-        self._closed = still_closed
-        self._pool.poll(done)
+    def _match(self, hashes: BlockHashes, start: int) -> list[Match]:
+        """Return the sealed blocks with these hashes, from block ``start`` on: as many in every
+        group."""
+        found = [group.prefixes.match(hashes, start) for group in self._groups]
+        count = min(len(match.blocks) for match in found)
+        return [match.first(count) for match in found]
+
+    def _take_buffers(self, needed: int, matches: list[Match]) -> list[SparseBuffer] | None:
+        """Take a buffer of each group for a sequence of so many blocks; None, with nothing taken,
+        where it does not fit in one of them."""
+        taken: list[SparseBuffer] = []
+        for group, match in zip(self._groups, matches, strict=True):
+            buffer = group.take_buffer(needed, match, alone=not self._open)
+            if buffer is None:
+                for other, free in zip(self._groups, taken, strict=False):
+                    other.buffers.free(free)
+                return None
+            taken.append(buffer)
+        return taken
+
+    def _attach(self, parts: Sequence[CachedSequence], blocks: Sequence[list[BlockRef]]) -> bool:
+        """Map sealed blocks of others, by group; False, with nothing changed, when the system
+        refuses in one of them."""
+        for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
+            if not group.allocator.map_shared(part, blocks[number]):
+                for other, mapped, its in zip(self._groups[:number], parts, blocks, strict=False):
+                    other.allocator.cut(mapped, len(its))
+                return False
+        for group, part, its in zip(self._groups, parts, blocks, strict=True):
+            group.prefixes.attached(part, its)
+        return True
+
+    def _count_waits(self) -> None:
+        """Count the step before the one that begins, if it had to wait for a mapping."""
+        self.mapping_waits += any(group.allocator.has_waited for group in self._groups)
+        for group in self._groups:
+            group.allocator.has_waited = False

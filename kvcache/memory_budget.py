@@ -107,7 +107,7 @@ class MemoryPlan:
         K and V take their memory heap by heap, as they need it: the first one is there from the
         start.
         """
-        needed = self.demand.fixed_bytes + self.layout.group.heap_bytes
+        needed = self.demand.fixed_bytes + self.layout.heap_bytes
         available = self.demand.available_bytes
         if needed <= available:
             return None
@@ -119,7 +119,7 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """Return the sum as a person reads it."""
-        demand, group = self.demand, self.layout.group
+        demand, layout = self.demand, self.layout
         memory = "working set of the GPU" if demand.on_gpu else "memory of this machine"
         sizes = [
             (memory, demand.machine_bytes),
@@ -132,12 +132,13 @@ class MemoryPlan:
             ("  compiled grammars", demand.grammar_bytes),
             ("K and V, at most", self.kv_budget_bytes),
         ]
-        tokens = self.kv_budget_bytes // group.bytes_per_token
+        tokens = self.kv_budget_bytes // layout.bytes_per_token
         notes = [] if self.note is None else [self.note]
         return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [
-            f"K and V: {tokens} tokens of {group.bytes_per_token} bytes in blocks of "
-            f"{group.tokens_per_block} tokens ({gib(group.block_bytes)}), "
-            f"{self.kv_budget_bytes // group.heap_bytes} heaps of {gib(group.heap_bytes)}",
+            f"K and V: {tokens} tokens of {layout.bytes_per_token} bytes in blocks of "
+            f"{layout.tokens_per_block} tokens ({gib(layout.block_bytes)}), "
+            f"{self.kv_budget_bytes // layout.heap_bytes} heaps of {gib(layout.heap_bytes)}"
+            + (f" in {len(layout.groups)} groups" if len(layout.groups) > 1 else ""),
             f"limits: {self.max_model_len} tokens per sequence, {self.max_num_seqs} sequences",
             *notes,
         ]
@@ -189,21 +190,20 @@ def fit(
     unit = tokens_of_whole_pages(shape, system_page_bytes)
     max_len = asked or _context_that_fits(request, tokens, model_max_len, unit)
     layout = _layout(request, shape, max_len, budget, system_page_bytes)
-    group = layout.group
-    heaps = budget // group.heap_bytes
-    capacity = heaps * group.blocks_per_heap * group.tokens_per_block
+    heaps = budget // layout.heap_bytes
+    capacity = heaps * layout.heap_tokens
     if capacity < smallest:
-        needed = group.blocks_for(smallest) * group.block_bytes
+        needed = layout.blocks_for(smallest) * layout.block_bytes
         raise BudgetError(
             f"one sequence of {smallest} tokens needs {gib(needed)} of K and V, but the KV budget "
-            f"of {gib(budget)} holds {capacity} tokens in whole heaps of {gib(group.heap_bytes)}: "
+            f"of {gib(budget)} holds {capacity} tokens in whole heaps of {gib(layout.heap_bytes)}: "
             + ("the device allocates no more at once: " if clamped else "raise --kv-budget or ")
             + "lower --max-model-len"
         )
     if capacity < max_len:
         max_len = capacity
         layout = _layout(request, shape, max_len, budget, system_page_bytes)
-    sequences = min(request.max_num_seqs, heaps * group.blocks_per_heap)
+    sequences = min(request.max_num_seqs, capacity // layout.tokens_per_block)
     heaps = heaps if arena is None else sequences  # the arena has a slice for each, and no more
     note = None
     if clamped and (max_len, sequences) != (asked or model_max_len, request.max_num_seqs):
@@ -211,7 +211,7 @@ def fit(
             f"K and V of all sequences are one allocation, and the device's largest is "
             f"{gib(budget)}: that shortens the context or leaves fewer sequences"
         )
-    return MemoryPlan(demand, layout, heaps * group.heap_bytes, max_len, sequences, note)
+    return MemoryPlan(demand, layout, heaps * layout.heap_bytes, max_len, sequences, note)
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvcache.heap_pool import HeapPool
-from kvcache.layout import Group
+from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
 from kvcache.sparse_heap import BlockState as BlockState
 
@@ -64,15 +64,20 @@ class KVMap:
     """The open ones, who came first before others."""
 
 
-def take_map(group: Group, pool: HeapPool, open_sequences: Iterable[CachedSequence]) -> KVMap:
+def take_map(layout: KVLayout, pool: HeapPool, open_sequences: Iterable[CachedSequence]) -> KVMap:
     """Return a copy of the pool's state: some bytes for each block and some numbers for each run,
-    so that the engine soon goes on. Others work out what it means."""
+    so that the engine soon goes on. Others work out what it means.
+
+    pool: of the first group. What others have of the same tokens is in the same state, unless the
+    system has refused it, and counts as part of its blocks.
+    """
+    group = layout.groups[0]
     return KVMap(
-        block_bytes=group.block_bytes,
+        block_bytes=layout.block_bytes,
         tokens_per_block=group.tokens_per_block,
         blocks_per_heap=group.blocks_per_heap,
         page_bytes=group.page_bytes,
-        regions=len(group.regions),
+        regions=sum(len(its.regions) for its in layout.groups),
         max_heaps=pool.capacity_blocks // group.blocks_per_heap,
         heaps=tuple(
             HeapSnapshot(bytes(heap.states), bytes(heap.dirty), heap.sequences.tobytes())

@@ -171,8 +171,12 @@ class NativeBackend(NativeMemory):
         return True
 
 
-def posix_backend(group: Group, workers: metal_ext.CpuWorkers) -> PageBackend:
-    """Shared-memory heaps mapped behind reserved addresses: Linux, and a Mac's CPU."""
+def posix_backend(
+    group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1
+) -> PageBackend:
+    """Shared-memory heaps mapped behind reserved addresses: Linux, and a Mac's CPU. num_groups:
+    that share what the system allows the process."""
+    mappings, heaps = system_mapping_limit(), system_heap_limit()
     return NativeBackend(
         "posix",
         group,
@@ -183,8 +187,8 @@ def posix_backend(group: Group, workers: metal_ext.CpuWorkers) -> PageBackend:
         charge=Charge.BLOCKS if sys.platform == "linux" else Charge.HEAPS,
         releases=Releases.BLOCKS if sys.platform == "linux" else Releases.HEAPS,
         shares_blocks=True,
-        mapping_limit=system_mapping_limit(),
-        heap_limit=system_heap_limit(),
+        mapping_limit=None if mappings is None else mappings // num_groups,
+        heap_limit=None if heaps is None else heaps // num_groups,
     )
 
 

@@ -12,17 +12,19 @@ from kvcache.native_backends import dense_backend, posix_backend
 from kvcache.substrates import Substrate
 
 
-def new_backend(
+def new_backends(
     substrate: Substrate,
-    group: Group,
+    groups: Sequence[Group],
     *,
     max_sequences: int,
     release_heaps: bool,
     workers: metal_ext.CpuWorkers | None,
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
-) -> PageBackend:
-    """max_sequences: that may be open at once. workers: of a CPU's substrates. A Metal device's:
+) -> list[PageBackend]:
+    """Return one for each group.
+
+    max_sequences: that may be open at once. workers: of a CPU's substrates. A Metal device's:
     release_heaps, whether it may release heaps before the process ends; residency_keep_s, how long
     after the last step the system is kept from taking heaps and weights for unused; weights, the
     evaluated arrays that steps read.
@@ -32,14 +34,18 @@ def new_backend(
     if substrate.on_gpu:
         # A buffer need not be unmapped before the next sequence takes one; but slices cost memory.
         max_buffers = max_sequences if substrate.is_dense else 2 * max_sequences
-        return metal_backend(
-            substrate.setting,
-            group,
-            max_buffers=max_buffers,
-            release_heaps=release_heaps,
-            residency_keep_s=residency_keep_s,
-            weights=weights,
-        )
+        return [
+            metal_backend(
+                substrate.setting,
+                group,
+                max_buffers=max_buffers,
+                release_heaps=release_heaps,
+                residency_keep_s=residency_keep_s,
+                weights=weights if group is groups[0] else (),
+            )
+            for group in groups
+        ]
     assert workers is not None, "the kernels of a CPU run on workers"
-    make = dense_backend if substrate is Substrate.DENSE else posix_backend
-    return make(group, workers)
+    if substrate is Substrate.DENSE:
+        return [dense_backend(group, workers) for group in groups]
+    return [posix_backend(group, workers, num_groups=len(groups)) for group in groups]

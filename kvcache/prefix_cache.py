@@ -19,8 +19,12 @@ class Match(NamedTuple):
     """Cached blocks that a sequence can go on with."""
 
     blocks: list[BlockRef]
-    num_cached: int
-    """How many of them no sequence has now: taking these leaves fewer to evict."""
+    idle: list[bool]
+    """Which of them no sequence has now: taking these leaves fewer to evict."""
+
+    def first(self, count: int) -> "Match":
+        """Return the first ones."""
+        return Match(self.blocks[:count], self.idle[:count])
 
 
 class PrefixCache:
@@ -43,15 +47,14 @@ class PrefixCache:
 
     def match(self, hashes: BlockHashes, start: int) -> Match:
         """Return the sealed blocks with these hashes, from block ``start`` on."""
-        blocks: list[BlockRef] = []
-        num_cached = 0
+        found = Match([], [])
         for number in range(start, hashes.shareable_blocks):
             entry = self.index.find(hashes, number)
             if entry is None or self.has_max_sharers(entry.block):
                 break
-            blocks.append(entry.block)
-            num_cached += entry.idle
-        return Match(blocks, num_cached)
+            found.blocks.append(entry.block)
+            found.idle.append(entry.idle)
+        return found
 
     def has_max_sharers(self, block: BlockRef) -> bool:
         """Return whether no further buffer may map the block."""

@@ -24,7 +24,8 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class CachedSequence:
-    """A sequence with a buffer. Intervals of its tokens::
+    """A sequence in one group: its buffer there, and what stands behind it. Intervals of its
+    tokens::
 
     0 .... sealed blocks .... computed .... scheduled .... mapped .... final
     never written again       | valid K/V   | written     | ahead     | the most there will be
@@ -39,13 +40,12 @@ class CachedSequence:
     final_tokens: int
     system_blocks: int
     """Leading blocks of a system prompt."""
+    progress: Progress
+    """The same in all groups."""
     mapped_tokens: int = 0
     """Tokens that its buffer has memory for."""
     table_tokens: int = 0
     """The same, with the blocks that are being mapped ahead."""
-    progress: Progress = field(default_factory=Progress)
-    steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """Steps that were asked for it and have not committed: where each ends, and its epoch."""
     sealed: int = 0
     """Leading blocks that are sealed, its own and those that it shares."""
     keeps_prefix: bool = True
@@ -54,6 +54,35 @@ class CachedSequence:
     """Whether it was made the owner of blocks that it is going to compute."""
     pending_block: int | None = None
     """The last one of the blocks that it waits for while another sequence computes them."""
+
+    @property
+    def reserved_blocks(self) -> int:
+        """Return how many blocks of its reservation are not mapped yet."""
+        return max(0, self.reservation - len(self.buffer.table))
+
+    @property
+    def all_sealed(self) -> bool:
+        """Return whether all of its blocks are sealed, and none is mapped ahead: the next one could
+        come from others."""
+        return self.sealed == len(self.buffer.table)
+
+    @property
+    def shared_blocks(self) -> int:
+        """Return how many of its leading blocks other sequences wrote."""
+        runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
+        return sum(run.count for run in runs)
+
+
+@dataclass(slots=True, eq=False)
+class OpenSequence:
+    """A sequence in all groups."""
+
+    block_hashes: BlockHashes
+    progress: Progress
+    parts: tuple[CachedSequence, ...]
+    """By the number of the group."""
+    steps: deque[tuple[int, int]] = field(default_factory=deque)
+    """Steps that were asked for it and have not committed: where each ends, and its epoch."""
 
     def schedule(self, end: int, epoch: int) -> None:
         """Note that a step of that epoch will compute the tokens up to ``end``."""
@@ -78,23 +107,6 @@ class CachedSequence:
         """Cancel all of its steps that have not committed."""
         self.progress.restart_at(self.progress.computed)
         self.steps.clear()
-
-    @property
-    def reserved_blocks(self) -> int:
-        """Return how many blocks of its reservation are not mapped yet."""
-        return max(0, self.reservation - len(self.buffer.table))
-
-    @property
-    def all_sealed(self) -> bool:
-        """Return whether all of its blocks are sealed, and none is mapped ahead: the next one could
-        come from others."""
-        return self.sealed == len(self.buffer.table)
-
-    @property
-    def shared_blocks(self) -> int:
-        """Return how many of its leading blocks other sequences wrote."""
-        runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
-        return sum(run.count for run in runs)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Statistics of the pool."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +39,18 @@ class KVStats:
     and sequences have them."""
     unmapped_blocks: int
     """Those that were taken from there again."""
+
+
+def total(groups: Sequence[KVStats]) -> KVStats:
+    """Return the statistics of all groups together: their sequences, and the tokens of a block, are
+    the same ones."""
+    first, *others = groups
+    if not others:
+        return first
+    same = {"num_sequences", "block_tokens"}
+    return KVStats(
+        **{
+            name: value if name in same else sum(getattr(its, name) for its in groups)
+            for name, value in asdict(first).items()
+        }
+    )

@@ -5,9 +5,15 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import LayerRegions, PageBackend, Segment
-from kvcache.layout import KVLayout, KVShape
+from kvcache.backend import LayerRegions, Segment, StepRows
+from kvcache.layout import KVFormat, KVLayout
 from metal_ext import QKTransform
+
+DTYPES = {
+    KVFormat.BFLOAT16: mx.bfloat16,
+    KVFormat.FLOAT16: mx.float16,
+    KVFormat.FLOAT32: mx.float32,
+}
 
 
 class CacheTokens:
@@ -31,17 +37,18 @@ class KVViews:
         self,
         layers: Sequence[LayerRegions],
         tokens: CacheTokens,
-        backend: PageBackend,
+        rows: Sequence[StepRows],
         segments: Sequence[Segment],
         epoch: int,
     ) -> None:
-        """epoch: the number that this step's completion will have."""
+        """rows: of each group, in the order of the segments. epoch: the number that this step's
+        completion will have."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
         self._layers = layers
         self._tokens = tokens
-        self._rows = backend.rows(self.segments)
+        self._rows = rows
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
         self._chunks = list(counts[self._decode_rows :])
 
@@ -61,8 +68,9 @@ class KVViews:
         queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``; all of
         one dtype.
         """
-        self._tokens.newest[layer], queries = self._rows.append(
-            self._tokens.newest[layer], self._layers[layer], queries, keys, values, transform
+        regions = self._layers[layer]
+        self._tokens.newest[layer], queries = self._rows[regions.group].append(
+            self._tokens.newest[layer], regions, queries, keys, values, transform
         )
         return queries
 
@@ -70,15 +78,16 @@ class KVViews:
         """Return the attention of ``[T, query_heads, head_dim]``, each row over its sequence up to
         itself."""
         token, regions = self._tokens.newest[layer], self._layers[layer]
+        rows = self._rows[regions.group]
         split = self._decode_rows
         parts: list[mx.array] = []
         if split:
             decoding = queries[:split] if self._chunks else queries
-            parts.append(self._rows.decode_attention(token, regions, decoding, scale))
+            parts.append(rows.decode_attention(token, regions, decoding, scale))
         start = split
         for number, count in enumerate(self._chunks, split):
             chunk = queries[start : start + count] if len(queries) != count else queries
-            parts.append(self._rows.chunk_attention(token, regions, chunk, number, scale))
+            parts.append(rows.chunk_attention(token, regions, chunk, number, scale))
             start += count
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
@@ -87,7 +96,10 @@ class KVViews:
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
         """Return what to evaluate so that the results are there and every append of the step has
         run."""
-        return self._rows.end(results + self._tokens.newest)
+        arrays = results + self._tokens.newest
+        for rows in self._rows:
+            arrays = rows.end(arrays)
+        return arrays
 
     @property
     def first_rows(self) -> mx.array:
@@ -99,28 +111,25 @@ class KVViews:
         """Cancel the step: it failed, and nothing of it runs any more. Appends that were queued and
         have not run must not run with a later step, when their memory is gone."""
         self._tokens.newest = [mx.zeros((1,)) for _ in self._tokens.newest]
-        self._rows.cancel()
+        for rows in self._rows:
+            rows.cancel()
 
 
 def layer_regions(layout: KVLayout) -> list[LayerRegions]:
     """Return every layer's regions in the kernels' form."""
-    shape, group = layout.shape, layout.group
-    dtype = kv_dtype(shape)
-    return [
-        LayerRegions(
-            keys=group.key_region(layer),
-            values=group.key_region(layer) + 1,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            native=metal_ext.Layer(group.key_region(layer), group.key_region(layer) + 1, dtype),
+    found = []
+    for layer, spec in enumerate(layout.shape.layers):
+        group, keys = layout.place(layer)
+        dtype = DTYPES[spec.format]
+        found.append(
+            LayerRegions(
+                group=group,
+                keys=keys,
+                values=keys + 1,
+                kv_heads=spec.kv_heads,
+                head_dim=spec.head_dim,
+                dtype=dtype,
+                native=metal_ext.Layer(keys, keys + 1, dtype),
+            )
         )
-        for layer in range(shape.num_layers)
-    ]
-
-
-def kv_dtype(shape: KVShape) -> mx.Dtype:
-    """Return the dtype of K and V."""
-    if shape.itemsize == 4:
-        return mx.float32
-    return mx.float16 if shape.float16 else mx.bfloat16
+    return found

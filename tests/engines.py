@@ -11,7 +11,7 @@ from engine.loop import Emit, EngineLoop
 from engine.machine import MachineMemory
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from kvcache.choice import SubstrateChoice
-from kvcache.layout import KVShape
+from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
 from kvcache.substrates import Substrate
 from metal_ext import SYSTEM_PAGE_BYTES
@@ -21,8 +21,8 @@ MIB = 1024**2
 VOCAB = 1000
 # A page of this system is 16 tokens: heads of 32 numbers where it has 4 KiB.
 PAGE_BYTES = SYSTEM_PAGE_BYTES
-SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=PAGE_BYTES // (16 * 2 * 4), itemsize=4)
-BLOCK_BYTES = 2 * SHAPE.num_layers * PAGE_BYTES
+SHAPE = KVShape.uniform(2, KVSpec(2, PAGE_BYTES // (16 * 2 * 4), KVFormat.FLOAT32))
+BLOCK_BYTES = 2 * len(SHAPE.layers) * PAGE_BYTES
 
 CONFIG = EngineConfig(
     substrate="posix",

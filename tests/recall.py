@@ -45,7 +45,8 @@ def recall_many(prompt: Sequence[int], count: int, num_layers: int, vocab_size: 
 def region_of(views: KVViews, layer: int, kind: str, number: int) -> mx.array:
     """What stands in the keys or values of a segment's whole past, itself included: ``[start +
     count, kv_heads, head_dim]``, read through the page map after the appends of the step."""
-    return views._rows.region(views._tokens.newest[layer], views._layers[layer], kind, number)
+    regions = views._layers[layer]
+    return views._rows[regions.group].region(views._tokens.newest[layer], regions, kind, number)
 
 
 def positions_of(views: KVViews) -> np.ndarray:
@@ -81,7 +82,7 @@ class RecallModel:
         tokens, places = np.array(token_ids), positions_of(views)
         if self.failing_tokens & set(tokens.tolist()):
             raise RuntimeError("injected fault")
-        for layer in range(self.shape.num_layers):
+        for layer in range(len(self.shape.layers)):
             keys, values = (self._encode(layer, kind, places, tokens) for kind in range(2))
             views.append(layer, keys, keys, values, None)
         if rows is None:
@@ -100,15 +101,15 @@ class RecallModel:
 
     def _encode(self, layer: int, kind: int, places: np.ndarray, tokens: np.ndarray) -> mx.array:
         slots = np.frombuffer(_slots(layer, kind, places, tokens), np.int32).reshape(-1, FIELDS)
-        width = self.shape.kv_heads * self.shape.head_dim
-        rows = np.zeros((len(places), width), np.float32)
+        spec = self.shape.layers[layer]
+        rows = np.zeros((len(places), spec.kv_heads * spec.head_dim), np.float32)
         rows[:, :FIELDS] = slots
-        return mx.array(rows.reshape(-1, self.shape.kv_heads, self.shape.head_dim))
+        return mx.array(rows.reshape(-1, spec.kv_heads, spec.head_dim))
 
     def _recalled(self, views: KVViews, segment: int, position: int) -> int:
         """The hash of slots 0..position, as the cache has them."""
         digest = hashlib.sha256()
-        for layer in range(self.shape.num_layers):
+        for layer in range(len(self.shape.layers)):
             for kind, name in enumerate(KINDS):
                 region = region_of(views, layer, name, segment).astype(mx.float32)
                 slots = np.array(region).reshape(region.shape[0], -1)[: position + 1, :FIELDS]

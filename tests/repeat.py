@@ -1,11 +1,12 @@
 """Runs parts of the gates again and again, so that what fails by chance fails here.
 
 The second half of a part's runs has busy processes beside it, by default one per processor. What
-failed runs said stays in build/repeat. With --coverage it fails, too, where some runs went a way
-through the product that others did not: the coverage of `make test` would be whole by chance only.
+failed runs said stays in build/repeat. With --coverage it fails, too, where a line or a branch of
+the product was missed in some rounds of all parts only: that `make test` covers it is by chance.
 """
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -20,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from coverage import CoverageData
+from coverage import Coverage
 
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "build/repeat"
@@ -134,28 +135,27 @@ def repeat(part: str, command: Sequence[str], times: int, busy: int) -> bool:
     return any(failures[False] + failures[True])
 
 
-def ways(measured: Path) -> set[tuple[str, int, int]]:
-    """From which line of which file to which other line a round's parts went."""
-    data = CoverageData(no_disk=True)
-    for path in measured.iterdir():
-        one = CoverageData(str(path))
-        one.read()
-        data.update(one)
-    return {
-        (str(Path(file).relative_to(ROOT)), *arc)
-        for file in data.measured_files()
-        for arc in data.arcs(file) or ()
-    }
+def missed(measured: Path) -> set[str]:
+    """The lines and branches that a round of all parts has not covered, each as a person reads
+    it."""
+    whole = Coverage(str(measured / "whole"), config_file=str(ROOT / "pyproject.toml"))
+    whole.combine([str(path) for path in measured.iterdir()], strict=True, keep=True)
+    report = measured / "report.json"
+    whole.json_report(outfile=str(report))
+    found = set()
+    for file, its in json.loads(report.read_text())["files"].items():
+        found |= {f"{file}:{line}" for line in its["missing_lines"]}
+        found |= {f"{file}:{line} -> {then}" for line, then in its["missing_branches"]}
+    return found
 
 
-def went_by_chance() -> bool:
-    """Prints the ways that were gone in some rounds only; whether there is one."""
-    rounds = [ways(measured) for measured in COVERAGE.iterdir()]
-    times = Counter(way for one in rounds for way in one)
-    some = sorted(way for way in times if times[way] < len(rounds))
-    for file, line, then in some:
-        gone = times[file, line, then]
-        print(f"{file}:{line} -> {then} was gone in {gone} of {len(rounds)} rounds", flush=True)
+def missed_by_chance() -> bool:
+    """Prints what was missed in some rounds only; whether there is something."""
+    rounds = [missed(measured) for measured in COVERAGE.iterdir()]
+    times = Counter(place for one in rounds for place in one)
+    some = sorted(place for place in times if times[place] < len(rounds))
+    for place in some:
+        print(f"{place} was missed in {times[place]} of {len(rounds)} rounds", flush=True)
     return bool(some)
 
 
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.coverage and command[0] == sys.executable:
             command = (sys.executable, *MEASURED, *command[1:])
         failed.append(repeat(part, command, times, busy))
-    by_chance = options.coverage and went_by_chance()
+    by_chance = options.coverage and missed_by_chance()
     return int(any(failed) or by_chance)
 
 

@@ -105,20 +105,31 @@ def test_whoever_interrupts_it_leaves_no_load_behind(
     assert not left
 
 
-def test_a_way_that_only_some_rounds_went_is_named(
+def test_a_branch_that_only_some_rounds_missed_is_named(
     output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    product = str(ROOT / "kvcache/intervals.py")
-    for number, gone in enumerate([[(1, 2), (2, 3)], [(1, 2)], [(1, 2)]]):
+    product = ROOT / "engine/mask_turns.py"
+    lines = product.read_text().splitlines()
+    first = next(number for number, line in enumerate(lines, 1) if line.startswith("    if "))
+    taken, passed = (first, first + 1), (first, first + 2)
+    for number, ways in enumerate([[taken, passed], [taken]]):
         measured = output / "coverage" / str(number)
         measured.mkdir(parents=True)
-        for part, arcs in (("one", gone), ("two", [(7, 8)])):
+        for part, arcs in (("one", ways), ("two", [taken])):
             data = CoverageData(str(measured / part))
-            data.add_arcs({product: arcs})
+            data.add_arcs({str(product): arcs})
             data.write()
-    assert repeat.went_by_chance()
-    assert capsys.readouterr().out == "kvcache/intervals.py:2 -> 3 was gone in 1 of 3 rounds\n"
-    (output / "coverage/0/one").unlink()
-    (output / "coverage/1/one").unlink()
-    (output / "coverage/2/one").unlink()
-    assert not repeat.went_by_chance()
+    assert repeat.missed_by_chance()
+    said = capsys.readouterr().out
+    assert f"engine/mask_turns.py:{first} -> {first + 2} was missed in 1 of 2 rounds\n" in said
+    assert f"engine/mask_turns.py:{first} -> {first + 1} " not in said
+
+
+def test_what_all_rounds_missed_is_not_by_chance(output: Path) -> None:
+    for number in range(2):
+        measured = output / "coverage" / str(number)
+        measured.mkdir(parents=True)
+        data = CoverageData(str(measured / "one"))
+        data.add_arcs({str(ROOT / "engine/mask_turns.py"): [(1, 2)]})
+        data.write()
+    assert not repeat.missed_by_chance()

@@ -6,6 +6,8 @@ memory of K and V and the cost of a step follow from it.
 
 from dataclasses import dataclass
 
+from kvcache.layout import KVFormat, KVShape, KVSpec
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -84,9 +86,7 @@ class ModelSpec:
         """Return how many layers there are."""
         return len(self.layers)
 
-    @property
-    def kv_row(self) -> tuple[int, int]:
-        """Return KV heads and head_dim, which must be the same in all layers: K and V of all of
-        them grow together."""
-        (row,) = {(its.attention.kv_heads, its.attention.head_dim) for its in self.layers}
-        return row
+    def kv_shape(self, format: KVFormat) -> KVShape:
+        """Return what is kept of every token, as numbers of that format."""
+        layers = (its.attention for its in self.layers)
+        return KVShape(tuple(KVSpec(its.kv_heads, its.head_dim, format) for its in layers))

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from engine.planning.devices import Device
-from kvcache.layout import Group, KVShape, LayoutError, paged_layout
+from kvcache.layout import KVLayout, KVShape, LayoutError, paged_layout
 from kvcache.sparse_heap import BlockRef
 
 KIB = 1024
@@ -54,27 +54,29 @@ def account(shape: KVShape, device: Device, heap_bytes: int) -> tuple[BlockAccou
             )
         except LayoutError:
             continue
-        accounts += [block_account(layout.group, device, mean) for mean in MEAN_LENGTHS]
+        accounts += [block_account(layout, page_bytes, device, mean) for mean in MEAN_LENGTHS]
     return tuple(accounts)
 
 
-def block_account(group: Group, device: Device, mean_tokens: int) -> BlockAccount:
+def block_account(
+    layout: KVLayout, page_bytes: int, device: Device, mean_tokens: int
+) -> BlockAccount:
     """Return one line of the account."""
-    blocks = group.blocks_for(mean_tokens)
-    heaps = -(-blocks // group.blocks_per_heap)
-    regions = len(group.regions)
-    tail = tail_tokens(group.tokens_per_block, mean_tokens)
+    blocks = layout.blocks_for(mean_tokens)
+    heaps = -(-mean_tokens // layout.heap_tokens)
+    regions = sum(len(group.regions) for group in layout.groups)
+    tail = tail_tokens(layout.tokens_per_block, mean_tokens)
     per_block = device.mapping_batch_s + regions * device.mapping_s
     return BlockAccount(
-        page_bytes=group.page_bytes,
-        tokens_per_block=group.tokens_per_block,
+        page_bytes=page_bytes,
+        tokens_per_block=layout.tokens_per_block,
         mean_tokens=mean_tokens,
         tail_tokens=tail,
         waste=tail / (tail + mean_tokens),
         mappings_merged=regions * heaps,
         mappings_scattered=regions * blocks,
-        table_bytes=TABLE_ENTRY_BYTES * blocks,
-        mapping_s_per_token=per_block / group.tokens_per_block,
+        table_bytes=TABLE_ENTRY_BYTES * blocks * len(layout.groups),
+        mapping_s_per_token=per_block / layout.tokens_per_block,
     )
 
 

@@ -30,12 +30,18 @@ from engine.planning.simulator import (
     random_arrivals,
 )
 from engine.step_memory import memory_demand
-from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
+from kvcache.layout import (
+    KVFormat,
+    KVLayout,
+    KVShape,
+    dense_layout,
+    grouped_layout,
+    paged_layout,
+)
 from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, MemoryDemand
 from kvcache.substrates import Substrate
 
 CHUNK_TOKENS = 256
-BF16_BYTES = 2
 # The workload of the simulation: a crowd that comes almost at once, so that memory is what limits
 # how many of it run.
 SEED = 0
@@ -52,14 +58,13 @@ class Allocation:
 
     def committed_bytes(self, tokens: int) -> int:
         """Return what a sequence of so many tokens is charged."""
-        group = self.layout.group
-        return group.blocks_for(tokens) * group.block_bytes
+        return self.layout.blocks_for(tokens) * self.layout.block_bytes
 
     def fit(self, kv_budget_bytes: int, tokens: int) -> int:
         """Return how many sequences of so many tokens a budget holds, in whole heaps."""
-        group = self.layout.group
-        blocks = kv_budget_bytes // group.heap_bytes * group.blocks_per_heap
-        return blocks // group.blocks_for(tokens)
+        layout = self.layout
+        held = kv_budget_bytes // layout.heap_bytes * layout.heap_tokens
+        return held // layout.tokens_per_block // layout.blocks_for(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,7 @@ def kv_budget(demand: MemoryDemand, weights: int) -> int:
 
 def kv_shape(shape: ModelShape) -> KVShape:
     """Return the shape of K and V in bf16."""
-    return KVShape(shape.spec.num_layers, *shape.spec.kv_row, BF16_BYTES)
+    return shape.spec.kv_shape(KVFormat.BFLOAT16)
 
 
 def allocations_of(
@@ -210,13 +215,12 @@ def allocations_of(
         system_page_bytes=page,
         page_bytes=config.page_bytes,
     )
-    chunk_bytes = CHUNK_TOKENS * kv.row_bytes
-    chunks = paged_layout(
+    chunks = grouped_layout(
         kv,
-        max_tokens=context,
-        heap_bytes=config.heap_bytes,
-        system_page_bytes=chunk_bytes,  # a chunk is allocated, not mapped
-        page_bytes=chunk_bytes,
+        {spec: CHUNK_TOKENS * spec.row_bytes for spec in kv.specs},  # allocated, not mapped
+        tokens_per_block=CHUNK_TOKENS,
+        blocks_per_heap=max(1, config.heap_bytes // (CHUNK_TOKENS * kv.bytes_per_token)),
+        blocks_per_buffer=-(-context // CHUNK_TOKENS),
     )
     return (
         Allocation("dense", dense_layout(kv, max_tokens=context, system_page_bytes=page)),
@@ -232,8 +236,8 @@ def _fit(
     context: int,
     mean_tokens: int,
 ) -> Fit:
-    own = allocations[-1].layout.group
-    tokens = budget // own.heap_bytes * own.blocks_per_heap * own.tokens_per_block
+    own = allocations[-1].layout
+    tokens = budget // own.heap_bytes * own.heap_tokens
     return Fit(
         weights,
         budget,

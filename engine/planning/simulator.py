@@ -207,10 +207,10 @@ class Simulation:
     ) -> None:
         """arrivals: in the order of their times, each shorter than the context."""
         self.clock = SimulatedClock()
-        self.backend = CountingBackend(layout.group)
+        self.backends = [CountingBackend(group) for group in layout.groups]
         self.kv = KVCacheManager(
             layout,
-            self.backend,
+            self.backends,
             CacheLimits(
                 budget_bytes=limits.kv_budget_bytes,
                 max_sequences=limits.max_num_seqs,
@@ -276,7 +276,7 @@ class Simulation:
                     self.clock.now_s,
                     self.scheduler.num_running,
                     self.scheduler.num_waiting,
-                    self.backend.committed_bytes(),
+                    sum(backend.committed_bytes() for backend in self.backends),
                 )
             )
         elif self._unfinished:

@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from kvcache.backend import PageBackend
 from kvcache.canary import kernels, trial
-from kvcache.canary.kernels import KernelTrial, kernel_shapes, name_of
+from kvcache.canary.kernels import KernelTrial, kernel_specs, name_of
 from kvcache.canary.pace import pace_actions
 from kvcache.canary.products import product_actions
 from kvcache.canary.cache_size import CacheSize
@@ -29,7 +29,7 @@ from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
 from kvcache.canary.stress import StressTrial
 from kvcache.canary.trial import Action, Finding, SubstrateTrial, attempt, small_layout
 from kvcache.layout import KVLayout, KVShape
-from kvcache.new_backend import new_backend
+from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate
 
 # Buffers of a trial.
@@ -73,9 +73,9 @@ def run_task(
         return attempt(pace_actions(), _begins)
     assert what == KERNELS, what
     steps: list[Step] = []
-    for shape in kernel_shapes(substrate.on_gpu):
-        tried = _try_out(substrate, shape, KernelTrial, kernels.MAX_TOKENS)
-        steps += [replace(step, name=f"{name_of(shape)}: {step.name}") for step in tried]
+    for spec in kernel_specs(substrate.on_gpu):
+        tried = _try_out(substrate, KVShape.uniform(1, spec), KernelTrial, kernels.MAX_TOKENS)
+        steps += [replace(step, name=f"{name_of(spec)}: {step.name}") for step in tried]
         if not steps[-1].passed:
             break
     return steps
@@ -119,15 +119,15 @@ def _try_out(
             page_bytes=page_bytes,
             heap_bytes=None if size is None else size.heap_bytes,
         )
-        backend = new_backend(
+        (backend,) = new_backends(
             substrate,
-            layout.group,
+            layout.groups,
             max_sequences=MAX_BUFFERS if size is None else size.buffers,
             release_heaps=make_trial is ReleaseTrial,
             workers=None if substrate.on_gpu else metal_ext.CpuWorkers(1),
         )
         made.append(make_trial(backend, layout))
-        return Finding(f"pages of {layout.group.page_bytes} bytes")
+        return Finding(f"pages of {layout.groups[0].page_bytes} bytes")
 
     steps = attempt([("open", open_backend)], _begins)
     return steps + (attempt(made[0].actions(), _begins) if made else [])

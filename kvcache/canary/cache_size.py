@@ -3,14 +3,15 @@
 import json
 from dataclasses import asdict, dataclass
 
-from kvcache.layout import KVShape
+from kvcache.layout import KVFormat, KVShape, KVSpec
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """What a model's cache is made of."""
+    """What the cache of a model's layers of one kind is made of."""
 
-    shape: KVShape
+    num_layers: int
+    spec: KVSpec
     max_tokens: int
     """Of one sequence."""
     heap_bytes: int
@@ -19,14 +20,22 @@ class CacheSize:
 
     def to_argument(self) -> str:
         """For a trial's command line."""
-        return json.dumps(asdict(self))
+        spec = self.spec
+        numbers = asdict(self) | {"spec": [spec.kv_heads, spec.head_dim, spec.format.value]}
+        return json.dumps(numbers)
 
     @classmethod
     def from_argument(cls, argument: str) -> "CacheSize":
         """Reads what ``to_argument`` wrote."""
         said = json.loads(argument)
-        return cls(**said | {"shape": KVShape(**said["shape"])})
+        kv_heads, head_dim, name = said["spec"]
+        return cls(**said | {"spec": KVSpec(kv_heads, head_dim, KVFormat(name))})
+
+    @property
+    def shape(self) -> KVShape:
+        """Return the shape of these layers alone."""
+        return KVShape.uniform(self.num_layers, self.spec)
 
 
 # Of Qwen3-4B with all of its context, where no model is named: 5.6 GiB of addresses a buffer.
-USUAL = CacheSize(KVShape(36, 8, 128, 2), max_tokens=40960, heap_bytes=64 << 20, buffers=64)
+USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=64)

@@ -8,8 +8,8 @@ import metal_ext
 from kvcache.backend import PageBackend, Segment, StepRows
 from kvcache.canary.reference import attention, normed, rotated, some_of
 from kvcache.canary.trial import Action, Finding, require
-from kvcache.layout import KVLayout, KVShape
-from kvcache.views import kv_dtype, layer_regions
+from kvcache.layout import KVFormat, KVLayout, KVSpec
+from kvcache.views import layer_regions
 
 # Sequences of one row, of one more than a split of the decode kernel, and of several splits.
 LENGTHS = (1, 257, 600)
@@ -24,19 +24,15 @@ TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
 Rows = NDArray[np.float64]
 
 
-def kernel_shapes(on_gpu: bool) -> list[KVShape]:
-    """What K and V may be like: every width of a head, every kind of number."""
-    kinds = [(2, False), (4, False)] + ([(2, True)] if on_gpu else [])
-    return [
-        KVShape(1, KV_HEADS, head_dim, itemsize, float16)
-        for head_dim in (64, 128, 256)
-        for itemsize, float16 in kinds
-    ]
+def kernel_specs(on_gpu: bool) -> list[KVSpec]:
+    """What K and V of a layer may be like: every width of a head, every kind of number."""
+    formats = [its for its in KVFormat if on_gpu or its is not KVFormat.FLOAT16]
+    return [KVSpec(KV_HEADS, head_dim, format) for head_dim in (64, 128, 256) for format in formats]
 
 
-def name_of(shape: KVShape) -> str:
+def name_of(spec: KVSpec) -> str:
     """Such as "bfloat16 x 128"."""
-    return f"{kv_dtype(shape)} x {shape.head_dim}".removeprefix("mlx.core.")
+    return f"{spec.format.value} x {spec.head_dim}"
 
 
 class KernelTrial:
@@ -44,10 +40,10 @@ class KernelTrial:
 
     def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
         self._backend = backend
-        self._group = layout.group
+        (self._group,) = layout.groups
         (self._layer,) = layer_regions(layout)
         self._dtype = self._layer.dtype
-        self._width = layout.shape.head_dim
+        self._width = layout.shape.layers[0].head_dim
         self._scale = self._width**-0.5
         self._token = mx.zeros((1,))
         self._random = np.random.default_rng(11)

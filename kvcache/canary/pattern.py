@@ -13,8 +13,9 @@ class Pattern:
 
     def __init__(self, tokens: int, shape: KVShape) -> None:
         random = np.random.default_rng(7)
-        self._kv_heads = shape.kv_heads
-        size = (2 * shape.num_layers, tokens, shape.kv_heads, shape.head_dim)
+        (spec,) = shape.specs
+        self._kv_heads = spec.kv_heads
+        size = (2 * len(shape.layers), tokens, spec.kv_heads, spec.head_dim)
         self.regions = (random.integers(-63, 64, size) / 64).astype(np.float32)
 
     def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:

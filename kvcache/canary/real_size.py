@@ -16,7 +16,7 @@ class RealSizeTrial:
 
     def __init__(self, backend: PageBackend, layout: KVLayout, buffers: int) -> None:
         self._backend = backend
-        self._group = layout.group
+        (self._group,) = layout.groups
         self._buffers = buffers
         self._life = SubstrateTrial(backend, layout)
         self._rows = min(self._group.tokens_per_block, MOST_ROWS)

@@ -13,7 +13,7 @@ class ReleaseTrial:
 
     def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
         self._backend = backend
-        self._group = layout.group
+        (self._group,) = layout.groups
         self._life = SubstrateTrial(backend, layout)
 
     def actions(self) -> list[tuple[str, Action]]:

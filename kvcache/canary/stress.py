@@ -26,8 +26,9 @@ class StressTrial:
 
     def __init__(self, backend: PageBackend, layout: KVLayout, rounds: int = ROUNDS) -> None:
         self._backend = backend
-        self._block = layout.group.tokens_per_block
-        self._last_heap_block = layout.group.blocks_per_heap - 1
+        (group,) = layout.groups
+        self._block = group.tokens_per_block
+        self._last_heap_block = group.blocks_per_heap - 1
         self._rounds = rounds
         self._life = SubstrateTrial(backend, layout, (rounds + 1) * self._block)
         self._repeats = 1

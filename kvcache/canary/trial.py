@@ -14,11 +14,11 @@ from kvcache.canary.footprint import process_footprint
 from kvcache.canary.pattern import Pattern
 from kvcache.canary.reference import attention, some_of
 from kvcache.canary.report import Step
-from kvcache.layout import METAL_PAGES, KVLayout, KVShape, dense_layout, paged_layout
+from kvcache.layout import METAL_PAGES, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
 
-SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=64, itemsize=2)
+SHAPE = KVShape.uniform(2, KVSpec(kv_heads=2, head_dim=64))
 # Sharp: each query sees little more than the one row that it was made for.
 SCALE = 0.5
 MAX_TOKENS = 16384  # 16 MiB
@@ -76,7 +76,9 @@ def small_layout(
     if substrate.is_dense:
         smallest = min(METAL_PAGES) if substrate.on_gpu else system_page_bytes
         return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
-    usual = METAL_PAGES[0] if substrate.on_gpu else max(system_page_bytes, shape.row_bytes)
+    usual = (
+        METAL_PAGES[0] if substrate.on_gpu else max(system_page_bytes, shape.layers[0].row_bytes)
+    )
     return paged_layout(
         shape,
         max_tokens=max_tokens,
@@ -95,7 +97,7 @@ class SubstrateTrial:
     ) -> None:
         """pattern_tokens: how many there may be in a buffer; None for those of its own actions."""
         self._backend = backend
-        self._group = layout.group
+        (self._group,) = layout.groups
         self.layers = layer_regions(layout)
         self.tokens = [mx.zeros((1,)) for _ in self.layers]
         # Tokens of the first block; where a block is a whole context, as if it were small.

@@ -55,7 +55,8 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.client.attach()
-        releasing = asyncio.create_task(release_when_idle(service.drain))
+        keep_s, forget = service.config.cache.prefix_keep_s, service.grammars.forget
+        releasing = asyncio.create_task(release_when_idle(service.drain, keep_s, forget))
         yield
         releasing.cancel()
         await service.grammars.close()

@@ -8,6 +8,8 @@ import asyncio
 import ctypes
 import gc
 import os
+from collections.abc import Callable
+from math import inf
 
 from server.chat.drain import Drain
 
@@ -34,16 +36,24 @@ def keep_what_is_there() -> None:
     gc.freeze()
 
 
-async def release_when_idle(drain: Drain) -> None:
+async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], None]) -> None:
     """Give free memory back again and again while nobody is there, once somebody was.
 
     Some of it is free only later: the engine empties its caches after ``cache.idle_release_s``. To
-    look where nothing is free takes a tenth of a millisecond.
+    look where nothing is free takes a tenth of a millisecond. keep_s: after so long ``forget`` is
+    called, too.
     """
+    loop = asyncio.get_running_loop()
+    idle_since = inf
     while True:
         await asyncio.sleep(LOOK_S)
-        if drain.answered and not drain.answering:
-            await asyncio.to_thread(release_free_memory)
+        if drain.answering or not drain.answered:
+            idle_since = inf
+            continue
+        idle_since = min(idle_since, loop.time())
+        if loop.time() - idle_since >= keep_s:
+            forget()
+        await asyncio.to_thread(release_free_memory)
 
 
 def release_free_memory() -> None:

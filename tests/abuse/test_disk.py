@@ -70,7 +70,7 @@ def test_fault_17_heaps_that_may_not_grow_are_weather() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         loop.mailbox.put(greedy(3, list(range(300)), 5))
         run_dry(loop)
-        wanted = recall_many(list(range(300)), 5, SHAPE.num_layers, VOCAB)
+        wanted = recall_many(list(range(300)), 5, len(SHAPE.layers), VOCAB)
         print(answers.finished[3].value, answers.tokens[3] == wanted)
         loop._kv.check_invariants()
     """

@@ -129,7 +129,7 @@ def measure_steps(folder: Path, threads: int, sequences: int, cached: int) -> St
     for _ in range(STEPS):
         loop.run_once()
         times.append(watched.take())
-    assert len(loop._kv._prefixes.index) >= cached
+    assert len(loop._kv._first.prefixes.index) >= cached
     ours, model = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
     return StepTimes(ours, model)
 
@@ -157,10 +157,10 @@ def _fill(loop: EngineLoop, blocks: int) -> None:
     """Leaves so many blocks of short conversations in the cache. Nothing is computed, so that they
     take no memory."""
     kv = loop._kv
-    tokens_per_block = kv._group.tokens_per_block
+    tokens_per_block = kv._first.group.tokens_per_block
     longest = MODEL_LEN // tokens_per_block
     for number in itertools.count(1):
-        missing = min(longest, blocks - len(kv._prefixes.index))
+        missing = min(longest, blocks - len(kv._first.prefixes.index))
         if missing <= 0:
             return
         tokens = missing * tokens_per_block

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 import metal_ext
-from kvcache.layout import KVShape, choose_page
+from kvcache.layout import KVFormat, KVSpec, choose_page
 from tests.bench.load import Answer, Exchange, make_prompt, send
 from tests.bench.models import INTERFERENCE
 from tests.bench.peers import BrokenError, Server
@@ -56,9 +56,8 @@ class Prompts:
 
 def whole_blocks(tokens: int) -> int:
     """How many of the first tokens quire shares between the benchmark's prompts."""
-    spec = INTERFERENCE
-    shape = KVShape(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, itemsize=4)
-    block = choose_page(shape, metal_ext.SYSTEM_PAGE_BYTES) // shape.row_bytes
+    spec = KVSpec(INTERFERENCE.num_key_value_heads, INTERFERENCE.head_dim, KVFormat.FLOAT32)
+    block = choose_page(spec, metal_ext.SYSTEM_PAGE_BYTES) // spec.row_bytes
     return tokens // block * block
 
 

@@ -8,14 +8,14 @@ from engine.planning.devices import find_device
 from engine.planning.shape import read_shape
 from engine.planning.simulator import Simulation, SimulationLimits
 from engine.types import FinishReason, TokenEvent
-from kvcache.layout import KVShape, paged_layout
+from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
 from tests.bench.agents import MIB, MOST_WASTE_PERCENT, PAGE_BYTES, TOKENS_PER_BLOCK, dense_bytes
 from tests.bench.models import SERVING
 from tests.bench.peers import BrokenError
 from tests.bench.workload import AGENTS, Moment, Run, check_answers, fifty_agents, run_engine
 from tests.models import write_config
 
-SHAPE = KVShape(num_layers=2, kv_heads=1, head_dim=32, itemsize=4)
+SHAPE = KVShape.uniform(2, KVSpec(1, 32, KVFormat.FLOAT32))
 
 
 def serve_agents(folder: Path, model_len: int, *, places: int = AGENTS) -> Run:
@@ -25,9 +25,9 @@ def serve_agents(folder: Path, model_len: int, *, places: int = AGENTS) -> Run:
     layout = paged_layout(
         SHAPE, max_tokens=model_len, heap_bytes=MIB, system_page_bytes=4096, page_bytes=PAGE_BYTES
     )
-    assert layout.group.tokens_per_block == TOKENS_PER_BLOCK
+    assert layout.groups[0].tokens_per_block == TOKENS_PER_BLOCK
     limits = SimulationLimits(
-        kv_budget_bytes=dense_bytes(model_len, SHAPE.num_layers),
+        kv_budget_bytes=dense_bytes(model_len, len(SHAPE.layers)),
         max_model_len=model_len,
         max_num_seqs=places,
         max_num_batched_tokens=2048,

@@ -76,7 +76,10 @@ class Watch:
     ) -> InFlightStep:
         """The runner's; the figures are those that hold while it runs."""
         for waiting in self._scheduler._waiting[:1]:
-            free, needed = self._kv._allocator.available_blocks, blocks_needed(self._kv, waiting)
+            free, needed = (
+                self._kv._first.allocator.available_blocks,
+                blocks_needed(self._kv, waiting),
+            )
             if free >= needed:
                 self.refused = f"{free} blocks are free, and one waits that needs {needed}"
         step = self._runner.begin(plan, masks, overlapped=overlapped)

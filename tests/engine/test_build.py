@@ -13,7 +13,7 @@ from engine.models.promised_checkpoint import promised_checkpoint
 from engine.models.weights import Arithmetic
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from kvcache.choice import SubstrateChoice
-from kvcache.layout import LayoutError
+from kvcache.layout import KVFormat, LayoutError
 from kvcache.memory_budget import BudgetError
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG, ON_CPU
@@ -139,12 +139,13 @@ def test_k_and_v_are_as_wide_as_the_checkpoint_unless_told_otherwise(
     config, stored = replace(CONFIG, kv_dtype=asked), replace(checkpoint, dtype=dtype)
     for substrate, kept in ((Substrate.POSIX, on_cpu), (Substrate.SPARSE, on_gpu)):
         shape = kv_shape(config, stored, substrate)
-        assert (shape.itemsize, shape.float16) == (4 if kept == "float32" else 2, kept == "float16")
+        assert [its.format.value for its in shape.specs] == [kept]
 
 
 def test_float16_is_for_a_gpu(checkpoint: Checkpoint) -> None:
     config = replace(CONFIG, kv_dtype="float16")
-    assert kv_shape(config, checkpoint, Substrate.SPARSE).float16
+    (spec,) = kv_shape(config, checkpoint, Substrate.SPARSE).specs
+    assert spec.format is KVFormat.FLOAT16
     with pytest.raises(LayoutError, match=r"a CPU keeps .* cache\.dtype is float16"):
         kv_shape(config, checkpoint, Substrate.POSIX)
 

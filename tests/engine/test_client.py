@@ -49,7 +49,7 @@ async def test_many_streams_get_their_own_tokens(client: EngineClient) -> None:
     asked = [list(range(n, 3 * n)) for n in range(1, 30)]
     streams = [client.submit(tuple(ids), params()) for ids in asked]
     for ids, events in zip(asked, await asyncio.gather(*map(read, streams)), strict=True):
-        want = recall_many(ids, 10, SHAPE.num_layers, VOCAB)
+        want = recall_many(ids, 10, len(SHAPE.layers), VOCAB)
         assert [e.token_id for e in events] == want
         assert [e.finish for e in events[-2:]] == [None, FinishReason.LENGTH]
     assert client.in_flight == 0
@@ -115,7 +115,7 @@ async def test_choices_are_one_request_and_forks_of_it(client: EngineClient) -> 
     assert [r.params for r in requests] == asked
     for r in requests:
         assert (r.prompt_ids, r.priority, r.salt, r.system_tokens) == (PROMPT, 2, salt, 7)
-    want = recall_many(PROMPT, 5, SHAPE.num_layers, VOCAB)
+    want = recall_many(PROMPT, 5, len(SHAPE.layers), VOCAB)
     for stream_params, events in zip(asked, await asyncio.gather(*map(read, streams)), strict=True):
         assert [e.token_id for e in events] == want[: stream_params.max_tokens]
     assert client.submit((1,), params(1)).request.request_id == first + 3

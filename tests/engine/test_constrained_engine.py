@@ -13,7 +13,7 @@ from tests.engine.test_recall_engine import assert_empty, run_dry
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, recall_client, recall_loop
 from tests.recall import RecallModel, recall
 
-LAYERS = SHAPE.num_layers
+LAYERS = len(SHAPE.layers)
 WAIT_S = 10.0
 
 

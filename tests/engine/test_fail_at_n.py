@@ -5,6 +5,7 @@ clean end for every request, the books right, memory back where it was, the next
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,13 +15,13 @@ from engine.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import PageBackend
 from kvcache.layout import Group
-from kvcache.new_backend import new_backend
+from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate
 from tests.engine.test_recall_engine import assert_empty, run_dry
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.recall import recall_many
 
-LAYERS = SHAPE.num_layers
+LAYERS = len(SHAPE.layers)
 REFUSED_TICKET = -1
 REFUSABLE = ("add_heap", "add_buffer", "map")
 
@@ -60,11 +61,11 @@ def failing_loop(
 ) -> tuple[EngineLoop, FailingBackend]:
     made: list[FailingBackend] = []
 
-    def make(substrate: Substrate, group: Group, **how: Any) -> Any:
-        made.append(FailingBackend(new_backend(substrate, group, **how)))
-        return made[-1]
+    def make(substrate: Substrate, groups: Sequence[Group], **how: Any) -> Any:
+        made.extend(map(FailingBackend, new_backends(substrate, groups, **how)))
+        return made
 
-    monkeypatch.setattr(engine.build, "new_backend", make)
+    monkeypatch.setattr(engine.build, "new_backends", make)
     loop = recall_loop(answers, kv_budget_bytes=16 * BLOCK_BYTES, max_num_seqs=3, max_model_len=200)
     return loop, made[0]
 

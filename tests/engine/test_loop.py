@@ -62,7 +62,7 @@ def test_fault_08_a_step_that_fails_ends_its_requests_with_an_error_and_no_other
         pass
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
     assert answers.messages[1] == "a step of the engine failed"
-    assert answers.tokens[2] == recall_many([5, 6], 5, SHAPE.num_layers, VOCAB)
+    assert answers.tokens[2] == recall_many([5, 6], 5, len(SHAPE.layers), VOCAB)
     assert loop._kv.stats().live_bytes == 0
     deadline = time.monotonic() + 10.0
     while loop._kv.stats().quarantined_bytes:
@@ -420,7 +420,7 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
     assert order == [1, 2, 3, 4, 5]
     assert set(answers.finished.values()) == {FinishReason.LENGTH}
     for number in range(3, 6):
-        want = recall_many([number, 2], 60, SHAPE.num_layers, VOCAB)
+        want = recall_many([number, 2], 60, len(SHAPE.layers), VOCAB)
         assert answers.tokens[number] == want
 
 
@@ -451,4 +451,4 @@ def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
     loop.mailbox.put(SetMemoryPressure(0))
     loop.run_once()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (4, 0)
-    assert loop._kv._allocator.keeps_slack
+    assert loop._kv._first.allocator.keeps_slack

@@ -137,7 +137,7 @@ def test_heaps_stay_however_idle_the_engine_is(device: Device, folder: Path) -> 
         loop.run_once()
     stats = loop._kv.stats()
     assert stats.kept_heaps == stats.num_heaps > 0
-    assert stats.committed_bytes == stats.num_heaps * loop._kv._group.heap_bytes
+    assert stats.committed_bytes == stats.num_heaps * loop._kv._first.group.heap_bytes
     charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
     assert stats.committed_bytes == charged, "the books say that it is kept"
 
@@ -168,7 +168,8 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
         freed.clear()
         for number in numbers:
             assert answers.tokens[number] == expected(folder, [*prompt, number], 8)
-    shared = len(prompt) // loop._kv._group.tokens_per_block * loop._kv._group.tokens_per_block
+    block = loop._kv._layout.tokens_per_block
+    shared = len(prompt) // block * block
     assert loop._scheduler.counters.cached_prompt_tokens - found == 9 * shared
     assert loop._kv.stats().evicted_blocks == evicted
     loop.close()
@@ -323,7 +324,7 @@ def test_metal_computes_what_is_stored(folder: Path) -> None:
     choice = SubstrateChoice(Substrate.SPARSE, ())
     plan = plan_engine(GPU, read_checkpoint(folder), MACHINE, choice)
     assert plan.arithmetic.arithmetic is Arithmetic.STORED
-    assert plan.memory.layout.group.page_bytes in (16384, 65536, 262144)
+    assert plan.memory.layout.groups[0].page_bytes in (16384, 65536, 262144)
 
 
 def test_each_substrate_computes_where_its_memory_is() -> None:

@@ -31,7 +31,7 @@ def test_fault_07_a_poisoned_prompt_alone_does_not_end_the_engine() -> None:
     loop.mailbox.put(greedy(21, [5, 6], 5))
     run_dry(loop)
     assert [answers.finished[number] for number in range(1, 22)] == [ERROR] * 20 + [LENGTH]
-    assert answers.tokens == {21: recall_many([5, 6], 5, SHAPE.num_layers, VOCAB)}
+    assert answers.tokens == {21: recall_many([5, 6], 5, len(SHAPE.layers), VOCAB)}
     assert loop._scheduler.counters.failed_rows == 20
 
 

@@ -107,7 +107,7 @@ def drain(loop: EngineLoop) -> None:
 
 
 def answer(prompt: list[int], count: int) -> list[int]:
-    return recall_many(prompt, count, SHAPE.num_layers, VOCAB)
+    return recall_many(prompt, count, len(SHAPE.layers), VOCAB)
 
 
 # --- the same answers -------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_while_somebody_needs_the_host_no_step_is_begun_ahead(params: SamplingPa
 def test_memory_is_taken_from_nobody_in_flight() -> None:
     """The first ones are the same with memory for all and with memory for few."""
     answers = Answers.empty()
-    block = 2 * SHAPE.num_layers * 4096
+    block = 2 * len(SHAPE.layers) * 4096
     loop = recall_loop(answers, overlap=True, kv_budget_bytes=16 * block, max_model_len=200)
     for number in range(1, 6):
         loop.mailbox.put(greedy(number, list(range(number, 40)), 100))

@@ -18,6 +18,7 @@ from engine.models.weights import Arithmetic, load_model
 from engine.pooling import pool
 from engine.step_plan import NOT_FINITE, Vector
 from engine.types import FinishReason, PrefixSalt, SamplingParams
+from kvcache.layout import KVFormat
 from tests.engine.models.forwards import cache_for, step
 from tests.engines import CONFIG, ON_CPU
 from tests.kvcache.managers import join
@@ -157,7 +158,10 @@ def test_weights_load_by_either_name(tmp_path: Path, how: dict[str, Any], bare: 
 
 def test_bare_names_can_generate_where_a_setting_says_so(tmp_path: Path) -> None:
     found = read_checkpoint(write_embedding_model(tmp_path), embeds=False)
-    model, kv = load_model(found, Arithmetic.FLOAT32, lambda *_: None, None), cache_for(found, 4)
+    model, kv = (
+        load_model(found, Arithmetic.FLOAT32, lambda *_: None, None),
+        cache_for(found, KVFormat.FLOAT32),
+    )
     assert join(kv, 1, 2)
     assert step(model, kv, [(1, 0, [1, 2])], [0, 1]).shape == (2, 1024)
 

@@ -12,13 +12,15 @@ from engine.loop import EngineLoop
 from engine.messages import Abort
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import Segment
-from kvcache.layout import KVShape, dense_layout, paged_layout
+from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.native_backends import posix_backend
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.kvcache.managers import join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
 
-LAYERS = SHAPE.num_layers
+LAYERS = len(SHAPE.layers)
+# Rows and pages of the second kind are twice as large.
+TWO_KINDS = KVShape((KVSpec(2, 32, KVFormat.FLOAT32), KVSpec(1, 128, KVFormat.FLOAT32)))
 WAIT_S = 10.0
 
 
@@ -49,15 +51,15 @@ def assert_empty(loop: EngineLoop) -> None:
         time.sleep(0.001)
     assert stats.live_bytes == stats.quarantined_bytes == stats.mapped_ahead_bytes == 0
     assert stats.num_sequences == 0
-    assert stats.committed_bytes <= kv._group.heap_bytes
+    assert stats.committed_bytes <= kv._layout.heap_bytes
     kv.check_invariants()
 
 
 @pytest.mark.parametrize("substrate", ["posix", "dense"])
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_ragged_company_changes_no_token(substrate: str, itemsize: int) -> None:
+@pytest.mark.parametrize("format", [KVFormat.BFLOAT16, KVFormat.FLOAT32])
+def test_ragged_company_changes_no_token(substrate: str, format: KVFormat) -> None:
     answers = Answers.empty()
-    shape = KVShape(2, 2, 32, itemsize)
+    shape = KVShape.uniform(2, KVSpec(2, 32, format))
     budget = None if substrate == "dense" else 64 * BLOCK_BYTES
     loop = recall_loop(answers, shape=shape, substrate=substrate, kv_budget_bytes=budget)
     asked = dict(enumerate(prompts(20, 150, seed=1), start=1))
@@ -69,9 +71,14 @@ def test_ragged_company_changes_no_token(substrate: str, itemsize: int) -> None:
         assert answers.finished[number] is FinishReason.LENGTH
 
 
-def test_preemption_changes_no_token() -> None:
+@pytest.mark.parametrize("shape", [SHAPE, TWO_KINDS])
+def test_preemption_changes_no_token(shape: KVShape) -> None:
     answers = Answers.empty()
-    loop = recall_loop(answers, kv_budget_bytes=16 * BLOCK_BYTES, max_model_len=250)
+    budget = 16 * 16 * shape.bytes_per_token
+    loop = recall_loop(
+        answers, shape=shape, page_bytes=None, kv_budget_bytes=budget, max_model_len=250
+    )
+    assert len(loop._kv._groups) == len(shape.specs)
     asked = dict(enumerate(prompts(12, 60, seed=2), start=1))
     for number, ids in asked.items():
         loop.mailbox.put(greedy(number, ids, 100))
@@ -82,13 +89,17 @@ def test_preemption_changes_no_token() -> None:
     assert_empty(loop)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_joins_leaves_and_aborts_at_random_change_no_token(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "shape"), [*((seed, SHAPE) for seed in range(6)), (6, TWO_KINDS), (7, TWO_KINDS)]
+)
+def test_joins_leaves_and_aborts_at_random_change_no_token(seed: int, shape: KVShape) -> None:
     rng = random.Random(seed)
     answers = Answers.empty()
     loop = recall_loop(
         answers,
-        kv_budget_bytes=rng.choice([28, 40, 64]) * BLOCK_BYTES,
+        shape=shape,
+        page_bytes=None,
+        kv_budget_bytes=rng.choice([28, 40, 64]) * 16 * shape.bytes_per_token,
         max_num_batched_tokens=rng.choice([8, 33, 64]),
         free_slack_bytes=rng.choice([0, 4, 16]) * BLOCK_BYTES,
     )
@@ -143,7 +154,7 @@ def test_the_counter_that_says_so_counts() -> None:
     layout = paged_layout(
         SHAPE, max_tokens=64, heap_bytes=8 * BLOCK_BYTES, system_page_bytes=4096, page_bytes=4096
     )
-    backend = posix_backend(layout.group, metal_ext.CpuWorkers(1))
+    backend = posix_backend(layout.groups[0], metal_ext.CpuWorkers(1))
     kv = manager(layout, backend, budget_bytes=8 * BLOCK_BYTES)
     for seq in (1, 2):
         assert join(kv, seq, 16)
@@ -175,9 +186,9 @@ def test_recall_notices_a_slot_that_was_overwritten() -> None:
     loop.run_once()
     loop.run_once()
     kv = loop._kv
-    buffer = kv._open[1].buffer.number
-    wrong = mx.full((1, SHAPE.kv_heads, SHAPE.head_dim), 99.0)
-    rows = kv._backend.rows([Segment(buffer, 3, 1)])
+    buffer = kv._open[1].parts[0].buffer.number
+    wrong = mx.full((1, SHAPE.layers[0].kv_heads, SHAPE.layers[0].head_dim), 99.0)
+    rows = kv._first.backend.rows([Segment(buffer, 3, 1)])
     mx.eval(rows.append(mx.zeros((1,)), kv._layers[1], wrong, wrong, wrong, None))
     with pytest.raises(WrongSlotError, match="layer 1 keys slot 3"):
         loop.run_once()
@@ -192,11 +203,11 @@ def test_recall_notices_another_token_at_a_place() -> None:
 def test_a_dense_context_takes_its_memory_whole() -> None:
     layout = dense_layout(SHAPE, max_tokens=400, system_page_bytes=4096)
     answers = Answers.empty()
-    loop = recall_loop(answers, substrate="dense", kv_budget_bytes=8 * layout.group.heap_bytes)
+    loop = recall_loop(answers, substrate="dense", kv_budget_bytes=8 * layout.groups[0].heap_bytes)
     assert_empty(loop)
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     loop.run_once()
-    assert loop._kv.stats().committed_bytes == layout.group.heap_bytes
+    assert loop._kv.stats().committed_bytes == layout.groups[0].heap_bytes
 
 
 # --- shared prefixes ------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Engine:
 
     def check_that_the_next_does_not_fit(self) -> None:
         for sequence in self.scheduler._waiting[:1]:
-            assert self.kv._allocator.available_blocks < blocks_needed(self.kv, sequence)
+            assert self.kv._first.allocator.available_blocks < blocks_needed(self.kv, sequence)
 
     def run(self) -> None:
         while self.scheduler.num_running + self.scheduler.num_waiting:

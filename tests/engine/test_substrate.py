@@ -51,8 +51,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
     return seen
 
 
-def page(_: Substrate) -> tuple[int, CacheSize]:
-    return 16384, USUAL
+def page(_: Substrate) -> list[tuple[int, CacheSize]]:
+    return [(16384, USUAL)]
 
 
 def choose(asked: str, *, release_heaps: bool = False) -> Substrate:
@@ -163,12 +163,12 @@ def test_a_plan_for_a_gpu_has_its_pages_and_its_budget(
     plan = plan_for_this_machine(config, checkpoint)
     assert plan.substrate.substrate is Substrate.PAGED
     # A row of two heads of 64 float32: 512 bytes.
-    assert plan.memory.layout.group.page_bytes == 16384
+    assert plan.memory.layout.groups[0].page_bytes == 16384
     assert tried[0][2] == 16384
     assert plan.memory.demand.machine_bytes <= 1 << 32
     tried.clear()
     plan = plan_for_this_machine(replace(config, page_bytes=262144), checkpoint)
-    assert plan.memory.layout.group.page_bytes == 262144
+    assert plan.memory.layout.groups[0].page_bytes == 262144
     assert tried[0][2] == 262144
 
 
@@ -183,4 +183,4 @@ def test_a_page_that_the_gpu_cannot_map_is_refused(
 def test_a_plan_for_a_cpu_is_as_it_was(tiny_model: Path) -> None:
     plan = plan_for_this_machine(replace(CONFIG, substrate="dense"), read_checkpoint(tiny_model))
     assert plan.substrate.substrate is Substrate.DENSE
-    assert plan.memory.layout.group.blocks_per_buffer == 1
+    assert plan.memory.layout.groups[0].blocks_per_buffer == 1

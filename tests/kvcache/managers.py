@@ -6,12 +6,12 @@ from typing import Any
 from engine.sequence import Sequence as WaitingSequence
 from kvcache.backend import PageBackend
 from kvcache.block_hashes import PrefixSalt
-from kvcache.layout import KVLayout, KVShape, paged_layout
+from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
 from tests.kvcache.strict_memory import StrictMemory
 
-SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
+SHAPE = KVShape.uniform(1, KVSpec(1, 64, KVFormat.FLOAT32))
 TOKENS = 16  # per block
 BLOCK = 2 * 4096
 HEAP_BLOCKS = 4
@@ -28,9 +28,20 @@ def paged(max_tokens: int = 320) -> KVLayout:
     )
 
 
+def two_groups(max_tokens: int = 320) -> KVLayout:
+    """The same, and a layer with rows and pages that are twice as large."""
+    shape = KVShape((*SHAPE.layers, KVSpec(1, 128, KVFormat.FLOAT32)))
+    return paged_layout(
+        shape,
+        max_tokens=max_tokens,
+        heap_bytes=HEAP_BLOCKS * TOKENS * shape.bytes_per_token,
+        system_page_bytes=4096,
+    )
+
+
 def manager(
     layout: KVLayout,
-    backend: PageBackend,
+    backend: PageBackend | list[PageBackend],
     *,
     budget_bytes: int,
     max_sequences: int = 4,
@@ -38,11 +49,12 @@ def manager(
     max_sharers: int = 1000,
     shares_prefixes: bool = True,
 ) -> KVCacheManager:
-    """A cache around any backend."""
+    """A cache around any backend, or one for every group."""
+    backends = backend if isinstance(backend, list) else [backend]
     limits = CacheLimits(
         budget_bytes, max_sequences, free_slack_bytes, max_sharers, shares_prefixes
     )
-    return KVCacheManager(layout, backend, limits, identity=b"test")
+    return KVCacheManager(layout, backends, limits, identity=b"test")
 
 
 def small_manager(
@@ -56,11 +68,11 @@ def small_manager(
 ) -> tuple[KVCacheManager, StrictMemory]:
     """A cache over strict memory. changes: its fields."""
     layout = layout or paged()
-    backend = StrictMemory(layout.group, **changes)
+    backend = StrictMemory(layout.groups[0], **changes)
     kv = manager(
         layout,
         backend,
-        budget_bytes=heaps * layout.group.heap_bytes,
+        budget_bytes=heaps * layout.groups[0].heap_bytes,
         max_sequences=sequences,
         max_sharers=max_sharers,
         shares_prefixes=shares_prefixes,
@@ -102,9 +114,9 @@ def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     will be one, but for those that others have mapped."""
     hashes = kv.block_hashes(waiting.request.salt)
     hashes.extend(waiting.token_ids, 0)
-    found = kv._prefixes.match(hashes, 0)
+    found = kv._match(hashes, 0)[0]
     tokens = min(waiting.num_tokens + 1, waiting.max_tokens - 1)
-    return kv._group.blocks_for(tokens) - len(found.blocks) + found.num_cached
+    return kv._layout.blocks_for(tokens) - len(found.blocks) + sum(found.idle)
 
 
 def epochs_of(kv: KVCacheManager) -> tuple[int, int]:

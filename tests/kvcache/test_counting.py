@@ -2,16 +2,16 @@ import pytest
 
 from kvcache.backend import PageBackend, Segment
 from kvcache.counting import CountingBackend
-from kvcache.layout import Group, KVShape, paged_layout
+from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
 
-SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
+SHAPE = KVShape.uniform(2, KVSpec(2, 32, KVFormat.FLOAT32))
 
 
 @pytest.fixture
 def group() -> Group:
     return paged_layout(
         SHAPE, max_tokens=1600, heap_bytes=64 * 1024, system_page_bytes=4096, page_bytes=4096
-    ).group
+    ).groups[0]
 
 
 def test_a_block_is_committed_from_its_mapping_to_its_release(group: Group) -> None:

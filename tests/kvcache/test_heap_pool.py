@@ -5,12 +5,12 @@ import pytest
 from kvcache.backend import Charge, Releases
 from kvcache.heap_pool import HeapPool
 from kvcache.inspector import blocks_of
-from kvcache.layout import Group, KVShape, paged_layout
+from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
 from kvcache.sparse_heap import BlockRef, BlockState, runs_of
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 
-SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=4)
+SHAPE = KVShape.uniform(1, KVSpec(1, 64, KVFormat.FLOAT32))
 HEAP_BLOCKS = 4
 EVERYTHING = 1000
 
@@ -23,7 +23,7 @@ def small_group() -> Group:
         heap_bytes=HEAP_BLOCKS * block,
         system_page_bytes=4096,
         page_bytes=4096,
-    ).group
+    ).groups[0]
 
 
 def small_pool(heaps: int = 3, **changes: object) -> tuple[HeapPool, StrictMemory]:

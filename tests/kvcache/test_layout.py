@@ -4,14 +4,15 @@ from kvcache.layout import (
     KIB,
     METAL_PAGES,
     KVShape,
+    KVSpec,
     LayoutError,
     choose_page,
     dense_layout,
     paged_layout,
 )
 
-QWEN3_4B = KVShape(num_layers=36, kv_heads=8, head_dim=128, itemsize=2)
-DEMO = KVShape(num_layers=5, kv_heads=2, head_dim=64, itemsize=2)
+QWEN3_4B = KVShape.uniform(36, KVSpec(8, 128))
+DEMO = KVShape.uniform(5, KVSpec(2, 64))
 MIB = 1024 * KIB
 
 
@@ -19,7 +20,7 @@ def test_the_geometry_of_qwen3_4b_is_that_of_the_design() -> None:
     layout = paged_layout(
         QWEN3_4B, max_tokens=40960, heap_bytes=64 * MIB, system_page_bytes=4 * KIB
     )
-    group = layout.group
+    group = layout.groups[0]
     assert group.page_bytes == 64 * KIB
     assert group.tokens_per_block == 32
     assert len(group.regions) == 72
@@ -32,15 +33,15 @@ def test_the_geometry_of_qwen3_4b_is_that_of_the_design() -> None:
 
 
 def test_regions_alternate_keys_and_values_layer_by_layer() -> None:
-    group = paged_layout(DEMO, max_tokens=64, heap_bytes=MIB, system_page_bytes=4096).group
+    layout = paged_layout(DEMO, max_tokens=64, heap_bytes=MIB, system_page_bytes=4096)
+    (group,) = layout.groups
     assert [(r.layer, r.kind) for r in group.regions[:4]] == [
         (0, "keys"),
         (0, "values"),
         (1, "keys"),
         (1, "values"),
     ]
-    assert group.regions[group.key_region(3)].kind == "keys"
-    assert group.regions[group.key_region(3)].layer == 3
+    assert layout.place(3) == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +62,14 @@ def test_regions_alternate_keys_and_values_layer_by_layer() -> None:
 def test_the_page_gives_sixteen_to_sixty_four_tokens_where_it_can(
     row_bytes: int, system_page: int, page: int
 ) -> None:
-    shape = KVShape(num_layers=1, kv_heads=1, head_dim=row_bytes // 2, itemsize=2)
-    assert choose_page(shape, system_page) == page
+    shape = KVShape.uniform(1, KVSpec(1, row_bytes // 2))
+    assert choose_page(shape.layers[0], system_page) == page
 
 
 def test_a_row_that_divides_no_page_is_refused_with_its_figures() -> None:
-    shape = KVShape(num_layers=1, kv_heads=3, head_dim=64, itemsize=2)
+    shape = KVShape.uniform(1, KVSpec(3, 64))
     with pytest.raises(LayoutError, match=r"384 bytes .*3 KV heads x 64 x 2 bytes.*no page"):
-        choose_page(shape, 4096)
+        choose_page(shape.layers[0], 4096)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_a_row_that_divides_no_page_is_refused_with_its_figures() -> None:
     ],
 )
 def test_a_page_that_does_not_suit_is_refused(page: int, message: str) -> None:
-    shape = KVShape(num_layers=1, kv_heads=3, head_dim=64, itemsize=2)
+    shape = KVShape.uniform(1, KVSpec(3, 64))
     with pytest.raises(LayoutError, match=message):
         paged_layout(shape, max_tokens=10, heap_bytes=MIB, system_page_bytes=4096, page_bytes=page)
 
@@ -96,7 +97,7 @@ def test_a_page_that_does_not_suit_is_refused(page: int, message: str) -> None:
     ],
 )
 def test_a_device_has_pages_of_its_own(row_bytes: int, page: int) -> None:
-    shape = KVShape(num_layers=1, kv_heads=1, head_dim=row_bytes // 2, itemsize=2)
+    shape = KVShape.uniform(1, KVSpec(1, row_bytes // 2))
     layout = paged_layout(
         shape,
         max_tokens=100,
@@ -104,22 +105,36 @@ def test_a_device_has_pages_of_its_own(row_bytes: int, page: int) -> None:
         system_page_bytes=16 * KIB,
         device_pages=METAL_PAGES,
     )
-    assert layout.group.page_bytes == page
+    assert layout.groups[0].page_bytes == page
 
 
 def test_a_heap_holds_one_block_at_least() -> None:
     layout = paged_layout(QWEN3_4B, max_tokens=100, heap_bytes=1, system_page_bytes=4096)
-    assert layout.group.blocks_per_heap == 1
+    assert layout.groups[0].blocks_per_heap == 1
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (32, 1), (33, 2), (64, 2)])
 def test_blocks_cover_their_tokens_exactly(tokens: int, blocks: int) -> None:
-    group = paged_layout(QWEN3_4B, max_tokens=100, heap_bytes=MIB, system_page_bytes=4096).group
+    group = paged_layout(QWEN3_4B, max_tokens=100, heap_bytes=MIB, system_page_bytes=4096).groups[0]
     assert group.blocks_for(tokens) == blocks
 
 
 def test_a_dense_block_is_the_whole_context_in_whole_system_pages() -> None:
-    group = dense_layout(DEMO, max_tokens=1000, system_page_bytes=4096).group
+    group = dense_layout(DEMO, max_tokens=1000, system_page_bytes=4096).groups[0]
     assert group.blocks_per_buffer == group.blocks_per_heap == 1
     assert group.tokens_per_block == 1008  # 256-byte rows: sixteen to a page
     assert group.blocks_for(1000) == 1
+
+
+def test_layers_that_keep_rows_of_their_own_shape_are_a_group_with_pages_of_its_own() -> None:
+    wide, narrow = KVSpec(8, 128), KVSpec(1, 64)
+    shape = KVShape((wide, narrow, wide, wide))
+    layout = paged_layout(shape, max_tokens=1000, heap_bytes=MIB, system_page_bytes=4 * KIB)
+    assert [group.page_bytes for group in layout.groups] == [64 * KIB, 4 * KIB]
+    assert {group.tokens_per_block for group in layout.groups} == {32}
+    assert [len(group.regions) for group in layout.groups] == [6, 2]
+    assert [layout.place(layer) for layer in range(4)] == [(0, 0), (1, 0), (0, 2), (0, 4)]
+    assert layout.bytes_per_token == 3 * 2 * 2048 + 2 * 128
+    assert layout.heap_bytes <= MIB < layout.heap_bytes + layout.block_bytes
+    assert layout.heap_bytes == layout.heap_tokens * layout.bytes_per_token
+    assert (layout.blocks_for(33), layout.max_tokens) == (2, 1024)

@@ -244,7 +244,7 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     settle(kv, backend)
     kv.evict_prefixes()
     settle(kv, backend)
-    assert kv.stats().committed_bytes == kv._group.heap_bytes
+    assert kv.stats().committed_bytes == kv._first.group.heap_bytes
 
 
 def kept_heaps(heaps: int, prefix_heaps: int) -> KVCacheManager:
@@ -336,7 +336,7 @@ def test_blocks_that_the_system_does_not_map_are_not_on_their_way_back() -> None
 
 
 def test_mappings_are_counted_against_the_system_limit() -> None:
-    regions = len(paged().group.regions)
+    regions = len(paged().groups[0].regions)
     kv, backend = small_manager(mapping_limit=4 * regions)
     assert join(kv, 1, 16)
     grow(kv, 1, 0, 16)  # one run and its gap: 2 mappings per region
@@ -359,7 +359,7 @@ def test_a_sequence_alone_is_opened_whatever_its_mappings() -> None:
 
 
 def test_consecutive_blocks_cost_no_more_mappings() -> None:
-    regions = len(paged().group.regions)
+    regions = len(paged().groups[0].regions)
     kv, _ = small_manager(mapping_limit=2 * regions)
     assert join(kv, 1, 16)
     for start in (0, 16, 32):
@@ -415,7 +415,7 @@ def test_a_dense_sequence_takes_its_whole_context_and_never_asks_again() -> None
     calls = backend.faults.calls
     grow(kv, 1, 5, 95)
     assert backend.faults.calls == calls
-    assert kv.stats().committed_bytes == 2 * layout.group.heap_bytes
+    assert kv.stats().committed_bytes == 2 * layout.groups[0].heap_bytes
 
 
 def test_a_refused_buffer_is_not_opened() -> None:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvcache.layout import KVShape, LayoutError
+from kvcache.layout import KVShape, KVSpec, LayoutError
 from kvcache.memory_budget import (
     GIB,
     MIB,
@@ -16,7 +16,7 @@ from kvcache.memory_budget import (
 )
 from kvcache.substrates import Substrate
 
-SHAPE = KVShape(num_layers=28, kv_heads=8, head_dim=128, itemsize=2)  # 112 KiB per token
+SHAPE = KVShape.uniform(28, KVSpec(8, 128))  # 112 KiB per token
 DEMAND = MemoryDemand(
     machine_bytes=16 * GIB,
     available_bytes=15 * GIB,
@@ -43,7 +43,7 @@ def plan(
 
 def test_the_sum_is_exact() -> None:
     found = plan()
-    heap = found.layout.group.heap_bytes
+    heap = found.layout.groups[0].heap_bytes
     assert found.kv_budget_bytes == (16 - 4 - 2.5) * GIB // heap * heap
     assert found.max_model_len == 40960
     assert found.max_num_seqs == 32
@@ -56,7 +56,7 @@ def test_threat_21_memory_that_others_use_is_not_counted_on() -> None:
 
 def test_the_context_is_shortened_to_what_one_sequence_can_have() -> None:
     found = plan(replace(DEMAND, available_bytes=3 * GIB))
-    group = found.layout.group
+    group = found.layout.groups[0]
     assert found.max_model_len == found.kv_budget_bytes // group.bytes_per_token
     assert found.max_model_len < 5000
     assert group.max_tokens >= found.max_model_len
@@ -72,7 +72,7 @@ def test_the_users_own_limits_win() -> None:
     found = plan(request=request)
     assert found.kv_budget_bytes <= GIB
     assert found.max_model_len == 2048
-    assert found.layout.group.tokens_per_block == 8
+    assert found.layout.groups[0].tokens_per_block == 8
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ ON_GPU = replace(DEMAND, machine_bytes=8 * GIB, headroom_bytes=3 * GIB // 2, on_
 def test_on_a_gpu_what_is_available_now_limits_nothing() -> None:
     plans = [plan(replace(ON_GPU, available_bytes=now)) for now in (0, GIB, 8 * GIB)]
     assert {found.kv_budget_bytes for found in plans} == {plans[0].kv_budget_bytes}
-    heap = plans[0].layout.group.heap_bytes
+    heap = plans[0].layout.groups[0].heap_bytes
     assert plans[0].kv_budget_bytes == 4 * GIB // heap * heap
 
 
 def test_threat_21_a_tight_fit_is_told_with_what_is_missing_and_a_loose_one_is_not() -> None:
     found = plan(replace(ON_GPU, available_bytes=2 * GIB))
-    wanted = found.layout.group.heap_bytes + 5 * GIB // 2
+    wanted = found.layout.groups[0].heap_bytes + 5 * GIB // 2
     assert found.warning is not None
     for figure in (wanted, 2 * GIB, wanted - 2 * GIB):
         assert gib(figure) in found.warning
@@ -135,7 +135,7 @@ def test_threat_21_a_cache_too_small_for_one_short_sequence_is_refused_with_what
     enough = replace(ON_GPU, weights_bytes=6 * GIB - least, available_bytes=0)
     with pytest.raises(BudgetError, match=r"2048 tokens needs .* 1728 tokens in whole heaps of 63"):
         plan(enough)
-    heap = plan().layout.group.heap_bytes
+    heap = plan().layout.groups[0].heap_bytes
     whole = replace(ON_GPU, weights_bytes=6 * GIB - 4 * heap, available_bytes=0)
     assert SMALLEST_CONTEXT_TOKENS <= plan(whole).max_model_len == 4 * 576
     with pytest.raises(BudgetError) as caught:
@@ -155,7 +155,7 @@ def test_a_dense_context_is_shortened_so_that_every_sequence_gets_a_buffer() -> 
     found = plan(request=replace(REQUEST, substrate=Substrate.DENSE, max_num_seqs=8))
     assert 4096 <= found.max_model_len < 40960
     assert found.max_num_seqs == 8
-    assert found.layout.group.blocks_per_buffer == 1
+    assert found.layout.groups[0].blocks_per_buffer == 1
 
 
 def test_a_dense_context_is_not_shortened_below_a_usable_one() -> None:
@@ -170,9 +170,9 @@ ARENA = replace(REQUEST, substrate=Substrate.METAL_DENSE, max_num_seqs=8)
 def test_an_arena_gives_every_sequence_a_slice_and_makes_no_other() -> None:
     found = plan(request=replace(ARENA, max_buffer_bytes=64 * GIB), model_max_len=4096)
     assert (found.max_model_len, found.max_num_seqs) == (4096, 8)
-    assert found.kv_budget_bytes == 8 * found.layout.group.heap_bytes
+    assert found.kv_budget_bytes == 8 * found.layout.groups[0].heap_bytes
     assert found.note is None
-    assert found.layout.group.page_bytes == 16384
+    assert found.layout.groups[0].page_bytes == 16384
 
 
 def test_an_arena_that_the_device_cannot_allocate_shortens_the_context_and_says_so() -> None:
@@ -207,7 +207,7 @@ def test_a_context_that_no_allocation_of_the_device_can_hold_is_refused() -> Non
 def test_metal_pages_are_of_the_sizes_that_the_device_maps(substrate: Substrate) -> None:
     request = replace(REQUEST, substrate=substrate, max_buffer_bytes=MIB)
     found = plan(request=request)
-    assert found.layout.group.page_bytes == 65536
+    assert found.layout.groups[0].page_bytes == 65536
     assert found.kv_budget_bytes > GIB, "only an arena must be one allocation"
     with pytest.raises(LayoutError, match="a page of 32768 bytes is none that the device maps"):
         plan(request=replace(request, page_bytes=32768))

@@ -11,7 +11,7 @@ import pytest
 import metal_ext
 from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
 from kvcache.fault_memory import Act, FaultMemory
-from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
+from kvcache.layout import KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.metal_backend import metal_backend
 from kvcache.substrates import Substrate
@@ -20,7 +20,8 @@ from tests.kvcache.managers import join, manager
 from tests.kvcache.metal_double import Device, install
 
 KINDS = ("sparse", "paged", "dense")
-SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=64, itemsize=2)
+SPEC = KVSpec(2, 64)
+SHAPE = KVShape.uniform(2, SPEC)
 TOKENS = 64  # of a block: 16 KiB pages
 WAIT_S = 10.0
 
@@ -40,7 +41,9 @@ def layout(kind: str) -> KVLayout:
 
 
 def ready(kind: str = "sparse", *, release_heaps: bool = False) -> PageBackend:
-    backend = metal_backend(kind, layout(kind).group, max_buffers=3, release_heaps=release_heaps)
+    backend = metal_backend(
+        kind, layout(kind).groups[0], max_buffers=3, release_heaps=release_heaps
+    )
     assert backend.add_heap()
     assert backend.add_buffer()
     return backend
@@ -49,7 +52,7 @@ def ready(kind: str = "sparse", *, release_heaps: bool = False) -> PageBackend:
 def write(backend: PageBackend, buffer: int, number: float, count: int = 3) -> None:
     """Puts that number into the first rows of a buffer, in all regions."""
     rows = backend.rows([Segment(buffer, 0, count)])
-    values = mx.full((count, SHAPE.kv_heads, SHAPE.head_dim), number)
+    values = mx.full((count, SPEC.kv_heads, SPEC.head_dim), number)
     layers = layer_regions(layout(backend.name))
     token = mx.zeros((1,))
     mx.eval(
@@ -159,17 +162,17 @@ def test_a_first_act_that_fails_is_remembered_of_its_substrate(device: Device) -
 def test_a_heap_is_charged_in_full_from_when_it_is_made_and_kept(device: Device) -> None:
     backend = ready()
     assert backend.map(0, 0, 0, 0, 1, writable=True)
-    assert backend.committed_bytes() == layout("sparse").group.heap_bytes
+    assert backend.committed_bytes() == layout("sparse").groups[0].heap_bytes
     assert backend.wait(backend.unmap(0, 0, 1), WAIT_S)
     with pytest.raises(AssertionError, match="heaps are kept"):
         backend.release(0, 0, 4)
 
 
 def test_an_arena_is_charged_in_full_from_the_start(device: Device) -> None:
-    backend = metal_backend("dense", layout("dense").group, max_buffers=3, release_heaps=True)
-    assert backend.committed_bytes() == 3 * layout("dense").group.heap_bytes
+    backend = metal_backend("dense", layout("dense").groups[0], max_buffers=3, release_heaps=True)
+    assert backend.committed_bytes() == 3 * layout("dense").groups[0].heap_bytes
     its = layout("dense")
-    kv = manager(its, backend, budget_bytes=3 * its.group.heap_bytes)
+    kv = manager(its, backend, budget_bytes=3 * its.groups[0].heap_bytes)
     kv.check_invariants()
     stats = kv.stats()
     assert (stats.num_heaps, stats.kept_heaps) == (3, 3)
@@ -273,8 +276,8 @@ def test_a_gpu_that_failed_is_not_asked_any_more(
 
 def cache(kind: str) -> KVCacheManager:
     its = layout(kind)
-    backend = metal_backend(kind, its.group, max_buffers=8, release_heaps=False)
-    return manager(its, backend, budget_bytes=8 * its.group.heap_bytes)
+    backend = metal_backend(kind, its.groups[0], max_buffers=8, release_heaps=False)
+    return manager(its, backend, budget_bytes=8 * its.groups[0].heap_bytes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -348,11 +351,11 @@ def test_a_wide_head_keeps_no_scores(device: Device, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     for head_dim, count in ((256, 9), (256, 8), (128, 9)):
-        shape = KVShape(1, 1, head_dim, 2)
+        shape = KVShape.uniform(1, KVSpec(1, head_dim))
         its = paged_layout(
             shape, max_tokens=64, heap_bytes=65536, system_page_bytes=16384, page_bytes=16384
         )
-        backend = metal_backend("sparse", its.group, max_buffers=1, release_heaps=False)
+        backend = metal_backend("sparse", its.groups[0], max_buffers=1, release_heaps=False)
         assert backend.add_heap()
         assert backend.add_buffer()
         assert backend.map(0, 0, 0, 0, 1, writable=True)

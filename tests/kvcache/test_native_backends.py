@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import kvcache.native_backends
 import metal_ext
 from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
-from kvcache.layout import Group, KVShape, dense_layout, paged_layout
+from kvcache.layout import Group, KVFormat, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.native_backends import (
     NativeBackend,
     dense_backend,
@@ -26,7 +26,8 @@ from kvcache.native_backends import (
 from kvcache.views import layer_regions
 from tests.metal_ext.programs import output_of
 
-SHAPE = KVShape(num_layers=2, kv_heads=1, head_dim=64, itemsize=4)
+SPEC = KVSpec(1, 64, KVFormat.FLOAT32)
+SHAPE = KVShape.uniform(2, SPEC)
 WAIT_S = 10.0
 
 
@@ -48,7 +49,7 @@ def ready(make: Make, group: Group) -> PageBackend:
 def write(backend: PageBackend, buffer: int, number: float) -> None:
     """Puts that number into the first three rows of a buffer, in all regions."""
     rows = backend.rows([Segment(buffer, 0, 3)])
-    values = mx.full((3, SHAPE.kv_heads, SHAPE.head_dim), number)
+    values = mx.full((3, SPEC.kv_heads, SPEC.head_dim), number)
     tokens = [
         rows.append(mx.zeros((1,)), layer, values, values, values, None)[0] for layer in LAYERS
     ]
@@ -64,21 +65,21 @@ def first_rows(
 
 
 def test_a_mapped_buffer_can_be_planned() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 2, 2, writable=True)
     backend.rows([Segment(0, 0, 5), Segment(0, 100, 1)])
-    assert first_rows(backend, 0, 128).shape == (128, SHAPE.kv_heads, SHAPE.head_dim)
+    assert first_rows(backend, 0, 128).shape == (128, SPEC.kv_heads, SPEC.head_dim)
 
 
 def test_a_row_without_memory_cannot_be_planned() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     with pytest.raises(IndexError, match="segment of mapped tokens"):
         backend.rows([Segment(0, 64, 1)])
 
 
 def test_tickets_rise_and_complete() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     first = backend.unmap(0, 0, 2)
     second = backend.release(0, 0, 4)
@@ -88,7 +89,7 @@ def test_tickets_rise_and_complete() -> None:
 
 
 def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.shares_blocks
     assert backend.add_buffer()
     assert backend.map(0, 0, 0, 3, 1, writable=True)
@@ -101,14 +102,14 @@ def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
 
 
 def test_a_dense_backend_shares_nothing() -> None:
-    backend = ready(dense_backend, DENSE.group)
+    backend = ready(dense_backend, DENSE.groups[0])
     assert not backend.shares_blocks
     with pytest.raises(ValueError, match="a dense range shares nothing"):
         backend.map(0, 0, 0, 0, 1, writable=False)
 
 
 @pytest.mark.parametrize(
-    ("make", "group"), [(posix_backend, PAGED.group), (dense_backend, DENSE.group)]
+    ("make", "group"), [(posix_backend, PAGED.groups[0]), (dense_backend, DENSE.groups[0])]
 )
 def test_blocks_are_mapped_ahead_with_their_memory(make: Make, group: Group) -> None:
     backend = ready(make, group)
@@ -121,7 +122,7 @@ def test_blocks_are_mapped_ahead_with_their_memory(make: Make, group: Group) -> 
 
 
 def test_a_copied_block_holds_the_same_rows_in_every_region_and_is_counted() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.add_buffer()
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.map(1, 0, 0, 0, 1, writable=False)
@@ -148,11 +149,11 @@ def test_layers_of_one_rope_share_its_angles(monkeypatch: pytest.MonkeyPatch) ->
         return angles(table, rope, workers)
 
     monkeypatch.setattr(metal_ext, "rope_angles", noted)
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     rows, token = backend.rows([Segment(0, 0, 1)]), mx.zeros((1,))
-    heads = mx.ones((1, SHAPE.kv_heads, SHAPE.head_dim))
-    one, other = (metal_ext.RopeTable([1.0] * (SHAPE.head_dim // 2)) for _ in range(2))
+    heads = mx.ones((1, SPEC.kv_heads, SPEC.head_dim))
+    one, other = (metal_ext.RopeTable([1.0] * (SPEC.head_dim // 2)) for _ in range(2))
     for layer, rope in itertools.product(LAYERS, (one, other, None)):
         token, _ = rows.append(token, layer, heads, heads, heads, metal_ext.QKTransform(None, rope))
     mx.eval(rows.end([token]))
@@ -160,7 +161,7 @@ def test_layers_of_one_rope_share_its_angles(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_cpus_memory_needs_no_order_at_its_end() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     backend.rows([Segment(0, 0, 1)]).cancel()
     assert backend.shut_down()
@@ -171,19 +172,19 @@ def test_a_mac_charges_shared_memory_by_the_object(
     monkeypatch: pytest.MonkeyPatch, platform: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    backend = posix_backend(PAGED.group, metal_ext.CpuWorkers(1))
+    backend = posix_backend(PAGED.groups[0], metal_ext.CpuWorkers(1))
     assert backend.charge is (Charge.BLOCKS if platform == "linux" else Charge.HEAPS)
     assert backend.releases is (Releases.BLOCKS if platform == "linux" else Releases.HEAPS)
 
 
 def test_posix_heaps_cost_nothing_until_they_are_written() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.committed_bytes() == 0
 
 
 def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
-    group = DENSE.group
+    group = DENSE.groups[0]
     backend = ready(dense_backend, group)
     assert backend.committed_bytes() == 0
     assert backend.map(0, 0, 0, 0, 1, writable=True)
@@ -195,7 +196,7 @@ def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
 
 
 def test_a_failed_memory_operation_ends_the_engine() -> None:
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     ticket = backend.unmap(0, 0, 1)  # nothing is mapped there: a bug, reported by its thread
     assert backend.wait(ticket, WAIT_S)
     with pytest.raises(BackendFailedError, match="block 0 is not mapped"):
@@ -208,7 +209,7 @@ def test_a_refused_system_call_is_weather() -> None:
 
     backend = NativeBackend(
         "refusing",
-        PAGED.group,
+        PAGED.groups[0],
         metal_ext.CpuWorkers(1),
         refuse,  # type: ignore[arg-type]
         refuse,  # type: ignore[arg-type]
@@ -227,7 +228,7 @@ def test_a_refused_mapping_is_weather(monkeypatch: pytest.MonkeyPatch) -> None:
         def map(self, *_: object) -> None:
             raise OSError(12, "no memory")
 
-    backend = ready(posix_backend, PAGED.group)
+    backend = ready(posix_backend, PAGED.groups[0])
     monkeypatch.setattr(backend, "_ranges", [Refusing()])
     assert not backend.map(0, 0, 0, 0, 1, writable=True)
 
@@ -238,8 +239,9 @@ def test_a_refused_mapping_ahead_is_weather_and_serving_goes_on() -> None:
         import resource
         import metal_ext
         from kvcache.native_backends import dense_backend
-        from kvcache.layout import KVShape, dense_layout
-        group = dense_layout(KVShape(2, 1, 64, 4), max_tokens=2**16, system_page_bytes=16384).group
+        from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout
+        shape = KVShape.uniform(2, KVSpec(1, 64, KVFormat.FLOAT32))
+        (group,) = dense_layout(shape, max_tokens=2**16, system_page_bytes=16384).groups
         backend = dense_backend(group, metal_ext.CpuWorkers(1))
         assert backend.add_heap() and backend.add_buffer()
         assert backend.wait(backend.release(0, 0, 1), 30.0)  # the mapper's thread runs
@@ -271,8 +273,8 @@ def test_elsewhere_nobody_counts_mappings(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_heaps_leave_half_of_all_open_files_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, resource.RLIM_INFINITY))
-    assert posix_backend(PAGED.group, metal_ext.CpuWorkers(1)).heap_limit == 2048
-    assert dense_backend(DENSE.group, metal_ext.CpuWorkers(1)).heap_limit is None
+    assert posix_backend(PAGED.groups[0], metal_ext.CpuWorkers(1)).heap_limit == 2048
+    assert dense_backend(DENSE.groups[0], metal_ext.CpuWorkers(1)).heap_limit is None
 
 
 def test_heaps_are_not_counted_where_open_files_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

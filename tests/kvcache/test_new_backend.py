@@ -3,16 +3,16 @@ import pytest
 
 import metal_ext
 from kvcache.backend import Releases
-from kvcache.layout import KVShape, dense_layout, paged_layout
-from kvcache.new_backend import new_backend
+from kvcache.layout import KVShape, KVSpec, dense_layout, paged_layout
+from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import install
 
-SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=64, itemsize=2)
+SHAPE = KVShape.uniform(1, KVSpec(1, 64))
 PAGED = paged_layout(
     SHAPE, max_tokens=128, heap_bytes=65536, system_page_bytes=16384, page_bytes=16384
-).group
-DENSE = dense_layout(SHAPE, max_tokens=128, system_page_bytes=16384).group
+).groups[0]
+DENSE = dense_layout(SHAPE, max_tokens=128, system_page_bytes=16384).groups[0]
 
 
 @pytest.mark.parametrize("substrate", list(Substrate))
@@ -22,9 +22,9 @@ def test_every_substrate_gets_what_does_its_work(
     workers, weight = metal_ext.CpuWorkers(1), mx.zeros((1,))
     if substrate.on_gpu:
         device = install(monkeypatch)
-    backend = new_backend(
+    (backend,) = new_backends(
         substrate,
-        DENSE if substrate.is_dense else PAGED,
+        [DENSE if substrate.is_dense else PAGED],
         max_sequences=4,
         release_heaps=True,
         workers=None if substrate.on_gpu else workers,
@@ -44,4 +44,4 @@ def test_every_substrate_gets_what_does_its_work(
 
 def test_a_cpu_without_workers_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="workers"):
-        new_backend(Substrate.POSIX, PAGED, max_sequences=1, release_heaps=False, workers=None)
+        new_backends(Substrate.POSIX, [PAGED], max_sequences=1, release_heaps=False, workers=None)

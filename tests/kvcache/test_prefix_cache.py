@@ -26,7 +26,7 @@ def write(
 
 
 def blocks_of(kv: KVCacheManager, seq_id: int) -> list[object]:
-    return list(kv._open[seq_id].buffer.table.blocks)
+    return list(kv._open[seq_id].parts[0].buffer.table.blocks)
 
 
 def test_a_sealed_block_is_shared_while_its_writer_runs() -> None:
@@ -257,7 +257,7 @@ def test_a_sequence_whose_blocks_cannot_be_found_has_no_pending_prefix() -> None
     kv.close(1, keep_prefix=False)
     kv.add_pending_prefix(2)
     kv.check_invariants()
-    assert not kv._prefixes._pending_owners
+    assert not kv._first.prefixes._pending_owners
 
 
 def test_nobody_waits_for_one_that_must_compute_what_others_may_have() -> None:
@@ -394,7 +394,7 @@ def test_the_last_owner_of_a_pending_prefix_is_waited_for() -> None:
         kv.add_pending_prefix(seq)
     assert kv.pending_owner(1) == 2
     kv.close(1)
-    assert kv._prefixes._pending_owners, (
+    assert kv._first.prefixes._pending_owners, (
         "whoever was overtaken leaves a later owner's entries alone"
     )
 
@@ -460,6 +460,19 @@ def test_a_fork_whose_own_block_is_not_sealed_waits_for_that_too() -> None:
     kv.check_invariants()
     kv.step_completed(epoch)
     assert kv.fork(1, 2) == 19
+
+
+def test_a_fork_that_began_with_blocks_of_a_failed_sequence_keeps_to_them() -> None:
+    kv, _ = small_manager(heaps=4)
+    for seq in (1, 2):
+        assert join(kv, seq, IDS[:60])
+    kv.step_completed(grow(kv, 1, 0, 16, IDS))
+    assert kv.attach_cached(2) == 16
+    kv.close(1, keep_prefix=False)
+    assert join(kv, 3, IDS[:60])
+    kv.step_completed(grow(kv, 3, 0, 60, IDS))
+    assert kv.fork(3, 2) == 16
+    kv.check_invariants()
 
 
 def test_a_fork_respects_the_most_sharers() -> None:

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 import metal_ext
-from kvcache.layout import KVLayout, KVShape, dense_layout, paged_layout
+from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import dense_backend, posix_backend
-from kvcache.views import kv_dtype
+from kvcache.views import layer_regions
 from tests.kvcache import managers
 from tests.kvcache.managers import join
 from tests.recall import region_of
 
-SHAPE = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=4)
+SHAPE = KVShape.uniform(2, KVSpec(2, 32, KVFormat.FLOAT32))
 PAGE = metal_ext.SYSTEM_PAGE_BYTES
 QUERY_HEADS = 4
 SCALE = 0.25
@@ -24,13 +24,13 @@ def manager(substrate: str, shape: KVShape = SHAPE) -> KVCacheManager:
     workers = metal_ext.CpuWorkers(2)
     if substrate == "dense":
         layout = dense_layout(shape, max_tokens=256, system_page_bytes=PAGE)
-        backend = dense_backend(layout.group, workers)
+        backend = dense_backend(layout.groups[0], workers)
     else:
         layout = paged_layout(
             shape, max_tokens=256, heap_bytes=12 * PAGE, system_page_bytes=PAGE, page_bytes=PAGE
         )
-        backend = posix_backend(layout.group, workers)
-    return managers.manager(layout, backend, budget_bytes=64 * layout.group.heap_bytes)
+        backend = posix_backend(layout.groups[0], workers)
+    return managers.manager(layout, backend, budget_bytes=64 * layout.groups[0].heap_bytes)
 
 
 class Reference:
@@ -64,7 +64,7 @@ def run_step(kv: KVCacheManager, reference: Reference, plan: list[tuple[int, int
     for seq, start, count in plan:
         assert kv.reserve(seq, start + count)
     views = kv.views(plan)
-    for layer in range(SHAPE.num_layers):
+    for layer in range(len(SHAPE.layers)):
         parts = {
             kind: [reference.rows(count, 2) for _, _, count in plan] for kind in ("keys", "values")
         }
@@ -123,7 +123,7 @@ def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
 
 
 def test_bfloat16_is_what_two_bytes_are() -> None:
-    shape = KVShape(num_layers=2, kv_heads=2, head_dim=32, itemsize=2)
+    shape = KVShape.uniform(2, KVSpec(2, 32))
     kv = manager("posix", shape)
     assert join(kv, 1, 4)
     assert kv.reserve(1, 4)
@@ -133,12 +133,12 @@ def test_bfloat16_is_what_two_bytes_are() -> None:
     assert region_of(views, 0, "keys", 0).dtype == mx.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("itemsize", "float16", "kind"),
-    [(2, False, mx.bfloat16), (2, True, mx.float16), (4, False, mx.float32)],
-)
-def test_k_and_v_are_kept_as_their_shape_says(itemsize: int, float16: bool, kind: mx.Dtype) -> None:
-    assert kv_dtype(KVShape(2, 2, 32, itemsize, float16)) == kind
+@pytest.mark.parametrize("format", KVFormat)
+def test_k_and_v_are_kept_as_their_layer_says(format: KVFormat) -> None:
+    layout = dense_layout(
+        KVShape.uniform(2, KVSpec(2, 32, format)), max_tokens=64, system_page_bytes=PAGE
+    )
+    assert {str(its.dtype) for its in layer_regions(layout)} == {f"mlx.core.{format.value}"}
 
 
 def test_evaluating_the_end_of_a_step_runs_every_append() -> None:
@@ -150,7 +150,7 @@ def test_evaluating_the_end_of_a_step_runs_every_append() -> None:
         keys, values = mx.full((4, 2, 32), 7.0), mx.full((4, 2, 32), 8.0)
         views.append(layer, keys, keys, values, None)
     mx.eval(views.step_end([]))
-    rows = kv._backend.rows(views.segments)
+    rows = kv._first.backend.rows(views.segments)
     for regions in kv._layers:
         # By a token that has seen nothing of the step.
         values = rows.region(mx.zeros((1,)), regions, "values", 0)

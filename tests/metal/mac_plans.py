@@ -44,7 +44,7 @@ def planned(case: dict[str, Any]) -> dict[str, Any]:
         memory = plan_engine(engine_config(Config()), checkpoint, memory_of_gpu, choice).memory
     except BudgetError as error:
         return {"refused": str(error)}
-    bytes_per_token = memory.layout.group.bytes_per_token
+    bytes_per_token = memory.layout.groups[0].bytes_per_token
     return {
         "tokens": memory.kv_budget_bytes // bytes_per_token,
         "context": memory.max_model_len,

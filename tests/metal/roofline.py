@@ -14,6 +14,7 @@ from engine.planning.arithmetic import BF16, Q4
 from engine.planning.cost import CostModel
 from engine.planning.devices import Device, find_device
 from engine.planning.shape import ModelShape, read_shape
+from kvcache.layout import KVFormat
 from tests.models import QWEN3_4B, ModelSpec, write_config
 
 KIB = 1024
@@ -83,8 +84,8 @@ def decode_limit(shape: ModelShape, on: Device, context: int, sequences: int) ->
 
 def tokens_per_block(shape: ModelShape, page: int) -> int:
     """Tokens after which a sequence needs its next mapping."""
-    kv_heads, head_dim = shape.spec.kv_row
-    return page // (kv_heads * head_dim * ELEMENT_BYTES)
+    (spec,) = shape.spec.kv_shape(KVFormat.BFLOAT16).specs
+    return page // spec.row_bytes
 
 
 def mapping_seconds(shape: ModelShape, on: Device, page: int, sequences: int) -> float:

@@ -21,7 +21,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(manners=st.sampled_from(Manners), at_once=st.booleans())
     def start(self, manners: Manners, at_once: bool) -> None:
-        self.group = paged().group
+        self.group = paged().groups[0]
         self.backend = StrictMemory(self.group, at_once=at_once, **manners.fields)
         self.pool = HeapPool(self.group, self.backend, HEAPS * self.group.heap_bytes)
         self.sequences: dict[BlockRef, int] = {}

@@ -174,7 +174,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def recalled_text(tokenizer: Tokenizer, prompt_ids: tuple[int, ...], count: int) -> str:
     """What an engine without a script answers when it is greedy."""
-    ids = recall_many(prompt_ids, count, SHAPE.num_layers, VOCAB)
+    ids = recall_many(prompt_ids, count, len(SHAPE.layers), VOCAB)
     return decoded(tokenizer, ids)
 
 

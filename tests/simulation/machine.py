@@ -30,7 +30,13 @@ class Machine:
         """recall: the reference of a request."""
         engine = world.engine
         self.clock = Clock()
-        self.memory = _memory(seed, world.memory, engine)
+        faults = _memory_faults(seed, world.memory)
+        self.memories = [
+            _memory(seed, number, world.memory, engine, faults)
+            for number in range(len(engine.layout.groups))
+        ]
+        self.memory = self.memories[0]
+        """All are of one kind, and share their faults."""
         limits = CacheLimits(
             engine.budget_bytes,
             engine.limits.max_num_seqs,
@@ -38,7 +44,7 @@ class Machine:
             engine.max_sharers,
             engine.shares_prefixes,
         )
-        self.kv = KVCacheManager(engine.layout, self.memory, limits, identity=b"simulated")
+        self.kv = KVCacheManager(engine.layout, self.memories, limits, identity=b"simulated")
         device = world.device
         self.faults = DeviceFaults(
             Random(f"{seed} device faults"),
@@ -49,7 +55,7 @@ class Machine:
         )
         self.runner = SlotRunner(
             self.kv,
-            self.memory,
+            self.memories,
             self.clock,
             Random(f"{seed} device"),
             device,
@@ -82,28 +88,45 @@ class Machine:
         left += stats.cached_bytes
         if left or stats.num_sequences or self.kv.recovering:
             raise SimulationError(f"something is left behind: {stats}")
-        if self.memory.mappings:
-            raise SimulationError(f"still mapped: {sorted(self.memory.mappings)}")
+        for memory in self.memories:
+            if memory.mappings:
+                raise SimulationError(f"still mapped: {sorted(memory.mappings)}")
         kept = self.memory.releases is Releases.NOTHING
-        if not kept and stats.committed_bytes > self.memory.group.heap_bytes:
+        if not kept and stats.committed_bytes > sum(m.group.heap_bytes for m in self.memories):
             raise SimulationError(f"{stats.committed_bytes} bytes never went back")
 
+    @property
+    def begun(self) -> int:
+        """Mappings that were begun."""
+        return sum(memory.begun for memory in self.memories)
 
-def _memory(seed: int, traits: MemoryTraits, engine: EngineTraits) -> StrictMemory:
-    faults = MemoryFaults(
+    @property
+    def unfriendly(self) -> bool:
+        """Whether memory was refused, or may be."""
+        return any(memory.unfriendly for memory in self.memories)
+
+
+def _memory_faults(seed: int, traits: MemoryTraits) -> MemoryFaults:
+    return MemoryFaults(
         Random(f"{seed} memory faults"),
         rate=traits.fault_rate,
         longest_storm=traits.longest_storm,
         stuck_rate=traits.stuck_rate,
         left=traits.most_refusals,
     )
+
+
+def _memory(
+    seed: int, number: int, traits: MemoryTraits, engine: EngineTraits, faults: MemoryFaults
+) -> StrictMemory:
+    """number: of the group."""
     return StrictMemory(
-        engine.layout.group,
+        engine.layout.groups[number],
         at_once=False,
         slowness=traits.slowness,
         holds_contents=True,
         faults=faults,
-        rng=Random(f"{seed} memory"),
+        rng=Random(f"{seed} memory {number or ''}".strip()),
         **traits.manners.fields,
         mapping_limit=traits.mapping_limit,
         shares_blocks=traits.shares_blocks,

@@ -53,20 +53,20 @@ ALL_ALONG = "            if self._scheduler.holds_back and self._kv.releases_mem
 MUTANTS = (
     Mutant(
         "a buffer is unmapped while a step still reads it",
-        "kvcache/manager.py",
-        "closed.epoch <= self._completed_epoch and",
-        "closed.epoch <= self._issued_epoch and",
+        "kvcache/group_cache.py",
+        "closed.epoch <= completed_epoch and",
+        "closed.epoch <= completed_epoch + 2 and",
     ),
     Mutant(
         "a buffer is used again before it is unmapped",
-        "kvcache/manager.py",
+        "kvcache/group_cache.py",
         "(closed.ticket is None or closed.ticket > done)",
         "closed.ticket is None",
     ),
     Mutant(
         "a fork does not copy the partial block",
         "kvcache/manager.py",
-        "            self._backend.copy_block(source, whole, target, whole, partial)\n",
+        "                group.backend.copy_block(source, whole, target, whole, partial)\n",
         "",
     ),
     Mutant(
@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         "a block is sealed before the step that fills it has completed",
         "kvcache/manager.py",
-        "self._prefixes.filled(epoch,",
-        "self._prefixes.filled(self._completed_epoch,",
+        "group.prefixes.filled(epoch,",
+        "group.prefixes.filled(self._completed_epoch,",
     ),
     Mutant(
         "a block is sealed one token too early",
@@ -139,8 +139,8 @@ MUTANTS = (
     Mutant(
         "nobody waits for blocks that are being mapped ahead",
         "kvcache/manager.py",
-        "return num_tokens <= sequence.mapped_tokens or",
-        "return num_tokens <= sequence.table_tokens or",
+        "if num_tokens <= part.mapped_tokens:",
+        "if num_tokens <= part.table_tokens:",
     ),
     Mutant(
         "mappings are not counted when blocks are mapped ahead",
@@ -312,7 +312,7 @@ MUTANTS = (
         "prefixes of a Mac that warns are dropped all along although nothing is released",
         "engine/loop.py",
         ALL_ALONG,
-        "            if self._scheduler.holds_back or self._kv._allocator.spares_heaps:\n",
+        "            if self._scheduler.holds_back or self._kv._first.allocator.spares_heaps:\n",
         in_hour_of_mac=True,
     ),
     Mutant(
@@ -353,8 +353,8 @@ MUTANTS = (
     Mutant(
         "a closed sequence does not wait for the step in flight",
         "kvcache/manager.py",
-        "ClosedSequence(sequence, self._issued_epoch)",
-        "ClosedSequence(sequence, self._issued_epoch - 1)",
+        "group.close(part, self._issued_epoch)",
+        "group.close(part, self._issued_epoch - 1)",
     ),
     Mutant(
         "the rows of one that has ended are committed",
@@ -400,9 +400,9 @@ MUTANTS = (
     ),
     Mutant(
         "a fork takes blocks that follow others than its own",
-        "kvcache/manager.py",
-        "if (blocks and parents[: len(own)] != own) or at_limit:",
-        "if at_limit:",
+        "kvcache/group_cache.py",
+        "if blocks and parents[: len(own)] != own:",
+        "if False:",
     ),
     Mutant(
         "a step in flight is never read when nothing follows",

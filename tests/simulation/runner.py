@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from engine.model_health_check import HEALTH_CHECK_ID
 from engine.step_plan import (
@@ -76,6 +77,7 @@ class _Access:
     """What a step saw behind the first tokens of a buffer."""
 
     seq_id: int
+    memory: StrictMemory
     buffer: int
     tokens: int
     blocks: list[tuple[Block, bytes]]
@@ -103,7 +105,8 @@ class SlotStep:
     runner: "SlotRunner"
     plan: StepPlan
     epoch: int
-    buffers: list[int]
+    buffers: list[tuple[int, ...]]
+    """Of each entry, by group."""
     results: list[Outcome]
     fails: bool
     """Whether that is seen when it is read."""
@@ -130,9 +133,10 @@ class SlotStep:
         self.runner.flying.remove(self)
         self.runner.faults.pending = False
         self.runner.complete_up_to(self.epoch)
-        for entry, buffer in zip(self.plan.entries, self.buffers, strict=True):
+        for entry, buffers in zip(self.plan.entries, self.buffers, strict=True):
             if self.runner.is_live(entry.seq_id):
-                self.runner.memory.forget(buffer, entry.start, entry.count)
+                for memory, buffer in zip(self.runner.memories, buffers, strict=True):
+                    memory.forget(buffer, entry.start, entry.count)
 
 
 @dataclass(slots=True)
@@ -140,7 +144,8 @@ class SlotRunner:
     """Runs plans like ModelRunner, on whole numbers."""
 
     kv: KVCacheManager
-    memory: StrictMemory
+    memories: list[StrictMemory]
+    """Of each group. All hold the same slots."""
     clock: Clock
     rng: Random
     traits: DeviceTraits
@@ -199,7 +204,8 @@ class SlotRunner:
         step = _Step(views.epoch, self._ticks + lag, [])
         self._running.append(step)
         fails_at = self.faults.place_of_failure(len(plan.entries))
-        buffers = [segment.buffer for segment in views.segments]
+        by_group: Any = views._rows
+        buffers = [tuple(s.buffer for s in of_entry) for of_entry in zip(*by_group, strict=True)]
         try:
             results = self._compute_all(plan, buffers, step, fails_at)
         finally:
@@ -247,25 +253,27 @@ class SlotRunner:
             step = self._running.popleft()
             for access in step.accesses:
                 self._check_unchanged(step.epoch, access)
-            self.completed_epoch = self.memory.completed_epoch = step.epoch
+            self.completed_epoch = step.epoch
+            for memory in self.memories:
+                memory.completed_epoch = step.epoch
 
     def _compute_all(
-        self, plan: StepPlan, buffers: list[int], step: _Step, fails_at: int | None
+        self, plan: StepPlan, buffers: list[tuple[int, ...]], step: _Step, fails_at: int | None
     ) -> list[Outcome]:
         """Raises InjectedFaultError before, between or after the entries, unless the fault is seen
         when the step is read."""
         results: list[Outcome] = []
         sampled: list[int | None] = []
         fails = fails_at is not None
-        for number, (entry, buffer) in enumerate(zip(plan.entries, buffers, strict=True)):
+        for number, (entry, places) in enumerate(zip(plan.entries, buffers, strict=True)):
             self.computed_from.setdefault(entry.seq_id, entry.start)
             if number == fails_at:
                 break
             is_bad = not fails and entry.has_outcome and self._is_bad(entry)
-            access, is_spoilt = self._compute(entry, buffer, step.epoch, spoilt=fails or is_bad)
-            step.accesses.append(access)
+            accesses, is_spoilt = self._compute(entry, places, step.epoch, spoilt=fails or is_bad)
+            step.accesses += accesses
             if entry.has_outcome:
-                results.append(self._result(entry, access, is_spoilt))
+                results.append(self._result(entry, accesses[0], is_spoilt))
             if entry.sampling is not None:
                 sampled.append(_token_of(results[-1]))
         self._sampled, self._sampled_by = sampled, plan.number
@@ -281,21 +289,22 @@ class SlotRunner:
         return self.faults.is_bad_row()
 
     def _compute(
-        self, entry: PlanEntry, buffer: int, epoch: int, spoilt: bool
-    ) -> tuple[_Access, bool]:
+        self, entry: PlanEntry, buffers: tuple[int, ...], epoch: int, spoilt: bool
+    ) -> tuple[list[_Access], bool]:
         """The rows of an entry: each slot follows from the one before it, as the cache has it.
         spoilt: they come out wrong, and must not be seen by anybody; also what follows them."""
         seq_id, start, end = entry.seq_id, entry.start, entry.start + entry.count
         tokens = self._tokens(entry)
         spoilt = spoilt or None in tokens or seq_id in self._spoilt
-        last = SPOILT if spoilt else self.memory.slot(buffer, start - 1) if start else 0
-        slots = slots_after(last, [token or 0 for token in tokens])
-        self.memory.write(buffer, start, slots, epoch, self._salts[seq_id])
-        blocks = self.memory.read(buffer, end)
-        access = _Access(seq_id, buffer, end, blocks)
-        if not spoilt:
-            self._check_contents(access)
-        return access, spoilt
+        accesses = []
+        for memory, buffer in zip(self.memories, buffers, strict=True):
+            last = SPOILT if spoilt else memory.slot(buffer, start - 1) if start else 0
+            slots = slots_after(last, [token or 0 for token in tokens])
+            memory.write(buffer, start, slots, epoch, self._salts[seq_id])
+            accesses.append(_Access(seq_id, memory, buffer, end, memory.read(buffer, end)))
+            if not spoilt:
+                self._check_contents(accesses[-1])
+        return accesses, spoilt
 
     def _tokens(self, entry: PlanEntry) -> list[int | None]:
         """An entry's tokens; None for one that is not finite."""
@@ -324,7 +333,7 @@ class SlotRunner:
     def _check_unchanged(self, epoch: int, access: _Access) -> None:
         name = f"request {access.seq_id}, step {epoch}, late:"
         try:
-            blocks = self.memory.read(access.buffer, access.tokens)
+            blocks = access.memory.read(access.buffer, access.tokens)
         except MistakeError as error:
             raise SimulationError(f"{name} {error}") from None
         for (block, part), (now, part_now) in zip(access.blocks, blocks, strict=True):

@@ -36,10 +36,15 @@ class Simulation:
     """An engine, its machine and its clients."""
 
     def __init__(
-        self, seed: int, trace_lines: int | None = TRACE_LINES, world: World | None = None
+        self,
+        seed: int,
+        trace_lines: int | None = TRACE_LINES,
+        world: World | None = None,
+        groups: int = 1,
     ) -> None:
-        """trace_lines: of the newest steps; None keeps all. world: else one is drawn."""
-        self.world = world or draw_world(Random(f"{seed} world"))
+        """trace_lines: of the newest steps; None keeps all. world: else one is drawn, whose model
+        has layers of so many kinds."""
+        self.world = world or draw_world(Random(f"{seed} world"), groups)
         self.trace: deque[TraceLine] = deque(maxlen=trace_lines)
         self.counts: Counter[str] = Counter(seeds=1)
         self._seed = seed
@@ -147,7 +152,7 @@ class Simulation:
         told, self._told = self._told, set()
         first = min(self._live.values(), key=lambda c: c.order, default=None)
         preempted, running = self._preemptions(first), machine.scheduler.num_running
-        evicted, begun = machine.kv.stats().evicted_blocks, machine.memory.begun
+        evicted, begun = machine.kv.stats().evicted_blocks, machine.begun
         idle_since = machine.loop._idle_since
         is_tried = machine.loop._health_check.is_running
         machine.runner.newest = machine.runner.failed = None
@@ -161,7 +166,7 @@ class Simulation:
             raise SimulationError("somebody was let in although the system is short of memory")
         if machine.scheduler.holds_back != self._holds_back:
             raise SimulationError(f"let in one by one: {machine.scheduler.holds_back}")
-        if machine.memory.begun == begun and not machine.memory.unfriendly:
+        if machine.begun == begun and not machine.unfriendly:
             self._check_forgotten(machine.kv.stats().evicted_blocks - evicted, idle_since)
         if self._preemptions(first) > preempted and not is_tried:
             raise SimulationError("the first in order was preempted")
@@ -172,7 +177,8 @@ class Simulation:
     def _drain(self) -> None:
         """Nobody is left: late operations end, prefixes are forgotten, and memory goes back."""
         self._deliver()
-        self._machine.memory.slowness = 0.0
+        for memory in self._machine.memories:
+            memory.slowness = 0.0
         for _ in range(DRAIN_ROUNDS):
             self._step()
             if self._machine.runner.newest is not None and not self._tries_model:
@@ -298,7 +304,7 @@ class Simulation:
         elif event.message == BAD_ROW:
             is_right = number in runner.bad_rows
         else:
-            is_right = event.message == NO_MEMORY and self._machine.memory.unfriendly
+            is_right = event.message == NO_MEMORY and self._machine.unfriendly
         if not is_right:
             raise SimulationError(f"request {number} fails without a fault: {event.message}")
 
@@ -325,7 +331,7 @@ class Simulation:
         for client in self._clients.values():
             client.check_end()
         self._machine.check_returned()
-        is_calm = not self._machine.memory.unfriendly and not self._machine.faults.failed_at
+        is_calm = not self._machine.unfriendly and not self._machine.faults.failed_at
         if self.world.device.model_is_broken and self._machine.runner.bad_rows and is_calm:
             raise SimulationError("a model that computes nothing served to the end")
         self._check_waste()

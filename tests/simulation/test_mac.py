@@ -11,7 +11,7 @@ def test_the_budget_is_the_working_sets_whatever_is_available() -> None:
     memory = mac_plan()
     taken = memory.demand.fixed_bytes + memory.kv_budget_bytes
     left = WORKING_SET_BYTES - taken
-    assert 1.5 * GIB <= left < 1.5 * GIB + memory.layout.group.heap_bytes
+    assert 1.5 * GIB <= left < 1.5 * GIB + memory.layout.groups[0].heap_bytes
     assert taken > 2 * AVAILABLE_BYTES
     assert memory.warning is not None
 

@@ -50,6 +50,14 @@ def test_seeds_pass_and_everything_happens_under_them() -> None:
     assert [event for event in EVENTS if not counts[event]] == []
 
 
+def test_seeds_pass_where_the_layers_are_of_two_kinds() -> None:
+    counts, failures = run_seeds(range(SEEDS // 4), groups=2)
+    assert not failures, "\n\n".join(map(str, failures[:3]))
+    assert counts["prefix hits"]
+    assert counts["preemptions"]
+    assert counts["refusals"]
+
+
 @pytest.mark.parametrize("seed", [3, 20])
 def test_a_seed_is_the_same_life_in_any_process(seed: int) -> None:
     told = [

@@ -6,13 +6,10 @@ from random import Random
 
 from engine.pressure import PressureLevel
 from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
-from kvcache.layout import Group, KVLayout, KVShape, Region
+from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from tests.kvcache.strict_memory import Manners
 from tests.simulation.runner import DeviceTraits
 
-# One number of four bytes in K and one in V: a slot of eight bytes.
-SHAPE = KVShape(num_layers=1, kv_heads=1, head_dim=1, itemsize=4)
-REGIONS = tuple(Region(0, kind, SHAPE.row_bytes) for kind in ("keys", "values"))
 VOCAB = 997
 STOP_TOKENS = frozenset(range(0, VOCAB, 60))
 
@@ -90,9 +87,9 @@ class World:
     """How short of memory the system is from the beginning."""
 
 
-def draw_world(rng: Random) -> World:
-    """A small engine on a more or less unfriendly machine."""
-    engine = _draw_engine(rng)
+def draw_world(rng: Random, groups: int = 1) -> World:
+    """A small engine on a more or less unfriendly machine. groups: kinds of layers of its model."""
+    engine = _draw_engine(rng, groups)
     device = DeviceTraits(
         vocab_size=VOCAB,
         longest_lag=rng.choice((0, 1, 1, 2, 4)),
@@ -107,29 +104,42 @@ def draw_world(rng: Random) -> World:
     return World(engine, memory, device, traffic, pressure_rate, rng.random() < 0.75)
 
 
-def _draw_engine(rng: Random) -> EngineTraits:
+def _layout(groups: int, tokens_per_block: int, heap_blocks: int, buffer_blocks: int) -> KVLayout:
+    """A layer of each kind; the rows of the next kind are twice as wide, and its pages half as long
+    where that can be."""
+    shape = KVShape(tuple(KVSpec(1, 2**kind, KVFormat.FLOAT32) for kind in range(groups)))
+    divisor = 2 if tokens_per_block % 2 == 0 else 1
+    pages = {
+        spec: spec.row_bytes * tokens_per_block // (1 if kind == 0 else divisor)
+        for kind, spec in enumerate(shape.specs)
+    }
+    return grouped_layout(
+        shape,
+        pages,
+        tokens_per_block=tokens_per_block,
+        blocks_per_heap=heap_blocks,
+        blocks_per_buffer=buffer_blocks,
+    )
+
+
+def _draw_engine(rng: Random, groups: int) -> EngineTraits:
     tokens_per_block = rng.choice((1, 2, 3, 4, 4, 5, 8, 16))
     max_model_len = rng.choice((rng.randint(2, 24), rng.randint(24, 64), rng.randint(64, 160)))
     blocks_per_heap = rng.choice((1, 2, 3, 5, 8))
     dense = rng.random() < 0.08
     if dense:
         tokens_per_block, blocks_per_heap = max_model_len, 1
-    group = Group(
-        REGIONS,
-        page_bytes=tokens_per_block * SHAPE.row_bytes,
-        tokens_per_block=tokens_per_block,
-        blocks_per_heap=blocks_per_heap,
-        blocks_per_buffer=-(-max_model_len // tokens_per_block),
-    )
+    buffer_blocks = -(-max_model_len // tokens_per_block)
+    layout = _layout(groups, tokens_per_block, blocks_per_heap, buffer_blocks)
     max_num_seqs = rng.choice((1, 2, 3, 4, 4, 6, 8))
     roominess = rng.choice((1.0, 1.0, 1.3, 1.6, 2.0, 3.0, float(max_num_seqs)))
-    heaps = -(-int(group.blocks_per_buffer * min(roominess, max_num_seqs)) // blocks_per_heap)
+    heaps = -(-int(buffer_blocks * min(roominess, max_num_seqs)) // blocks_per_heap)
     pool_tokens = heaps * blocks_per_heap * tokens_per_block
     most = rng.choice((1, 3, 8, 16, 40, 64))
     return EngineTraits(
-        layout=KVLayout(SHAPE, (group,)),
-        budget_bytes=heaps * group.heap_bytes + rng.randrange(group.heap_bytes),
-        free_slack_bytes=rng.randint(0, heaps) * group.heap_bytes,
+        layout=layout,
+        budget_bytes=heaps * layout.heap_bytes + rng.randrange(layout.heap_bytes),
+        free_slack_bytes=rng.randint(0, heaps) * layout.groups[0].heap_bytes,
         limits=EngineLimits(min(max_model_len, pool_tokens), max_num_seqs, VOCAB),
         max_sharers=rng.choice((2, 3, 1000, 1000)),
         shares_prefixes=rng.random() < 0.9,
@@ -142,8 +152,8 @@ def _draw_engine(rng: Random) -> EngineTraits:
 
 
 def _draw_memory(rng: Random, engine: EngineTraits) -> MemoryTraits:
-    group = engine.layout.group
-    heaps = engine.budget_bytes // group.heap_bytes
+    group = engine.layout.groups[0]
+    heaps = engine.budget_bytes // engine.layout.heap_bytes
     refuses = rng.random() < 0.4
     # A sequence of single blocks takes one mapping per region and block, and the gap behind them.
     longest = len(group.regions) * (group.blocks_per_buffer + 1)

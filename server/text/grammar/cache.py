@@ -84,6 +84,10 @@ class GrammarCache:
         while len(self._grammars) > self._max_grammars:
             self._grammars.popitem(last=False)
 
+    def forget(self) -> None:
+        """Keep no grammar any longer; answers that have one go on."""
+        self._grammars.clear()
+
     def refuse(self, digest: bytes, refusal: Refusal) -> None:
         """Remember why a form cannot be enforced."""
         self._refusals[digest] = refusal

@@ -97,6 +97,10 @@ class GrammarCompiler:
             return LazyCalls(constraint, self._vocabulary)
         return await self._after(constraint, begun) if begun else constraint
 
+    def forget(self) -> None:
+        """Keep no compiled form any longer: nobody has asked for one for long."""
+        self._cache.forget()
+
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
         """Return the constraint where the form goes on. A text that spells an added token is text
         to it."""

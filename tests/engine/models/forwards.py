@@ -12,7 +12,7 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.forward import Forward
 from engine.models.weights import Arithmetic, load_model
 from engine.runner import Model
-from kvcache.layout import KVShape, paged_layout
+from kvcache.layout import KVFormat, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import posix_backend
 from tests.kvcache.managers import manager
@@ -30,12 +30,17 @@ SPEC = ModelSpec(
 )
 
 
-def cache_for(checkpoint: Checkpoint, itemsize: int) -> KVCacheManager:
-    shape = KVShape(checkpoint.spec.num_layers, *checkpoint.spec.kv_row, itemsize)
-    layout = paged_layout(shape, max_tokens=512, heap_bytes=1 << 20, system_page_bytes=4096)
+def cache_for(checkpoint: Checkpoint, format: KVFormat) -> KVCacheManager:
+    layout = paged_layout(
+        checkpoint.spec.kv_shape(format),
+        max_tokens=512,
+        heap_bytes=1 << 20,
+        system_page_bytes=4096,
+    )
+    workers = metal_ext.CpuWorkers(2)
     return manager(
         layout,
-        posix_backend(layout.group, metal_ext.CpuWorkers(2)),
+        [posix_backend(group, workers) for group in layout.groups],
         budget_bytes=1 << 28,
         max_sequences=8,
     )

@@ -16,6 +16,7 @@ from engine.models.config import Quantization
 from engine.models.cpu_ops import CpuOps, pack_linear
 from engine.models.stored import StoredMatrix
 from engine.models.weights import Arithmetic, read_weights
+from kvcache.layout import KVFormat
 from tests.engine.models.forwards import SPEC, cache_for, ours, prompt, spread, step
 from tests.engine.models.test_forward import LLAMA3
 from tests.kvcache.managers import join
@@ -57,7 +58,7 @@ def test_logits_equal_mlx_lms_in_float32(
     checkpoint = read_checkpoint(write_model(tmp_path, SPEC, **how))
     # Not unpacked: that rounds to the checkpoint's own 16 bits.
     reference = load_reference(checkpoint, Arithmetic.QUANTIZED_FLOAT32)
-    kv, ids = cache_for(checkpoint, 4), prompt(90)
+    kv, ids = cache_for(checkpoint, KVFormat.FLOAT32), prompt(90)
     assert join(kv, 1, 90)
     model = ours(checkpoint, Arithmetic.PACKED, instruction_set)
     got = [step(model, kv, [(1, 0, ids[:70])], list(range(70)))]
@@ -73,7 +74,7 @@ def test_an_id_outside_of_the_vocabulary_spoils_its_own_sequence_alone(
     model, ids = ours(checkpoint, Arithmetic.PACKED, instruction_set), prompt(40)
 
     def last_logits(*others: list[int]) -> mx.array:
-        kv = cache_for(checkpoint, 2)
+        kv = cache_for(checkpoint, KVFormat.BFLOAT16)
         plan = [(number, 0, its) for number, its in enumerate((ids, *others), 1)]
         for number, _, _ in plan:
             assert join(kv, number, 60)
@@ -96,7 +97,7 @@ def test_a_row_has_the_same_bits_in_any_company(tmp_path: Path, changes: dict[st
     ids = {number: prompt(40, seed=number) for number in range(1, 6)}
 
     def last_logits(numbers: list[int]) -> np.ndarray[Any, Any]:
-        kv = cache_for(checkpoint, 2)
+        kv = cache_for(checkpoint, KVFormat.BFLOAT16)
         for number in numbers:
             assert join(kv, number, 60)
         rows = [40 * i + 39 for i in range(len(numbers))]

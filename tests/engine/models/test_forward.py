@@ -10,6 +10,7 @@ import pytest
 
 from engine.models.checkpoint import read_checkpoint
 from engine.models.weights import Arithmetic
+from kvcache.layout import KVFormat
 from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
 from tests.kvcache.managers import join
 from tests.models import write_model
@@ -60,7 +61,7 @@ def test_logits_equal_mlx_lms_with_and_without_norms_biases_and_tables(
 ) -> None:
     fields = {"model_type": model_type, "architectures": [], **changes}
     checkpoint, model, forward = loaded(tmp_path, arithmetic, **how, **fields)
-    kv, ids, other = cache_for(checkpoint, 4), prompt(200), prompt(30, 1)
+    kv, ids, other = cache_for(checkpoint, KVFormat.FLOAT32), prompt(200), prompt(30, 1)
     assert join(kv, 1, 200)
     assert join(kv, 2, 30)
     got = [step(model, kv, [(1, 0, ids[:150])], list(range(150)))]
@@ -73,7 +74,7 @@ def test_logits_equal_mlx_lms_with_and_without_norms_biases_and_tables(
 def test_an_untied_head_is_used(tmp_path: Path, arithmetic: Arithmetic) -> None:
     untied = replace(SPEC, tie_word_embeddings=False)
     checkpoint, model, forward = loaded(tmp_path, arithmetic, untied)
-    kv, ids = cache_for(checkpoint, 4), prompt(20)
+    kv, ids = cache_for(checkpoint, KVFormat.FLOAT32), prompt(20)
     assert join(kv, 1, 20)
     assert spread(step(model, kv, [(1, 0, ids)], [19]), forward(ids)[-1:]) < TOLERANCE
 
@@ -84,7 +85,7 @@ def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path, arithmetic: Arith
     model, ids = ours(checkpoint, arithmetic), prompt(50)
 
     def last_logits(first_rows: mx.array | None) -> np.ndarray[Any, Any]:
-        kv = cache_for(checkpoint, 4)
+        kv = cache_for(checkpoint, KVFormat.FLOAT32)
         assert join(kv, 1, 50)
         assert kv.reserve(1, 49)
         views = kv.views([(1, 0, 49)])

@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from engine.models.weights import Arithmetic
+from kvcache.layout import KVFormat
 from tests.engine.models.forwards import cache_for, loaded, prompt, spread, step
 from tests.kvcache.managers import join
 
@@ -33,7 +34,10 @@ def test_logits_equal_mlx_lms(
     tmp_path: Path, how: dict[str, Any], arithmetic: Arithmetic, itemsize: int, tolerance: float
 ) -> None:
     checkpoint, model, forward = loaded(tmp_path, arithmetic, **how)
-    kv, ids = cache_for(checkpoint, itemsize), prompt(90)
+    kv, ids = (
+        cache_for(checkpoint, KVFormat.FLOAT32 if itemsize == 4 else KVFormat.BFLOAT16),
+        prompt(90),
+    )
     assert join(kv, 1, 90)
     got = [step(model, kv, [(1, 0, ids[:70])], list(range(70)))]
     got += [step(model, kv, [(1, 70 + i, [ids[70 + i]])], [0]) for i in range(20)]
@@ -49,7 +53,7 @@ def test_logits_equal_mlx_lms(
 )
 def test_positions_are_scaled_as_mlx_lm_does(tmp_path: Path, scaling: dict[str, Any]) -> None:
     checkpoint, model, forward = loaded(tmp_path, Arithmetic.FLOAT32, rope_scaling=scaling)
-    kv, ids = cache_for(checkpoint, 4), prompt(90)
+    kv, ids = cache_for(checkpoint, KVFormat.FLOAT32), prompt(90)
     assert join(kv, 1, 90)
     got = step(model, kv, [(1, 0, ids)], list(range(90)))
     assert spread(got, forward(ids)) < TOLERANCE["float32"]
@@ -57,7 +61,7 @@ def test_positions_are_scaled_as_mlx_lm_does(tmp_path: Path, scaling: dict[str, 
 
 def test_chunks_and_company_change_no_logit_beyond_rounding(tmp_path: Path) -> None:
     checkpoint, model, forward = loaded(tmp_path, Arithmetic.FLOAT32)
-    kv = cache_for(checkpoint, 4)
+    kv = cache_for(checkpoint, KVFormat.FLOAT32)
     a, b, c = prompt(100, 1), prompt(60, 2), prompt(33, 3)
     for seq, ids in ((1, a), (2, b), (3, c)):
         assert join(kv, seq, len(ids))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.models.spec import Attention, DenseMlp, LayerSpec, ModelSpec, Rope
+from kvcache.layout import KVFormat, KVSpec
 
 ATTENTION = Attention(4, 2, 8, Rope(100.0, scale=0.5), qk_norm=True, qkv_bias=False)
 LAYER = LayerSpec(ATTENTION, DenseMlp(32))
@@ -21,10 +22,11 @@ def test_scores_are_scaled_by_the_root_of_head_dim() -> None:
     assert replace(ATTENTION, head_dim=16).scale == 0.25
 
 
-def test_rows_of_k_and_v_must_be_alike_in_all_layers() -> None:
-    assert (SPEC.num_layers, SPEC.kv_row) == (2, (2, 8))
+def test_every_layer_keeps_rows_of_its_own_shape() -> None:
+    same = KVSpec(2, 8, KVFormat.FLOAT32)
+    assert SPEC.kv_shape(KVFormat.FLOAT32).layers == (same, same)
     heads = replace(SPEC, layers=(LAYER, replace(LAYER, attention=replace(ATTENTION, heads=8))))
-    assert heads.kv_row == (2, 8), "the number of queries does not matter"
+    shape = heads.kv_shape(KVFormat.FLOAT32)
+    assert shape.specs == (same,), "the number of queries does not matter"
     wide = replace(SPEC, layers=(LAYER, replace(LAYER, attention=replace(ATTENTION, kv_heads=4))))
-    with pytest.raises(ValueError, match="too many values"):
-        assert wide.kv_row
+    assert wide.kv_shape(KVFormat.FLOAT32).specs == (same, KVSpec(4, 8, KVFormat.FLOAT32))

@@ -12,12 +12,12 @@ from engine.planning.accountant import (
     tail_tokens,
 )
 from engine.planning.devices import CPU, find_device
-from kvcache.layout import KVShape, paged_layout
+from kvcache.layout import KVShape, KVSpec, paged_layout
 from kvcache.sparse_buffer import PageTable, SparseBuffer
 from kvcache.sparse_heap import BlockRef
 
 KIB = 1024
-QWEN3_4B = KVShape(num_layers=36, kv_heads=8, head_dim=128, itemsize=2)
+QWEN3_4B = KVShape.uniform(36, KVSpec(8, 128))
 HEAP_BYTES = 64 * KIB * KIB
 
 
@@ -52,7 +52,7 @@ def test_a_larger_page_wastes_more_and_is_mapped_less_often() -> None:
 
 def test_the_block_of_qwen3_4b_is_accounted_for() -> None:
     layout = paged_layout(QWEN3_4B, max_tokens=4096, heap_bytes=HEAP_BYTES, system_page_bytes=4096)
-    line = block_account(layout.group, CPU, 4096)
+    line = block_account(layout, layout.groups[0].page_bytes, CPU, 4096)
     assert (line.page_bytes, line.tokens_per_block) == (64 * KIB, 32)
     assert line.mappings_scattered == 72 * 128
     assert line.mappings_merged == 72 * 10, "14 blocks of a heap are one mapping per region"
@@ -62,8 +62,8 @@ def test_the_block_of_qwen3_4b_is_accounted_for() -> None:
 def test_the_mappings_are_those_of_the_page_table() -> None:
     """But for the gap behind the last block, which the table counts as one more."""
     layout = paged_layout(QWEN3_4B, max_tokens=4096, heap_bytes=HEAP_BYTES, system_page_bytes=4096)
-    line = block_account(layout.group, CPU, 1024)
-    full = layout.group.blocks_per_heap
+    line = block_account(layout, layout.groups[0].page_bytes, CPU, 1024)
+    full = layout.groups[0].blocks_per_heap
     merged = table(BlockRef(n // full, n % full) for n in range(32))
     scattered = table(BlockRef(0, 2 * n) for n in range(32))
     assert SparseBuffer(0, merged).mappings(72) - 72 == line.mappings_merged
@@ -86,5 +86,5 @@ def test_the_table_costs_what_python_takes_for_it() -> None:
 
 
 def test_a_page_that_a_row_does_not_divide_is_left_out() -> None:
-    wide = KVShape(num_layers=2, kv_heads=8, head_dim=512, itemsize=2)
+    wide = KVShape.uniform(2, KVSpec(8, 512))
     assert {a.page_bytes for a in account(wide, CPU, HEAP_BYTES)} == set(PAGE_SIZES[1:])

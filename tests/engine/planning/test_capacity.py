@@ -93,7 +93,7 @@ def test_what_quire_would_start_with_is_told_in_tokens(
     machine = gpu_memory(MachineMemory(8 * GIB, GIB), 8 * GIB * 2 // 3)
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
     memory = plan_engine(config, checkpoint, machine, SubstrateChoice(Substrate.SPARSE, ())).memory
-    served = memory.kv_budget_bytes // memory.layout.group.bytes_per_token
+    served = memory.kv_budget_bytes // memory.layout.groups[0].bytes_per_token
     assert [fit.tokens for fit in report.fits] == [0, 0, served]
     assert served > CONTEXT
     assert memory.warning is not None

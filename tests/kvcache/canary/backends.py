@@ -32,7 +32,7 @@ class Liar:
 
 def posix(**lies: Any) -> Any:
     """A posix backend over LAYOUT; lies: its attributes that are different."""
-    return Liar(posix_backend(LAYOUT.group, metal_ext.CpuWorkers(1)), **lies)
+    return Liar(posix_backend(LAYOUT.groups[0], metal_ext.CpuWorkers(1)), **lies)
 
 
 class RowsLiar:
@@ -52,5 +52,5 @@ class RowsLiar:
 
 def with_wrong(operation: str, lie: Callable[[mx.array], mx.array]) -> Any:
     """A posix backend whose rows lie in that operation."""
-    backend = posix_backend(LAYOUT.group, metal_ext.CpuWorkers(1))
+    backend = posix_backend(LAYOUT.groups[0], metal_ext.CpuWorkers(1))
     return Liar(backend, rows=lambda segments: RowsLiar(backend.rows(segments), operation, lie))

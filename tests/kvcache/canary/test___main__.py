@@ -12,7 +12,7 @@ from kvcache.canary.__main__ import main, run_task
 from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.report import from_line
 from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
-from kvcache.layout import KVShape
+from kvcache.layout import KVSpec
 from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import install
 
@@ -66,7 +66,7 @@ def test_heaps_are_released_only_where_that_is_the_task(monkeypatch: pytest.Monk
 
 def test_a_real_cache_is_tried_behind_the_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    size = CacheSize(KVShape(2, 2, 64, 2), max_tokens=4096, heap_bytes=1 << 20, buffers=5)
+    size = CacheSize(2, KVSpec(2, 64), max_tokens=4096, heap_bytes=1 << 20, buffers=5)
     steps = run_task(SUBSTRATE, Substrate.SPARSE, 16384, size)
     assert all(step.passed for step in steps), steps[-1]
     assert [step.name for step in steps][-4:] == ["open", "real buffers", "last block", "real end"]

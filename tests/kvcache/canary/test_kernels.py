@@ -7,22 +7,22 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from kvcache.canary.kernels import MAX_TOKENS, KernelTrial, kernel_shapes, name_of
+from kvcache.canary.kernels import MAX_TOKENS, KernelTrial, kernel_specs, name_of
 from kvcache.canary.report import Step
 from kvcache.canary.trial import attempt, small_layout
-from kvcache.layout import KVShape
+from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.metal_backend import metal_backend
 from kvcache.native_backends import posix_backend
 from kvcache.substrates import Substrate
 from tests.kvcache.canary.backends import Liar, RowsLiar
 from tests.kvcache.metal_double import RopeTable, install
 
-SHAPE = KVShape(num_layers=1, kv_heads=2, head_dim=64, itemsize=2)
+SHAPE = KVShape.uniform(1, KVSpec(2, 64))
 
 
 def tried(substrate: Substrate, shape: KVShape, backend: Callable[[Any], Any]) -> list[Step]:
     layout = small_layout(substrate, shape, max_tokens=MAX_TOKENS, system_page_bytes=4096)
-    return attempt(KernelTrial(backend(layout.group), layout).actions(), lambda _: None)
+    return attempt(KernelTrial(backend(layout.groups[0]), layout).actions(), lambda _: None)
 
 
 def on_cpu(group: Any) -> Any:
@@ -30,20 +30,27 @@ def on_cpu(group: Any) -> Any:
 
 
 def test_every_width_and_every_kind_of_number_is_tried() -> None:
-    assert [name_of(shape) for shape in kernel_shapes(on_gpu=False)] == [
+    assert [name_of(shape) for shape in kernel_specs(on_gpu=False)] == [
         f"{kind} x {width}" for width in (64, 128, 256) for kind in ("bfloat16", "float32")
     ]
-    assert "float16 x 128" in [name_of(shape) for shape in kernel_shapes(on_gpu=True)]
+    assert "float16 x 128" in [name_of(shape) for shape in kernel_specs(on_gpu=True)]
 
 
-@pytest.mark.parametrize("shape", [SHAPE, KVShape(1, 2, 128, 4)])
+@pytest.mark.parametrize("shape", [SHAPE, KVShape.uniform(1, KVSpec(2, 128, KVFormat.FLOAT32))])
 def test_the_cpus_kernels_are_right(shape: KVShape) -> None:
     steps = tried(Substrate.POSIX, shape, on_cpu)
     assert [step.name for step in steps] == ["map", "chunk", "decode", "project", "end"]
     assert all(step.passed for step in steps), steps[-1]
 
 
-@pytest.mark.parametrize("shape", [SHAPE, KVShape(1, 2, 64, 4), KVShape(1, 2, 64, 2, True)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        KVShape.uniform(1, KVSpec(2, 64, KVFormat.FLOAT32)),
+        KVShape.uniform(1, KVSpec(2, 64, KVFormat.FLOAT16)),
+    ],
+)
 @pytest.mark.parametrize("substrate", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
 def test_a_gpus_kernels_are_tried_with_norm_and_rope_in_one(
     monkeypatch: pytest.MonkeyPatch, shape: KVShape, substrate: Substrate
@@ -106,7 +113,7 @@ def test_a_projection_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     def make(group: Any) -> Any:
         return metal_backend("sparse", group, max_buffers=3, release_heaps=False)
 
-    steps = tried(Substrate.SPARSE, KVShape(1, 2, 64, 4), make)
+    steps = tried(Substrate.SPARSE, KVShape.uniform(1, KVSpec(2, 64, KVFormat.FLOAT32)), make)
     assert (steps[-1].name, steps[-1].passed) == ("project", False)
 
 

@@ -1,11 +1,11 @@
 import numpy as np
 
 from kvcache.canary.pattern import QUERIES_PER_HEAD, Pattern
-from kvcache.layout import KVShape
+from kvcache.layout import KVShape, KVSpec
 
 
 def test_numbers_are_those_of_eight_bits_and_queries_are_keys_up_to_their_own() -> None:
-    pattern = Pattern(10, KVShape(2, 2, 64, 2))
+    pattern = Pattern(10, KVShape.uniform(2, KVSpec(2, 64)))
     assert pattern.regions.shape == (4, 10, 2, 64)
     assert (pattern.regions * 64 == np.round(pattern.regions * 64)).all()
     queries = pattern.queries(1, 4, 3)

@@ -22,7 +22,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backend(**lies: Any) -> Any:
-    return Liar(posix_backend(LAYOUT.group, metal_ext.CpuWorkers(1)), **lies)
+    return Liar(posix_backend(LAYOUT.groups[0], metal_ext.CpuWorkers(1)), **lies)
 
 
 def tried(its: Any) -> list[Step]:

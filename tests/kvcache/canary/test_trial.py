@@ -59,9 +59,9 @@ def test_a_metal_device_passes_too(
     layout = small_layout(
         substrate, trial.SHAPE, max_tokens=trial.MAX_TOKENS, system_page_bytes=4096
     )
-    assert layout.group.page_bytes in METAL_PAGES
+    assert layout.groups[0].page_bytes in METAL_PAGES
     backend = metal_backend(
-        substrate.setting, layout.group, max_buffers=2, release_heaps=release_heaps
+        substrate.setting, layout.groups[0], max_buffers=2, release_heaps=release_heaps
     )
     steps = attempt(SubstrateTrial(backend, layout).actions(), lambda _: None)
     assert all(step.passed for step in steps), steps[-1]

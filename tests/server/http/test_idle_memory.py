@@ -71,7 +71,13 @@ async def test_memory_is_released_again_and_again_when_those_who_asked_have_left
 
     monkeypatch.setattr(idle_memory, "LOOK_S", 0.01)
     monkeypatch.setattr(idle_memory, "release_free_memory", release)
-    releasing = asyncio.create_task(release_when_idle(service.drain))
+    forgotten = 0
+
+    def forget() -> None:
+        nonlocal forgotten
+        forgotten += 1
+
+    releasing = asyncio.create_task(release_when_idle(service.drain, 0.05, forget))
     await http.get("/health")
     assert await released_in_a_while() == 0, "nobody has asked for anything"
     for _ in range(2):
@@ -82,9 +88,10 @@ async def test_memory_is_released_again_and_again_when_those_who_asked_have_left
         assert await released_in_a_while() == 0, "somebody is there"
         engine.gate.open()
         assert (await asking).status_code == 200
-        last = released
+        last, kept = released, forgotten
         # The engine gives memory back some time after the last answer.
         await eventually(lambda: released >= last + 3)  # noqa: B023
+        await eventually(lambda: forgotten > kept)  # noqa: B023
     releasing.cancel()
 
 

@@ -147,14 +147,14 @@ async def test_fault_27_metrics_show_what_the_pool_counts(tokenizer: Tokenizer) 
         parts = ("capacity", "free", "live", "partial_tail", "mapped_ahead", "cached")
         for part in (*parts, "quarantined", "free_slack", "committed", "shared_saved", "block"):
             assert pool(samples, part) == getattr(counted, f"{part}_bytes"), part
-        blocks = list(kv._open.values())
+        blocks = [sequence.parts[0] for sequence in kv._open.values()]
         distinct = {block for sequence in blocks for block in sequence.buffer.table.blocks}
         had = sum(len(sequence.buffer.table) for sequence in blocks)
         assert pool(samples, "shared_saved") == (had - len(distinct)) * counted.block_bytes > 0
         mapped = value(samples, "quire_kv_mapped_blocks_total")
         unmapped = value(samples, "quire_kv_unmapped_blocks_total")
         buffers = [sequence.buffer for sequence in blocks]
-        buffers += [closed.sequence.buffer for closed in kv._closed]
+        buffers += [closed.sequence.buffer for closed in kv._first._closed]
         assert mapped - unmapped == sum(buffer.mapped_blocks for buffer in buffers) > 0
         engine.gate.open()
         for connection in busy:

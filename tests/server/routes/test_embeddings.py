@@ -69,7 +69,7 @@ async def texts(pools: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
 
 def place_of(ids: list[int]) -> int:
     """Where RecallModel's vector of these tokens is 1."""
-    return recall(ids, SHAPE.num_layers, VOCAB)
+    return recall(ids, len(SHAPE.layers), VOCAB)
 
 
 async def places(http: httpx2.AsyncClient, **body: Any) -> list[int]:

@@ -94,6 +94,18 @@ async def test_a_form_is_judged_once_and_the_oldest_is_forgotten(tokenizer: Toke
     assert made.judged == 4, "a was forgotten when c came"
 
 
+async def test_a_form_that_is_kept_no_longer_is_judged_again_and_its_answers_go_on(
+    tokenizer: Tokenizer,
+) -> None:
+    made = Watched(tokenizer)
+    held = await made.compiler.compile(NUMBER)
+    made.compiler.forget()
+    assert await made.compiler.compile(NUMBER) is not None
+    assert made.judged == 2
+    assert held is not None
+    assert takes(held, tokenizer, "12")
+
+
 async def test_many_who_ask_at_once_for_a_form_wait_for_one_judgement(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer)
     specs = [ConstraintSpec(OutputFormat("regex", f"a{{{n % 7 + 1}}}")) for n in range(40)]

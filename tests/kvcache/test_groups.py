@@ -1,0 +1,159 @@
+"""A cache whose layers keep rows of two shapes: a sequence has as much in each group."""
+
+import pytest
+
+import metal_ext
+from kvcache.backend import PageBackend
+from kvcache.manager import KVCacheManager
+from kvcache.native_backends import system_heap_limit, system_mapping_limit
+from kvcache.new_backend import new_backends
+from kvcache.substrates import Substrate
+from tests.kvcache.managers import TOKENS, complete_steps, grow, join, manager, two_groups
+from tests.kvcache.memory_faults import MemoryFaults
+from tests.kvcache.strict_memory import StrictMemory
+
+HEAPS = 4
+IDS = list(range(100))
+LAYOUT = two_groups()
+
+
+def cache(fail_at: int = 0, **changes: int) -> tuple[KVCacheManager, list[StrictMemory]]:
+    """Memories that refuse the same call. changes: their fields."""
+    faults = MemoryFaults(fail_at=fail_at)
+    memories = [StrictMemory(group, faults=faults, **changes) for group in LAYOUT.groups]
+    backends: list[PageBackend] = [*memories]
+    return manager(LAYOUT, backends, budget_bytes=HEAPS * LAYOUT.heap_bytes), memories
+
+
+def settle(kv: KVCacheManager, memories: list[StrictMemory]) -> None:
+    for _ in range(3):
+        complete_steps(kv)
+        for memory in memories:
+            memory.complete()
+    complete_steps(kv)
+    kv.check_invariants()
+
+
+def mapped(memories: list[StrictMemory]) -> list[dict[tuple[int, int], tuple[int, int]]]:
+    return [dict(memory.mapped) for memory in memories]
+
+
+def write(kv: KVCacheManager, seq_id: int, count: int) -> None:
+    """A sequence computes all of its prompt that it does not share, and the steps complete."""
+    start = kv.attach_cached(seq_id)
+    kv.step_completed(grow(kv, seq_id, start, count - start, IDS))
+
+
+def test_a_prefix_is_shared_in_every_group() -> None:
+    kv, memories = cache()
+    assert join(kv, 1, IDS[:40])
+    write(kv, 1, 40)
+    assert join(kv, 2, IDS[:48])
+    assert kv.attach_cached(2) == 32
+    for memory in memories:
+        shared = [memory.mapped[0, block] for block in range(2)]
+        assert shared == [memory.mapped[1, block] for block in range(2)]
+        assert memory.copied_bytes == 0
+    assert kv.stats().shared_saved_bytes == 2 * LAYOUT.block_bytes
+
+
+def test_a_fork_copies_the_partial_block_of_every_group() -> None:
+    kv, memories = cache()
+    for seq_id in (1, 2):
+        assert join(kv, seq_id, IDS[:40])
+    write(kv, 1, 40)
+    assert kv.fork(1, 2) == 39
+    assert [memory.copies for memory in memories] == [1, 1]
+    assert kv.copied_bytes == 7 * LAYOUT.bytes_per_token
+
+
+def test_the_figures_are_those_of_all_groups() -> None:
+    kv, memories = cache()
+    assert join(kv, 1, IDS[:40])
+    write(kv, 1, 40)
+    stats = kv.stats()
+    assert (stats.num_sequences, stats.block_tokens) == (1, TOKENS)
+    assert stats.block_bytes == LAYOUT.block_bytes
+    assert stats.capacity_bytes == HEAPS * LAYOUT.heap_bytes
+    assert stats.live_bytes == 40 * LAYOUT.bytes_per_token
+    assert stats.committed_bytes == sum(memory.committed_bytes() for memory in memories)
+    assert kv.memory_map().block_bytes == LAYOUT.block_bytes
+    assert kv.memory_map().regions == 4
+
+
+def test_the_group_that_has_least_says_how_far_a_prefix_goes() -> None:
+    kv, memories = cache()
+    assert join(kv, 1, IDS[:64])
+    write(kv, 1, 64)
+    kv.close(1)
+    settle(kv, memories)
+    assert kv._groups[1].prefixes.evict(), "what the system refused to one group alone"
+    assert join(kv, 2, IDS[:65])
+    assert kv.attach_cached(2) == 48
+    assert kv.explain(2)[0] == 48
+    write(kv, 2, 65)
+    settle(kv, memories)
+
+
+@pytest.mark.parametrize("fail_at", range(1, 28))
+def test_fault_04_a_refusal_in_one_group_leaves_no_trace_in_another(fail_at: int) -> None:
+    kv, memories = cache(fail_at)
+    opened = []
+    for seq_id, count in ((1, 40), (2, 48), (3, 20)):
+        before = mapped(memories)
+        if not join(kv, seq_id, IDS[:count], final=90):
+            assert mapped(memories) == before
+            continue
+        opened.append((seq_id, count))
+        start = kv.attach_cached(seq_id)
+        before = mapped(memories)
+        if not kv.reserve(seq_id, count):
+            assert mapped(memories) == before
+        else:
+            kv.step_completed(grow(kv, seq_id, start, count - start, IDS))
+        kv.check_invariants()
+    for seq_id, _ in opened:
+        before = mapped(memories)
+        if not kv.reserve(seq_id, 80):
+            assert mapped(memories) == before
+        kv.check_invariants()
+        kv.close(seq_id)
+    settle(kv, memories)
+    assert mapped(memories) == [{}, {}]
+
+
+@pytest.mark.parametrize("fail_at", range(1, 8))
+def test_fault_04_a_prefix_that_one_group_cannot_map_is_attached_in_none(fail_at: int) -> None:
+    kv, memories = cache()
+    assert join(kv, 1, IDS[:40])
+    assert join(kv, 2, IDS[:48])
+    write(kv, 1, 40)
+    memories[0].faults.fail_at = memories[0].faults.calls + fail_at
+    before = mapped(memories)
+    if not kv.attach_cached(2):
+        assert mapped(memories) == before
+    kv.check_invariants()
+    assert kv.attach_cached(2) == 32
+    settle(kv, memories)
+
+
+def test_a_sequence_that_fits_in_one_group_alone_is_not_opened() -> None:
+    kv, memories = cache()
+    memories[1].mapping_limit = 4
+    assert join(kv, 1, IDS[:10])
+    before = mapped(memories)
+    assert not join(kv, 2, IDS[:64])
+    assert mapped(memories) == before
+    kv.check_invariants()
+
+
+def test_groups_share_what_the_system_allows_a_process() -> None:
+    workers = metal_ext.CpuWorkers(1)
+    backends = new_backends(
+        Substrate.POSIX, LAYOUT.groups, max_sequences=2, release_heaps=False, workers=workers
+    )
+    for of_one, whole in (
+        ([backend.mapping_limit for backend in backends], system_mapping_limit()),
+        ([backend.heap_limit for backend in backends], system_heap_limit()),
+    ):
+        assert of_one == [None if whole is None else whole // 2] * 2
