@@ -25,6 +25,7 @@ from ._ext import (  # noqa: E402
     Layer,
     Mapper,
     PackedLinear,
+    RopeTable,
     RowTable,
     append,
     block_copy,
@@ -40,6 +41,7 @@ from ._ext import (  # noqa: E402
     rms_norm,
     rope_angles,
 )
+from .qk_transform import QKTransform  # noqa: E402
 
 __all__ = [
     "HAS_METAL",
@@ -52,6 +54,8 @@ __all__ = [
     "Layer",
     "Mapper",
     "PackedLinear",
+    "QKTransform",
+    "RopeTable",
     "RowTable",
     "append",
     "block_copy",

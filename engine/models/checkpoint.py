@@ -107,7 +107,7 @@ def checkpoint_of(
         quantized=any(name.endswith(".scales") for name in tensors),
         stored_bytes=sum(tensor.stored_bytes for tensor in tensors.values()),
         widened_bytes=sum(t.size * ITEM_BYTES["F32"] for t in tensors.values()),
-        packed_bytes=packed_bytes(spec, model, tensors, config.quantization),
+        packed_bytes=packed_bytes(model, tensors, config.quantization),
         num_weights=model.count(1) + model.count(2),
         embeds=embeds,
         bare_names=bare_names,

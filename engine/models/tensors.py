@@ -228,19 +228,12 @@ Kind = tuple[str, Quantization | None]
 
 
 def packed_bytes(
-    spec: ModelSpec,
-    model: ModelTensors,
-    tensors: Mapping[str, Tensor],
-    packing_of: PackingOf,
+    model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf
 ) -> int | None:
     """Return the bytes of all tensors once they are packed; None where a layer cannot be.
 
-    tensors: what the files hold. The kernel that applies norms of queries and keys knows RoPE with
-    a base and a scale only.
+    tensors: what the files hold.
     """
-    layers = (layer.attention for layer in spec.layers)
-    if any(its.qk_norm and its.rope.periods is not None for its in layers):
-        return None
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = {_kind_of(matrix.name, tensors, packing_of) for matrix in product}

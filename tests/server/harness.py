@@ -29,7 +29,7 @@ from server.text.conversation import Conversation, Turn
 from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB, recall_loop
-from tests.recall import RecallModel, recall_many
+from tests.recall import RecallModel, positions_of, recall_many
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -85,12 +85,10 @@ class ScriptedModel(RecallModel):
     script: list[int] = field(default_factory=list)
     _prompt_end: int = 0
 
-    def __call__(
-        self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
-    ) -> mx.array | None:
+    def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
         self.gate.pass_through()
-        logits = super().__call__(token_ids, positions, views, rows)
-        places = np.array(positions)
+        logits = super().hidden(token_ids, views, rows)
+        places = positions_of(views)
         if len(places) > 1:
             self._prompt_end = int(places[-1])
         if logits is None or rows is None:

@@ -71,8 +71,7 @@ def test_files_that_are_larger_than_the_promise_count_as_they_are(tmp_path: Path
 
 
 def test_what_cannot_be_packed_is_not_promised_to_be(tmp_path: Path) -> None:
-    yarn = {"type": "yarn", "factor": 4.0}
-    folder = write_config(tmp_path, TINY, rope_scaling=yarn)
+    folder = write_config(tmp_path, replace(TINY, intermediate_size=100))
     assert promised_checkpoint(folder, HEAD_BYTES).packed_bytes is None
 
 
