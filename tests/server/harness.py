@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -194,9 +195,10 @@ def make_service(
     *,
     defaults: Json | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
-    secret: bytes = b"secret",
+    secret: bytes | None = None,
 ) -> Service:
-    """A service of one model under several names. secret: of its salts."""
+    """A service of one model under several names. secret: of its salts; None: one that no other
+    service of the same engine has."""
     model = ServedModel((MODEL, *OTHER_NAMES), defaults or {}, stop_token_ids)
     config = config or Config()
     grammars = grammar_compiler(config, tokenizer, model, client.limits.vocab_size)
@@ -211,7 +213,7 @@ def make_service(
         grammars,
         calls,
         reasoning_cache,
-        Salts(secret),
+        Salts(secret or os.urandom(32)),
     )
 
 
