@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from engine.models.weights import Arithmetic
-
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -15,7 +13,6 @@ class EngineConfig:
     """Whether a GPU may release heaps before the process ends."""
     residency_keep_s: float
     """How long after the last step a GPU's memory is kept ready for the next one."""
-    arithmetic: Arithmetic | None
     kv_dtype: str | None
     """"bfloat16", "float32", or on a GPU "float16"."""
     page_bytes: int | None

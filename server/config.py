@@ -6,6 +6,7 @@ The file is TOML (``--config``; configs/quire.toml documents it), the environmen
 
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,8 +23,8 @@ from pydantic_settings import (
 
 MIB = 1024**2
 ENV_PREFIX = "QUIRE_"
-# Variables with that prefix that choose something before there are settings: metal_ext/blas.py.
-NO_SETTINGS = frozenset({"QUIRE_BLAS"})
+# A variable that once chose MLX's BLAS: taken, and without effect.
+BLAS_VARIABLE = "QUIRE_BLAS"
 Tables = dict[str, dict[str, Any]]
 """``{section: {field: value}}``; a flag whose value is None was not given."""
 # Sizes as people write them: a number, and a prefix of bytes.
@@ -179,6 +180,7 @@ class EngineSection(Section):
     max_model_len: int | None = Field(default=None, ge=2)
     step_time_target_ms: float = Field(default=100.0, gt=0)
     arithmetic: Literal["auto", "packed", "stored", "float32", "quantized-float32"] = "auto"
+    """Taken, and without effect."""
     threads: int | None = Field(default=None, ge=1, le=256)
     mlx_cache_bytes: Size = 256 * MIB
     watchdog_s: float = Field(default=30.0, gt=0)
@@ -234,6 +236,15 @@ class Config(Section):
     cache: CacheSection = CacheSection()
     metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
+
+
+def without_effect(settings: Config, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for everything that is set and does nothing any more."""
+    instead = "a CPU multiplies weights as its own kernels pack them, and a GPU as they are stored"
+    if settings.engine.arithmetic != "auto":
+        yield f"engine.arithmetic is {settings.engine.arithmetic} and has no effect: {instead}"
+    if BLAS_VARIABLE in environment:
+        yield f"{BLAS_VARIABLE} is {environment[BLAS_VARIABLE]} and has no effect: {instead}"
 
 
 def read_file(file: Path) -> Tables:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.build import assemble, cpu_workers
+import metal_ext
+from engine.build import assemble
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.loop import Emit, EngineLoop
@@ -28,7 +29,6 @@ CONFIG = EngineConfig(
     substrate="posix",
     release_heaps=False,
     residency_keep_s=0.0,
-    arithmetic=None,
     kv_dtype=None,
     page_bytes=PAGE_BYTES,
     heap_bytes=4 * BLOCK_BYTES,
@@ -86,7 +86,7 @@ def recall_loop(
         model(shape, VOCAB),
         VOCAB,
         substrate,
-        cpu_workers(1),
+        metal_ext.CpuWorkers(1),
         b"recall",
         emit,
         embedding_size=VOCAB if pools else None,

@@ -1,7 +1,8 @@
 """A model's operations over packed weights: a CPU's, five a layer where its kernels know all of it.
 
 Activations and sums are float32, whatever the weights are stored as. What the kernels lack (biases,
-heads without norms) MLX computes, element by element: a row's bits depend on no other row.
+heads without norms, tables of RoPE) is computed element by element: a row's bits depend on no other
+row.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +14,19 @@ import metal_ext
 from engine.models.forward import LayerViews, Rotations
 from engine.models.spec import Attention, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import LayerTensors, ModelTensors, Product
+from engine.models.tensors import (
+    PLAIN_MODES,
+    LayerTensors,
+    ModelTensors,
+    Product,
+    Vector,
+)
 from kvcache.backend import NormAndRope
 
 Packed = Callable[[int], None]
 """Called with the bytes of every product that has been packed."""
+Codes = tuple[mx.array, mx.array | None, int, int]
+"""Scales, biases, bits and group size."""
 
 
 class CpuOps:
@@ -47,12 +56,12 @@ class CpuOps:
             packed(self._products[product[0].name].nbytes)
         self._vectors = {its.name: _float32(stored.vector(its)) for its in tensors.vectors}
         self._norms = [self._norm_and_rope(its.attention, at) for its, at in self._layers]
-        # In revolutions. Where there are norms, one kernel does both, and knows the positions.
+        # In revolutions. Where one kernel does norms and RoPE, it knows the positions.
         self._turns = {
             its.attention.rope: np.array(its.attention.rope.turns(its.attention.head_dim))
             / (2 * np.pi)
-            for its in spec.layers
-            if not its.attention.qk_norm
+            for its, norms in zip(spec.layers, self._norms, strict=True)
+            if norms is None
         }
         mx.clear_cache()
 
@@ -82,10 +91,11 @@ class CpuOps:
         if norms is not None:
             return views.project_joined(number, joined, norms)
         heads = joined.reshape(len(joined), -1, its.head_dim)
-        turned = _turned(heads[:, : its.heads + its.kv_heads], turns[its.rope])
-        keys, values = turned[:, its.heads :], heads[:, its.heads + its.kv_heads :]
-        views.append(number, keys, values)
-        return turned[:, : its.heads]
+        queries, keys, values = mx.split(heads, [its.heads, its.heads + its.kv_heads], axis=1)
+        queries = self._normed(queries, tensors.query_norm)
+        keys = self._normed(keys, tensors.key_norm)
+        views.append(number, _turned(keys, turns[its.rope]), values)
+        return _turned(queries, turns[its.rope])
 
     def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
         output = self._products[self._layers[number][1].output.name]
@@ -113,12 +123,18 @@ class CpuOps:
         if biases:
             self._biases[product[0].name] = _float32(mx.concatenate(biases))
 
+    def _normed(self, heads: mx.array, norm: Vector | None) -> mx.array:
+        if norm is None:
+            return heads
+        rows = heads.reshape(-1, heads.shape[-1])
+        normed = metal_ext.rms_norm(rows, self._vectors[norm.name], self._eps, self._workers)
+        return normed.reshape(heads.shape)
+
     def _norm_and_rope(self, attention: Attention, tensors: LayerTensors) -> NormAndRope | None:
-        """Return what one kernel does of norms and RoPE; None where there are no norms."""
+        """Return what one kernel does of norms and RoPE; None where they are something else."""
         rope, query_norm, key_norm = attention.rope, tensors.query_norm, tensors.key_norm
-        if query_norm is None or key_norm is None:
+        if query_norm is None or key_norm is None or rope.periods is not None:
             return None
-        assert rope.periods is None, "such a model is not packed"
         weights = (self._vectors[query_norm.name], self._vectors[key_norm.name])
         return NormAndRope(*weights, self._eps, rope.base, rope.scale)
 
@@ -130,14 +146,18 @@ def pack_linear(
 
     Raises ValueError where they cannot be.
     """
-    codes = [
-        (its.scales, its.biases, its.packing.bits, its.packing.group_size)
-        for its in matrices
-        if its.scales is not None and its.biases is not None and its.packing is not None
-    ]
-    if codes and len(codes) < len(matrices):
-        raise ValueError("some of the layers are packed by their checkpoint, and some are not")
-    return metal_ext.PackedLinear([its.weight for its in matrices], workers, codes)
+    parts = [_codes(matrix) for matrix in matrices]
+    weights = [weight for weight, _ in parts]
+    return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts])
+
+
+def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
+    """Return a matrix as it is packed: words with their codes' groups, or plain numbers."""
+    packing, scales = matrix.packing, matrix.scales
+    if packing is None or packing.mode in PLAIN_MODES:
+        return matrix.dequantized(), None
+    assert scales is not None
+    return matrix.weight, (scales, matrix.biases, packing.bits, packing.group_size)
 
 
 def _turned(heads: mx.array, angles: mx.array) -> mx.array:

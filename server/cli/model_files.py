@@ -1,21 +1,19 @@
 """A model's files: checked against the settings and this machine before a weight is loaded."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import metal_ext  # before anything that imports MLX: it loads the BLAS
-
 import structlog
 
 from engine.build import EnginePlan
-from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.config import EngineConfig
+from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
 from engine.substrate import plan_for_this_machine
-from engine.models.weights import Arithmetic
 from kvcache.choice import SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
@@ -27,7 +25,7 @@ from server.cli.hub import (
     model_names,
     sampling_defaults,
 )
-from server.config import Config, SettingError, StartError
+from server.config import Config, SettingError, StartError, without_effect
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 EMBEDS = {"auto": None, "generate": False, "embed": True}
@@ -50,8 +48,6 @@ def engine_config(settings: Config) -> EngineConfig:
             name: None if value == "auto" and name != "substrate" else value
             for name, value in section.model_dump(by_alias=True).items()
         }
-    if given["arithmetic"] is not None:
-        given["arithmetic"] = Arithmetic(given["arithmetic"])
     return EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig)})
 
 
@@ -99,7 +95,7 @@ def read_model(name: str, settings: Config) -> ModelFiles:
             engine_plan = make_plan(settings, read_checkpoint(folder, embeds=embeds))
     for line in engine_plan.lines():
         log.info(line)
-    for line in engine_plan.warnings:
+    for line in (*without_effect(settings, os.environ), *engine_plan.warnings):
         log.warning(line)
     return ModelFiles(engine_plan, tokenizer, served)
 
