@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 import mlx.core as mx
 
 import metal_ext
 from engine.config import EngineConfig
 from engine.figures import MlxMemory
-from engine.loop import Emit, EngineLoop, LoopOptions
+from engine.loop import Emit, EngineLoop
 from engine.machine import MachineMemory, machine_threads
 from engine.models.checkpoint import Checkpoint
+from engine.models.identity import ModelIdentity
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
@@ -122,10 +122,8 @@ def plan_engine(
         raise BudgetError(_too_large(checkpoint, demand, room, least))
     request = CacheRequest(
         substrate=substrate,
-        heap_bytes=config.heap_bytes,
+        settings=config,
         max_num_seqs=config.max_num_seqs,
-        page_bytes=config.page_bytes,
-        kv_budget_bytes=config.kv_budget_bytes,
         max_model_len=config.max_model_len,
         max_buffer_bytes=machine.max_buffer_bytes,
     )
@@ -162,8 +160,8 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate)
     """Return the shape of K and V, as wide as the checkpoint: float32 for a float32 one, bfloat16
     for 16 bits; on a GPU of the very kind that it computes with. Raises LayoutError for what a CPU
     does not know."""
-    dtype = config.kv_dtype
-    if dtype is None:
+    dtype: str = config.kv_dtype
+    if dtype == "auto":
         stored = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
         dtype = stored.get(checkpoint.dtype, "bfloat16")
     if dtype == "float16" and not substrate.on_gpu:
@@ -178,8 +176,8 @@ def build_engine(
     mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
     workers = None if plan.substrate.substrate.on_gpu else metal_ext.CpuWorkers(plan.threads)
+    identity = ModelIdentity(plan.checkpoint.path)
     model = load_model(plan.checkpoint, progress, workers)
-    identity = sha256(repr((plan.checkpoint, plan.arithmetic)).encode()).digest()
     return assemble(
         plan.memory,
         config,
@@ -187,7 +185,7 @@ def build_engine(
         plan.checkpoint.vocab_size,
         plan.substrate.substrate,
         workers,
-        identity,
+        identity.digest(plan.arithmetic),
         emit,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
@@ -228,13 +226,7 @@ def assemble(
         residency_keep_s=config.residency_keep_s,
         weights=weights,
     )
-    cache_limits = CacheLimits(
-        budget_bytes=memory.kv_budget_bytes,
-        max_sequences=memory.max_num_seqs,
-        free_slack_bytes=config.free_slack_bytes,
-        max_sharers=config.max_sharers,
-        shares_prefixes=config.prefix_cache,
-    )
+    cache_limits = CacheLimits(memory.kv_budget_bytes, memory.max_num_seqs, config)
     shares = config.prefix_cache and backends[0].shares_blocks
     kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity)
     limits = EngineLimits(
@@ -255,12 +247,7 @@ def assemble(
         Scheduler(kv, limits, budget, max_batched_tokens, config.max_step_mask_s),
         kv,
         ModelRunner(model, kv, pools=embedding_size is not None, workers=workers),
-        LoopOptions(
-            config.idle_release_s,
-            config.prefix_keep_s,
-            config.check_every_step,
-            config.overlap,
-        ),
+        config,
         emit=emit,
         mlx_memory=mlx_memory,
         faults=substrate_faults(substrate, backends),

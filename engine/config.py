@@ -1,39 +1,33 @@
-"""The settings of an engine."""
+"""The settings of an engine, each with its default, its limits and its unit: table [engine] of the
+settings file, and the cache's."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+
+from kvcache.config import MIB
+from kvcache.config import CacheSettings as CacheSettings
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """The settings of an engine; None means that the engine chooses."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(CacheSettings):
+    """How the model runs, and how K and V lie in memory; None means that it is chosen at start."""
 
-    substrate: str
-    """"auto", or what a Substrate is called."""
-    release_heaps: bool
-    """Whether a GPU may release heaps before the process ends."""
-    residency_keep_s: float
+    max_num_seqs: Annotated[int, Ge(1), Le(4096)] = 32
+    max_num_batched_tokens: Annotated[int, Ge(1), Le(65536)] = 2048
+    max_model_len: Annotated[int, Ge(2)] | None = None
+    step_time_target_ms: Annotated[float, Gt(0)] = 100.0
+    threads: Annotated[int, Ge(1), Le(256)] | None = None
+    mlx_cache_bytes: int = 256 * MIB
+    residency_keep_s: Annotated[float, Ge(0), Le(86_400)] = 180.0
     """How long after the last step a GPU's memory is kept ready for the next one."""
-    kv_dtype: str | None
-    """"bfloat16", "float32", or on a GPU "float16"."""
-    page_bytes: int | None
-    heap_bytes: int
-    kv_budget_bytes: int | None
-    free_slack_bytes: int
-    headroom_bytes: int | None
-    mlx_cache_bytes: int
-    max_model_len: int | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    step_time_target_ms: float
-    threads: int | None
-    idle_release_s: float
-    prefix_cache: bool
-    prefix_keep_s: float
-    max_sharers: int
-    check_every_step: bool
+    check_every_step: bool = False
+    """Whether the cache's invariants are checked after every step, not only when idle."""
+    overlap: bool = True
+    """Whether the next step is built and begun while one runs."""
+    # Of requests, in table [limits].
     max_step_mask_s: float
     """Processor time of all masks of a step."""
     grammar_bytes: int
     """Memory that is kept for compiled grammars."""
-    overlap: bool
-    """Whether the next step is built and begun while one runs."""

@@ -5,8 +5,8 @@ import queue
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
+from engine.config import EngineConfig
 from engine.constraints import MaskThread
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
 from engine.memory_map import MemoryMap, report_first
@@ -34,20 +34,6 @@ Emit = Callable[[list[TokenEvent]], None]
 NO_FAULTS = SubstrateFaults()
 
 
-@dataclass(frozen=True, slots=True)
-class LoopOptions:
-    """How the loop behaves around its steps."""
-
-    idle_release_s: float
-    """Idle time after which free memory goes back to the system, but for one heap."""
-    prefix_keep_s: float
-    """Idle time after which cached prefixes are forgotten."""
-    check_every_step: bool
-    """Whether the cache's invariants are checked after every step, not only when idle."""
-    overlap: bool = False
-    """Whether the next step is begun before the one in flight is read."""
-
-
 class EngineLoop:
     """Runs steps, and what stands around them: health of the model, idle memory, statistics."""
 
@@ -56,7 +42,7 @@ class EngineLoop:
         scheduler: Scheduler,
         kv: KVCacheManager,
         runner: StepRunner,
-        options: LoopOptions,
+        config: EngineConfig,
         *,
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
@@ -70,7 +56,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._kv = kv
         self._runner = runner
-        self._options = options
+        self._config = config
         self._emit = emit
         self._clock = clock
         self._mlx_memory = mlx_memory
@@ -192,7 +178,7 @@ class EngineLoop:
     @property
     def _max_in_flight(self) -> int:
         """Return how many steps may stay in flight beside the next one's plan."""
-        return int(self._options.overlap and self._scheduler.can_overlap)
+        return int(self._config.overlap and self._scheduler.can_overlap)
 
     def _next_plan(self) -> StepPlan:
         """Return the next step's plan; an empty one where a step in flight must be read first."""
@@ -252,7 +238,7 @@ class EngineLoop:
             self._check_due = True
         else:
             self._release_idle_memory(now - self._idle_since)
-        if busy and self._options.check_every_step:
+        if busy and self._config.check_every_step:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:
             self._stats_at = now
@@ -274,9 +260,9 @@ class EngineLoop:
 
     def _release_idle_memory(self, idle_s: float) -> None:
         """Release memory of an engine that has been idle for so long."""
-        if idle_s < self._options.idle_release_s:
+        if idle_s < self._config.idle_release_s:
             return
-        if idle_s >= self._options.prefix_keep_s:
+        if idle_s >= self._config.prefix_keep_s:
             self._kv.evict_prefixes()
         self._kv.release_idle_memory()
         if self._check_due:

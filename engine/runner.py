@@ -34,9 +34,7 @@ NO_SAMPLES = PendingSamples([], list)
 class Model(Protocol):
     """A flat-token forward."""
 
-    def hidden(
-        self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
-    ) -> mx.array | None:
+    def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
         """Return the states of the given rows, ready for the head; with rows None only the cache is
         filled."""
 
@@ -172,10 +170,10 @@ class ModelRunner:
 
     def _build(self, plan: StepPlan, masks: PendingMasks | None, views: KVViews) -> ModelStep:
         entries = plan.entries
-        tokens, positions, rows = self._batch(entries)
+        tokens, rows = self._batch(entries)
         scored = scored_rows(entries)
         output_rows = mx.array(rows + scored) if rows or scored else None
-        states = self._model.hidden(tokens, mx.array(positions), views, output_rows)
+        states = self._model.hidden(tokens, views, output_rows)
         if states is None:
             return ModelStep(self, views, entries, NO_SAMPLES, None)
         if not scored:
@@ -183,10 +181,9 @@ class ModelRunner:
         last, inner = states[: len(rows)], states[len(rows) :]
         return ModelStep(self, views, entries, self._sample(plan, last, masks), inner)
 
-    def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int], list[int]]:
-        """Return the flat tokens, their positions, and the rows that sample."""
+    def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int]]:
+        """Return the flat tokens, and the rows that sample."""
         tokens: list[int] = []
-        positions: list[int] = []
         rows: list[int] = []
         pending: list[tuple[int, int]] = []
         for entry in entries:
@@ -196,10 +193,9 @@ class ModelRunner:
                 tokens.append(0)
             else:
                 tokens += entry.tokens
-            positions += range(entry.start, entry.start + entry.count)
             if entry.sampling is not None:
                 rows.append(len(tokens) - 1)
-        return self._tokens(tokens, pending), positions, rows
+        return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
         """Return the flat tokens on the device. pending: places whose token is the newest step's of

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 import metal_ext
 from kvcache.layout import Group
+from metal_ext import QKTransform
 
 # A mapping operation that takes longer will not come back. Less than the engine's watchdog gives a
 # step (server/config.py), which knows of a step that hangs, and not why.
@@ -41,19 +42,6 @@ class LayerRegions:
     native: metal_ext.Layer
 
 
-@dataclass(frozen=True, slots=True)
-class NormAndRope:
-    """RMS norm of queries and keys over head_dim, then RoPE over the halves of a head. The angle of
-    dimension i is ``position * rope_scale * rope_base ** (-2 * i / head_dim)``."""
-
-    query_weight: mx.array
-    """``[head_dim]``, as is ``key_weight``."""
-    key_weight: mx.array
-    eps: float
-    rope_base: float
-    rope_scale: float
-
-
 class Releases(Enum):
     """Which memory can be released to the system before the process ends."""
 
@@ -80,31 +68,18 @@ class StepRows(Protocol):
     """The rows of one step, and the kernels of the substrate over them. ``token`` is always the
     layer's newest cache token: an array of one element that orders reads after writes."""
 
-    fuses_projection: bool
-    """Whether ``project`` can be used, not ``project_joined``."""
-
     def append(
-        self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
-    ) -> mx.array:
-        """Write ``[T, kv_heads, head_dim]`` keys and values; return the next token."""
-
-    def project(
         self,
         token: mx.array,
         layer: LayerRegions,
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        how: NormAndRope,
+        transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        """Apply norm and RoPE to queries and keys, and append keys and values. On a GPU. Return the
-        next token, and the queries ``[T, query_heads, head_dim]``."""
-
-    def project_joined(
-        self, token: mx.array, layer: LayerRegions, joined: mx.array, how: NormAndRope
-    ) -> tuple[mx.array, mx.array]:
-        """Do the same on a CPU with ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32:
-        queries, keys and values of one matrix."""
+        """Transform queries and keys, where there is a transform, and write keys and values; return
+        the next token, and the queries. queries: ``[T, query_heads, head_dim]``; keys, values:
+        ``[T, kv_heads, head_dim]``; all of one dtype, of any strides."""
 
     def decode_attention(
         self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float

@@ -31,8 +31,8 @@ class GroupCache:
         self.buffers = BufferPool(group, backend, 2 * limits.max_sequences)
         self.prefixes = PrefixCache(
             self.pool,
-            max_sharers=limits.max_sharers,
-            enabled=limits.shares_prefixes and backend.shares_blocks,
+            max_sharers=limits.settings.max_sharers,
+            enabled=limits.settings.prefix_cache and backend.shares_blocks,
         )
         parts = group, self.pool, self.buffers, self.prefixes
         self.allocator = BlockAllocator(*parts)

@@ -243,7 +243,7 @@ class KVCacheManager:
             # map them, the cache would seem to recover for ever.
             changed = (self._completed_epoch, group.num_closed) != (before, closed)
             if changed and not group.releases_when_idle:
-                group.allocator.release_memory(self._limits.free_slack_bytes)
+                group.allocator.release_memory(self._limits.settings.free_slack_bytes)
 
     def release_idle_memory(self) -> None:
         """Release memory of free blocks, but for one heap's. Nothing runs or waits."""
@@ -257,7 +257,7 @@ class KVCacheManager:
         for group in self._groups:
             group.evict(BLOCKS_EVICTED_AT_ONCE)
             if not runs or not group.releases_when_idle:
-                group.allocator.release_memory(self._limits.free_slack_bytes)
+                group.allocator.release_memory(self._limits.settings.free_slack_bytes)
 
     def set_memory_pressure(self, *, short: bool) -> None:
         """Note whether the system is short of memory."""

@@ -12,6 +12,7 @@ there.
 
 from dataclasses import dataclass
 
+from kvcache.config import CacheSettings
 from kvcache.layout import (
     METAL_PAGES,
     KVLayout,
@@ -72,10 +73,8 @@ class CacheRequest:
     """What the user asked of the cache; None where he left it to us."""
 
     substrate: Substrate
-    heap_bytes: int
+    settings: CacheSettings
     max_num_seqs: int
-    page_bytes: int | None
-    kv_budget_bytes: int | None
     max_model_len: int | None
     max_buffer_bytes: int | None = None
     """The largest allocation of the device; None where there is no such limit."""
@@ -151,11 +150,7 @@ class CacheLimits:
     budget_bytes: int
     max_sequences: int
     """Sequences that may be open at once."""
-    free_slack_bytes: int
-    """Memory of free blocks that is kept for the next sequences; one heap at least."""
-    max_sharers: int
-    """Buffers in which one block may be mapped."""
-    shares_prefixes: bool
+    settings: CacheSettings
 
 
 def fit(
@@ -177,7 +172,7 @@ def fit(
             f"max_model_len is {asked} tokens, but the model knows only {model_max_len} positions"
         )
     smallest = smallest_context(asked, model_max_len)
-    if asked is None and request.kv_budget_bytes is not None:
+    if asked is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # a budget that is set may be as small as the user likes
     budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len, smallest)
     arena = request.largest_arena
@@ -233,7 +228,7 @@ def _kv_budget(
 ) -> int:
     """Return the bytes for K and V, not yet whole heaps. longest, smallest: tokens of the longest
     sequence, and of one that must fit."""
-    asked = request.kv_budget_bytes
+    asked = request.settings.kv_budget_bytes
     if asked is not None:
         room = demand.machine_bytes - demand.fixed_bytes
         if asked > room:
@@ -256,7 +251,7 @@ def _kv_budget(
         )
     # More than every sequence at full length can never be used; a heap more covers the rounding.
     max_bytes = request.max_num_seqs * longest * bytes_per_token
-    return min(left, max_bytes + request.heap_bytes)
+    return min(left, max_bytes + request.settings.heap_bytes)
 
 
 def _context_that_fits(
@@ -277,9 +272,9 @@ def _layout(
     return paged_layout(
         shape,
         max_tokens=max_len,
-        heap_bytes=min(request.heap_bytes, budget),
+        heap_bytes=min(request.settings.heap_bytes, budget),
         system_page_bytes=system_page_bytes,
-        page_bytes=request.page_bytes,
+        page_bytes=request.settings.page_bytes,
         device_pages=METAL_PAGES if request.substrate.on_gpu else None,
     )
 

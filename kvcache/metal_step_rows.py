@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import LayerRegions, NormAndRope, Segment
+from kvcache.backend import LayerRegions, Segment
+from metal_ext import QKTransform
 
 # What MLX would choose for long chunks of wide heads keeps all scores in memory; on a GPU it has a
 # fused kernel for them.
@@ -15,8 +16,6 @@ WIDE_HEAD = 256
 
 class MetalStepRows:
     """The GPU's kernels over a step's rows. Making it opens the step's epoch."""
-
-    fuses_projection = True
 
     def __init__(
         self,
@@ -34,38 +33,20 @@ class MetalStepRows:
         self._rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
 
     def append(
-        self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
-    ) -> mx.array:
-        return metal_ext.append(token, keys, values, self._rows, layer.native, self._substrate)
-
-    def project(
         self,
         token: mx.array,
         layer: LayerRegions,
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        how: NormAndRope,
+        transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
+        where = (self._rows, layer.native, self._substrate)
+        if transform is None:
+            return metal_ext.append(token, keys, values, *where), queries
         return metal_ext.project_append(
-            token,
-            queries,
-            keys,
-            values,
-            how.query_weight,
-            how.key_weight,
-            how.eps,
-            how.rope_base,
-            how.rope_scale,
-            self._rows,
-            layer.native,
-            self._substrate,
+            token, queries, keys, values, transform.norms, transform.rope, *where
         )
-
-    def project_joined(
-        self, token: mx.array, layer: LayerRegions, joined: mx.array, how: NormAndRope
-    ) -> tuple[mx.array, mx.array]:
-        raise AssertionError("a GPU takes queries, keys and values of three matrices")
 
     def decode_attention(
         self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float

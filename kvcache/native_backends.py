@@ -15,7 +15,6 @@ from kvcache.backend import (
     BackendFailedError,
     Charge,
     LayerRegions,
-    NormAndRope,
     PageBackend,
     Releases,
     Segment,
@@ -23,6 +22,7 @@ from kvcache.backend import (
 )
 from kvcache.layout import Group
 from kvcache.native_memory import NativeMemory
+from metal_ext import QKTransform
 
 # Of the mappings that the system allows a process, those left to everything else in it.
 SPARE_MAPPINGS = 4096
@@ -33,8 +33,6 @@ FILES_PER_HEAP = 2
 
 class NativeStepRows:
     """The CPU kernels over a step's rows."""
-
-    fuses_projection = False
 
     def __init__(
         self,
@@ -47,46 +45,30 @@ class NativeStepRows:
         self._ranges = ranges
         self._table = metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
         self._workers = workers
-        self._angles: dict[tuple[float, float], mx.array] = {}
-        """Of the step's rows, by base and scale of the RoPE: the same in all layers."""
+        self._angles: dict[metal_ext.RopeTable, mx.array] = {}
+        """Of the step's rows, the same in all layers."""
 
     def append(
-        self, token: mx.array, layer: LayerRegions, keys: mx.array, values: mx.array
-    ) -> mx.array:
-        return metal_ext.append(token, keys, values, self._table, layer.native, self._workers)
-
-    def project(
         self,
         token: mx.array,
         layer: LayerRegions,
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        how: NormAndRope,
+        transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        raise AssertionError("a CPU takes queries, keys and values of one matrix")
-
-    def project_joined(
-        self, token: mx.array, layer: LayerRegions, joined: mx.array, how: NormAndRope
-    ) -> tuple[mx.array, mx.array]:
-        rope = (how.rope_base, how.rope_scale)
-        if rope not in self._angles:
-            self._angles[rope] = metal_ext.rope_angles(
-                self._table, layer.head_dim, *rope, self._workers
-            )
+        where = (self._table, layer.native, self._workers)
+        if transform is None:
+            return metal_ext.append(token, keys, values, *where), queries
+        angles = None if transform.rope is None else self._angles_of(transform.rope)
         return metal_ext.project_append(
-            token,
-            joined,
-            how.query_weight,
-            how.key_weight,
-            how.eps,
-            self._angles[rope],
-            self._table,
-            layer.native,
-            joined.shape[1] // layer.head_dim - 2 * layer.kv_heads,
-            layer.kv_heads,
-            self._workers,
+            token, queries, keys, values, transform.norms, angles, *where
         )
+
+    def _angles_of(self, rope: metal_ext.RopeTable) -> mx.array:
+        if rope not in self._angles:
+            self._angles[rope] = metal_ext.rope_angles(self._table, rope, self._workers)
+        return self._angles[rope]
 
     def decode_attention(
         self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import LayerRegions, NormAndRope, Segment, StepRows
+from kvcache.backend import LayerRegions, Segment, StepRows
 from kvcache.layout import KVFormat, KVLayout
+from metal_ext import QKTransform
 
 DTYPES = {
     KVFormat.BFLOAT16: mx.bfloat16,
@@ -53,44 +54,23 @@ class KVViews:
 
     # --- the layers -----------------------------------------------------------------------------
 
-    @property
-    def fuses_projection(self) -> bool:
-        """Return whether ``project`` is there."""
-        return self._rows[0].fuses_projection
-
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        """Write this step's keys and values, ``[T, kv_heads, head_dim]`` each."""
-        regions = self._layers[layer]
-        self._tokens.newest[layer] = self._rows[regions.group].append(
-            self._tokens.newest[layer], regions, keys, values
-        )
-
-    def project(
+    def append(
         self,
         layer: int,
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        norms: NormAndRope,
+        transform: QKTransform | None,
     ) -> mx.array:
-        """Apply norm and RoPE to queries and keys, and ``append``, in one kernel; return the
-        queries.
+        """Transform this step's queries and keys, where there is a transform, and write its keys
+        and values; return the queries.
 
         queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``; all of
-        one dtype, as they come from their linear layers.
+        one dtype.
         """
         regions = self._layers[layer]
-        self._tokens.newest[layer], queries = self._rows[regions.group].project(
-            self._tokens.newest[layer], regions, queries, keys, values, norms
-        )
-        return queries
-
-    def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
-        """Do the same on a CPU: ``[T, (query_heads + 2 kv_heads) * head_dim]`` float32,
-        queries, keys and values as they come from one matrix; return the queries."""
-        regions = self._layers[layer]
-        self._tokens.newest[layer], queries = self._rows[regions.group].project_joined(
-            self._tokens.newest[layer], regions, joined, norms
+        self._tokens.newest[layer], queries = self._rows[regions.group].append(
+            self._tokens.newest[layer], regions, queries, keys, values, transform
         )
         return queries
 

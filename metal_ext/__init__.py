@@ -22,6 +22,7 @@ from ._ext import (  # noqa: E402
     Layer,
     Mapper,
     PackedLinear,
+    RopeTable,
     RowTable,
     append,
     block_copy,
@@ -38,6 +39,7 @@ from ._ext import (  # noqa: E402
     rms_norm,
     rope_angles,
 )
+from .qk_transform import QKTransform  # noqa: E402
 
 __all__ = [
     "HAS_METAL",
@@ -50,6 +52,8 @@ __all__ = [
     "Layer",
     "Mapper",
     "PackedLinear",
+    "QKTransform",
+    "RopeTable",
     "RowTable",
     "append",
     "block_copy",

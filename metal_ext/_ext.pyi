@@ -21,6 +21,7 @@ Metal. ``HAS_METAL`` says whether this build has what is declared here below "Me
 those names do not exist at run time.
 """
 
+from collections.abc import Sequence
 from typing import overload
 
 import mlx.core as mx
@@ -378,55 +379,56 @@ class MetalRows:
     @property
     def epoch(self) -> int: ...
 
+class RopeTable:
+    """How heads turn, for all positions."""
+
+    def __init__(self, frequencies: Sequence[float], magnitude: float = 1.0) -> None:
+        """frequencies: ``[head_dim / 2]``; dimensions i and ``i + head_dim / 2`` turn against each
+        other by ``position * frequencies[i]`` radians. magnitude: what heads are multiplied by when
+        they have turned. ValueError where a number is none, or there are more than 128."""
+
 @overload
 def project_append(
     token: mx.array,
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
-    q_weight: mx.array,
-    k_weight: mx.array,
-    eps: float,
-    rope_base: float,
-    rope_scale: float,
+    norms: tuple[mx.array, mx.array, float] | None,
+    rope: RopeTable | None,
     rows: MetalRows,
     layer: Layer,
     substrate: MetalSubstrate,
 ) -> tuple[mx.array, mx.array]:
-    """RMS norm over head_dim and RoPE (halves) of queries and keys, and ``append`` of keys and
-    values: (new token, queries ``[len(rows), query_heads, head_dim]``).
+    """RMS norm over head_dim and RoPE (halves) of queries and keys, each where it is given, and
+    ``append`` of keys and values: (new token, queries ``[len(rows), query_heads, head_dim]``).
 
     queries: ``[len(rows), query_heads, head_dim]``; keys, values: ``[len(rows), kv_heads,
-    head_dim]``; q_weight, k_weight: ``[head_dim]``; all of one dtype. The angle of dimension i is
-    ``position * rope_scale * rope_base ** (-2 * i / head_dim)``.
+    head_dim]``; all of one dtype. norms: the weights of queries and of keys, ``[head_dim]``
+    float32, and eps. rope: ValueError where it is not of such heads.
     """
 @overload
 def project_append(
     token: mx.array,
-    joined: mx.array,
-    q_weight: mx.array,
-    k_weight: mx.array,
-    eps: float,
-    angles: mx.array,
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    norms: tuple[mx.array, mx.array, float] | None,
+    angles: mx.array | None,
     rows: RowTable,
     layer: Layer,
-    query_heads: int,
-    kv_heads: int,
     workers: CpuWorkers,
 ) -> tuple[mx.array, mx.array]:
-    """The same on the CPU, all of it float32.
+    """The same on the CPU, computed in float32.
 
-    joined: ``[len(rows), (query_heads + 2 * kv_heads) * head_dim]``, queries, keys and values of
-    one matrix; angles: of ``rope_angles``.
+    queries, keys, values: float32 or bfloat16 of any strides, such as parts of one matrix, which
+    are not copied; the queries that come out have the dtype of those that go in. angles: of
+    ``rope_angles``, ``[len(rows), head_dim]``.
     """
 
-def rope_angles(
-    rows: RowTable, head_dim: int, base: float, scale: float, workers: CpuWorkers
-) -> mx.array:
-    """The angles of a table's rows, ``[len(rows), head_dim]`` float32: the cosines of
-    ``head_dim / 2`` dimensions, then their sines. That of dimension i is
-    ``position * scale * base ** (-2 * i / head_dim)``, in double precision. head_dim: an even
-    number up to 256."""
+def rope_angles(rows: RowTable, rope: RopeTable, workers: CpuWorkers) -> mx.array:
+    """The angles of a table's rows, ``[len(rows), head_dim]`` float32: the cosines of the
+    ``head_dim / 2`` pairs of dimensions, then their sines, both times the magnitude. Computed in
+    double precision."""
 
 class PackedLinear:
     """A linear layer's weights in the order in which the CPU's kernels read them

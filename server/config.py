@@ -1,17 +1,20 @@
 """Every limit and default, with its unit. File < environment < flags.
 
-The file is TOML (``--config``; configs/quire.toml documents it), the environment is
-``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``.
+What limits the engine and its cache is declared there (engine/config.py, kvcache/config.py), and a
+table takes it over. The file is TOML (``--config``; configs/quire.toml documents it), the
+environment is ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``.
 """
 
+import inspect
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, create_model
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -20,6 +23,8 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+
+from engine.config import CacheSettings, EngineConfig
 
 MIB = 1024**2
 ENV_PREFIX = "QUIRE_"
@@ -79,6 +84,9 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+SectionT = TypeVar("SectionT", bound=Section)
+
+
 class ServerSection(Section):
     """Where and as what to serve."""
 
@@ -96,6 +104,7 @@ class AccessSection(Section):
 
     api_keys: Secrets = ()
     scrape_key: SecretStr | None = None
+    salt_secret_file: Path | None = None
     insecure_no_auth: bool = False
     allowed_hosts: Names = ()
     allowed_origins: Names = ()
@@ -171,41 +180,50 @@ class ImagesSection(Section):
     messages: UnseenRule = "placeholder"
 
 
+def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], type[SectionT]]:
+    """Give a table the settings that a room declares, with their defaults and limits.
+
+    room: a dataclass; of what it declares itself, all that has a default is a setting, and what is
+    in bytes is written as a size. renamed: what users call some of them.
+    """
+
+    def with_fields(section: type[SectionT]) -> type[SectionT]:
+        own = inspect.get_annotations(room)
+        found: dict[str, Any] = {}
+        for field in fields(room):
+            if field.name in own and field.default is not MISSING:
+                size = Size if field.default is not None else Size | None
+                found[renamed.get(field.name, field.name)] = (
+                    size if field.name.endswith("_bytes") else field.type,
+                    Field(default=field.default, serialization_alias=field.name),
+                )
+        return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **found)
+
+    return with_fields
+
+
+@with_settings_of(EngineConfig)
 class EngineSection(Section):
     """How the model runs."""
 
     task: Literal["auto", "generate", "embed"] = "auto"
-    max_num_seqs: int = Field(default=32, ge=1, le=4096)
-    max_num_batched_tokens: int = Field(default=2048, ge=1, le=65536)
-    max_model_len: int | None = Field(default=None, ge=2)
-    step_time_target_ms: float = Field(default=100.0, gt=0)
     arithmetic: Literal["auto", "packed", "stored", "float32", "quantized-float32"] = "auto"
     """Taken, and without effect."""
-    threads: int | None = Field(default=None, ge=1, le=256)
-    mlx_cache_bytes: Size = 256 * MIB
     watchdog_s: float = Field(default=30.0, gt=0)
-    residency_keep_s: float = Field(default=180.0, ge=0, le=86_400)
-    check_every_step: bool = False
-    overlap: bool = True
 
 
+@with_settings_of(
+    CacheSettings,
+    kv_budget_bytes="kv_budget",
+    headroom_bytes="headroom",
+    page_bytes="page_size",
+    heap_bytes="heap_size",
+    free_slack_bytes="free_slack",
+    kv_dtype="dtype",
+)
 class CacheSection(Section):
     """How K and V lie in memory."""
 
-    substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
-    release_heaps: bool = False
-    kv_budget: Size | None = Field(default=None, serialization_alias="kv_budget_bytes")
-    headroom: Size | None = Field(default=None, serialization_alias="headroom_bytes")
-    page_size: Size | None = Field(default=None, serialization_alias="page_bytes")
-    heap_size: Size = Field(default=64 * MIB, serialization_alias="heap_bytes")
-    free_slack: Size = Field(default=256 * MIB, serialization_alias="free_slack_bytes")
-    idle_release_s: float = Field(default=2.0, ge=0)
-    prefix_cache: bool = True
-    prefix_keep_s: float = Field(default=1800.0, ge=0)
-    max_sharers: int = Field(default=1024, ge=1, le=2000)
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        default="auto", serialization_alias="kv_dtype"
-    )
     heed_pressure: bool = True
 
 
@@ -245,6 +263,14 @@ def without_effect(settings: Config, environment: Mapping[str, str]) -> Iterator
         yield f"engine.arithmetic is {settings.engine.arithmetic} and has no effect: {instead}"
     if BLAS_VARIABLE in environment:
         yield f"{BLAS_VARIABLE} is {environment[BLAS_VARIABLE]} and has no effect: {instead}"
+
+
+def engine_config(settings: Config) -> EngineConfig:
+    """Return the settings that are the engine's, under the names that it gives them."""
+    given: dict[str, Any] = {}
+    for section in (settings.limits, settings.engine, settings.cache):
+        given |= section.model_dump(by_alias=True)
+    return EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig)})
 
 
 def read_file(file: Path) -> Tables:

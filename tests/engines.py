@@ -29,7 +29,6 @@ CONFIG = EngineConfig(
     substrate="posix",
     release_heaps=False,
     residency_keep_s=0.0,
-    kv_dtype=None,
     page_bytes=PAGE_BYTES,
     heap_bytes=4 * BLOCK_BYTES,
     kv_budget_bytes=64 * BLOCK_BYTES,
@@ -72,10 +71,8 @@ def recall_loop(
     substrate = ON_CPU[config.substrate].substrate
     request = CacheRequest(
         substrate=substrate,
-        heap_bytes=config.heap_bytes,
+        settings=config,
         max_num_seqs=config.max_num_seqs,
-        page_bytes=config.page_bytes,
-        kv_budget_bytes=config.kv_budget_bytes,
         max_model_len=config.max_model_len,
     )
     demand = MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0)

@@ -49,6 +49,11 @@ def region_of(views: KVViews, layer: int, kind: str, number: int) -> mx.array:
     return views._rows[regions.group].region(views._tokens.newest[layer], regions, kind, number)
 
 
+def positions_of(views: KVViews) -> np.ndarray:
+    """The positions of a step's rows in their sequences."""
+    return np.concatenate([its.start + np.arange(its.count) for its in views.segments])
+
+
 def _slots(layer: int, kind: int, positions: np.ndarray, tokens: np.ndarray) -> bytes:
     """What the slots of one region hold, as whole numbers ``[n, FIELDS]`` int32."""
     columns = [np.full_like(positions, layer), np.full_like(positions, kind)]
@@ -72,15 +77,14 @@ class RecallModel:
     failing_tokens: frozenset[int] = frozenset()
     """Input tokens on which the forward raises."""
 
-    def __call__(
-        self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
-    ) -> mx.array | None:
-        tokens, places = np.array(token_ids), np.array(positions)
+    def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
+        """Its states are its logits."""
+        tokens, places = np.array(token_ids), positions_of(views)
         if self.failing_tokens & set(tokens.tolist()):
             raise RuntimeError("injected fault")
         for layer in range(len(self.shape.layers)):
             keys, values = (self._encode(layer, kind, places, tokens) for kind in range(2))
-            views.append(layer, keys, values)
+            views.append(layer, keys, keys, values, None)
         if rows is None:
             return None
         ends = list(accumulate(segment.count for segment in views.segments))
@@ -91,12 +95,6 @@ class RecallModel:
             if int(tokens[row]) in self.non_finite_tokens:
                 logits[out] = np.nan
         return mx.array(logits)
-
-    def hidden(
-        self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
-    ) -> mx.array | None:
-        """Its states are its logits."""
-        return self(token_ids, positions, views, rows)
 
     def head(self, states: mx.array) -> mx.array:
         return states

@@ -1,27 +1,17 @@
-"""A model's operations over packed weights: a CPU's, five a layer where its kernels know all of it.
+"""A model's operations over packed weights: a CPU's, five a layer.
 
-Activations and sums are float32, whatever the weights are stored as. What the kernels lack (biases,
-heads without norms, tables of RoPE) is computed element by element: a row's bits depend on no other
-row.
+Activations and sums are float32, whatever the weights are stored as.
 """
 
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
-import numpy as np
 
 import metal_ext
-from engine.models.forward import LayerViews, Rotations
-from engine.models.spec import Attention, ModelSpec
+from engine.models.forward import LayerViews, qk_transforms
+from engine.models.spec import ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import (
-    PLAIN_MODES,
-    LayerTensors,
-    ModelTensors,
-    Product,
-    Vector,
-)
-from kvcache.backend import NormAndRope
+from engine.models.tensors import PLAIN_MODES, ModelTensors, Product
 
 Packed = Callable[[int], None]
 """Called with the bytes of every product that has been packed."""
@@ -55,47 +45,26 @@ class CpuOps:
             self._pack(product, stored)
             packed(self._products[product[0].name].nbytes)
         self._vectors = {its.name: _float32(stored.vector(its)) for its in tensors.vectors}
-        self._norms = [self._norm_and_rope(its.attention, at) for its, at in self._layers]
-        # In revolutions. Where one kernel does norms and RoPE, it knows the positions.
-        self._turns = {
-            its.attention.rope: np.array(its.attention.rope.turns(its.attention.head_dim))
-            / (2 * np.pi)
-            for its, norms in zip(spec.layers, self._norms, strict=True)
-            if norms is None
-        }
+        self._transforms = qk_transforms(spec, tensors, self._vectors)
         mx.clear_cache()
-
-    def rotations(self, positions: mx.array) -> Rotations:
-        """Return cosines and sines ``[T, head_dim]`` for each RoPE that MLX computes."""
-        found = {}
-        for rope, turns in self._turns.items():
-            # Whole revolutions are taken off in double precision: MLX's cosine is none of that.
-            places = positions.astype(mx.float64)[:, None] * mx.array(turns, dtype=mx.float64)
-            angles = ((places - mx.round(places)) * (2 * np.pi)).astype(mx.float32)
-            both = mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
-            found[rope] = both if rope.magnitude == 1.0 else both * rope.magnitude
-        return found
 
     def embed(self, token_ids: mx.array) -> mx.array:
         embedding = self._products[self._tensors.embedding.name]
         return metal_ext.packed_rows(token_ids, embedding, self._workers)
 
-    def project(self, number: int, x: mx.array, turns: Rotations, views: LayerViews) -> mx.array:
+    def project(self, number: int, x: mx.array, views: LayerViews) -> mx.array:
         layer, tensors = self._layers[number]
         its, name = layer.attention, tensors.queries_keys_values[0].name
-        norm = self._vectors[tensors.attention_norm.name]
-        joined = metal_ext.linear(x, self._products[name], self._workers, norm=norm, eps=self._eps)
+        product, bias = self._products[name], None
         if its.qkv_bias:
-            joined = joined + self._biases[name]
-        norms = self._norms[number]
-        if norms is not None:
-            return views.project_joined(number, joined, norms)
-        heads = joined.reshape(len(joined), -1, its.head_dim)
+            bias = mx.broadcast_to(self._biases[name], (len(x), product.outputs))
+        norm = self._vectors[tensors.attention_norm.name]
+        joined = metal_ext.linear(
+            x, product, self._workers, norm=norm, eps=self._eps, residual=bias
+        )
+        heads = joined.reshape(len(x), -1, its.head_dim)
         queries, keys, values = mx.split(heads, [its.heads, its.heads + its.kv_heads], axis=1)
-        queries = self._normed(queries, tensors.query_norm)
-        keys = self._normed(keys, tensors.key_norm)
-        views.append(number, _turned(keys, turns[its.rope]), values)
-        return _turned(queries, turns[its.rope])
+        return views.append(number, queries, keys, values, self._transforms[number])
 
     def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
         output = self._products[self._layers[number][1].output.name]
@@ -123,21 +92,6 @@ class CpuOps:
         if biases:
             self._biases[product[0].name] = _float32(mx.concatenate(biases))
 
-    def _normed(self, heads: mx.array, norm: Vector | None) -> mx.array:
-        if norm is None:
-            return heads
-        rows = heads.reshape(-1, heads.shape[-1])
-        normed = metal_ext.rms_norm(rows, self._vectors[norm.name], self._eps, self._workers)
-        return normed.reshape(heads.shape)
-
-    def _norm_and_rope(self, attention: Attention, tensors: LayerTensors) -> NormAndRope | None:
-        """Return what one kernel does of norms and RoPE; None where they are something else."""
-        rope, query_norm, key_norm = attention.rope, tensors.query_norm, tensors.key_norm
-        if query_norm is None or key_norm is None or rope.periods is not None:
-            return None
-        weights = (self._vectors[query_norm.name], self._vectors[key_norm.name])
-        return NormAndRope(*weights, self._eps, rope.base, rope.scale)
-
 
 def pack_linear(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers
@@ -158,14 +112,6 @@ def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
         return matrix.dequantized(), None
     assert scales is not None
     return matrix.weight, (scales, matrix.biases, packing.bits, packing.group_size)
-
-
-def _turned(heads: mx.array, angles: mx.array) -> mx.array:
-    """Return ``[T, heads, head_dim]`` after RoPE. angles: cosines and sines, ``[T, head_dim]``."""
-    half = heads.shape[-1] // 2
-    low, high = heads[..., :half], heads[..., half:]
-    cosines, sines = angles[:, None, :half], angles[:, None, half:]
-    return mx.concatenate([low * cosines - high * sines, low * sines + high * cosines], axis=-1)
 
 
 def _float32(weight: mx.array) -> mx.array:

@@ -10,31 +10,24 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from engine.models.spec import ModelSpec, Rope
-from kvcache.backend import NormAndRope
-
-Rotations = Mapping[Rope, mx.array]
-"""By which the rows of a step turn, for each RoPE of a model; in a form of the operations' own."""
+import metal_ext
+from engine.models.spec import ModelSpec
+from engine.models.tensors import ModelTensors
 
 
 class LayerViews(Protocol):
     """What the forward needs of the cache; ``kvcache.views.KVViews`` is one."""
 
-    @property
-    def fuses_projection(self) -> bool:
-        """Return whether ``project`` is there, and not ``project_joined``."""
-
-    def project(
-        self, layer: int, queries: mx.array, keys: mx.array, values: mx.array, norms: NormAndRope
+    def append(
+        self,
+        layer: int,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        transform: metal_ext.QKTransform,
     ) -> mx.array:
-        """Apply norm and RoPE to the step's queries and keys, and ``append``; return the
-        queries."""
-
-    def project_joined(self, layer: int, joined: mx.array, norms: NormAndRope) -> mx.array:
-        """Do the same with queries, keys and values of one matrix."""
-
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        """Write the step's keys and values of a layer."""
+        """Transform the step's queries and keys of a layer, and write its keys and values; return
+        the queries."""
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
         """Return the attention of the step's queries of a layer."""
@@ -48,13 +41,10 @@ class Ops(Protocol):
     def weights(self) -> Sequence[mx.array]:
         """Return the arrays of MLX that every step reads."""
 
-    def rotations(self, positions: mx.array) -> Rotations:
-        """Return what ``project`` turns rows by. positions: ``[T]`` int32."""
-
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the rows of the embedding. token_ids: ``[T]`` int32."""
 
-    def project(self, number: int, x: mx.array, turns: Rotations, views: LayerViews) -> mx.array:
+    def project(self, number: int, x: mx.array, views: LayerViews) -> mx.array:
         """Append a layer's keys and values of x; return its queries ``[T, heads, head_dim]``."""
 
     def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
@@ -84,18 +74,17 @@ class Forward:
         return self.ops.weights
 
     def hidden(
-        self, token_ids: mx.array, positions: mx.array, views: LayerViews, rows: mx.array | None
+        self, token_ids: mx.array, views: LayerViews, rows: mx.array | None
     ) -> mx.array | None:
         """Return the states ``[R, hidden]`` of the given rows after the final norm.
 
-        token_ids, positions: ``[T]`` int32. rows: ``[R]`` int32 indices into T. With rows None only
-        the cache is filled, and None is returned.
+        token_ids: ``[T]`` int32, of the views' rows. rows: ``[R]`` int32 indices into T. With rows
+        None only the cache is filled, and None is returned.
         """
         ops, last = self.ops, len(self._layers) - 1
-        turns = ops.rotations(positions)
         x = ops.embed(token_ids)
         for number, layer in enumerate(self._layers):
-            queries = ops.project(number, x, turns, views)
+            queries = ops.project(number, x, views)
             if number == last and rows is None:
                 return None
             attended = views.attend(number, queries, layer.attention.scale)
@@ -107,3 +96,23 @@ class Forward:
     def head(self, states: mx.array) -> mx.array:
         """Return the logits ``[R, vocab]``."""
         return self.ops.head(states)
+
+
+def qk_transforms(
+    spec: ModelSpec, tensors: ModelTensors, vectors: Mapping[str, mx.array]
+) -> list[metal_ext.QKTransform]:
+    """Return what the queries and keys of every layer take before attention. vectors: weights of
+    norms by name, of these in float32."""
+    ropes = {
+        (its.rope, its.head_dim): metal_ext.RopeTable(
+            its.rope.frequencies(its.head_dim), its.rope.magnitude
+        )
+        for its in {layer.attention for layer in spec.layers}
+    }
+    transforms = []
+    for layer, at in zip(spec.layers, tensors.layers, strict=True):
+        its, norms = layer.attention, None
+        if at.query_norm is not None and at.key_norm is not None:
+            norms = (vectors[at.query_norm.name], vectors[at.key_norm.name], spec.norm_eps)
+        transforms.append(metal_ext.QKTransform(norms, ropes[its.rope, its.head_dim]))
+    return transforms

@@ -12,7 +12,7 @@ from kvcache.layout import KVFormat, KVShape, KVSpec
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions: dimensions i and ``i + head_dim / 2`` of a head turn together, by
-    ``position * turns(head_dim)[i]`` radians."""
+    ``position * frequencies(head_dim)[i]`` radians."""
 
     base: float
     scale: float = 1.0
@@ -22,7 +22,7 @@ class Rope:
     magnitude: float = 1.0
     """What heads are multiplied by."""
 
-    def turns(self, head_dim: int) -> list[float]:
+    def frequencies(self, head_dim: int) -> list[float]:
         """Return the radians per position of each pair of dimensions."""
         if self.periods is not None:
             return [1.0 / period for period in self.periods]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from random import Random
 
 from engine.build import FIRST_BUDGET_TOKENS, MIN_BUDGET_TOKENS
-from engine.loop import EngineLoop, LoopOptions
+from engine.config import EngineConfig
+from engine.loop import EngineLoop
 from engine.planning.cost import CostModel
 from engine.runner import ViewSource
 from engine.scheduler import Scheduler
@@ -206,18 +207,22 @@ class Simulation:
         arrivals: SequenceOf[Arrival],
     ) -> None:
         """arrivals: in the order of their times, each shorter than the context."""
+        config = EngineConfig(
+            free_slack_bytes=0,
+            max_sharers=limits.max_num_seqs,
+            idle_release_s=math.inf,
+            prefix_keep_s=math.inf,
+            check_every_step=limits.check_every_step,
+            overlap=False,
+            max_step_mask_s=math.inf,
+            grammar_bytes=0,
+        )
         self.clock = SimulatedClock()
         self.backends = [CountingBackend(group) for group in layout.groups]
         self.kv = KVCacheManager(
             layout,
             self.backends,
-            CacheLimits(
-                budget_bytes=limits.kv_budget_bytes,
-                max_sequences=limits.max_num_seqs,
-                free_slack_bytes=0,
-                max_sharers=limits.max_num_seqs,
-                shares_prefixes=True,
-            ),
+            CacheLimits(limits.kv_budget_bytes, limits.max_num_seqs, config),
             identity=b"simulated",
         )
         most = limits.max_num_batched_tokens
@@ -236,7 +241,7 @@ class Simulation:
             self.scheduler,
             self.kv,
             SimulatedRunner(self.kv, cost, self.clock),
-            LoopOptions(math.inf, math.inf, limits.check_every_step),
+            config,
             emit=self._take,
             clock=self.clock,
         )

@@ -4,7 +4,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.backend import NormAndRope, PageBackend, Segment, StepRows
+import metal_ext
+from kvcache.backend import PageBackend, Segment, StepRows
 from kvcache.canary.reference import attention, normed, rotated, some_of
 from kvcache.canary.trial import Action, Finding, require
 from kvcache.layout import KVFormat, KVLayout, KVSpec
@@ -86,15 +87,19 @@ class KernelTrial:
         """One row more of every sequence, through norm, RoPE and append at once."""
         plan = [(number, 1) for number in range(len(LENGTHS))]
         rows = self._rows(plan)
-        if not rows.fuses_projection:
-            mx.eval(rows.end([self._token]))
-            return Finding("norm, RoPE and append are operations of their own")
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         weights = [self._kept(1 + 0.1 * self._random.normal(size=self._width)) for _ in range(2)]
-        how = NormAndRope(self._array(weights[0]), self._array(weights[1]), EPS, ROPE_BASE, 1.0)
-        arrays = [self._array(numbers) for numbers in (queries, keys, values)]
-        self._token, turned = rows.project(
-            self._token, self._layer, arrays[0], arrays[1], arrays[2], how
+        query_weight, key_weight = (mx.array(weight.astype(np.float32)) for weight in weights)
+        half = self._width // 2
+        rope = metal_ext.RopeTable([ROPE_BASE ** (-i / half) for i in range(half)])
+        transform = metal_ext.QKTransform((query_weight, key_weight, EPS), rope)
+        self._token, turned = rows.append(
+            self._token,
+            self._layer,
+            self._array(queries),
+            self._array(keys),
+            self._array(values),
+            transform,
         )
         kept = [
             _copied(rows.region(self._token, self._layer, "keys", number)) for number, _ in plan
@@ -118,8 +123,14 @@ class KernelTrial:
         """Appends and attends; compares what is kept, bit by bit, and what comes out."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
-        token = rows.append(self._token, self._layer, self._array(keys), self._array(values))
-        asked = self._array(queries)
+        token, asked = rows.append(
+            self._token,
+            self._layer,
+            self._array(queries),
+            self._array(keys),
+            self._array(values),
+            None,
+        )
         chunk = plan[0][1] > 1
         attended = (
             rows.chunk_attention(token, self._layer, asked, 0, self._scale)

@@ -98,8 +98,14 @@ class StressTrial:
         results: list[mx.array] = []
         for number, layer in enumerate(self._life.layers):
             keys, values = self._life.rows_of(number, position, 1)
-            token = rows.append(self._life.tokens[number], layer, mx.array(keys), mx.array(values))
-            asked = mx.array(self._life.queries(number, position, 1)).astype(layer.dtype)
+            token, asked = rows.append(
+                self._life.tokens[number],
+                layer,
+                mx.array(self._life.queries(number, position, 1)).astype(layer.dtype),
+                mx.array(keys),
+                mx.array(values),
+                None,
+            )
             results += [
                 rows.decode_attention(token, layer, asked, SCALE) for _ in range(self._repeats)
             ]

@@ -209,11 +209,15 @@ class SubstrateTrial:
         attended, wanted, seen = [], [], some_of(count)
         for number, layer in enumerate(self.layers):
             keys, values = self._written.regions[2 * number : 2 * number + 2]
-            token = rows.append(
-                self.tokens[number], layer, mx.array(keys[its]), mx.array(values[its])
-            )
             queries = self._written.queries(number, start, count)
-            asked = mx.array(queries).astype(layer.dtype)
+            token, asked = rows.append(
+                self.tokens[number],
+                layer,
+                mx.array(queries).astype(layer.dtype),
+                mx.array(keys[its]),
+                mx.array(values[its]),
+                None,
+            )
             if count == 1:
                 attended.append(rows.decode_attention(token, layer, asked, SCALE))
             else:

@@ -143,24 +143,30 @@ void bind_operations(nb::module_& m) {
         new (self) ops::Layer{key_region, value_region, type};
       }, "key_region"_a, "value_region"_a, "dtype"_a);
 
+  nb::class_<RopeHandle>(m, "RopeTable")
+      .def("__init__", [](RopeHandle* self, const std::vector<double>& frequencies,
+                          double magnitude) {
+        new (self) RopeHandle{std::make_shared<const ops::RopeTable>(frequencies, magnitude)};
+      }, "frequencies"_a, "magnitude"_a = 1.0);
+
   m.def("append", [](const mx::array& token, const mx::array& keys, const mx::array& values,
                      const RowsHandle& rows, const ops::Layer& layer,
                      const WorkersHandle& workers) {
     return ops::append(token, keys, values, rows.object, layer, workers.object);
   }, "token"_a, "keys"_a, "values"_a, "rows"_a, "layer"_a, "workers"_a);
-  m.def("rope_angles", [](const RowsHandle& rows, PythonInt head_dim, double base, double scale,
+  m.def("rope_angles", [](const RowsHandle& rows, const RopeHandle& rope,
                           const WorkersHandle& workers) {
-    return ops::rope_angles(rows.object, head_dim, base, scale, workers.object);
-  }, "rows"_a, "head_dim"_a, "base"_a, "scale"_a, "workers"_a);
-  m.def("project_append", [](const mx::array& token, const mx::array& joined,
-                             const mx::array& q_weight, const mx::array& k_weight, double eps,
-                             const mx::array& angles, const RowsHandle& rows,
-                             const ops::Layer& layer, PythonInt query_heads, PythonInt kv_heads,
-                             const WorkersHandle& workers) {
-    return ops::project_append(token, joined, {q_weight, k_weight, eps}, angles, rows.object,
-                               layer, query_heads, kv_heads, workers.object);
-  }, "token"_a, "joined"_a, "q_weight"_a, "k_weight"_a, "eps"_a, "angles"_a, "rows"_a, "layer"_a,
-     "query_heads"_a, "kv_heads"_a, "workers"_a);
+    return ops::rope_angles(rows.object, rope.object, workers.object);
+  }, "rows"_a, "rope"_a, "workers"_a);
+  m.def("project_append", [](const mx::array& token, const mx::array& queries,
+                             const mx::array& keys, const mx::array& values,
+                             const std::optional<NormsTuple>& norms,
+                             const std::optional<mx::array>& angles, const RowsHandle& rows,
+                             const ops::Layer& layer, const WorkersHandle& workers) {
+    return ops::project_append(token, queries, keys, values, native_norms(norms), angles,
+                               rows.object, layer, workers.object);
+  }, "token"_a, "queries"_a, "keys"_a, "values"_a, "norms"_a.none(), "angles"_a.none(), "rows"_a,
+     "layer"_a, "workers"_a);
   m.def("decode_attention", [](const mx::array& token, const mx::array& queries,
                                const RowsHandle& rows, PythonInt first_row, const ops::Layer& layer,
                                PythonInt kv_heads, double scale, const WorkersHandle& workers) {

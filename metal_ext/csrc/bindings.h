@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "core/row_table.h"
 #include "ops/ops.h"
 #include "ops/packed_linear.h"
+#include "ops/rope.h"
 #include "python_int.h"
 
 namespace nb = nanobind;
@@ -40,6 +42,7 @@ using RowsHandle = Handle<const RowTable>;
 using WorkersHandle = Handle<ops::CpuWorkers>;
 using PackedHandle = Handle<const ops::PackedLinear>;
 using CounterHandle = Handle<CopyCounter>;
+using RopeHandle = Handle<const ops::RopeTable>;
 using SegmentTuple = std::tuple<RangeHandle, PythonInt, PythonInt>;
 
 inline std::vector<Segment> native_segments(const std::vector<SegmentTuple>& segments) {
@@ -48,6 +51,13 @@ inline std::vector<Segment> native_segments(const std::vector<SegmentTuple>& seg
     native.push_back({range.object, start, count});
   }
   return native;
+}
+
+// Weights of queries and of keys, and eps.
+using NormsTuple = std::tuple<mx::array, mx::array, double>;
+
+inline std::optional<ops::QKNorms> native_norms(const std::optional<NormsTuple>& norms) {
+  return norms ? std::optional(std::make_from_tuple<ops::QKNorms>(*norms)) : std::nullopt;
 }
 
 // Everything that a build with Metal has beside the rest.

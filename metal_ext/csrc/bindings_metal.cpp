@@ -176,14 +176,14 @@ void bind_overloads(nb::module_& m) {
 void bind_device_operations(nb::module_& m) {
   m.def("project_append", [](const mx::array& token, const mx::array& queries,
                              const mx::array& keys, const mx::array& values,
-                             const mx::array& q_weight, const mx::array& k_weight, double eps,
-                             double rope_base, double rope_scale, const DeviceRowsHandle& rows,
+                             const std::optional<NormsTuple>& norms,
+                             const std::optional<RopeHandle>& rope, const DeviceRowsHandle& rows,
                              const ops::Layer& layer, const SubstrateHandle& substrate) {
-    return ops::project_append(token, queries, keys, values,
-                               {q_weight, k_weight, eps, rope_base, rope_scale}, rows.object,
-                               layer, substrate.object);
-  }, "token"_a, "queries"_a, "keys"_a, "values"_a, "q_weight"_a, "k_weight"_a, "eps"_a,
-     "rope_base"_a, "rope_scale"_a, "rows"_a, "layer"_a, "substrate"_a);
+    return ops::project_append(token, queries, keys, values, native_norms(norms),
+                               rope ? rope->object.get() : nullptr, rows.object, layer,
+                               substrate.object);
+  }, "token"_a, "queries"_a, "keys"_a, "values"_a, "norms"_a.none(), "rope"_a.none(), "rows"_a,
+     "layer"_a, "substrate"_a);
   m.def("gather", [](const mx::array& token, const DeviceRowsHandle& rows, PythonInt segment,
                      PythonInt tokens, const ops::Layer& layer, PythonInt kv_heads,
                      PythonInt head_dim, const SubstrateHandle& substrate) {

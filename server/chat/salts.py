@@ -1,21 +1,19 @@
 """Salts: with whom a request shares prefixes."""
 
 import hmac
-import secrets
 from collections.abc import Mapping
 
 from engine.types import PrefixSalt
 
-SECRET_BYTES = 32
 # What may stand around a field's value and is no part of it: RFC 9110, section 5.6.3.
 OWS = " \t"
 
 
 class Salts:
-    """Make salts that no other process can make, or trace to what they came from."""
+    """Make salts that nobody without the secret can make, or trace to what they came from."""
 
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(SECRET_BYTES)
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
 
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
         """Return with whom a prompt may be shared. key: the tenant's; all without one (an empty

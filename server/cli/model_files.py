@@ -3,14 +3,12 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from engine.build import EnginePlan
-from engine.config import EngineConfig
 from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
 from engine.substrate import plan_for_this_machine
@@ -25,7 +23,7 @@ from server.cli.hub import (
     model_names,
     sampling_defaults,
 )
-from server.config import Config, SettingError, StartError, without_effect
+from server.config import Config, SettingError, StartError, engine_config, without_effect
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 EMBEDS = {"auto": None, "generate": False, "embed": True}
@@ -37,18 +35,6 @@ class ModelError(StartError):
     """A model that cannot be served."""
 
     exit_code = 3
-
-
-def engine_config(settings: Config) -> EngineConfig:
-    """Return the settings in the engine's form, by the names of its fields."""
-    given: dict[str, Any] = {}
-    for section in (settings.limits, settings.engine, settings.cache):
-        # "auto" is what the engine calls None, but for a substrate, which has a name of its own.
-        given |= {
-            name: None if value == "auto" and name != "substrate" else value
-            for name, value in section.model_dump(by_alias=True).items()
-        }
-    return EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig)})
 
 
 def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:

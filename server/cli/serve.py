@@ -16,15 +16,13 @@ from engine.machine import machine_memory, raise_descriptor_limit
 from engine.monitor import EngineMonitor
 from engine.pressure import pressure_source
 from kvcache.canary.footprint import footprint_with
+from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
 from server.cli.log import configure_log
-from server.cli.model_files import (
-    ModelFiles,
-    engine_config,
-    read_model,
-)
+from server.cli.model_files import ModelFiles, read_model
+from server.cli.salt_secret import salt_secret
 from server.cli.settings import read_settings
-from server.config import Config, StartError, Tables
+from server.config import Config, StartError, Tables, engine_config
 from server.http.guards.access import check_access
 from server.http.idle_memory import keep_what_is_there, use_one_arena
 from server.http.listener import reserve
@@ -63,11 +61,12 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     settings = read_settings(file, flags)
     configure_log(settings.log)
     check_access(settings)
+    salts = Salts(salt_secret(settings.access.salt_secret_file))
     with reserve(settings.server.host, settings.server.port) as listener:
-        serve_on(listener, settings, read_model(name, settings))
+        serve_on(listener, settings, salts, read_model(name, settings))
 
 
-def serve_on(listener: socket.socket, settings: Config, model: ModelFiles) -> None:
+def serve_on(listener: socket.socket, settings: Config, salts: Salts, model: ModelFiles) -> None:
     """Load the weights and let clients in. Raises StartError."""
     client = start_engine(settings, model.plan)
     checkpoint = model.plan.checkpoint
@@ -94,6 +93,7 @@ def serve_on(listener: socket.socket, settings: Config, model: ModelFiles) -> No
             grammars,
             calls,
             reasoning_cache,
+            salts,
         )
         keep_what_is_there()
         listen(settings, service, listener)

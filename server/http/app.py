@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from server.config import engine_config
 from server.http.errors import add_error_handlers
 from server.http.guards.body import BodyLimit
 from server.http.guards.bugs import BugGuard
@@ -55,7 +56,7 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.client.attach()
-        keep_s, forget = service.config.cache.prefix_keep_s, service.grammars.forget
+        keep_s, forget = engine_config(service.config).prefix_keep_s, service.grammars.forget
         releasing = asyncio.create_task(release_when_idle(service.drain, keep_s, forget))
         yield
         releasing.cancel()

@@ -37,7 +37,7 @@ class Service:
     grammars: GrammarCompiler
     written_calls: WrittenCalls
     reasoning_cache: ReasoningCache
-    salts: Salts = field(default_factory=Salts)
+    salts: Salts
     drain: Drain = field(default_factory=Drain)
     recent: RecentRequests = field(default_factory=RecentRequests)
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))

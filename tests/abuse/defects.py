@@ -177,9 +177,8 @@ DEFECTS = {
     "reliability-10b": Defect(
         "angles of any dimension",
         (
-            "metal_ext/test_integers.py::"
-            "test_threat_20_a_number_outside_its_interval_is_refused_by_name"
-            "[rope_angles.head_dim]",
+            "metal_ext/test_project_append.py::"
+            "test_threat_20_frequencies_that_are_none_are_refused",
             "metal_ext/test_integers.py::"
             "test_threat_20_no_argument_ends_the_process_or_has_it_take_memory_without_end",
         ),

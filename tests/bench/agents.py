@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -30,7 +31,7 @@ PAGE_BYTES = TOKENS_PER_BLOCK * ROW_BYTES
 MOST_WASTE_PERCENT = 4.0
 
 
-def make_engine(model: Path, threads: int, substrate: str, model_len: int) -> EngineLoop:
+def make_engine(model: Path, threads: int, substrate: Any, model_len: int) -> EngineLoop:
     """With memory for twelve dense sequences of ``model_len`` tokens."""
     checkpoint = read_checkpoint(model)
     budget_bytes = dense_bytes(model_len, checkpoint.spec.num_layers)

@@ -52,10 +52,8 @@ class ToldModel(RecallModel):
 
     next_token: NextToken = field(default=lambda _: None)
 
-    def __call__(
-        self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
-    ) -> mx.array | None:
-        logits = super().__call__(token_ids, positions, views, rows)
+    def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
+        logits = super().hidden(token_ids, views, rows)
         return None if logits is None else logits * SURE
 
     def _recalled(self, views: KVViews, segment: int, position: int) -> int:

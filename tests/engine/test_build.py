@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
 from engine.step_memory import activation_bytes, attention_scratch_bytes
+from engine.types import PrefixSalt
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVFormat, LayoutError
 from kvcache.memory_budget import BudgetError
@@ -118,15 +120,15 @@ def test_a_model_that_takes_what_is_left_to_others_is_told_so(qwen3_4b: Checkpoi
 @pytest.mark.parametrize(
     ("dtype", "asked", "on_cpu", "on_gpu"),
     [
-        ("F32", None, "float32", "float32"),
-        ("BF16", None, "bfloat16", "bfloat16"),
-        ("F16", None, "bfloat16", "float16"),
+        ("F32", "auto", "float32", "float32"),
+        ("BF16", "auto", "bfloat16", "bfloat16"),
+        ("F16", "auto", "bfloat16", "float16"),
         ("F32", "bfloat16", "bfloat16", "bfloat16"),
         ("BF16", "float32", "float32", "float32"),
     ],
 )
 def test_k_and_v_are_as_wide_as_the_checkpoint_unless_told_otherwise(
-    checkpoint: Checkpoint, dtype: str, asked: str | None, on_cpu: str, on_gpu: str
+    checkpoint: Checkpoint, dtype: str, asked: Any, on_cpu: str, on_gpu: str
 ) -> None:
     config, stored = replace(CONFIG, kv_dtype=asked), replace(checkpoint, dtype=dtype)
     for substrate, kept in ((Substrate.POSIX, on_cpu), (Substrate.SPARSE, on_gpu)):
@@ -152,6 +154,23 @@ def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: P
     assert loop._runner.completed_epoch > 0
     assert loop.limits.vocab_size == checkpoint.vocab_size
     assert loop.limits.max_model_len == plan.memory.max_model_len
+
+
+def test_what_a_block_holds_is_named_by_the_models_content_and_not_by_its_place(
+    tmp_path: Path,
+) -> None:
+    def first_parent(folder: Path) -> bytes:
+        config = replace(CONFIG, page_bytes=None)
+        plan = plan_engine(config, read_checkpoint(folder), MACHINE, POSIX)
+        loop = build_engine(plan, config, lambda *_: None, lambda _: None)
+        return loop._kv.block_hashes(PrefixSalt()).parent(0)
+
+    one, copy, other = tmp_path / "one", tmp_path / "copy", tmp_path / "other"
+    write_model(one)
+    shutil.copytree(one, copy)
+    write_model(other, seed=1)
+    assert first_parent(copy) == first_parent(one)
+    assert first_parent(other) != first_parent(one)
 
 
 def test_mlx_tells_what_its_arrays_take() -> None:

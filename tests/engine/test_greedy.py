@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -72,7 +73,7 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.mark.parametrize(("substrate", "overlap"), [("posix", True), ("dense", False)])
 async def test_greedy_answers_equal_mlx_lms_together_and_alone(
-    folder: Path, prompts: list[list[int]], expected: list[list[int]], substrate: str, overlap: bool
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], substrate: Any, overlap: bool
 ) -> None:
     config = replace(ENGINE, substrate=substrate, prefix_keep_s=1000.0, overlap=overlap)
     machine = MachineMemory(8 << 30, 4 << 30)

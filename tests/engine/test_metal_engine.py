@@ -23,7 +23,7 @@ from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
-from tests.engine.models.test_forward import LLAMA3
+from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, greedy
 from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import Device, install
@@ -106,13 +106,15 @@ def test_greedy_answers_equal_mlx_lms_on_every_kind(
     assert device.substrates[0].ended
 
 
-def test_what_the_kernel_of_norms_does_not_know_is_turned_before_it_is_appended(
-    device: Device, tmp_path: Path
+@pytest.mark.parametrize(
+    ("model_type", "scaling"), [("qwen2", LLAMA3), ("llama", YARN), ("qwen3", YARN)]
+)
+def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
+    device: Device, tmp_path: Path, model_type: str, scaling: dict[str, Any]
 ) -> None:
-    """Biases, no norms, and a table of frequencies."""
-    fields: dict[str, Any] = {"model_type": "qwen2", "architectures": []}
+    fields: dict[str, Any] = {"model_type": model_type, "architectures": []}
     spec = replace(SPEC, num_key_value_heads=1, num_attention_heads=2)
-    folder = write_model(tmp_path, spec, seed=5, rope_scaling=LLAMA3, **fields)
+    folder = write_model(tmp_path, spec, seed=5, rope_scaling=scaling, **fields)
     answers = Answers.empty()
     loop = metal_loop(folder, Substrate.SPARSE, answers)
     prompts = {1: list(range(7)), 2: list(range(100))}
@@ -121,8 +123,8 @@ def test_what_the_kernel_of_norms_does_not_know_is_turned_before_it_is_appended(
     run_dry(loop)
     for number, prompt in prompts.items():
         assert answers.tokens[number] == expected(folder, prompt, 6)
-    assert {"append", "decode_attention"} < set(device.calls)
-    assert "project_append" not in device.calls
+    assert {"project_append", "decode_attention"} < set(device.calls)
+    assert "append" not in device.calls
     loop.close()
 
 

@@ -189,7 +189,7 @@ def test_recall_notices_a_slot_that_was_overwritten() -> None:
     buffer = kv._open[1].parts[0].buffer.number
     wrong = mx.full((1, SHAPE.layers[0].kv_heads, SHAPE.layers[0].head_dim), 99.0)
     rows = kv._first.backend.rows([Segment(buffer, 3, 1)])
-    mx.eval(rows.append(mx.zeros((1,)), kv._layers[1], wrong, wrong))
+    mx.eval(rows.append(mx.zeros((1,)), kv._layers[1], wrong, wrong, wrong, None))
     with pytest.raises(WrongSlotError, match="layer 1 keys slot 3"):
         loop.run_once()
 

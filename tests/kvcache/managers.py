@@ -6,6 +6,7 @@ from typing import Any
 from engine.sequence import Sequence as WaitingSequence
 from kvcache.backend import PageBackend
 from kvcache.block_hashes import PrefixSalt
+from kvcache.config import CacheSettings
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
@@ -51,9 +52,10 @@ def manager(
 ) -> KVCacheManager:
     """A cache around any backend, or one for every group."""
     backends = backend if isinstance(backend, list) else [backend]
-    limits = CacheLimits(
-        budget_bytes, max_sequences, free_slack_bytes, max_sharers, shares_prefixes
+    settings = CacheSettings(
+        free_slack_bytes=free_slack_bytes, max_sharers=max_sharers, prefix_cache=shares_prefixes
     )
+    limits = CacheLimits(budget_bytes, max_sequences, settings)
     return KVCacheManager(layout, backends, limits, identity=b"test")
 
 

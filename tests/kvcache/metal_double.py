@@ -51,6 +51,12 @@ class Device:
     """Of the operations that kernels do."""
 
 
+@dataclass(frozen=True)
+class RopeTable:
+    frequencies: list[float]
+    magnitude: float = 1.0
+
+
 class Heap:
     def __init__(self, geometry: "Geometry") -> None:
         self.geometry = geometry
@@ -341,32 +347,38 @@ class Operations:
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        q_weight: mx.array,
-        k_weight: mx.array,
-        eps: float,
-        rope_base: float,
-        rope_scale: float,
+        norms: tuple[mx.array, mx.array, float] | None,
+        rope: RopeTable | None,
         rows: Rows,
         layer: Layer,
         substrate: Substrate,
     ) -> tuple[mx.array, mx.array]:
         self.device.calls.append("project_append")
-        assert queries.dtype == keys.dtype == values.dtype == q_weight.dtype == k_weight.dtype
+        assert queries.dtype == keys.dtype == values.dtype
         positions = mx.array([position for _, position in rows.places()])
 
-        def turned(x: mx.array, weight: mx.array) -> mx.array:
-            normed = mx.fast.rms_norm(x, weight, eps)[:, :, None]
-            return mx.fast.rope(
-                normed,
-                x.shape[-1],
-                traditional=False,
-                base=rope_base,
-                scale=rope_scale,
-                offset=positions,
-            ).squeeze(2)
+        weights, eps = (None, 0.0) if norms is None else (norms[:2], norms[2])
 
-        self._write(rows, layer, turned(keys, k_weight), values, substrate)
-        return mx.zeros((1,)), turned(queries, q_weight)
+        def changed(x: mx.array, which: int) -> mx.array:
+            wide = x.astype(mx.float32)
+            if weights is not None:
+                assert weights[which].dtype == mx.float32
+                wide = mx.fast.rms_norm(wide, weights[which], eps)
+            if rope is not None:
+                assert 2 * len(rope.frequencies) == x.shape[-1]
+                wide = rope.magnitude * mx.fast.rope(
+                    wide[:, :, None],
+                    x.shape[-1],
+                    traditional=False,
+                    base=None,
+                    scale=1.0,
+                    offset=positions,
+                    freqs=1.0 / mx.array(rope.frequencies),
+                ).squeeze(2)
+            return wide.astype(x.dtype)
+
+        self._write(rows, layer, changed(keys, 1), values, substrate)
+        return mx.zeros((1,)), changed(queries, 0)
 
     def decode_attention(
         self,
@@ -472,6 +484,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
         "HAS_METAL": True,
         "Geometry": Geometry,
         "Layer": Layer,
+        "RopeTable": RopeTable,
         "Mapper": operations.make_mapper,
         "CopyCounter": CopyCounter,
         "MetalSubstrate": operations.make_substrate,

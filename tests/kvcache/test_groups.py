@@ -1,5 +1,7 @@
 """A cache whose layers keep rows of two shapes: a sequence has as much in each group."""
 
+from typing import Any
+
 import pytest
 
 import metal_ext
@@ -17,7 +19,7 @@ IDS = list(range(100))
 LAYOUT = two_groups()
 
 
-def cache(fail_at: int = 0, **changes: int) -> tuple[KVCacheManager, list[StrictMemory]]:
+def cache(fail_at: int = 0, **changes: Any) -> tuple[KVCacheManager, list[StrictMemory]]:
     """Memories that refuse the same call. changes: their fields."""
     faults = MemoryFaults(fail_at=fail_at)
     memories = [StrictMemory(group, faults=faults, **changes) for group in LAYOUT.groups]

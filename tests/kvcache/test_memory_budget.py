@@ -1,7 +1,9 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from kvcache.config import CacheSettings
 from kvcache.layout import KVShape, KVSpec, LayoutError
 from kvcache.memory_budget import (
     GIB,
@@ -27,12 +29,18 @@ DEMAND = MemoryDemand(
 )
 REQUEST = CacheRequest(
     substrate=Substrate.POSIX,
-    heap_bytes=64 * MIB,
+    settings=CacheSettings(),
     max_num_seqs=32,
-    page_bytes=None,
-    kv_budget_bytes=None,
     max_model_len=None,
 )
+
+
+def asked(
+    request: CacheRequest = REQUEST, max_model_len: int | None = None, **settings: Any
+) -> CacheRequest:
+    """The same with these settings."""
+    settings_ = replace(request.settings, **settings)
+    return replace(request, settings=settings_, max_model_len=max_model_len)
 
 
 def plan(
@@ -68,7 +76,7 @@ def test_no_more_is_planned_than_all_sequences_can_use() -> None:
 
 
 def test_the_users_own_limits_win() -> None:
-    request = replace(REQUEST, kv_budget_bytes=GIB, max_model_len=2048, page_bytes=16384)
+    request = asked(kv_budget_bytes=GIB, page_bytes=16384, max_model_len=2048)
     found = plan(request=request)
     assert found.kv_budget_bytes <= GIB
     assert found.max_model_len == 2048
@@ -104,7 +112,7 @@ def test_threat_21_what_cannot_work_is_refused_with_the_figure_that_does_not_fit
     demand: dict[str, int], request_: dict[str, int], message: str
 ) -> None:
     with pytest.raises(BudgetError, match=message):
-        plan(replace(DEMAND, **demand), replace(REQUEST, **request_))  # type: ignore[arg-type]
+        plan(replace(DEMAND, **demand), asked(**request_))  # type: ignore[arg-type]
 
 
 ON_GPU = replace(DEMAND, machine_bytes=8 * GIB, headroom_bytes=3 * GIB // 2, on_gpu=True)
@@ -147,7 +155,7 @@ def test_threat_21_a_cache_too_small_for_one_short_sequence_is_refused_with_what
         assert flag in said
     short = replace(REQUEST, max_model_len=2000)
     assert plan(whole, short).max_model_len == 2000
-    own = replace(REQUEST, kv_budget_bytes=64 * MIB)
+    own = asked(kv_budget_bytes=64 * MIB)
     assert plan(replace(enough, weights_bytes=7 * GIB), own).max_model_len < 600, "as he wants it"
 
 
@@ -193,7 +201,9 @@ def test_a_limit_of_the_device_that_changes_nothing_is_not_spoken_of() -> None:
     request = replace(ARENA, max_buffer_bytes=GIB, max_model_len=1000, max_num_seqs=8)
     found = plan(request=request)
     assert (found.max_model_len, found.max_num_seqs, found.note) == (1000, 8, None)
-    wide = plan(request=replace(request, max_buffer_bytes=9 * 128 * MIB, heap_bytes=GIB))
+    wide = plan(
+        request=asked(replace(request, max_buffer_bytes=9 * 128 * MIB), 1000, heap_bytes=GIB)
+    )
     assert wide.note is None
 
 
@@ -210,7 +220,7 @@ def test_metal_pages_are_of_the_sizes_that_the_device_maps(substrate: Substrate)
     assert found.layout.groups[0].page_bytes == 65536
     assert found.kv_budget_bytes > GIB, "only an arena must be one allocation"
     with pytest.raises(LayoutError, match="a page of 32768 bytes is none that the device maps"):
-        plan(request=replace(request, page_bytes=32768))
+        plan(request=asked(request, page_bytes=32768))
 
 
 def test_the_sum_is_printed_line_by_line() -> None:

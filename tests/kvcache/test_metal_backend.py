@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kvcache.backend import BackendFailedError, Charge, NormAndRope, PageBackend, Releases, Segment
+import metal_ext
+from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
 from kvcache.fault_memory import Act, FaultMemory
 from kvcache.layout import KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
@@ -53,7 +54,10 @@ def write(backend: PageBackend, buffer: int, number: float, count: int = 3) -> N
     rows = backend.rows([Segment(buffer, 0, count)])
     values = mx.full((count, SPEC.kv_heads, SPEC.head_dim), number)
     layers = layer_regions(layout(backend.name))
-    mx.eval(rows.end([rows.append(mx.zeros((1,)), layer, values, values) for layer in layers]))
+    token = mx.zeros((1,))
+    mx.eval(
+        rows.end([rows.append(token, layer, values, values, values, None)[0] for layer in layers])
+    )
 
 
 def first_rows(backend: PageBackend, buffer: int, tokens: int, layer: int, kind: str) -> Any:
@@ -295,7 +299,7 @@ def test_decoding_rows_and_chunks_see_exactly_their_own_past(device: Device, kin
         for seq, _, count in plan:
             past[seq].append(mx.stack([keys, values])[:, first : first + count])
             first += count
-        views.append(1, keys, values)
+        views.append(1, keys, keys, values, None)
         got = views.attend(1, queries, 0.125)
         mx.eval(views.step_end([got]))
         assert got.dtype == mx.bfloat16
@@ -323,18 +327,16 @@ def test_norm_rope_and_append_are_one_operation(device: Device) -> None:
     assert join(kv, 1, 10)
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
-    assert views.fuses_projection
     keys, queries = mx.random.normal((4, 2, 64)), mx.random.normal((4, 4, 64))
     weight = mx.full((64,), 2.0)
-    how = NormAndRope(weight, weight, eps=1e-6, rope_base=1e4, rope_scale=1.0)
-    turned = views.project(0, queries, keys, keys, how)
+    rope = metal_ext.RopeTable([1e4 ** (-i / 32) for i in range(32)])
+    how = metal_ext.QKTransform((weight, weight, 1e-6), rope)
+    turned = views.append(0, queries, keys, keys, how)
     mx.eval(views.step_end([turned]))
     assert turned.shape == queries.shape
     normed = mx.fast.rms_norm(queries[:1], weight, 1e-6)
     assert mx.allclose(turned[:1], normed).item(), "the angle of position 0 is 0"
     assert not mx.allclose(turned[1:2], mx.fast.rms_norm(queries[1:2], weight, 1e-6)).item()
-    with pytest.raises(AssertionError, match="of three matrices"):
-        views.project_joined(0, queries, how)
     assert device.calls == ["project_append"]
 
 

@@ -5,6 +5,7 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 import kvcache.native_backends
 import metal_ext
-from kvcache.backend import BackendFailedError, Charge, NormAndRope, PageBackend, Releases, Segment
+from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.native_backends import (
     NativeBackend,
@@ -49,7 +50,9 @@ def write(backend: PageBackend, buffer: int, number: float) -> None:
     """Puts that number into the first three rows of a buffer, in all regions."""
     rows = backend.rows([Segment(buffer, 0, 3)])
     values = mx.full((3, SPEC.kv_heads, SPEC.head_dim), number)
-    tokens = [rows.append(mx.zeros((1,)), layer, values, values) for layer in LAYERS]
+    tokens = [
+        rows.append(mx.zeros((1,)), layer, values, values, values, None)[0] for layer in LAYERS
+    ]
     mx.eval(rows.end(tokens))
 
 
@@ -137,14 +140,24 @@ def test_a_copied_block_holds_the_same_rows_in_every_region_and_is_counted() -> 
     assert backend.copied_bytes == 3 * SHAPE.bytes_per_token
 
 
-def test_a_cpu_takes_no_queries_keys_and_values_of_three_matrices() -> None:
+def test_layers_of_one_rope_share_its_angles(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[metal_ext.RopeTable] = []
+    angles = metal_ext.rope_angles
+
+    def noted(table: metal_ext.RowTable, rope: metal_ext.RopeTable, workers: Any) -> mx.array:
+        made.append(rope)
+        return angles(table, rope, workers)
+
+    monkeypatch.setattr(metal_ext, "rope_angles", noted)
     backend = ready(posix_backend, PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     rows, token = backend.rows([Segment(0, 0, 1)]), mx.zeros((1,))
-    assert not rows.fuses_projection
-    how = NormAndRope(token, token, eps=1e-6, rope_base=1e4, rope_scale=1.0)
-    with pytest.raises(AssertionError, match="of one matrix"):
-        rows.project(token, LAYERS[0], token, token, token, how)
+    heads = mx.ones((1, SPEC.kv_heads, SPEC.head_dim))
+    one, other = (metal_ext.RopeTable([1.0] * (SPEC.head_dim // 2)) for _ in range(2))
+    for layer, rope in itertools.product(LAYERS, (one, other, None)):
+        token, _ = rows.append(token, layer, heads, heads, heads, metal_ext.QKTransform(None, rope))
+    mx.eval(rows.end([token]))
+    assert made == [one, other]
 
 
 def test_a_cpus_memory_needs_no_order_at_its_end() -> None:

@@ -71,13 +71,15 @@ def run_step(kv: KVCacheManager, reference: Reference, plan: list[tuple[int, int
         for kind, arrays in parts.items():
             for (seq, _, _), rows in zip(plan, arrays, strict=True):
                 reference.append(seq, layer, kind, rows)
-        views.append(
+        queries = [reference.rows(count, QUERY_HEADS) for _, _, count in plan]
+        asked = views.append(
             layer,
+            mx.array(np.concatenate(queries)),
             mx.array(np.concatenate(parts["keys"])),
             mx.array(np.concatenate(parts["values"])),
+            None,
         )
-        queries = [reference.rows(count, QUERY_HEADS) for _, _, count in plan]
-        got = np.array(views.attend(layer, mx.array(np.concatenate(queries)), SCALE))
+        got = np.array(views.attend(layer, asked, SCALE))
         want = np.concatenate(
             [
                 reference.attend(seq, layer, start, q)
@@ -114,7 +116,7 @@ def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
     run_step(kv, reference, [(1, 0, 33)])
     views = kv.views([(1, 33, 1)])
     rows = reference.rows(1, 2)
-    views.append(1, mx.array(rows), mx.array(rows))
+    views.append(1, mx.array(rows), mx.array(rows), mx.array(rows), None)
     reference.append(1, 1, kind, rows)
     region = region_of(views, 1, kind, 0)
     np.testing.assert_array_equal(np.array(region), reference.kept[1, 1, kind])
@@ -126,7 +128,8 @@ def test_bfloat16_is_what_two_bytes_are() -> None:
     assert join(kv, 1, 4)
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
-    views.append(0, mx.ones((4, 2, 32)), mx.ones((4, 2, 32)))
+    ones = mx.ones((4, 2, 32))
+    views.append(0, ones, ones, ones, None)
     assert region_of(views, 0, "keys", 0).dtype == mx.bfloat16
 
 
@@ -144,7 +147,8 @@ def test_evaluating_the_end_of_a_step_runs_every_append() -> None:
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
     for layer in range(2):
-        views.append(layer, mx.full((4, 2, 32), 7.0), mx.full((4, 2, 32), 8.0))
+        keys, values = mx.full((4, 2, 32), 7.0), mx.full((4, 2, 32), 8.0)
+        views.append(layer, keys, keys, values, None)
     mx.eval(views.step_end([]))
     rows = kv._first.backend.rows(views.segments)
     for regions in kv._layers:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+# Where older ones have it, too.
+from server.cli.model_files import engine_config  # type: ignore[attr-defined]
+
 import engine
 from engine import substrate
 from engine.build import plan_engine
-from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
+from engine.machine import MachineMemory
 from kvcache.choice import SubstrateChoice
 from kvcache.memory_budget import BudgetError
 from kvcache.metal_device import MetalDevice
 from kvcache.substrates import Substrate
-from server.cli.model_files import engine_config
 from server.config import Config
 
 

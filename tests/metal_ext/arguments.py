@@ -20,6 +20,7 @@ from metal_ext import (
     Layer,
     Mapper,
     PackedLinear,
+    RopeTable,
     RowTable,
     append,
     block_copy,
@@ -75,7 +76,6 @@ class Setting:
         self.token = mx.zeros((1,))
         self.heads = mx.zeros((2, 2, 32))
         self.weight = mx.ones((32,))
-        self.joined = mx.zeros((2, 6 * 32))
         self.packed = PackedLinear([mx.ones((OUTPUTS, INPUTS))], self.workers, [])
         self.down = PackedLinear([mx.ones((INPUTS, OUTPUTS // 2))], self.workers, [])
         self.x = mx.ones((2, INPUTS))
@@ -128,27 +128,27 @@ class Setting:
         return append(**given, rows=self.two_rows, layer=layer or self.layer, workers=self.workers)
 
     def project(
-        self, query_heads: int = 2, kv_heads: int = 2, **arrays: mx.array
+        self,
+        layer: Layer | None = None,
+        q_weight: mx.array | None = None,
+        k_weight: mx.array | None = None,
+        **arrays: mx.array,
     ) -> tuple[mx.array, mx.array]:
+        one, other = (self.weight if x is None else x for x in (q_weight, k_weight))
         given = {
             "token": self.token,
-            "joined": self.joined,
-            "q_weight": self.weight,
-            "k_weight": self.weight,
-            "angles": mx.zeros((2, 32)),
+            "queries": self.heads,
+            "keys": self.heads,
+            "values": self.heads,
+            "angles": rope_angles(self.two_rows, RopeTable([1.0] * 16), self.workers),
         }
         return project_append(
             **(given | arrays),
-            eps=1e-6,
+            norms=(one, other, 1e-6),
             rows=self.two_rows,
-            layer=self.layer,
-            query_heads=query_heads,
-            kv_heads=kv_heads,
+            layer=layer or self.layer,
             workers=self.workers,
         )
-
-    def angles(self, head_dim: int) -> mx.array:
-        return rope_angles(self.rows, head_dim, 1e4, 1.0, self.workers)
 
     def view(
         self,
@@ -318,11 +318,12 @@ INTERVALS = {
     "block_copy.tokens": Argument(
         "tokens", 1, SHAPE.tokens_per_block, lambda s, n: s.copy(tokens=n)
     ),
-    "rope_angles.head_dim": Argument("head_dim", 2, 256, lambda s, n: s.angles(n)),
-    "project_append.query_heads": Argument(
-        "query_heads", 1, 256, lambda s, n: s.project(query_heads=n)
+    "Layer.key_region by project_append": Argument(
+        "key_region", 0, 1, lambda s, n: s.project(Layer(n, 1, mx.float32))
     ),
-    "project_append.kv_heads": Argument("kv_heads", 1, 2, lambda s, n: s.project(kv_heads=n)),
+    "Layer.value_region by project_append": Argument(
+        "value_region", 0, 1, lambda s, n: s.project(Layer(0, n, mx.float32))
+    ),
 }
 # Integers of which few are right: others are a ValueError.
 CHOICES: dict[str, Callable[[Setting, int], object]] = {
@@ -348,9 +349,11 @@ ARRAYS: dict[str, Arrays] = {
     "region_view.token": lambda s, x: s.view(token=x),
     "block_copy.token": lambda s, x: s.copy(token=x),
     "project_append.token": lambda s, x: s.project(token=x),
-    "project_append.joined": lambda s, x: s.project(joined=x),
-    "project_append.q_weight": lambda s, x: s.project(q_weight=x),
-    "project_append.k_weight": lambda s, x: s.project(k_weight=x),
+    "project_append.queries": lambda s, x: s.project(queries=x),
+    "project_append.keys": lambda s, x: s.project(keys=x, values=x),
+    "project_append.values": lambda s, x: s.project(values=x),
+    "project_append.norms.0": lambda s, x: s.project(q_weight=x),
+    "project_append.norms.1": lambda s, x: s.project(k_weight=x),
     "project_append.angles": lambda s, x: s.project(angles=x),
     "PackedLinear.weights": lambda s, x: PackedLinear([x], s.workers, []),
     "PackedLinear.weights by codes": lambda s, x: s.pack(words=x),
@@ -449,8 +452,9 @@ def _inside(annotation: ast.expr, kind: str) -> Iterator[str]:
     """Where in an annotation the type stands: "" for itself, ".2" in a tuple."""
     if ast.unparse(annotation).removesuffix(" | None") == kind:
         yield ""
-    elif isinstance(annotation, ast.BinOp):
+    elif isinstance(annotation, ast.BinOp):  # one of several types
         yield from _inside(annotation.left, kind)
+        yield from _inside(annotation.right, kind)
     elif isinstance(annotation, ast.Subscript):
         parts = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else None
         if parts is None:

@@ -4,7 +4,7 @@ and whatever else somebody might hand over where a number or an array belongs.""
 import mlx.core as mx
 import pytest
 
-from metal_ext import AddressRange, RowTable, region_view
+from metal_ext import AddressRange, RopeTable, RowTable, region_view, rope_angles
 from tests.metal_ext.arguments import (
     ARRAYS,
     INTEGERS,
@@ -74,8 +74,9 @@ def test_the_ends_of_every_interval_are_accepted(setting: Setting) -> None:
     assert setting.view(region=1, tokens=MAPPED_TOKENS).shape == (MAPPED_TOKENS, 2, 32)
     assert setting.view(kv_heads=1, head_dim=64).shape == (1, 1, 64)
     assert setting.copy(MAPPED_BLOCKS - 1, 0, 16).shape == (1,)
-    assert setting.angles(2).shape == (3, 2)
-    assert setting.angles(256).shape == (3, 256)
+    for count in (1, 128):
+        angles = rope_angles(setting.rows, RopeTable([1.0] * count), setting.workers)
+        assert angles.shape == (3, 2 * count)
     assert setting.mapper.wait(0, 0.0) is True
     assert setting.mapper.wait(0, 3600.0) is True
 

@@ -11,6 +11,7 @@ from metal_ext import (
     AddressRange,
     CpuWorkers,
     Layer,
+    RopeTable,
     RowTable,
     instruction_sets,
     project_append,
@@ -49,6 +50,13 @@ def turns(places: np.ndarray, head_dim: int, base: float, scale: float) -> Float
     return result
 
 
+def table(
+    head_dim: int, base: float = BASE, scale: float = 1.0, magnitude: float = 1.0
+) -> RopeTable:
+    frequencies = scale * base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
+    return RopeTable(frequencies.tolist(), magnitude)
+
+
 def turned(heads: Floats, angles: Floats) -> Floats:
     """RoPE of ``[rows, heads, head_dim]``: the first half against the second."""
     first, second = np.split(heads, 2, axis=-1)
@@ -64,40 +72,53 @@ class Projection:
         self.paged = PagedLayer((40, 200, 90), dtype=dtype, workers=workers, **how)
         heads, dims = self.paged.kv_heads, self.paged.head_dim
         self.rows = self.paged.rows(*SEGMENTS)
-        self.joined = normal((len(self.rows), (QUERY_HEADS + 2 * heads) * dims), mx.float32, 1)
+        joined = normal((len(self.rows), QUERY_HEADS + 2 * heads, dims), mx.float32, 1)
+        self.queries, self.keys, self.values = mx.split(
+            joined, [QUERY_HEADS, QUERY_HEADS + heads], axis=1
+        )
         self.weights = [1 + 0.2 * normal((dims,), mx.float32, seed) for seed in (2, 3)]
-        self.angles = rope_angles(self.rows, dims, BASE, 1.0, workers)
+        self.angles = rope_angles(self.rows, table(dims), workers)
+
+    @property
+    def heads(self) -> dict[str, mx.array]:
+        return {"queries": self.queries, "keys": self.keys, "values": self.values}
 
     def run(self, **changes: Any) -> tuple[mx.array, mx.array]:
         """The new token and the queries. changes: other arguments."""
         how: dict[str, Any] = {
             "token": self.paged.token,
-            "joined": self.joined,
-            "q_weight": self.weights[0],
-            "k_weight": self.weights[1],
-            "eps": EPS,
+            **self.heads,
+            "norms": (*self.weights, EPS),
             "angles": self.angles,
             "rows": self.rows,
             "layer": self.paged.layer,
-            "query_heads": QUERY_HEADS,
-            "kv_heads": self.paged.kv_heads,
             "workers": self.workers,
         }
         made: tuple[mx.array, mx.array] = project_append(**how | changes)
         return made
 
-    def expected(self) -> tuple[Floats, Floats, Floats]:
+    def expected(self, *, norms: bool = True, rope: bool = True) -> tuple[Floats, Floats, Floats]:
         """Queries, keys and values in float64."""
-        heads, dims = self.paged.kv_heads, self.paged.head_dim
-        rows = exact(self.joined).reshape(len(self.rows), -1, dims)
-        queries, keys, values = np.split(rows, [QUERY_HEADS, QUERY_HEADS + heads], axis=1)
-        angles = turns(positions(SEGMENTS), dims, BASE, 1.0)
-        q_weight, k_weight = (exact(weight) for weight in self.weights)
-        return (
-            turned(normed(queries, q_weight, EPS), angles),
-            turned(normed(keys, k_weight, EPS), angles),
-            values,
-        )
+        queries, keys, values = (exact(x) for x in (self.queries, self.keys, self.values))
+        if norms:
+            q_weight, k_weight = (exact(weight) for weight in self.weights)
+            queries, keys = normed(queries, q_weight, EPS), normed(keys, k_weight, EPS)
+        if rope:
+            angles = turns(positions(SEGMENTS), self.paged.head_dim, BASE, 1.0)
+            queries, keys = turned(queries, angles), turned(keys, angles)
+        return queries, keys, values
+
+    def check_kept(self, keys: Floats, values: Floats, tolerance: float) -> None:
+        """Compares what stands in the regions."""
+        first = 0
+        for sequence, start, count in SEGMENTS:
+            part, place = slice(first, first + count), slice(start, start + count)
+            written = self.paged.numbers(sequence, KEY_REGION)[place]
+            assert close(written, keys[part], tolerance), sequence
+            written = self.paged.numbers(sequence, VALUE_REGION)[place]
+            kept = mx.array(values[part].astype(np.float32)).astype(self.paged.dtype)
+            assert np.array_equal(written, exact(kept)), sequence
+            first += count
 
 
 def close(got: Floats, want: Floats, tolerance: float) -> bool:
@@ -118,15 +139,41 @@ def test_queries_come_back_and_keys_and_values_are_where_they_belong(
     assert (queries.shape, queries.dtype) == ((44, QUERY_HEADS, head_dim), mx.float32)
     assert close(exact(queries), want, TOLERANCE)
     rounding = 2.0**-8 if dtype == mx.bfloat16 else 0.0
-    first = 0
-    for sequence, start, count in SEGMENTS:
-        part, place = slice(first, first + count), slice(start, start + count)
-        written = its.paged.numbers(sequence, KEY_REGION)[place]
-        assert close(written, keys[part], TOLERANCE + rounding), sequence
-        written = its.paged.numbers(sequence, VALUE_REGION)[place]
-        kept = mx.array(values[part].astype(np.float32)).astype(dtype)
-        assert np.array_equal(written, exact(kept)), sequence
-        first += count
+    its.check_kept(keys, values, TOLERANCE + rounding)
+
+
+@EACH_SET
+@pytest.mark.parametrize(("norms", "rope"), [(True, False), (False, True), (False, False)])
+def test_norms_and_rope_are_each_where_they_are_wanted(
+    instruction_set: str, norms: bool, rope: bool
+) -> None:
+    its = Projection(CpuWorkers(2, instruction_set))
+    absent: dict[str, Any] = {} if norms else {"norms": None}
+    absent |= {} if rope else {"angles": None}
+    _, queries = its.run(**absent)
+    mx.eval(queries)
+    want, keys, values = its.expected(norms=norms, rope=rope)
+    tolerance = TOLERANCE if norms or rope else 0.0
+    assert close(exact(queries), want, tolerance)
+    its.check_kept(keys, values, tolerance)
+
+
+@pytest.mark.parametrize(("norms", "rope"), [(True, True), (False, True), (False, False)])
+def test_heads_in_bfloat16_are_computed_in_float32_and_rounded_once(
+    norms: bool, rope: bool
+) -> None:
+    its = Projection(CpuWorkers(2))
+    its.queries, its.keys, its.values = (
+        x.astype(mx.bfloat16) for x in (its.queries, its.keys, its.values)
+    )
+    absent: dict[str, Any] = {} if norms else {"norms": None}
+    absent |= {} if rope else {"angles": None}
+    _, queries = its.run(**absent)
+    other = Projection(CpuWorkers(1))
+    _, exactly = other.run(**absent | {n: x.astype(mx.float32) for n, x in its.heads.items()})
+    mx.eval(queries, exactly)
+    assert same_bits(queries, exactly.astype(mx.bfloat16))
+    assert its.paged.snapshot() == other.paged.snapshot()
 
 
 def test_nothing_else_is_written() -> None:
@@ -163,8 +210,14 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
         places = positions(SEGMENTS)
         sequence = 1 if row < 40 else 0
         rows = other.paged.rows((sequence, int(places[row]), 1))
-        angles = rope_angles(rows, 32, BASE, 1.0, other.workers)
-        _, alone = other.run(joined=other.joined[row : row + 1], angles=angles, rows=rows)
+        one = slice(row, row + 1)
+        _, alone = other.run(
+            queries=other.queries[one],
+            keys=other.keys[one],
+            values=other.values[one],
+            angles=rope_angles(rows, table(32), other.workers),
+            rows=rows,
+        )
         assert same_bits(alone, queries[row : row + 1])
 
 
@@ -172,9 +225,9 @@ def test_a_row_that_is_no_number_stays_alone() -> None:
     its = Projection(CpuWorkers(2))
     _, want = its.run()
     mx.eval(want)
-    ill = mx.array(its.joined)
+    ill = mx.array(its.queries)
     ill[5] = np.nan
-    _, got = its.run(joined=ill)
+    _, got = its.run(queries=ill)
     others = mx.array([row for row in range(44) if row != 5])
     assert same_bits(got[others], want[others])
     assert mx.all(mx.isnan(got[5])).item()
@@ -184,9 +237,14 @@ def test_all_may_have_any_strides() -> None:
     its = Projection(CpuWorkers(2))
     _, want = its.run()
     _, got = its.run(
-        joined=mx.contiguous(its.joined.T).T,
-        q_weight=mx.repeat(its.weights[0], 2)[::2],
-        k_weight=mx.contiguous(its.weights[1][::-1])[::-1],
+        queries=mx.contiguous(its.queries.T).T,
+        keys=mx.contiguous(its.keys[::-1])[::-1],
+        values=mx.repeat(its.values, 2, axis=2)[..., ::2],
+        norms=(
+            mx.repeat(its.weights[0], 2)[::2],
+            mx.contiguous(its.weights[1][::-1])[::-1],
+            EPS,
+        ),
         angles=mx.contiguous(its.angles.T).T,
     )
     assert same_bits(got, want)
@@ -213,116 +271,142 @@ def test_the_token_is_as_it_was_and_what_reads_it_comes_behind() -> None:
 def test_angles_are_exact_to_the_last_bit_but_one(
     instruction_set: str, head_dim: int, base: float, scale: float
 ) -> None:
-    paged = PagedLayer((40, 200, 90))
-    angles = rope_angles(
-        paged.rows(*SEGMENTS), head_dim, base, scale, CpuWorkers(2, instruction_set)
-    )
+    rows = PagedLayer((40, 200, 90)).rows(*SEGMENTS)
+    workers = CpuWorkers(2, instruction_set)
+    angles = rope_angles(rows, table(head_dim, base, scale), workers)
     want = turns(positions(SEGMENTS), head_dim, base, scale)
+    both = np.concatenate([np.cos(want), np.sin(want)], axis=1)
     assert (angles.shape, angles.dtype) == ((44, head_dim), mx.float32)
-    np.testing.assert_allclose(
-        exact(angles), np.concatenate([np.cos(want), np.sin(want)], axis=1), atol=1.2e-7
-    )
+    np.testing.assert_allclose(exact(angles), both, atol=1.2e-7)
+    longer = rope_angles(rows, table(head_dim, base, scale, magnitude=1.5), workers)
+    np.testing.assert_allclose(exact(longer), 1.5 * both, atol=1.8e-7)
 
 
 def test_angles_far_out_are_as_exact_as_near_by() -> None:
     paged = PagedLayer((40_000,), kv_heads=1)
-    angles = rope_angles(paged.rows((0, 39_990, 10)), 64, 1e6, 1.0, CpuWorkers(1))
+    angles = rope_angles(paged.rows((0, 39_990, 10)), table(64, 1e6), CpuWorkers(1))
     want = turns(np.arange(39_990, 40_000), 64, 1e6, 1.0)
     np.testing.assert_allclose(exact(angles)[:, :32], np.cos(want), atol=1.2e-7)
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "base", "scale", "message"),
+    ("frequencies", "magnitude", "message"),
     [
-        (3, 1e4, 1.0, "head_dim must be even"),
-        (32, 0.0, 1.0, "base must be a positive number"),
-        (32, -1.0, 1.0, "base must be a positive number"),
-        (32, np.inf, 1.0, "base must be a positive number"),
-        (32, np.nan, 1.0, "base must be a positive number"),
-        (32, 1e4, np.inf, "and scale a number"),
-        (32, 1e4, np.nan, "and scale a number"),
+        ([], 1.0, "1 to 128 of them"),
+        ([1.0] * 129, 1.0, "1 to 128 of them"),
+        ([1.0, np.inf], 1.0, "frequencies must be numbers"),
+        ([np.nan], 1.0, "frequencies must be numbers"),
+        ([1.0], 0.0, "magnitude must be a positive number"),
+        ([1.0], -1.0, "magnitude must be a positive number"),
+        ([1.0], np.inf, "magnitude must be a positive number"),
+        ([1.0], np.nan, "magnitude must be a positive number"),
     ],
 )
-def test_angles_that_are_none_are_refused(
-    head_dim: int, base: float, scale: float, message: str
+def test_threat_20_frequencies_that_are_none_are_refused(
+    frequencies: list[float], magnitude: float, message: str
 ) -> None:
-    rows = PagedLayer((4,)).newest()
     with pytest.raises(ValueError, match=message):
-        rope_angles(rows, head_dim, base, scale, CpuWorkers(1))
+        RopeTable(frequencies, magnitude)
 
 
 # --- what is refused -----------------------------------------------------------------------------
 
 Changes = Callable[[Projection], dict[str, Any]]
 REFUSED: list[tuple[str, Changes, type[Exception], str]] = [
-    ("fewer rows", lambda p: {"joined": p.joined[:-1]}, ValueError, "joined does not fit"),
-    ("no rows", lambda p: {"joined": p.joined[:0]}, ValueError, "joined does not fit"),
-    ("fewer heads", lambda p: {"joined": p.joined[:, :-32]}, ValueError, "joined does not fit"),
+    ("fewer rows", lambda p: {"queries": p.queries[:-1]}, ValueError, "queries has 43 rows"),
+    ("no rows", lambda p: {"queries": p.queries[:0]}, ValueError, "queries has 0 rows"),
     (
-        "heads of their own",
-        lambda p: {"joined": p.joined.reshape(44, -1, 32)},
+        "fewer rows to keep",
+        lambda p: {"keys": p.keys[1:], "values": p.values[1:]},
         ValueError,
-        "joined does not fit",
+        "keys has 43 rows",
+    ),
+    ("fewer values", lambda p: {"values": p.values[1:]}, ValueError, "different shapes"),
+    (
+        "heads in one piece",
+        lambda p: {"queries": p.queries.reshape(44, -1)},
+        ValueError,
+        "queries has 2 dimensions",
     ),
     (
-        "rows in bfloat16",
-        lambda p: {"joined": p.joined.astype(mx.bfloat16)},
+        "heads in float16",
+        lambda p: {"queries": p.queries.astype(mx.float16)},
         ValueError,
-        "joined does not fit the rows, or is no float32",
+        "queries must be float32 or bfloat16",
     ),
-    ("other heads", lambda _: {"query_heads": 4}, ValueError, "joined does not fit"),
-    ("uneven heads", lambda _: {"query_heads": 7}, ValueError, "cannot share 2 KV heads evenly"),
-    ("no heads", lambda _: {"query_heads": 0}, IndexError, "query_heads"),
-    ("no K and V", lambda _: {"kv_heads": 0}, IndexError, "kv_heads"),
-    ("K and V of other rows", lambda _: {"kv_heads": 1}, ValueError, "region 2 has rows of 256"),
+    (
+        "queries of other heads",
+        lambda p: {"queries": p.queries[..., :16]},
+        ValueError,
+        "a different head_dim",
+    ),
+    (
+        "uneven heads",
+        lambda p: {"queries": p.queries[:, 1:]},
+        ValueError,
+        "cannot share 2 KV heads evenly",
+    ),
+    ("no heads", lambda p: {"queries": p.queries[:, :0]}, IndexError, "query_heads"),
+    (
+        "no K and V",
+        lambda p: {"keys": p.keys[:, :0], "values": p.values[:, :0]},
+        IndexError,
+        "kv_heads",
+    ),
+    (
+        "K and V of other rows",
+        lambda p: {"keys": p.keys[:, :1], "values": p.values[:, :1]},
+        ValueError,
+        "region 2 has rows of 256",
+    ),
+    (
+        "strange heads",
+        lambda p: {n: x[..., :30] for n, x in p.heads.items()},
+        ValueError,
+        "head_dim is 30",
+    ),
     (
         "a norm of other heads",
-        lambda _: {"q_weight": mx.ones((64,))},
+        lambda p: {"norms": (mx.ones((64,)), p.weights[1], EPS)},
         ValueError,
-        "region 2 has rows of 256 bytes",
-    ),
-    (
-        "a norm of strange heads",
-        lambda _: {"q_weight": mx.ones((48,))},
-        ValueError,
-        "head_dim is 48",
+        r"q_weight must be \[32\] float32",
     ),
     (
         "a norm of two dimensions",
-        lambda _: {"q_weight": mx.ones((1, 32))},
+        lambda p: {"norms": (mx.ones((1, 32)), p.weights[1], EPS)},
         ValueError,
-        "query_weight does not fit",
+        r"q_weight must be \[32\] float32",
     ),
     (
         "a norm in bfloat16",
-        lambda _: {"q_weight": mx.ones((32,), mx.bfloat16)},
+        lambda p: {"norms": (mx.ones((32,), mx.bfloat16), p.weights[1], EPS)},
         ValueError,
-        "query_weight does not fit",
+        r"q_weight must be \[32\] float32",
     ),
     (
         "another norm of keys",
-        lambda _: {"k_weight": mx.ones((16,))},
+        lambda p: {"norms": (p.weights[0], mx.ones((16,)), EPS)},
         ValueError,
-        "key_weight does not fit",
+        r"k_weight must be \[32\] float32",
     ),
     (
         "a norm of keys in float16",
-        lambda _: {"k_weight": mx.ones((32,), mx.float16)},
+        lambda p: {"norms": (p.weights[0], mx.ones((32,), mx.float16), EPS)},
         ValueError,
-        "key_weight does not fit",
+        r"k_weight must be \[32\] float32",
     ),
-    ("angles of fewer rows", lambda p: {"angles": p.angles[:3]}, ValueError, "angles does not"),
+    ("angles of fewer rows", lambda p: {"angles": p.angles[:3]}, ValueError, "angles do not"),
     (
         "angles of half a head",
         lambda p: {"angles": p.angles[:, :16]},
         ValueError,
-        "angles does not",
+        "angles do not",
     ),
     (
         "angles in bfloat16",
         lambda p: {"angles": p.angles.astype(mx.bfloat16)},
         ValueError,
-        "angles does not",
+        "angles do not",
     ),
     (
         "K and V in float16",
@@ -364,6 +448,6 @@ def test_a_row_in_a_block_of_others_is_refused() -> None:
     shared = AddressRange.sparse(its.paged.shape.geometry())
     shared.map(its.paged.heap, 0, 0, 1, writable=False)
     rows = RowTable([(shared, 2, 1)])
-    angles = rope_angles(rows, 32, BASE, 1.0, its.workers)
+    angles = rope_angles(rows, table(32), its.workers)
     with pytest.raises(IndexError, match="read-only"):
-        its.run(joined=its.joined[:1], rows=rows, angles=angles)
+        its.run(**{name: x[:1] for name, x in its.heads.items()}, rows=rows, angles=angles)

@@ -4,8 +4,16 @@ from collections.abc import Callable
 
 from typer.testing import Result
 
+from server.config import MIB, Tables
+
 ENGINE, SETTINGS, MODEL = 1, 2, 3
 Run = Callable[..., Result]
+# Settings of a server that needs little.
+SMALL: Tables = {
+    "server": {"port": 0},
+    "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
+    "cache": {"kv_budget": 8 * MIB, "heap_size": MIB, "free_slack": MIB, "page_size": 4096},
+}
 
 
 def one_sentence(result: Result, code: int) -> str:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message
 
 from engine.client import EngineClient
 from kvcache.views import KVViews
+from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
 from server.cli.serve import grammar_compiler
 from server.config import Config
@@ -28,7 +29,7 @@ from server.text.conversation import Conversation, Turn
 from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB, recall_loop
-from tests.recall import RecallModel, recall_many
+from tests.recall import RecallModel, positions_of, recall_many
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -84,12 +85,10 @@ class ScriptedModel(RecallModel):
     script: list[int] = field(default_factory=list)
     _prompt_end: int = 0
 
-    def __call__(
-        self, token_ids: mx.array, positions: mx.array, views: KVViews, rows: mx.array | None
-    ) -> mx.array | None:
+    def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
         self.gate.pass_through()
-        logits = super().__call__(token_ids, positions, views, rows)
-        places = np.array(positions)
+        logits = super().hidden(token_ids, views, rows)
+        places = positions_of(views)
         if len(places) > 1:
             self._prompt_end = int(places[-1])
         if logits is None or rows is None:
@@ -195,15 +194,24 @@ def make_service(
     *,
     defaults: Json | None = None,
     stop_token_ids: frozenset[int] = frozenset(),
+    secret: bytes = b"secret",
 ) -> Service:
-    """A service of one model under several names."""
+    """A service of one model under several names. secret: of its salts."""
     model = ServedModel((MODEL, *OTHER_NAMES), defaults or {}, stop_token_ids)
     config = config or Config()
     grammars = grammar_compiler(config, tokenizer, model, client.limits.vocab_size)
     calls = WrittenCalls(config.limits.max_written_call_bytes)
     reasoning_cache = ReasoningCache(config.limits.max_thought_bytes)
     return Service(
-        config, model, tokenizer, client, Metrics(client), grammars, calls, reasoning_cache
+        config,
+        model,
+        tokenizer,
+        client,
+        Metrics(client),
+        grammars,
+        calls,
+        reasoning_cache,
+        Salts(secret),
     )
 
 

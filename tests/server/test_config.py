@@ -7,7 +7,7 @@ from pydantic_settings import SettingsError
 
 from engine.monitor import POLL_S
 from kvcache.backend import MAPPING_LIMIT_S
-from server.config import MIB, Config, load, read_file
+from server.config import MIB, Config, engine_config, load, read_file
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     assert config.server.port == 3
     # What the winner does not name comes from the others.
     assert config.server.host == "0.0.0.0"
-    assert config.cache.kv_budget == 1024 * MIB
+    assert engine_config(config).kv_budget_bytes == 1024 * MIB
     assert config.server.sse_ping_s == Config().server.sse_ping_s
 
 
@@ -45,7 +45,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     [("4GiB", 4 * 1024 * MIB), ("512MiB", 512 * MIB), ("65536", 65536), (65536, 65536)],
 )
 def test_sizes_take_units(size: Any, in_bytes: int) -> None:
-    assert load({}, {"cache": {"heap_size": size}}).cache.heap_size == in_bytes
+    assert engine_config(load({}, {"cache": {"heap_size": size}})).heap_bytes == in_bytes
 
 
 @pytest.mark.parametrize(

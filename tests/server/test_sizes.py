@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.config import load, parse_size, read_file
+from server.config import engine_config, load, parse_size, read_file
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
 
@@ -57,7 +57,7 @@ NO_SIZES = [
 @pytest.mark.parametrize(("written", "in_bytes"), SIZES)
 def test_a_size_is_a_number_and_its_unit(written: Any, in_bytes: int) -> None:
     assert parse_size(written) == in_bytes
-    assert load({}, {"cache": {"heap_size": written}}).cache.heap_size == in_bytes
+    assert engine_config(load({}, {"cache": {"heap_size": written}})).heap_bytes == in_bytes
 
 
 def test_a_size_comes_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +65,9 @@ def test_a_size_comes_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_text("[cache]\nkv_budget = '4.5GiB'\nheap_size = 1048576\n[limits]\n")
     monkeypatch.setenv("QUIRE_CACHE__HEADROOM", "4 gib")
     settings = load(read_file(file), {"limits": {"max_header_bytes": "64KiB"}})
-    assert (settings.cache.kv_budget, settings.cache.heap_size) == (9 * GIB // 2, 1048576)
-    assert (settings.cache.headroom, settings.limits.max_header_bytes) == (4 * GIB, 65536)
+    config = engine_config(settings)
+    assert (config.kv_budget_bytes, config.heap_bytes) == (9 * GIB // 2, 1048576)
+    assert (config.headroom_bytes, settings.limits.max_header_bytes) == (4 * GIB, 65536)
 
 
 @pytest.mark.parametrize("written", NO_SIZES)

@@ -18,8 +18,7 @@ from engine.types import EngineLimits, PrefixSalt
 from kvcache.choice import SubstrateChoice
 from kvcache.memory_budget import MemoryPlan
 from kvcache.substrates import Substrate
-from server.cli.model_files import engine_config
-from server.config import Config
+from server.config import Config, engine_config
 from tests.kvcache.strict_memory import Manners
 from tests.metal.roofline import MODELS
 from tests.models import write_config

@@ -1,9 +1,11 @@
 """An engine of production parts on a simulated machine."""
 
+import math
 from collections.abc import Callable
 from random import Random
 
-from engine.loop import Emit, EngineLoop, LoopOptions
+from engine.config import EngineConfig
+from engine.loop import Emit, EngineLoop
 from engine.scheduler import Scheduler
 from engine.token_budget import TokenBudget
 from kvcache.backend import Releases
@@ -37,13 +39,17 @@ class Machine:
         ]
         self.memory = self.memories[0]
         """All are of one kind, and share their faults."""
-        limits = CacheLimits(
-            engine.budget_bytes,
-            engine.limits.max_num_seqs,
-            engine.free_slack_bytes,
-            engine.max_sharers,
-            engine.shares_prefixes,
+        config = EngineConfig(
+            free_slack_bytes=engine.free_slack_bytes,
+            max_sharers=engine.max_sharers,
+            prefix_cache=engine.shares_prefixes,
+            idle_release_s=engine.idle_release_s,
+            prefix_keep_s=engine.prefix_keep_s,
+            overlap=world.overlap,
+            max_step_mask_s=math.inf,
+            grammar_bytes=0,
         )
+        limits = CacheLimits(engine.budget_bytes, engine.limits.max_num_seqs, config)
         self.kv = KVCacheManager(engine.layout, self.memories, limits, identity=b"simulated")
         device = world.device
         self.faults = DeviceFaults(
@@ -71,12 +77,7 @@ class Machine:
             self.scheduler,
             self.kv,
             self.runner,
-            LoopOptions(
-                engine.idle_release_s,
-                engine.prefix_keep_s,
-                check_every_step=False,
-                overlap=world.overlap,
-            ),
+            config,
             emit=emit,
             clock=self.clock,
         )

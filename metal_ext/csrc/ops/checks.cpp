@@ -39,6 +39,17 @@ void check_same_shape(const mx::array& keys, const mx::array& values) {
   }
 }
 
+void check_projected(
+    const mx::array& queries, const mx::array& keys, const mx::array& values,
+    const RowTable& rows) {
+  check_same_shape(keys, values);
+  check_row_count("queries", queries, rows);
+  check_row_count("keys", keys, rows);
+  if (queries.shape(2) != keys.shape(2)) {
+    throw std::invalid_argument("queries and keys have a different head_dim");
+  }
+}
+
 void check_heads(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads) {
   const auto last = static_cast<int64_t>(geometry.regions()) - 1;

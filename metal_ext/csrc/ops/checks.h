@@ -17,6 +17,11 @@ void check_rows_shape(const char* name, const mx::array& x);
 void check_row_count(const char* name, const mx::array& x, const RowTable& rows);
 // Throws std::invalid_argument unless keys and values have one shape.
 void check_same_shape(const mx::array& keys, const mx::array& values);
+// Throws std::invalid_argument unless queries, keys and values, [rows, heads, head_dim] each, fit
+// each other and the table's rows.
+void check_projected(
+    const mx::array& queries, const mx::array& keys, const mx::array& values,
+    const RowTable& rows);
 // Checks that both regions of the layer exist and that query heads can share KV heads.
 void check_heads(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads);

@@ -1,11 +1,11 @@
 #include "ops/project.h"
 
 #include <cmath>
-#include <string>
+#include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "core/checked.h"
-#include "cpu/head_dims.h"
 #include "mlx/ops.h"
 #include "ops/kv_rows.h"
 #include "ops/primitive.h"
@@ -15,29 +15,26 @@ namespace {
 
 class RopeAngles final : public CachePrimitive {
  public:
-  RopeAngles(Rows rows, double base, double scale, Workers workers)
+  RopeAngles(Rows rows, std::shared_ptr<const RopeTable> rope, Workers workers)
       : CachePrimitive("rope_angles"),
         rows_(std::move(rows)),
-        base_(base),
-        scale_(scale),
+        rope_(std::move(rope)),
         workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& out) override {
     allocate(out[0]);
-    enqueue([rows = rows_, base = base_, scale = scale_, workers = workers_,
+    enqueue([rows = rows_, rope = rope_, workers = workers_,
              result = mx::array::unsafe_weak_copy(out[0])]() mutable {
-      const auto half = static_cast<size_t>(result.shape(1)) / 2;
-      std::vector<double> turns(half);
-      for (size_t i = 0; i < half; ++i) {
-        turns[i] = scale * std::pow(base, -static_cast<double>(i) / static_cast<double>(half));
-      }
+      const std::vector<double>& frequencies = rope->frequencies;
+      const size_t half = frequencies.size();
       const auto held = workers->pool.hold();
       for_each_row(workers->pool, rows->rows().size(), [&](size_t row, size_t) {
         const auto position = static_cast<double>(rows->rows()[row].position);
         float* const angles = result.data<float>() + row * 2 * half;
         for (size_t i = 0; i < half; ++i) {
-          angles[i] = static_cast<float>(std::cos(position * turns[i]));
-          angles[half + i] = static_cast<float>(std::sin(position * turns[i]));
+          const double angle = position * frequencies[i];
+          angles[i] = static_cast<float>(std::cos(angle) * rope->magnitude);
+          angles[half + i] = static_cast<float>(std::sin(angle) * rope->magnitude);
         }
       });
     });
@@ -45,55 +42,85 @@ class RopeAngles final : public CachePrimitive {
 
  private:
   Rows rows_;
-  double base_;
-  double scale_;
+  std::shared_ptr<const RopeTable> rope_;
   Workers workers_;
 };
 
-// Inputs: the token, queries, keys and values, both norms' weights, the angles.
+// What is done to a row's heads. A null pointer: not that.
+struct HeadWork {
+  const cpu::Kernels& kernels;
+  size_t dims;
+  float eps;
+  const float* angles;
+  float* normed;  // [dims], for its own use
+
+  void run(const float* heads, size_t count, const float* weight, float* to) const {
+    for (size_t i = 0; i < count * dims; i += dims) {
+      const float* head = heads + i;
+      if (weight != nullptr) {
+        float* const target = angles == nullptr ? to + i : normed;
+        kernels.layer.rms_norm(head, weight, eps, dims, target);
+        head = target;
+      }
+      if (angles != nullptr) {
+        kernels.layer.rotate(head, angles, dims, to + i);
+      } else if (weight == nullptr) {
+        std::memcpy(to + i, head, dims * sizeof(float));
+      }
+    }
+  }
+};
+
+// Inputs: the token, queries, keys and values, then both norms' weights and the angles, where they
+// are given.
 class ProjectAppend final : public CachePrimitive {
  public:
-  ProjectAppend(Rows rows, Layer layer, cpu::HeadShape shape, float eps, Workers workers)
+  ProjectAppend(
+      Rows rows, Layer layer, cpu::HeadShape shape, std::optional<float> eps, bool turns,
+      Workers workers)
       : CachePrimitive("project_append"),
         rows_(std::move(rows)),
         layer_(layer),
         shape_(shape),
         eps_(eps),
+        turns_(turns),
         workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     out[0].copy_shared_buffer(in[0]);
     allocate(out[1]);
-    enqueue([rows = rows_, layer = layer_, shape = shape_, eps = eps_, workers = workers_,
-             joined = mx::array::unsafe_weak_copy(in[1]),
-             query_weight = mx::array::unsafe_weak_copy(in[2]),
-             key_weight = mx::array::unsafe_weak_copy(in[3]),
-             angles = mx::array::unsafe_weak_copy(in[4]),
+    std::vector<mx::array> arrays;
+    for (const mx::array& x : in) {
+      arrays.push_back(mx::array::unsafe_weak_copy(x));
+    }
+    enqueue([rows = rows_, layer = layer_, shape = shape_, eps = eps_, turns = turns_,
+             workers = workers_, arrays = std::move(arrays),
              result = mx::array::unsafe_weak_copy(out[1])]() mutable {
+      const float* const query_weight = eps ? arrays[4].data<float>() : nullptr;
+      const float* const key_weight = eps ? arrays[5].data<float>() : nullptr;
+      const float* const angles = turns ? arrays.back().data<float>() : nullptr;
       const cpu::Kernels& kernels = workers->kernels;
       const size_t dims = shape.head_dim;
-      const size_t row_numbers = shape.query_floats() + 2 * shape.row_elements();
+      const size_t wide = shape.query_floats();  // keys and values are no wider
+      const size_t scratch_floats = 2 * wide + dims;
       const auto held = workers->pool.hold();
-      float* const scratch =
-          workers->pool.scratch(workers->pool.threads() * (shape.row_elements() + dims));
+      float* const scratch = workers->pool.scratch(workers->pool.threads() * scratch_floats);
       for_each_row(workers->pool, rows->rows().size(), [&](size_t row, size_t worker) {
-        const float* const queries = joined.data<float>() + row * row_numbers;
-        const float* const keys = queries + shape.query_floats();
-        float* const turned = scratch + worker * (shape.row_elements() + dims);
-        float* const normed = turned + shape.row_elements();
-        const auto turn = [&](const float* heads, size_t count, const mx::array& weight,
-                              float* to) {
-          for (size_t i = 0; i < count * dims; i += dims) {
-            kernels.layer.rms_norm(heads + i, weight.data<float>(), eps, dims, normed);
-            kernels.layer.rotate(normed, angles.data<float>() + row * dims, dims, to + i);
-          }
-        };
+        float* const copy = scratch + worker * scratch_floats;
+        float* const made = copy + wide;
+        const HeadWork work{kernels, dims, eps.value_or(0.0f),
+                            turns ? angles + row * dims : nullptr, made + wide};
+        const auto given = [&](size_t i) { return row_as_floats(arrays[i], row, kernels, copy); };
+        if (result.dtype() == mx::float32) {
+          work.run(given(1), shape.query_heads, query_weight, result.data<float>() + row * wide);
+        } else {
+          work.run(given(1), shape.query_heads, query_weight, made);
+          kernels.to_bfloat16(made, result.data<uint16_t>() + row * wide, wide);
+        }
         const RowTable::Row& place = rows->rows()[row];
-        turn(queries, shape.query_heads, query_weight,
-             result.data<float>() + row * shape.query_floats());
-        turn(keys, shape.kv_heads, key_weight, turned);
-        write_row(place, layer.key_region, turned, shape, kernels);
-        write_row(place, layer.value_region, keys + shape.row_elements(), shape, kernels);
+        work.run(given(2), shape.kv_heads, key_weight, made);
+        write_row(place, layer.key_region, made, shape, kernels);
+        write_row(place, layer.value_region, given(3), shape, kernels);
       });
     });
   }
@@ -102,54 +129,50 @@ class ProjectAppend final : public CachePrimitive {
   Rows rows_;
   Layer layer_;
   cpu::HeadShape shape_;
-  float eps_;
+  std::optional<float> eps_;
+  bool turns_;
   Workers workers_;
 };
-
-void check_floats(const char* name, const mx::array& x, const mx::Shape& shape) {
-  if (x.dtype() != mx::float32 || x.shape() != shape) {
-    throw std::invalid_argument(std::string(name) + " does not fit the rows, or is no float32");
-  }
-}
 
 }  // namespace
 
 mx::array rope_angles(
-    const Rows& rows, int64_t head_dim, double base, double scale, const Workers& workers) {
-  if (!(base > 0.0 && std::isfinite(base) && std::isfinite(scale))) {
-    throw std::invalid_argument("base must be a positive number, and scale a number");
-  }
-  checked_between("head_dim", head_dim, 2, cpu::kMaxHeadDim);
-  if (head_dim % 2 != 0) {
-    throw std::invalid_argument("head_dim must be even");
-  }
+    const Rows& rows, const std::shared_ptr<const RopeTable>& rope, const Workers& workers) {
   const auto count = narrowed<int>("rows", rows->rows().size());
-  return mx::array({count, narrowed<int>("head_dim", head_dim)}, mx::float32,
-                   std::make_shared<RopeAngles>(rows, base, scale, workers), {});
+  return mx::array({count, narrowed<int>("angles", 2 * rope->frequencies.size())}, mx::float32,
+                   std::make_shared<RopeAngles>(rows, rope, workers), {});
 }
 
 std::pair<mx::array, mx::array> project_append(
-    const mx::array& token, const mx::array& joined, const HeadNorms& norms,
-    const mx::array& angles, const Rows& rows, const Layer& layer, int64_t query_heads,
-    int64_t kv_heads, const Workers& workers) {
-  const int64_t head_dim = norms.query_weight.size();
+    const mx::array& token, const mx::array& queries, const mx::array& keys,
+    const mx::array& values, const std::optional<QKNorms>& norms,
+    const std::optional<mx::array>& angles, const Rows& rows, const Layer& layer,
+    const Workers& workers) {
+  check_rows_array("queries", queries);
+  check_rows_array("keys", keys);
+  check_rows_array("values", values);
+  check_projected(queries, keys, values, *rows);
+  const int dims = keys.shape(2);
   const cpu::HeadShape shape =
-      check_layer(rows->geometry(), layer, query_heads, kv_heads, head_dim);
-  const auto count = narrowed<int>("rows", rows->rows().size());
-  const auto dims = narrowed<int>("head_dim", head_dim);
-  check_floats("joined", joined,
-               {count, narrowed<int>("numbers of a row",
-                                     shape.query_floats() + 2 * shape.row_elements())});
-  check_floats("query_weight", norms.query_weight, {dims});
-  check_floats("key_weight", norms.key_weight, {dims});
-  check_floats("angles", angles, {count, dims});
+      check_layer(rows->geometry(), layer, queries.shape(1), keys.shape(1), dims);
+  check_norms(norms, dims);
+  std::vector<mx::array> in{token, queries, keys, values};
+  std::optional<float> eps;
+  if (norms) {
+    eps = static_cast<float>(norms->eps);
+    in.push_back(mx::contiguous(norms->query_weight));
+    in.push_back(mx::contiguous(norms->key_weight));
+  }
+  if (angles) {
+    if (angles->dtype() != mx::float32 || angles->shape() != mx::Shape{queries.shape(0), dims}) {
+      throw std::invalid_argument("angles do not fit the rows, or are no float32");
+    }
+    in.push_back(mx::contiguous(*angles));
+  }
   rows->require_writable();
   auto made = mx::array::make_arrays(
-      {token.shape(), {count, narrowed<int>("query_heads", query_heads), dims}},
-      {token.dtype(), mx::float32},
-      std::make_shared<ProjectAppend>(rows, layer, shape, static_cast<float>(norms.eps), workers),
-      {token, mx::contiguous(joined), mx::contiguous(norms.query_weight),
-       mx::contiguous(norms.key_weight), mx::contiguous(angles)});
+      {token.shape(), queries.shape()}, {token.dtype(), queries.dtype()},
+      std::make_shared<ProjectAppend>(rows, layer, shape, eps, angles.has_value(), workers), in);
   return {made[0], made[1]};
 }
 

@@ -15,6 +15,7 @@ enum : uint32_t {
   kSplitTokens = 256,    // positions of a row that one threadgroup of decode_split reads
   kTileHeads = 4,        // query heads of a KV head that share that reading
   kDecodeThreads = 256,  // of a threadgroup of decode_split
+  kMaxHeadDim = 256,
 };
 
 // Where one row of the flat token array stands.
@@ -59,15 +60,19 @@ struct AppendArguments {
   uint32_t rows;
 };
 
-// q and k: RMS norm over head_dim, then RoPE (halves, not pairs), then the row is appended.
+// q and k: RMS norm over head_dim, then RoPE (halves, not pairs), each where it is wanted; then the
+// row is appended.
 struct ProjectArguments {
   LayerPlace place;
   uint32_t query_heads;
   uint32_t kv_heads;
   uint32_t rows;
-  float eps;            // of the norms
-  float log2_rope_base;
-  float rope_scale;     // position * rope_scale * base^(-2i / head_dim)
+  uint32_t normed;  // whether it is: 0 or 1, as is turned
+  uint32_t turned;
+  float eps;        // of the norms
+  float magnitude;  // what is turned is multiplied by it
+  uint32_t unused;
+  float frequencies[kMaxHeadDim / 2];  // radians per position, of dimensions i and i + head_dim / 2
 };
 
 // Rows [0, tokens) of one sequence, into contiguous arrays [tokens][row_elements].

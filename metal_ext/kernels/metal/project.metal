@@ -1,16 +1,17 @@
-// What lies between the projections and attention: q and k norms, RoPE, and the rows' append.
+// What lies between the projections and attention: q and k norms and RoPE, each where it is wanted,
+// and the rows' append.
 #include "rows.h"
 
 // Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each. Those of KV
 // heads write K and V. queries, queries_out: [rows][query_heads][D]; keys, values:
-// [rows][kv_heads][D]; weights: [D].
+// [rows][kv_heads][D]; weights: [D], where there are norms.
 template <typename T, typename KV, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(32)]] void project_append(
     const device T* queries [[buffer(0)]],
     const device T* keys [[buffer(1)]],
     const device T* values [[buffer(2)]],
-    const device T* query_weight [[buffer(3)]],
-    const device T* key_weight [[buffer(4)]],
+    const device float* query_weight [[buffer(3)]],
+    const device float* key_weight [[buffer(4)]],
     const device RowEntry* rows [[buffer(5)]],
     const device ulong* pages [[buffer(6)]],
     device uchar* arena [[buffer(7)]],
@@ -26,32 +27,43 @@ template <typename T, typename KV, int D, Rows kind>
   const ulong query = (ulong(group.y) * arguments.query_heads + group.x) * D;
   const ulong kv = (ulong(group.y) * arguments.kv_heads + kv_head) * D;
   const device T* source = is_query ? queries + query : keys + kv;
-  const device T* weight = is_query ? query_weight : key_weight;
+  const device float* weight = is_query ? query_weight : key_weight;
   const uint first = lane * kPairs;
 
   float low[kPairs];
   float high[kPairs];
-  float squares = 0.0f;
   QUIRE_UNROLL
   for (uint i = 0; i < kPairs; ++i) {
     low[i] = float(source[first + i]);
     high[i] = float(source[kHalf + first + i]);
-    squares = fma(low[i], low[i], fma(high[i], high[i], squares));
   }
-  const float norm = precise::rsqrt(simd_sum(squares) / float(D) + arguments.eps);
+
+  if (arguments.normed != 0) {
+    float squares = 0.0f;
+    QUIRE_UNROLL
+    for (uint i = 0; i < kPairs; ++i) {
+      squares = fma(low[i], low[i], fma(high[i], high[i], squares));
+    }
+    const float norm = precise::rsqrt(simd_sum(squares) / float(D) + arguments.eps);
+    QUIRE_UNROLL
+    for (uint i = 0; i < kPairs; ++i) {
+      low[i] = low[i] * norm * weight[first + i];
+      high[i] = high[i] * norm * weight[kHalf + first + i];
+    }
+  }
 
   const RowEntry row = rows[group.y];
-  const float turn = float(row.position) * arguments.rope_scale;
-  QUIRE_UNROLL
-  for (uint i = 0; i < kPairs; ++i) {
-    const float part = float(first + i) / float(kHalf);
-    const float angle = turn * precise::exp2(-part * arguments.log2_rope_base);
-    const float cosine = precise::cos(angle);
-    const float sine = precise::sin(angle);
-    const float x = low[i] * norm * float(weight[first + i]);
-    const float y = high[i] * norm * float(weight[kHalf + first + i]);
-    low[i] = x * cosine - y * sine;
-    high[i] = x * sine + y * cosine;
+  if (arguments.turned != 0) {
+    QUIRE_UNROLL
+    for (uint i = 0; i < kPairs; ++i) {
+      const float angle = float(row.position) * arguments.frequencies[first + i];
+      const float cosine = precise::cos(angle) * arguments.magnitude;
+      const float sine = precise::sin(angle) * arguments.magnitude;
+      const float x = low[i];
+      const float y = high[i];
+      low[i] = x * cosine - y * sine;
+      high[i] = x * sine + y * cosine;
+    }
   }
 
   if (is_query) {

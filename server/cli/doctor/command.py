@@ -12,7 +12,7 @@ from engine.doctor.answers import answers
 from engine.doctor.examine import Wishes, examine
 from server.cli.doctor.text import report_lines
 from server.cli.settings import read_settings
-from server.config import Tables
+from server.config import Tables, engine_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ def examine_machine(
 ) -> tuple[str, bool]:
     """Return the report, and whether something can serve with these settings. progress: called with
     each thing that is being done. Raises SettingError."""
-    cache = read_settings(file, flags).cache
+    config = engine_config(read_settings(file, flags))
     report = examine(
         Wishes(
-            cache.substrate,
-            cache.page_size,
-            cache.headroom,
+            config.substrate,
+            config.page_bytes,
+            config.headroom_bytes,
             options.release_test,
             options.stress,
             options.forget_faults,

@@ -12,13 +12,12 @@ from engine.substrate import metal_device
 from kvcache.layout import LayoutError
 from server.cli.hub import find_model
 from server.cli.model_files import (
-    engine_config,
     make_plan,
     model_errors,
 )
 from server.cli.plan.text import report_lines
 from server.cli.settings import read_settings
-from server.config import Config, SettingError, parse_size
+from server.config import Config, SettingError, engine_config, parse_size
 
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2

@@ -54,8 +54,7 @@ def step(
         assert kv.reserve(seq, start + len(tokens))
     views = kv.views([(seq, start, len(tokens)) for seq, start, tokens in plan])
     flat = [token for _, _, tokens in plan for token in tokens]
-    places = [start + i for _, start, tokens in plan for i in range(len(tokens))]
-    states = model.hidden(mx.array(flat), mx.array(places), views, mx.array(rows))
+    states = model.hidden(mx.array(flat), views, mx.array(rows))
     assert states is not None
     logits = model.head(states)
     mx.eval(logits)

@@ -24,6 +24,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 16,
+    "long_factor": [1.0 + pair / 4 for pair in range(16)],
+}
 
 
 @BOTH
@@ -33,12 +40,14 @@ LLAMA3 = {
     [
         ("qwen3", {}),
         ("qwen3", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
-        ("qwen3", {"rope_scaling": LLAMA3 | {"rope_type": "yarn"}}),
+        ("qwen3", {"rope_scaling": YARN}),
+        ("qwen3", {"rope_scaling": LONG, "max_position_embeddings": 256}),
         ("llama", {}),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
         ("llama", {"rope_scaling": LLAMA3}),
-        ("llama", {"rope_scaling": LLAMA3 | {"rope_type": "yarn"}}),
+        ("llama", {"rope_scaling": YARN}),
         ("qwen2", {}),
+        ("qwen2", {"rope_scaling": LONG, "max_position_embeddings": 256}),
     ],
     ids=str,
 )
@@ -79,7 +88,7 @@ def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path, packed: bool) -> 
         assert join(kv, 1, 50)
         assert kv.reserve(1, 49)
         views = kv.views([(1, 0, 49)])
-        states = model.hidden(mx.array(ids[:49]), mx.arange(49), views, first_rows)
+        states = model.hidden(mx.array(ids[:49]), views, first_rows)
         assert (states is None) == (first_rows is None)
         mx.eval(views.step_end([] if states is None else [states]))
         kv.commit(1, ids[:49])

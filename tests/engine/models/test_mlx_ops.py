@@ -6,12 +6,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.models.checkpoint import read_checkpoint
-from engine.models.mlx_ops import MlxOps
 from kvcache.layout import KVFormat
-from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
+from tests.engine.models.forwards import cache_for, loaded, prompt, spread, step
 from tests.kvcache.managers import join
-from tests.models import write_model
 
 KV = {2: KVFormat.BFLOAT16, 4: KVFormat.FLOAT32}
 # Greatest difference of a logit, in units of the logits' own standard deviation. float32: sums in
@@ -41,29 +38,6 @@ def test_logits_equal_mlx_lms(
     got = [step(model, kv, [(1, 0, ids[:70])], list(range(70)))]
     got += [step(model, kv, [(1, 70 + i, [ids[70 + i]])], [0]) for i in range(20)]
     assert spread(mx.concatenate(got), forward(ids)) < tolerance
-
-
-@pytest.mark.parametrize(
-    ("scaling", "scale"),
-    [
-        (None, 1.0),
-        ({"type": "linear", "factor": 4.0}, 0.25),
-        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, None),
-    ],
-)
-def test_a_plain_rope_can_be_part_of_one_kernel_and_any_other_cannot(
-    tmp_path: Path, scaling: dict[str, Any] | None, scale: float | None
-) -> None:
-    checkpoint = read_checkpoint(write_model(tmp_path, SPEC, rope_scaling=scaling))
-    ops = ours(checkpoint, packed=False).ops
-    assert isinstance(ops, MlxOps)
-    how = ops._fused[0]
-    assert (how is None) == (scale is None)
-    if how is not None:
-        assert how.rope_scale == scale
-        assert how.rope_base == 1_000_000.0
-        assert how.eps == 1e-6
-        assert how.query_weight.shape == how.key_weight.shape == (SPEC.head_dim,)
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ def test_heads_turn_as_mlx_lms_do(tmp_path: Path, scaling: dict[str, Any]) -> No
     rope = rope_of(tmp_path, scaling, max_position_embeddings=longest)
     theirs = initialize_rope(HEAD_DIM, BASE, False, scaling, longest)
     heads = mx.random.normal((1, 1, 1, HEAD_DIM))
-    turns = np.array(rope.turns(HEAD_DIM))
+    frequencies = np.array(rope.frequencies(HEAD_DIM))
     for position in (0, 1, 77, 3000):
         want = np.array(theirs(heads, offset=position))[0, 0, 0]
         low, high = np.split(np.array(heads)[0, 0, 0].astype(np.float64), 2)
-        cosines, sines = np.cos(position * turns), np.sin(position * turns)
+        cosines, sines = np.cos(position * frequencies), np.sin(position * frequencies)
         got = np.concatenate([low * cosines - high * sines, low * sines + high * cosines])
         # An angle of mlx-lm's has the 24 bits of float32.
         np.testing.assert_allclose(got * rope.magnitude, want, atol=1e-5 + position * 1e-6)
@@ -71,8 +71,8 @@ def test_a_base_may_stand_among_the_ropes_parameters(tmp_path: Path) -> None:
     assert read_rope(config, HEAD_DIM) == Rope(1e4, scale=0.5)
 
 
-def test_what_does_not_turn_has_no_turns() -> None:
-    assert Rope(1e4, periods=(2.0, math.inf)).turns(4) == [0.5, 0.0]
+def test_what_does_not_turn_has_no_frequency() -> None:
+    assert Rope(1e4, periods=(2.0, math.inf)).frequencies(4) == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ LAYER = LayerSpec(ATTENTION, DenseMlp(32))
 SPEC = ModelSpec("Any", 100, 16, (LAYER, LAYER), True, 1e-6, 512)
 
 
-def test_the_turns_of_a_plain_rope_are_powers_of_its_base() -> None:
-    assert ATTENTION.rope.turns(8) == pytest.approx([0.5, 0.5 / 10**0.5, 0.05, 0.05 / 10**0.5])
+def test_the_frequencies_of_a_plain_rope_are_powers_of_its_base() -> None:
+    assert ATTENTION.rope.frequencies(8) == pytest.approx(
+        [0.5, 0.5 / 10**0.5, 0.05, 0.05 / 10**0.5]
+    )
 
 
 def test_scores_are_scaled_by_the_root_of_head_dim() -> None:

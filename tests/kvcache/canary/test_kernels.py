@@ -15,7 +15,7 @@ from kvcache.metal_backend import metal_backend
 from kvcache.native_backends import posix_backend
 from kvcache.substrates import Substrate
 from tests.kvcache.canary.backends import Liar, RowsLiar
-from tests.kvcache.metal_double import install
+from tests.kvcache.metal_double import RopeTable, install
 
 SHAPE = KVShape.uniform(1, KVSpec(2, 64))
 
@@ -52,7 +52,7 @@ def test_the_cpus_kernels_are_right(shape: KVShape) -> None:
     ],
 )
 @pytest.mark.parametrize("substrate", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
-def test_a_gpus_kernels_are_tried_with_their_fused_projection(
+def test_a_gpus_kernels_are_tried_with_norm_and_rope_in_one(
     monkeypatch: pytest.MonkeyPatch, shape: KVShape, substrate: Substrate
 ) -> None:
     device = install(monkeypatch)
@@ -105,7 +105,7 @@ def test_a_projection_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     def off(*arguments: Any) -> Any:
         changed = list(arguments)
-        changed[7] *= 1.01  # the base of the angles
+        changed[5] = RopeTable([1.01 * its for its in changed[5].frequencies])
         return project(*changed)
 
     monkeypatch.setattr(metal_ext, "project_append", off)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +18,7 @@ from engine.runner import ModelRunner
 from engine.types import Request, SamplingParams
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
+from tests.engine.models.test_forward import YARN
 from tests.engines import CONFIG, Answers
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
@@ -63,7 +65,7 @@ def said(
     # On the CPU that is asked first, steps do not overlap.
     config = replace(
         CONFIGURED,
-        substrate=substrate.setting,
+        substrate=substrate.setting,  # type: ignore[arg-type]
         kv_budget_bytes=budget,
         overlap=substrate.on_gpu,
     )
@@ -121,3 +123,15 @@ def test_greedy_answers_are_those_of_the_cpu(
         f"CPU, {found} found computed, {preempted} preempted; {done['commands']} commands, "
         f"{done['encoders']} encoders, {done['barriers']} barriers, {done['waits']} fences"
     )
+
+
+@pytest.mark.parametrize("kind", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
+def test_so_are_those_of_heads_with_biases_without_norms_and_of_another_rope(
+    tmp_path: Path, kind: Substrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, Any] = {"model_type": "qwen2", "architectures": [], "rope_scaling": YARN}
+    spec = replace(SPEC, num_attention_heads=2, num_key_value_heads=1)
+    folder = write_model(tmp_path, spec, seed=5, **fields)
+    right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch)
+    assert said(folder, kind, ROOMY, monkeypatch)[0] == right
+    assert take_mistakes() == []

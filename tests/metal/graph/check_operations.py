@@ -47,40 +47,54 @@ def test_decoding_rows_may_begin_anywhere_in_the_table(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_projecting_is_norm_then_rope_then_append(kind: str, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "normed", "turned"),
+    [
+        *((dtype, True, True) for dtype in DTYPES),
+        (mx.float32, False, True),
+        (mx.float32, True, False),
+        (mx.float32, False, False),
+    ],
+    ids=str,
+)
+def test_projecting_is_norm_then_rope_then_append(
+    kind: str, dtype: mx.Dtype, normed: bool, turned: bool
+) -> None:
     stage = Stage(kind, Shape(kept=dtype, computed=dtype))
-    shape, base, factor, eps = stage.shape, 5e5, 0.5, 1e-6
+    shape, base, factor, magnitude, eps = stage.shape, 5e5, 0.5, 1.25, 1e-6
     one, other = stage.open(64), stage.open(64)
     stage.step((one, 30), (other, 5))
     rows, positions = stage.rows((one, 1), (other, 6)), [30, *range(5, 11)]
     queries = shape.numbers(7, shape.query_heads)
     keys, values = (shape.numbers(7, shape.kv_heads) for _ in "kv")
-    q_weight, k_weight = (
-        mx.random.uniform(0.5, 1.5, (shape.head_dim,)).astype(dtype) for _ in "qk"
-    )
+    q_weight, k_weight = (mx.random.uniform(0.5, 1.5, (shape.head_dim,)) for _ in "qk")
+    half = shape.head_dim // 2
+    rope = metal_ext.RopeTable([factor * base ** (-i / half) for i in range(half)], magnitude)
     stage.tokens[1], projected = metal_ext.project_append(
-        stage.tokens[1], queries, keys, values, q_weight, k_weight, eps, base, factor,
-        rows, stage.layers[1], stage.substrate,
+        stage.tokens[1], queries, keys, values, (q_weight, k_weight, eps) if normed else None,
+        rope if turned else None, rows, stage.layers[1], stage.substrate,
     )  # fmt: skip
     kept = [stage.past(rows, 1, n, s, c) for n, (s, c) in enumerate([(one, 1), (other, 6)])]
     copies = [x + 0 for pair in kept for x in pair]
     mx.eval(metal_ext.step_end([projected, *copies], rows, stage.substrate), projected, copies)
 
     def right(x: mx.array, weight: mx.array) -> mx.array:
-        normed = mx.fast.rms_norm(x.astype(mx.float32), weight.astype(mx.float32), eps)
-        turned = [
-            mx.fast.rope(
-                normed[i : i + 1, :, None], shape.head_dim, traditional=False, base=base,
-                scale=factor, offset=position,
-            )[:, :, 0]
-            for i, position in enumerate(positions)
-        ]  # fmt: skip
-        return mx.concatenate(turned).astype(dtype)
+        heads = x.astype(mx.float32)
+        if normed:
+            heads = mx.fast.rms_norm(heads, weight, eps)
+        if turned:
+            heads = magnitude * mx.concatenate([
+                mx.fast.rope(
+                    heads[i : i + 1, :, None], shape.head_dim, traditional=False, base=base,
+                    scale=factor, offset=position,
+                )[:, :, 0]
+                for i, position in enumerate(positions)
+            ])  # fmt: skip
+        return heads.astype(dtype)
 
     stage.measure(projected, right(queries, q_weight))
-    turned = right(keys, k_weight)
-    for number, (sequence, rows_) in enumerate([(one, turned[:1]), (other, turned[1:])]):
+    kept_keys = right(keys, k_weight)
+    for number, (sequence, rows_) in enumerate([(one, kept_keys[:1]), (other, kept_keys[1:])]):
         stage.measure(copies[2 * number], mx.concatenate([sequence.keys[1], rows_]))
     stage.measure(copies[3], mx.concatenate([other.values[1], values[1:]]))
     stage.end()

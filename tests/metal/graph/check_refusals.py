@@ -14,6 +14,7 @@ from metal_ext import (
     Layer,
     Mapper,
     MetalSubstrate,
+    RopeTable,
     RowTable,
 )
 from tests.metal.graph.stage import KINDS, WAIT_S, Shape, Stage
@@ -50,8 +51,8 @@ class Set:
     def project(self, **changes: object) -> object:
         arguments = {
             "token": self.token, "queries": self.queries, "keys": self.keys, "values": self.keys,
-            "q_weight": ONES, "k_weight": ONES, "eps": 1e-6, "rope_base": 1e4, "rope_scale": 1.0,
-            "rows": self.rows, "layer": self.layer, "substrate": self.stage.substrate,
+            "norms": (ONES, ONES, 1e-6), "rope": RopeTable([1.0] * 32), "rows": self.rows,
+            "layer": self.layer, "substrate": self.stage.substrate,
         }  # fmt: skip
         return metal_ext.project_append(**(arguments | changes))  # type: ignore[call-overload]
 
@@ -106,10 +107,12 @@ WRONG: dict[str, tuple[Callable[[Set], object], type[Exception], str]] = {
                           "the rows are of another substrate"),
     "rows of the table": (lambda s: s.decode(first_row=1), IndexError, r"rows of the table \[1"),
     "heads": (lambda s: s.decode(queries=three(5)), ValueError, "5 query heads cannot share 2"),
-    "a weight": (lambda s: s.project(k_weight=ONES[:32]), ValueError, r"k_weight must be \[64\]"),
-    "a weight's type": (lambda s: s.project(q_weight=ONES.astype(mx.float16)), ValueError,
-                        "keys and q_weight have different types"),
-    "RoPE's base": (lambda s: s.project(rope_base=0.0), ValueError, "rope_base must be a positive"),
+    "a weight": (lambda s: s.project(norms=(ONES, ONES[:32], 1e-6)), ValueError,
+                 r"k_weight must be \[64\] float32"),
+    "a weight's type": (lambda s: s.project(norms=(ONES.astype(mx.float16), ONES, 1e-6)),
+                        ValueError, r"q_weight must be \[64\] float32"),
+    "half a head's frequencies": (lambda s: s.project(rope=RopeTable([1.0] * 16)), ValueError,
+                                  "16 frequencies do not turn heads of 64 dimensions"),
     "another head_dim": (lambda s: s.project(queries=three(6, 128)), ValueError,
                          "a different head_dim"),
     "a segment": (lambda s: s.gather(segment=1), IndexError, r"segments of the table \[1"),

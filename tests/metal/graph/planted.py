@@ -19,7 +19,7 @@ SEEDS = range(1, 7)
 WAIT_S = 0.3  # for an epoch that may never be signalled
 WRITERS = ("append", "project_append")
 READERS = ("decode_attention", "gather", "region_view")
-EPS, BASE = 1e-6, 1e4
+EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Program:
         ones = mx.ones((shape.head_dim,))
         # Without turning: what comes out can be said without a model.
         stage.tokens[layer], projected = metal_ext.project_append(
-            stage.tokens[layer], queries, keys, values, ones, ones, EPS, BASE, 0.0,
-            rows, stage.layers[layer], stage.substrate,
+            stage.tokens[layer], queries, keys, values, (ones, ones, EPS), None, rows,
+            stage.layers[layer], stage.substrate,
         )  # fmt: skip
         self.check(projected, mx.fast.rms_norm(queries, ones, EPS))
         return mx.fast.rms_norm(keys, ones, EPS), values

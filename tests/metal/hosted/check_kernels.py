@@ -125,10 +125,14 @@ def _step(
     """Projects and appends a token of every sequence, and attends from it."""
     queries = _random(random, case, len(LENGTHS), QUERY_HEADS)
     keys, values = (_random(random, case, len(LENGTHS), KV_HEADS) for _ in range(2))
-    of_queries, of_keys = (1.0 + 0.1 * _random(random, case, 1, 1)[0, 0] for _ in range(2))
+    of_queries, of_keys = (
+        mx.array((1.0 + 0.1 * random.standard_normal(case.head_dim)).astype(np.float32))
+        for _ in range(2)
+    )
+    rope = metal_ext.RopeTable(frequencies(case.head_dim).tolist())
     token, projected = metal_ext.project_append(
-        token, queries, keys, values, of_queries, of_keys, EPS, ROPE_BASE, ROPE_SCALE, rows,
-        layer.regions, layer.substrate,
+        token, queries, keys, values, (of_queries, of_keys, EPS), rope, rows, layer.regions,
+        layer.substrate,
     )  # fmt: skip
     scale = SPREAD * case.head_dim**-0.5
     attended = metal_ext.decode_attention(
@@ -175,11 +179,18 @@ def _exact(array: mx.array) -> Floats:
     return np.array(array.astype(mx.float32)).astype(np.float64)
 
 
+def frequencies(head_dim: int) -> Floats:
+    """Of RoPE, in radians per position."""
+    half = head_dim // 2
+    of_pairs: Floats = ROPE_SCALE * ROPE_BASE ** (-np.arange(half) / half)
+    return of_pairs
+
+
 def turned(rows: Floats, weight: Floats, position: int) -> Floats:
     """RMS norm over the last axis, then RoPE over its halves. rows: ``[heads, head_dim]``."""
     normed = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + EPS) * weight
     half = rows.shape[-1] // 2
-    angles = position * ROPE_SCALE * ROPE_BASE ** (-np.arange(half) / half)
+    angles = position * frequencies(2 * half)
     low, high = normed[:, :half], normed[:, half:]
     cosine, sine = np.cos(angles), np.sin(angles)
     return np.concatenate([low * cosine - high * sine, low * sine + high * cosine], axis=-1)

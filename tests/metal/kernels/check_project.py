@@ -1,10 +1,12 @@
 """project_append: norms, RoPE and append in one, against float64 and against MLX."""
 
+from dataclasses import dataclass
 from itertools import product
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.metal.kernels import reference
 from tests.metal.kernels.attend import Shape
@@ -12,7 +14,7 @@ from tests.metal.kernels.device import PROJECT, Device, struct
 from tests.metal.kernels.formats import FORMATS, Floats, Stored
 from tests.metal.kernels.store import KINDS, KVStore
 
-BASE, SCALE, EPS = 1e6, 1.0, 1e-6
+BASE, EPS = 1e6, 1e-6
 POSITIONS = (0, 1, 15, 16, 700)
 # Half a unit in the last place of numbers below 8, and the float32 arithmetic before it.
 ROUNDING = {"float": 2e-6, "half": 2e-3 + 2e-6, "bfloat": 1.6e-2}
@@ -29,6 +31,31 @@ COVER = [
 CASES = [pytest.param(s, marks=pytest.mark.small, id=f"small-{s}") for s in SMALL]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What is done to queries and keys."""
+
+    normed: bool = True
+    turned: bool = True
+    base: float = BASE
+    scale: float = 1.0
+    magnitude: float = 1.0
+
+    def frequencies(self, head_dim: int) -> NDArray[np.float32]:
+        half = head_dim // 2
+        return (self.scale * self.base ** (-np.arange(half) / half)).astype(np.float32)
+
+
+ALL = Work()
+WORKS = [
+    ALL,
+    Work(normed=False),
+    Work(turned=False),
+    Work(normed=False, turned=False),
+    Work(magnitude=0.75),
+]
+
+
 class Projected:
     """Random rows that the kernel has run over."""
 
@@ -37,34 +64,35 @@ class Projected:
         device: Device,
         shape: Shape,
         positions: tuple[int, ...] = POSITIONS,
-        base: float = BASE,
-        scale: float = SCALE,
+        work: Work = ALL,
     ) -> None:
         random = np.random.default_rng(3)
-        self.shape, self.positions, number = shape, positions, shape.number
+        self.shape, self.positions, self.work, number = shape, positions, work, shape.number
         rows, dim = len(positions), shape.head_dim
         # Rows of all sizes, some so small that eps counts.
-        sizes = np.resize([2e-3, 2.0, 0.05, 30.0], (rows, 1, 1))
+        sizes = np.resize([2e-3, 2.0, 0.05, 30.0] if work.normed else [1.0], (rows, 1, 1))
         self.queries, self.keys, self.values = (
             number.encode(random.normal(size=(rows, heads, dim)) * sizes)
             for heads in (shape.query_heads, shape.kv_heads, shape.kv_heads)
         )
         self.query_weight, self.key_weight = (
-            number.encode(random.uniform(0.2, 1.9, size=dim)) for _ in range(2)
+            random.uniform(0.2, 1.9, size=dim).astype(np.float32) for _ in range(2)
         )
         self.store = shape.store([position + 1 for position in positions])
         self.out = number.nans(rows, shape.query_heads, dim)
-        self.run(device, range(rows), self.out, base, scale)
+        self.run(device, range(rows), self.out)
 
-    def run(
-        self, device: Device, rows: range, out: Stored, base: float = BASE, scale: float = SCALE
-    ) -> None:
+    def run(self, device: Device, rows: range, out: Stored) -> None:
         """Over some of the rows; out: [rows][query_heads][head_dim]."""
         shape, store, part = self.shape, self.store, slice(rows.start, rows.stop)
+        work = self.work
         heads = (shape.query_heads, shape.kv_heads)
+        frequencies = np.full(128, np.nan, np.float32)
+        frequencies[: shape.head_dim // 2] = work.frequencies(shape.head_dim)
         arguments = struct(
-            PROJECT, *store.place, *heads, len(rows), EPS, np.log2(np.float32(base)), scale
-        )
+            PROJECT, *store.place, *heads, len(rows), work.normed, work.turned, EPS, work.magnitude,
+            0, frequencies,
+        )  # fmt: skip
         table = store.entries([(row, self.positions[row]) for row in rows])
         inputs = [self.queries[part], self.keys[part], self.values[part]]
         weights = [self.query_weight, self.key_weight]
@@ -75,13 +103,16 @@ class Projected:
             (32,),
         )
 
-    def expected(self, rows: Stored, weight: Stored, base: float, scale: float) -> Floats:
+    def expected(self, rows: Stored, weight: NDArray[np.float32]) -> Floats:
         """In float64, but for the angles."""
-        number, positions = self.shape.number, np.array(self.positions, np.float64)
-        normed = reference.normalised(number.decode(rows), number.decode(weight), EPS)
-        return reference.rotated(
-            normed, reference.angles(positions, self.shape.head_dim, base, scale)
-        )
+        work, heads = self.work, self.shape.number.decode(rows)
+        if work.normed:
+            heads = reference.normalised(heads, weight.astype(np.float64), EPS)
+        if work.turned:
+            frequencies = work.frequencies(self.shape.head_dim)
+            angles = reference.angles(np.array(self.positions), frequencies)
+            heads = work.magnitude * reference.rotated(heads, angles)
+        return heads
 
     def written(self, which: int) -> Floats:
         """The rows of K or V that the store has now."""
@@ -91,20 +122,33 @@ class Projected:
         )
 
 
-@pytest.mark.parametrize("shape", [*CASES, *COVER], ids=str)
-def test_norms_rope_and_append_in_one(device: Device, shape: Shape) -> None:
-    done = Projected(device, shape)
-    queries = done.expected(done.queries, done.query_weight, BASE, SCALE)
-    keys = done.expected(done.keys, done.key_weight, BASE, SCALE)
+def check(done: Projected) -> None:
+    """Queries, K and V against float64."""
+    shape, positions = done.shape, np.array(done.positions)
+    queries = done.expected(done.queries, done.query_weight)
+    keys = done.expected(done.keys, done.key_weight)
     assert np.abs(queries).max() < 8
     assert np.abs(keys).max() < 8
-    # An angle is off by half a unit in its last place where exp2 is rounded to the other side.
-    turned = np.array(POSITIONS)[:, None, None] * 2.0**-24 * 8
+    # An angle is off by half a unit in its last place where it is rounded to the other side.
+    turned = positions[:, None, None] * 2.0**-24 * 8
     out = shape.number.decode(done.out)
     assert (np.abs(out - queries) <= ROUNDING[shape.activations] + turned).all()
     assert (np.abs(done.written(0) - keys) <= ROUNDING[shape.kv] + turned).all()
     values = done.store.number.encode(shape.number.decode(done.values))
     assert np.array_equal(done.store.number.encode(done.written(1)), values), "V is only rounded"
+
+
+@pytest.mark.parametrize("shape", [*CASES, *COVER], ids=str)
+def test_norms_rope_and_append_in_one(device: Device, shape: Shape) -> None:
+    check(Projected(device, shape))
+
+
+@pytest.mark.parametrize("work", WORKS[1:], ids=str)
+@pytest.mark.parametrize("shape", CASES)
+def test_norms_and_rope_are_each_where_they_are_wanted(
+    device: Device, shape: Shape, work: Work
+) -> None:
+    check(Projected(device, shape, work=work))
 
 
 @pytest.mark.parametrize("shape", CASES)
@@ -139,7 +183,7 @@ def test_it_is_what_mlx_computes_in_two_steps(
     device: Device, base: float, scale: float, figures: list[str]
 ) -> None:
     shape = Shape("float", "float", 128, "sparse", 4, 2)
-    done = Projected(device, shape, (0, 3, 500, 4000), base, scale)
+    done = Projected(device, shape, (0, 3, 500, 4000), Work(base=base, scale=scale))
     largest = 0.0
     for row, position in enumerate(done.positions):
         normed = mx.fast.rms_norm(mx.array(done.queries[row]), mx.array(done.query_weight), EPS)
@@ -159,8 +203,8 @@ def test_it_is_what_mlx_computes_in_two_steps(
 def test_large_positions_turn_as_far_as_float32_can_say(device: Device, figures: list[str]) -> None:
     shape = Shape("float", "float", 128, "sparse", 1, 1)
     done = Projected(device, shape, (40959,))
-    exact = reference.angles(np.array([40959.0]), 128, BASE, SCALE)
-    queries = done.expected(done.queries, done.query_weight, BASE, SCALE)
+    exact = reference.angles(np.array([40959]), ALL.frequencies(128))
+    queries = done.expected(done.queries, done.query_weight)
     error = float(np.abs(shape.number.decode(done.out) - queries).max())
     figures.append(f"project, position 40959, angles to {exact.max():.0f}: error {error:.1e}")
     assert error <= 2e-2

@@ -22,7 +22,8 @@ APPEND = np.dtype([*PLACE, ("row_elements", "u4"), ("rows", "u4")])
 PROJECT = np.dtype(
     [
         *(*PLACE, ("query_heads", "u4"), ("kv_heads", "u4"), ("rows", "u4")),
-        *(("eps", "f4"), ("log2_rope_base", "f4"), ("rope_scale", "f4")),
+        *(("normed", "u4"), ("turned", "u4"), ("eps", "f4"), ("magnitude", "f4")),
+        *(("unused", "u4"), ("frequencies", "f4", 128)),
     ]
 )
 GATHER = np.dtype(

@@ -178,9 +178,17 @@ MUTATIONS = (
     ),
     Mutation(
         "project",
-        "neighbours are turned, not halves",
-        "float(first + i) / float(kHalf)",
-        "float(first + i) / float(kHalf + 1)",
+        "a pair turns as its neighbour does",
+        "arguments.frequencies[first + i]",
+        "arguments.frequencies[first]",
+    ),
+    Mutation("project", "all heads take a norm", "arguments.normed != 0", "true"),
+    Mutation("project", "all heads turn", "arguments.turned != 0", "true"),
+    Mutation(
+        "project",
+        "sines are not as large as cosines",
+        "precise::sin(angle) * arguments.magnitude",
+        "precise::sin(angle)",
     ),
     Mutation(
         "blocks",

@@ -1,8 +1,12 @@
 """What the kernels compute, in float64."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.metal.kernels.formats import Floats
+
+Whole = NDArray[np.int_]
+Single = NDArray[np.float32]
 
 
 def attention(queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
@@ -21,15 +25,12 @@ def normalised(rows: Floats, weight: Floats, eps: float) -> Floats:
     return scaled
 
 
-def angles(positions: Floats, head_dim: int, base: float, scale: float) -> Floats:
+def angles(positions: Whole, frequencies: Single) -> Floats:
     """RoPE's angles as float32 gives them, [positions][head_dim / 2].
 
     Every implementation computes them so; at large positions float64 would give others.
     """
-    part = np.arange(head_dim // 2, dtype=np.float32) / np.float32(head_dim // 2)
-    frequencies = np.exp2(-part * np.float32(np.log2(base)))
-    turns = positions.astype(np.float32) * np.float32(scale)
-    turned: Floats = (turns[:, None] * frequencies).astype(np.float64)
+    turned: Floats = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
     return turned
 
 

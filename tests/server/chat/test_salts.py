@@ -3,6 +3,8 @@ from starlette.datastructures import Headers
 
 from server.chat.salts import Salts, bearer_token, request_key
 
+SECRET = bytes(range(32))
+
 
 @pytest.mark.parametrize(
     ("header", "token"),
@@ -38,7 +40,7 @@ def test_both_kinds_of_client_name_their_key(headers: dict[str, str], key: str) 
 
 
 def test_the_same_key_and_salt_share_and_no_others() -> None:
-    salts = Salts()
+    salts = Salts(SECRET)
     keys = ("", "a", "b", "é")
     found = {salts.salt(key, salt) for key in keys for salt in (None, "a", "b", "é")}
     assert len(found) == 16
@@ -46,7 +48,7 @@ def test_the_same_key_and_salt_share_and_no_others() -> None:
 
 
 def test_a_salt_holds_nothing_of_what_it_was_made_from_and_has_one_length() -> None:
-    salts = Salts()
+    salts = Salts(SECRET)
     for key, cache_salt in (("sk-zebra", "zebra"), ("k" * 999, "s" * 256)):
         salt = salts.salt(key, cache_salt)
         assert (len(salt.tenant), len(salt.client)) == (32, 32)
@@ -54,7 +56,8 @@ def test_a_salt_holds_nothing_of_what_it_was_made_from_and_has_one_length() -> N
     assert salts.salt("", None).client == b""
 
 
-def test_another_process_makes_other_salts() -> None:
-    one, other = Salts().salt("a", "b"), Salts().salt("a", "b")
+def test_another_secret_makes_other_salts_and_the_same_one_the_same() -> None:
+    one, other = Salts(SECRET).salt("a", "b"), Salts(SECRET[::-1]).salt("a", "b")
     assert one.tenant != other.tenant
     assert one.client != other.client
+    assert Salts(SECRET).salt("a", "b") == one

@@ -9,14 +9,13 @@ from server.cli.log import configure_log
 from server.cli.model_files import (
     ModelError,
     check_vocabulary,
-    engine_config,
     make_plan,
     read_model,
 )
 from server.cli.plan.command import PlanOptions, plan_model
 from server.cli.serve import serve_model
 from server.cli.settings import read_settings
-from server.config import MIB, Config, SettingError, Tables
+from server.config import MIB, Config, SettingError, Tables, engine_config
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 from tests.kvcache.metal_double import Device

@@ -26,13 +26,14 @@ from server.cli.model_files import (
 )
 from server.cli.serve import EngineError, SubstrateFailedError, serve_model, start_engine
 from server.cli.settings import read_settings
-from server.config import MIB, Config, ServerSection, Tables
+from server.config import MIB, Config, ServerSection
 from server.http import server
 from server.http.listener import reserve
 from server.http.server import listen
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.models import TINY, write_model
+from tests.server.commands import SMALL
 from tests.server.harness import (
     COMPLETIONS,
     DEADLINE_S,
@@ -44,11 +45,6 @@ from tests.server.harness import (
 from tests.server.harness import start_engine as start_recall_engine
 
 GIB = 1024 * MIB
-SMALL: Tables = {
-    "server": {"port": 0},
-    "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
-    "cache": {"kv_budget": 8 * MIB, "heap_size": MIB, "free_slack": MIB, "page_size": 4096},
-}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from server.cli.settings import read_settings, with_further
-from server.config import MIB, SettingError, without_effect
+from server.config import MIB, SettingError, engine_config, without_effect
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
 
@@ -15,7 +15,7 @@ def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
     file.write_text("[server]\nport = 1\n[cache]\nkv_budget = '1GiB'\n")
     settings = read_settings(file, {"server": {"port": 2, "host": None}})
     assert (settings.server.port, settings.server.host) == (2, "127.0.0.1")
-    assert settings.cache.kv_budget == 1024 * MIB
+    assert engine_config(settings).kv_budget_bytes == 1024 * MIB
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,9 @@ def test_a_wrong_flag_is_named() -> None:
 @pytest.mark.parametrize("value", ["sparse", "paged", "dense", "posix", "auto"])
 def test_a_variable_forces_the_substrate(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CACHE__SUBSTRATE", value)
-    assert read_settings(None, {}).cache.substrate == value
-    assert read_settings(None, {"cache": {"substrate": "posix"}}).cache.substrate == "posix"
+    assert engine_config(read_settings(None, {})).substrate == value
+    posix = read_settings(None, {"cache": {"substrate": "posix"}})
+    assert engine_config(posix).substrate == "posix"
 
 
 def test_any_setting_may_be_set_by_its_name() -> None:

@@ -16,6 +16,7 @@ from tests.server.harness import (
     COMPLETIONS,
     MODEL,
     Connection,
+    Engine,
     chat,
     events,
     eventually,
@@ -230,6 +231,20 @@ async def test_threat_15_only_equal_keys_and_salts_share(
     assert len({salt.client for salt in salts}) == 3
     assert len(set(salts)) == 9
     assert salts[8:16] == salts[16:24]
+
+
+async def test_replicas_share_prefixes_if_they_have_the_same_secret(
+    engine: Engine, tokenizer: Tokenizer
+) -> None:
+    found = []
+    for secret in (b"one", b"one", b"other"):
+        replica = make_service(engine.client, tokenizer, secret=secret)
+        async with running(replica) as app, http_client(app) as http:
+            headers = {"authorization": "Bearer of-replicas"}
+            body = chat("What do replicas know of each other? " * 3, max_tokens=1)
+            usage = (await http.post(CHAT, json=body, headers=headers)).json()["usage"]
+            found.append(usage["prompt_tokens_details"]["cached_tokens"] > 0)
+    assert found == [False, True, False]
 
 
 async def test_keys_and_salts_are_never_said(

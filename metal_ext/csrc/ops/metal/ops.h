@@ -12,6 +12,7 @@
 #include "mlx/dtype.h"
 #include "ops/metal/rows.h"
 #include "ops/ops.h"
+#include "ops/rope.h"
 
 // MLX primitives over the rows of a MetalSubstrate. The rules of the cache token are those of
 // ops/ops.h. Arrays are float32, float16 or bfloat16, layers keep any of these, and head_dim is 64,
@@ -29,21 +30,13 @@ mx::array decode_attention(
     const mx::array& token, const mx::array& queries, const DeviceRows& rows, int64_t first_row,
     const Layer& layer, int64_t kv_heads, double scale, const DeviceMemory& substrate);
 
-// What a layer does to its rows' heads before they are appended.
-struct Projection {
-  mx::array query_weight;  // [head_dim], of the RMS norms
-  mx::array key_weight;
-  double eps;
-  double rope_base;
-  double rope_scale;
-};
-
+// RMS norm and RoPE (halves) of queries and keys, each where it is given, and append().
 // queries: [T, query_heads, head_dim], keys, values: [T, kv_heads, head_dim], all of one type.
-// Returns the new token, and the queries after norm and RoPE.
+// Returns the new token, and the queries.
 std::pair<mx::array, mx::array> project_append(
     const mx::array& token, const mx::array& queries, const mx::array& keys,
-    const mx::array& values, const Projection& projection, const DeviceRows& rows,
-    const Layer& layer, const DeviceMemory& substrate);
+    const mx::array& values, const std::optional<QKNorms>& norms, const RopeTable* rope,
+    const DeviceRows& rows, const Layer& layer, const DeviceMemory& substrate);
 
 // The first `tokens` rows of a segment's range: keys and values, [tokens, kv_heads, head_dim] of
 // the layer's type, copied.

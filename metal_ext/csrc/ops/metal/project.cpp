@@ -1,6 +1,4 @@
-#include <cmath>
-#include <stdexcept>
-#include <string>
+#include <algorithm>
 
 #include "mlx/ops.h"
 #include "ops/checks.h"
@@ -44,56 +42,58 @@ class DeviceProjectAppend final : public RowsPrimitive {
   const metal::ProjectArguments arguments_;
 };
 
-void check_weight(const char* name, const mx::array& weight, const mx::array& keys) {
-  if (weight.ndim() != 1 || weight.shape(0) != keys.shape(2)) {
-    throw std::invalid_argument(
-        std::string(name) + " must be [" + std::to_string(keys.shape(2)) + "], one per dimension");
+metal::ProjectArguments arguments_of(
+    const LayerRows& place, const Heads& heads, size_t rows, const std::optional<QKNorms>& norms,
+    const RopeTable* rope) {
+  metal::ProjectArguments arguments{};
+  arguments.place = place.place;
+  arguments.query_heads = narrowed<uint32_t>("query_heads", heads.query_heads);
+  arguments.kv_heads = narrowed<uint32_t>("kv_heads", heads.kv_heads);
+  arguments.rows = narrowed<uint32_t>("rows", rows);
+  if (norms) {
+    arguments.normed = 1;
+    arguments.eps = static_cast<float>(norms->eps);
   }
-  check_same_type("keys", keys, name, weight);
+  if (rope != nullptr) {
+    arguments.turned = 1;
+    arguments.magnitude = static_cast<float>(rope->magnitude);
+    std::ranges::transform(rope->frequencies, arguments.frequencies,
+                           [](double x) { return static_cast<float>(x); });
+  }
+  return arguments;
 }
 
 }  // namespace
 
 std::pair<mx::array, mx::array> project_append(
     const mx::array& token, const mx::array& queries, const mx::array& keys,
-    const mx::array& values, const Projection& projection, const DeviceRows& rows,
-    const Layer& layer, const DeviceMemory& substrate) {
+    const mx::array& values, const std::optional<QKNorms>& norms, const RopeTable* rope,
+    const DeviceRows& rows, const Layer& layer, const DeviceMemory& substrate) {
   check_rows_of("project_append", *rows, substrate);
   check_device_rows("queries", queries);
   check_device_rows("keys", keys);
   check_device_rows("values", values);
-  check_same_shape(keys, values);
   check_same_type("keys", keys, "values", values);
   check_same_type("keys", keys, "queries", queries);
-  check_weight("q_weight", projection.query_weight, keys);
-  check_weight("k_weight", projection.key_weight, keys);
-  check_row_count("queries", queries, rows->table());
-  check_row_count("keys", keys, rows->table());
-  if (queries.shape(2) != keys.shape(2)) {
-    throw std::invalid_argument("queries and keys have a different head_dim");
-  }
-  if (!(projection.rope_base > 0.0 && std::isfinite(projection.rope_base))) {
-    throw std::invalid_argument("rope_base must be a positive number");
+  check_projected(queries, keys, values, rows->table());
+  check_norms(norms, keys.shape(2));
+  if (rope != nullptr) {
+    rope->check_head_dim(keys.shape(2));
   }
   rows->table().require_writable();
   const Heads heads{queries.shape(1), keys.shape(1), keys.shape(2)};
   const LayerRows place(*substrate->memory, layer, heads);
   auto kernel = metal::project_append_kernel(
       number_of("keys", keys.dtype()), place.kv, keys.shape(2), place.kind);
-  const metal::ProjectArguments arguments{
-      place.place,
-      narrowed<uint32_t>("query_heads", heads.query_heads),
-      narrowed<uint32_t>("kv_heads", heads.kv_heads),
-      narrowed<uint32_t>("rows", rows->size()),
-      static_cast<float>(projection.eps),
-      static_cast<float>(std::log2(projection.rope_base)),
-      static_cast<float>(projection.rope_scale)};
+  const mx::array asked = mx::contiguous(queries);
+  // Without norms the kernel reads no weights, and yet has two bindings for them.
   auto made = mx::array::make_arrays(
       {token.shape(), queries.shape()}, {token.dtype(), queries.dtype()},
-      std::make_shared<DeviceProjectAppend>(rows, place, std::move(kernel), arguments),
-      {token, mx::contiguous(queries), mx::contiguous(keys), mx::contiguous(values),
-       mx::contiguous(projection.query_weight), mx::contiguous(projection.key_weight),
-       rows->entries(), rows->pages()});
+      std::make_shared<DeviceProjectAppend>(
+          rows, place, std::move(kernel), arguments_of(place, heads, rows->size(), norms, rope)),
+      {token, asked, mx::contiguous(keys), mx::contiguous(values),
+       norms ? mx::contiguous(norms->query_weight) : asked,
+       norms ? mx::contiguous(norms->key_weight) : asked, rows->entries(), rows->pages()});
   return {made[0], made[1]};
 }
 

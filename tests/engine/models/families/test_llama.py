@@ -31,6 +31,16 @@ def test_greedy_answers_equal_mlx_lms_alone_and_together(
     check_greedy_answers(tmp_path, tied=tied, model_type="llama", **scaled, **how)
 
 
+def test_greedy_answers_with_longrope_equal_mlx_lms(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 128,
+        "short_factor": [1.0] * 16,
+        "long_factor": [1.0 + pair / 4 for pair in range(16)],
+    }
+    check_greedy_answers(tmp_path, tied=True, model_type="llama", rope_scaling=scaling)
+
+
 @pytest.mark.parametrize("head_dim", [..., None, 64])
 def test_a_llama_has_neither_norms_nor_biases(tmp_path: Path, head_dim: object) -> None:
     folder = write_config(tmp_path, TINY, model_type="llama", head_dim=head_dim)

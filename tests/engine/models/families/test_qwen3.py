@@ -10,7 +10,7 @@ from engine.models.config import ModelConfig
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, DenseMlp, LayerSpec, Rope
-from tests.engine.models.families.greedy import check_greedy_answers
+from tests.engine.models.families.greedy import STORAGES, check_greedy_answers
 from tests.models import TINY, write_config
 
 
@@ -58,6 +58,16 @@ def test_fault_16_a_broken_config_is_refused_by_name(
     with pytest.raises(CheckpointError, match=message) as caught:
         read_spec(ModelConfig(folder))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", STORAGES, ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_greedy_answers_with_yarn_equal_mlx_lms_alone_and_together(
+    tmp_path: Path, how: dict[str, Any], tied: bool
+) -> None:
+    """As Qwen says that contexts are to be made longer; in a shorter one."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    check_greedy_answers(tmp_path, tied=tied, rope_scaling=yarn, **how)
 
 
 def test_all_layers_are_alike_with_norms_and_without_biases(tmp_path: Path) -> None:

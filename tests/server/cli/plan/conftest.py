@@ -7,8 +7,7 @@ from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, find_device
 from engine.planning.shape import ModelShape, read_shape
-from server.cli.model_files import engine_config
-from server.config import Config
+from server.config import Config, engine_config
 from tests.models import QWEN3_4B, write_config
 
 GIB = 1024**3

@@ -7,9 +7,8 @@ from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import find_device
 from engine.planning.shape import read_shape
-from server.cli.model_files import engine_config
 from server.cli.plan.text import report_lines, table
-from server.config import Config
+from server.config import Config, engine_config
 
 GIB = 1024**3
 ROOT = Path(__file__).parents[4]

@@ -1,0 +1,33 @@
+"""The settings of the cache, each with its default, its limits and its unit: table [cache] of the
+settings file."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """How K and V lie in memory; None means that it is chosen at start."""
+
+    substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
+    release_heaps: bool = False
+    """Whether a GPU may release heaps before the process ends."""
+    kv_budget_bytes: int | None = None
+    headroom_bytes: int | None = None
+    """Left to other programs."""
+    page_bytes: int | None = None
+    heap_bytes: int = 64 * MIB
+    free_slack_bytes: int = 256 * MIB
+    """Memory of free blocks that is kept for the next sequences; one heap at least."""
+    idle_release_s: Annotated[float, Ge(0)] = 2.0
+    """Idle time after which free memory goes back to the system, but for one heap."""
+    prefix_cache: bool = True
+    prefix_keep_s: Annotated[float, Ge(0)] = 1800.0
+    """Idle time after which cached prefixes are forgotten."""
+    max_sharers: Annotated[int, Ge(1), Le(2000)] = 1024
+    """Buffers in which one block may be mapped."""
+    kv_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"

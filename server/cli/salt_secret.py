@@ -1,0 +1,84 @@
+"""The secret behind the salts, kept in a file: every start, and every replica that reads the same
+file, makes the same salts."""
+
+import os
+import secrets
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import structlog
+
+from server.config import SettingError
+
+SECRET_BYTES = 32
+SETTING = "access.salt_secret_file"
+
+log = structlog.get_logger("quire")
+
+
+def salt_secret(setting: Path | None) -> bytes:
+    """Return the secret of the salts, and make it where there is none. setting: the file; None: one
+    in the user's state folder, or no file where that cannot be had.
+
+    Raises SettingError for a file that others know, that holds something else, or that is set and
+    cannot be had.
+    """
+    try:
+        return _kept_secret((setting or state_folder() / "salt-secret").expanduser())
+    except (OSError, RuntimeError) as error:  # the latter: of a user who has no home
+        if setting is not None:
+            raise SettingError(f"setting {SETTING}: {error}") from error
+        log.warning(
+            "the secret of the salts ends with this process, as no file can keep it: "
+            f"{error}; setting {SETTING} names one that can"
+        )
+        return secrets.token_bytes(SECRET_BYTES)
+
+
+def state_folder() -> Path:
+    """Return quire's folder among what the user's programs keep. Raises RuntimeError where the user
+    has no home."""
+    usual = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / usual) / "quire"
+
+
+def _kept_secret(file: Path) -> bytes:
+    try:
+        return _read(file)
+    except FileNotFoundError:
+        _make(file)
+        return _read(file)
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        secret = stream.read(SECRET_BYTES + 1)
+    # What belongs to somebody else was given to our group: so a container gets its secrets.
+    others = 0o077 if status.st_uid == os.geteuid() else 0o007
+    if status.st_mode & others:
+        mode = stat.S_IMODE(status.st_mode)
+        raise SettingError(
+            f"{file}: it keeps a secret, and others may use it (mode {mode:o}): `chmod 600` it, or "
+            "delete it for a new one"
+        )
+    if len(secret) != SECRET_BYTES:
+        raise SettingError(
+            f"{file}: it should hold a secret of {SECRET_BYTES} bytes, and nothing else: delete it "
+            "for a new one"
+        )
+    return secret
+
+
+def _make(file: Path) -> None:
+    """Make the file, whole and for the user alone; leave it where another process was faster."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=file.parent, prefix=".new-") as made:
+        made.write(secrets.token_bytes(SECRET_BYTES))
+        made.flush()
+        os.fsync(made.fileno())
+        with suppress(FileExistsError):
+            os.link(made.name, file)
