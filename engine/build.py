@@ -12,13 +12,7 @@ from engine.loop import Emit, EngineLoop
 from engine.machine import MachineMemory, machine_threads
 from engine.models.checkpoint import Checkpoint
 from engine.models.identity import ModelIdentity
-from engine.models.weights import (
-    Arithmetic,
-    ArithmeticChoice,
-    Progress,
-    choose_arithmetic,
-    load_model,
-)
+from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
@@ -58,7 +52,6 @@ class EnginePlan:
     """What will be built, as far as it can be said before a byte is allocated."""
 
     checkpoint: Checkpoint
-    arithmetic: ArithmeticChoice
     substrate: SubstrateChoice
     memory: MemoryPlan
     threads: int
@@ -69,6 +62,11 @@ class EnginePlan:
         return self.substrate.substrate.on_gpu
 
     @property
+    def arithmetic(self) -> str:
+        """Return how weights are multiplied, in a word."""
+        return "stored" if self.on_gpu else "packed"
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Return what somebody should do something about, a sentence each."""
         tight = self.memory.warning
@@ -77,17 +75,14 @@ class EnginePlan:
     def lines(self) -> list[str]:
         """Return the plan as a person reads it, but for its warnings."""
         choice = self.substrate
-        blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
-        if choice.substrate.on_gpu:
-            blas, kernels = "MLX's own", "Metal"
+        if self.on_gpu:
+            why, products, kernels = "the GPU multiplies what is stored", "MLX's own", "Metal"
         else:
+            why, products = "the CPU's own kernels multiply what is stored", "quire's own"
             kernels = f"{metal_ext.instruction_sets()[0]}, {self.threads} threads"
-            if self.arithmetic.arithmetic is Arithmetic.PACKED:
-                blas = "quire's own"
         return [
             *self.memory.lines(),
-            f"arithmetic: {self.arithmetic.arithmetic.value} ({self.arithmetic.reason}); matrix "
-            f"products: {blas}",
+            f"arithmetic: {self.arithmetic} ({why}); matrix products: {products}",
             f"substrate: {choice.substrate}; kernels: {kernels}",
             *(f"  {reason}" for reason in choice.reasons if reason not in choice.warnings),
         ]
@@ -102,8 +97,7 @@ def plan_engine(
     """Fit the model and its cache into the machine.
 
     machine: what the processor that computes may use. choice: what stands under K and V.
-    Raises BudgetError or LayoutError with the figure that does not fit, and CheckpointError for an
-    arithmetic that it cannot be had in.
+    Raises BudgetError or LayoutError with the figure that does not fit.
     """
     substrate, spec = choice.substrate, checkpoint.spec
     widths = {its.attention.head_dim for its in spec.layers}
@@ -116,14 +110,10 @@ def plan_engine(
     if checkpoint.embeds:
         config = replace(config, grammar_bytes=0)
     usable = machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
-    arithmetic = choose_arithmetic(
-        checkpoint,
-        on_gpu=substrate.on_gpu,
-        memory_bytes=usable // 2,
-        setting=None if config.arithmetic == "auto" else Arithmetic(config.arithmetic),
-    )
-    demand = memory_demand(spec, config, machine, shape, substrate, arithmetic.itemsize)
-    demand = replace(demand, weights_bytes=arithmetic.weights_bytes)
+    itemsize = compute_itemsize(checkpoint.dtype, on_gpu=substrate.on_gpu)
+    demand = memory_demand(spec, config, machine, shape, substrate, itemsize)
+    weights = checkpoint.stored_bytes if substrate.on_gpu else checkpoint.packed_bytes
+    demand = replace(demand, weights_bytes=weights)
     # Who names a budget of K and V may take what would be left to others.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:
@@ -145,7 +135,7 @@ def plan_engine(
         system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
     )
     threads = config.threads or machine_threads()
-    return EnginePlan(checkpoint, arithmetic, choice, memory, threads)
+    return EnginePlan(checkpoint, choice, memory, threads)
 
 
 def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:
@@ -185,9 +175,9 @@ def build_engine(
     """Make everything, on the calling thread, which owns MLX from then on."""
     mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
-    workers = None if plan.substrate.substrate.on_gpu else cpu_workers(plan.threads)
+    workers = None if plan.substrate.substrate.on_gpu else metal_ext.CpuWorkers(plan.threads)
     identity = ModelIdentity(plan.checkpoint.path)
-    model = load_model(plan.checkpoint, plan.arithmetic.arithmetic, progress, workers)
+    model = load_model(plan.checkpoint, progress, workers)
     return assemble(
         plan.memory,
         config,
@@ -195,7 +185,7 @@ def build_engine(
         plan.checkpoint.vocab_size,
         plan.substrate.substrate,
         workers,
-        identity.digest(plan.arithmetic.arithmetic.value),
+        identity.digest(plan.arithmetic),
         emit,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
@@ -284,11 +274,3 @@ def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> S
 def mlx_memory() -> MlxMemory:
     """Return what MLX holds now; to be asked by the thread that owns it."""
     return MlxMemory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
-
-
-def cpu_workers(threads: int) -> metal_ext.CpuWorkers:
-    """Return the threads of attention, of matrix products and of sampling."""
-    workers = metal_ext.CpuWorkers(threads)
-    if metal_ext.fast_blas is not None:
-        metal_ext.fast_blas.use(workers)
-    return workers

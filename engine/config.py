@@ -2,7 +2,7 @@
 settings file, and the cache's."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
@@ -18,7 +18,6 @@ class EngineConfig(CacheSettings):
     max_num_batched_tokens: Annotated[int, Ge(1), Le(65536)] = 2048
     max_model_len: Annotated[int, Ge(2)] | None = None
     step_time_target_ms: Annotated[float, Gt(0)] = 100.0
-    arithmetic: Literal["auto", "packed", "stored", "float32", "quantized-float32"] = "auto"
     threads: Annotated[int, Ge(1), Le(256)] | None = None
     mlx_cache_bytes: int = 256 * MIB
     residency_keep_s: Annotated[float, Ge(0), Le(86_400)] = 180.0

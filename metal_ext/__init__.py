@@ -1,16 +1,13 @@
 """Device bytes: heaps, address ranges, and the MLX primitives that read and write them.
 
-Importing this package loads the BLAS, then MLX, then the extension, and checks that the three fit
-together. It must be imported before MLX.
+Importing this package loads MLX, then the extension, and checks that the two fit together.
 """
 
-from . import blas as blas
 from .environment import prepare
 
 prepare()
-fast_blas: blas.FastBLAS | None = blas.load()
 
-from .self_test import require_matching_versions  # noqa: E402  MLX must come after the BLAS
+from .self_test import require_matching_versions  # noqa: E402  which loads MLX
 
 require_matching_versions()
 
@@ -35,6 +32,7 @@ from ._ext import (  # noqa: E402
     gated_mlp,
     instruction_sets,
     linear,
+    packed_bytes,
     packed_rows,
     project_append,
     region_view,
@@ -62,10 +60,10 @@ __all__ = [
     "choose_tokens",
     "chunk_attention",
     "decode_attention",
-    "fast_blas",
     "gated_mlp",
     "instruction_sets",
     "linear",
+    "packed_bytes",
     "packed_rows",
     "project_append",
     "region_view",

@@ -40,12 +40,6 @@ def instruction_sets() -> list[str]:
     "amx", "vnni", "avx512", "avx2" and "sse2" on x86-64, "neon" on arm64.
     """
 
-def multiply_on(workers: CpuWorkers) -> None:
-    """From now on MLX's float32 products run on these workers, which are kept alive for that.
-
-    Not while products run on others. Raises RuntimeError where MLX multiplies with its own BLAS.
-    """
-
 class Geometry:
     """Bytes of one group of regions. A block is the same run of tokens in every region.
 
@@ -444,15 +438,15 @@ class PackedLinear:
         self,
         weights: list[mx.array],
         workers: CpuWorkers,
-        codes: list[tuple[mx.array, mx.array, int, int]],
+        codes: list[tuple[mx.array, mx.array | None, int, int] | None],
     ) -> None:
         """weights: ``[outputs, inputs]`` float32, bfloat16, or float16 (kept as float32); several
         become one layer, with the outputs of one behind those of another. codes: empty, or for each
-        weight ``(scales, biases, bits, group_size)`` as ``mx.quantize`` gives them, with weights of
-        uint32 words; 4 or 8 bits, groups of 32, 64 or 128.
+        weight that is of uint32 words ``(scales, biases, bits, group_size)`` as ``mx.quantize``
+        gives them in the modes affine and mxfp4, where biases are None.
 
-        ValueError for what cannot be packed: parts that differ in inputs or in how they are stored,
-        or a part before the last whose outputs are not a multiple of 16. OSError without memory.
+        Codes are kept in 4 bits or in 8; of parts that differ as the widest of them need, and as
+        float32 where one is plain. ValueError for what cannot be packed. OSError without memory.
         """
     @property
     def outputs(self) -> int: ...
@@ -460,6 +454,10 @@ class PackedLinear:
     def inputs(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+def packed_bytes(inputs: int, matrices: list[tuple[int, mx.Dtype, int, int]]) -> int:
+    """Return ``nbytes`` of a PackedLinear. matrices: outputs; the dtype of numbers or scales; bits
+    and group size of codes, else 0."""
 
 # Products of packed layers: everything is float32, each sum in the order of the inputs. A row's
 # result has the same bits in any company, on any number of threads of one instruction set. How far

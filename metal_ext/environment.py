@@ -1,5 +1,5 @@
-"""What MLX reads from the environment when it is first used: set here and nowhere else, before MLX
-is imported. What the user has set wins."""
+"""What MLX reads from the environment when its first array is made: set here and nowhere else, when
+this package is imported. What the user has set wins."""
 
 import os
 import sys

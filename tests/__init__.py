@@ -1,3 +1,1 @@
-"""Tests. The BLAS is loaded here, before any of them imports MLX."""
-
-import metal_ext as metal_ext
+"""Tests."""

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.build import assemble, cpu_workers
+import metal_ext
+from engine.build import assemble
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.loop import Emit, EngineLoop
@@ -82,7 +83,7 @@ def recall_loop(
         model(shape, VOCAB),
         VOCAB,
         substrate,
-        cpu_workers(1),
+        metal_ext.CpuWorkers(1),
         b"recall",
         emit,
         embedding_size=VOCAB if pools else None,

@@ -1,9 +1,11 @@
 """Checkpoints of random weights and any dimensions, Qwen3 unless a test wants another family."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -96,13 +98,16 @@ def write_model(
     dtype: str = "float32",
     bits: int | None = None,
     group_size: int = 32,
+    mode: str = "affine",
+    layers: Mapping[str, dict[str, Any] | bool] = MappingProxyType({}),
     seed: int = 0,
     gain: float = 1.0,
     **changes: Any,
 ) -> Path:
-    """A whole model folder: config, weights, tokenizer, template. bits: 4 or 8 packs the weights as
-    MLX does. gain: of the layers' matrices; with 3 an answer hardly says a token twice. changes:
-    fields of config.json, as mlx-lm knows them; a field that is ... is left out."""
+    """A whole model folder: config, weights, tokenizer, template. bits, group_size, mode: pack the
+    weights as MLX does. layers: how those are packed whose names end so; False: not at all. gain:
+    of the layers' matrices; with 3 an answer hardly says a token twice. changes: fields of
+    config.json, as mlx-lm knows them; a field that is ... is left out."""
     from tests.reference import classes_of
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,8 +122,16 @@ def write_model(
     if bits is not None:
         import mlx.nn as nn
 
-        nn.quantize(model, group_size=group_size, bits=bits)
-        config["quantization"] = {"group_size": group_size, "bits": bits}
+        own: dict[str, dict[str, Any] | bool] = {}
+
+        def packs(name: str, module: nn.Module) -> dict[str, Any] | bool:
+            its = next((how for end, how in layers.items() if name.endswith(end)), True)
+            if its is not True and hasattr(module, "to_quantized"):
+                own[name] = its
+            return its if hasattr(module, "to_quantized") else False
+
+        nn.quantize(model, group_size, bits, mode=mode, class_predicate=packs)
+        config["quantization"] = {"group_size": group_size, "bits": bits, "mode": mode} | own
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))

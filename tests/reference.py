@@ -5,26 +5,35 @@ from typing import Any
 from unittest import mock
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from engine.models.checkpoint import Checkpoint
-from engine.models.weights import Arithmetic
 
 # mlx_lm lowers the limit of open files for the whole process when it is imported.
 with mock.patch.object(resource, "setrlimit"):
     from mlx_lm.models.rope_utils import initialize_rope
     from mlx_lm.utils import _get_classes as classes_of
-    from mlx_lm.utils import dequantize_model, load_model
+    from mlx_lm.utils import load_model
 
 __all__ = ["classes_of", "initialize_rope", "lazy_reference", "load_model", "load_reference"]
 
 
-def load_reference(checkpoint: Checkpoint, arithmetic: Arithmetic) -> Any:
-    """mlx-lm's model of that checkpoint, in that arithmetic."""
+class Float32Embedding(nn.QuantizedEmbedding):  # type: ignore[misc]
+    """Rows in float32, whatever stands beside the codes."""
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        rows: mx.array = super().__call__(ids)
+        return rows.astype(mx.float32)
+
+
+def load_reference(checkpoint: Checkpoint, *, stored: bool = False) -> Any:
+    """mlx-lm's model of that checkpoint, in float32, with codes as they are: unpacked they would be
+    rounded to the checkpoint's own 16 bits. stored: in the dtype that the checkpoint has."""
     model = lazy_reference(checkpoint)
-    if arithmetic is Arithmetic.FLOAT32:
-        model = dequantize_model(model)
-    if arithmetic is not Arithmetic.STORED:
+    if not stored:
         model.set_dtype(mx.float32)
+        if isinstance(model.model.embed_tokens, nn.QuantizedEmbedding):
+            model.model.embed_tokens.__class__ = Float32Embedding
     mx.eval(model.parameters())
     return model
 

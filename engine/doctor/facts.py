@@ -19,7 +19,7 @@ def facts() -> dict[str, Any]:
         "metal": metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {},
         "instruction_sets": metal_ext.instruction_sets(),
         "system_page_bytes": metal_ext.SYSTEM_PAGE_BYTES,
-        "matrix_products": metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own",
+        "matrix_products": "MLX's own" if metal_ext.HAS_METAL else "quire's own",
         "quire": version("quire"),
         "default_device": default_device(),
         "open_files": open_files(),

@@ -11,7 +11,6 @@ from engine.models.config import ModelConfig
 from engine.models.embedding_checkpoint import BARE_NAME, HEAD_NAME, is_embedding_checkpoint
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import (
-    ITEM_BYTES,
     CheckpointError,
     Tensor,
     read_json,
@@ -38,13 +37,10 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     dtype: str
     """Of the float tensors: "F32", "BF16" or "F16"."""
-    quantized: bool
     stored_bytes: int
     """Of all tensors as they are stored."""
-    widened_bytes: int
-    """Of all tensors with their float numbers as float32."""
-    packed_bytes: int | None
-    """Of all tensors as the CPU's kernels read them; None where these do not know them."""
+    packed_bytes: int
+    """Of all tensors as the CPU's kernels read them."""
     num_weights: int
     """Numbers of all weight matrices, however they are packed."""
     embeds: bool
@@ -104,9 +100,7 @@ def checkpoint_of(
         spec=spec,
         eos_token_ids=_eos_token_ids(path, config),
         dtype=tensors[f"{model.norm.name}.weight"].dtype,
-        quantized=any(name.endswith(".scales") for name in tensors),
         stored_bytes=sum(tensor.stored_bytes for tensor in tensors.values()),
-        widened_bytes=sum(t.size * ITEM_BYTES["F32"] for t in tensors.values()),
         packed_bytes=packed_bytes(model, tensors, config.quantization),
         num_weights=model.count(1) + model.count(2),
         embeds=embeds,

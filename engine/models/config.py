@@ -1,17 +1,29 @@
 """Reads ``config.json`` of a model folder."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.models.safetensors_headers import CheckpointError, read_json
 
+AFFINE = "affine"
+# What MLX knows of each mode: bits and group sizes. Source: mlx.core.quantize.
+MODES = {
+    AFFINE: ((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
+    "mxfp4": ((4,), (32,)),
+    "mxfp8": ((8,), (32,)),
+    "nvfp4": ((4,), (16,)),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a layer's weights are packed: MLX's affine groups."""
+    """How MLX packs a layer's weights: codes with a scale and a bias for each group, or in the
+    other modes floats of few bits with a scale alone."""
 
     bits: int
     group_size: int
+    mode: str = AFFINE
 
 
 class ModelConfig:
@@ -58,7 +70,7 @@ class ModelConfig:
         if method is not None and "quantization" not in self.values:
             raise CheckpointError(
                 f"{self.file}: quantization_config.quant_method is {method!r}; quire serves "
-                "unquantised models and MLX's own 4 and 8 bits"
+                "unquantised models and those that MLX has packed"
             )
 
     def quantization(self, layer: str) -> Quantization | None:
@@ -68,21 +80,25 @@ class ModelConfig:
             return None
         own = default.get(layer)
         chosen = own if isinstance(own, dict) else default
-        if chosen.get("mode", "affine") != "affine":
-            raise CheckpointError(
-                f"{self.file}: quantization.mode is {chosen['mode']!r}; quire serves affine groups"
-            )
+        mode = chosen.get("mode", AFFINE)
+        if mode not in MODES:
+            raise self._wrong("quantization.mode", mode, f"one of {', '.join(MODES)}")
         try:
-            found = Quantization(int(chosen["bits"]), int(chosen["group_size"]))
+            found = Quantization(int(chosen["bits"]), int(chosen["group_size"]), mode)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.file}: quantization needs the numbers bits and group_size"
             ) from error
-        if found.bits not in (4, 8) or found.group_size < 1:
-            raise CheckpointError(
-                f"{self.file}: quantization.bits is {found.bits}; quire serves 4 and 8"
-            )
+        bits, group_sizes = MODES[mode]
+        if found.bits not in bits:
+            raise self._wrong("quantization.bits", found.bits, _any_of(bits))
+        if found.group_size not in group_sizes:
+            raise self._wrong("quantization.group_size", found.group_size, _any_of(group_sizes))
         return found
 
     def _wrong(self, field: str, value: object, what: str) -> CheckpointError:
         return CheckpointError(f"{self.file}: {field} is {value!r}; it must be {what}")
+
+
+def _any_of(numbers: Iterable[int]) -> str:
+    return " or ".join(map(str, numbers))

@@ -11,10 +11,12 @@ import metal_ext
 from engine.models.forward import LayerViews, qk_transforms
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import ModelTensors, Product
+from engine.models.tensors import PLAIN_MODES, ModelTensors, Product
 
 Packed = Callable[[int], None]
 """Called with the bytes of every product that has been packed."""
+Codes = tuple[mx.array, mx.array | None, int, int]
+"""Scales, biases, bits and group size."""
 
 
 class CpuOps:
@@ -98,14 +100,18 @@ def pack_linear(
 
     Raises ValueError where they cannot be.
     """
-    codes = [
-        (its.scales, its.biases, its.packing.bits, its.packing.group_size)
-        for its in matrices
-        if its.scales is not None and its.biases is not None and its.packing is not None
-    ]
-    if codes and len(codes) < len(matrices):
-        raise ValueError("some of the layers are packed by their checkpoint, and some are not")
-    return metal_ext.PackedLinear([its.weight for its in matrices], workers, codes)
+    parts = [_codes(matrix) for matrix in matrices]
+    weights = [weight for weight, _ in parts]
+    return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts])
+
+
+def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
+    """Return a matrix as it is packed: words with their codes' groups, or plain numbers."""
+    packing, scales = matrix.packing, matrix.scales
+    if packing is None or packing.mode in PLAIN_MODES:
+        return matrix.dequantized(), None
+    assert scales is not None
+    return matrix.weight, (scales, matrix.biases, packing.bits, packing.group_size)
 
 
 def _float32(weight: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""A model's operations as MLX has them: on a GPU, and on a CPU for what cannot be packed."""
+"""A model's operations as MLX has them: a GPU's."""
 
 import mlx.core as mx
 
@@ -9,7 +9,7 @@ from engine.models.tensors import Matrix, ModelTensors, Vector
 
 
 class MlxOps:
-    """Operations over weights as they are stored, or wider."""
+    """Operations over weights as they are stored."""
 
     def __init__(self, spec: ModelSpec, tensors: ModelTensors, stored: StoredWeights) -> None:
         """stored: of these tensors, which are taken and not evaluated."""
@@ -26,18 +26,8 @@ class MlxOps:
         self.weights += self._vectors.values()
 
     def embed(self, token_ids: mx.array) -> mx.array:
-        its = self._matrices[self._tensors.embedding.name]
-        if its.packing is None:
-            return its.weight[token_ids]
-        assert its.scales is not None
-        assert its.biases is not None
-        return mx.dequantize(
-            its.weight[token_ids],
-            its.scales[token_ids],
-            its.biases[token_ids],
-            its.packing.group_size,
-            its.packing.bits,
-        )
+        embedding = self._matrices[self._tensors.embedding.name]
+        return embedding.dequantized(token_ids, self._vectors[self._tensors.norm.name].dtype)
 
     def project(self, number: int, x: mx.array, views: LayerViews) -> mx.array:
         layer, tensors = self._layers[number]
@@ -86,5 +76,6 @@ def _multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
         transpose=True,
         group_size=matrix.packing.group_size,
         bits=matrix.packing.bits,
+        mode=matrix.packing.mode,
     )
     return product if matrix.bias is None else product + matrix.bias

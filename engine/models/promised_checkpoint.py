@@ -8,7 +8,7 @@ from engine.models.config import ModelConfig
 from engine.models.embedding_checkpoint import HEAD_NAME, is_embedding_checkpoint
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import Tensor, read_index
-from engine.models.tensors import ModelTensors, grouped_shapes
+from engine.models.tensors import ModelTensors, grouped_tensors
 
 DTYPES = {"float32": "F32", "float16": "F16"}
 
@@ -32,10 +32,8 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
     embedding = f"{model.embedding.name}."
     unread = sum(t.stored_bytes for name, t in tensors.items() if name.startswith(embedding))
     foreseen = promised.stored_bytes + (unread if model.head is None else 0)
-    packed = promised.packed_bytes
-    if packed is not None:
-        packed += max(0, stored_bytes - foreseen)
-    return replace(promised, stored_bytes=stored_bytes, packed_bytes=packed)
+    packed_bytes = promised.packed_bytes + max(0, stored_bytes - foreseen)
+    return replace(promised, stored_bytes=stored_bytes, packed_bytes=packed_bytes)
 
 
 def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tensor]:
@@ -50,7 +48,6 @@ def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tens
         if packing is None or shape[1] % packing.group_size:
             tensors[name] = Tensor("", dtype, shape)
             continue
-        for part, part_shape in grouped_shapes(shape, packing).items():
-            part_dtype = "U32" if part == "weight" else dtype
+        for part, (part_dtype, part_shape) in grouped_tensors(shape, packing, dtype).items():
             tensors[f"{layer}.{part}"] = Tensor("", part_dtype, part_shape)
     return tensors

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4}
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1}
 # What a file begins with that Git has and Git LFS has not fetched (github.com/git-lfs/git-lfs,
 # docs/spec.md).
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"

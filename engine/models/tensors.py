@@ -1,8 +1,7 @@
 """Which tensors a model has, as its spec says: names, shapes, and what is one product.
 
 Checks of a folder and sizes of weights, stored and packed, follow from the list. Packed is how the
-CPU's kernels read them (kernels/cpu/linear.h): 16 outputs make a panel, numbers are filled up to 32
-inputs, and float16 is kept as float32.
+CPU's kernels read them (kernels/cpu/linear.h).
 """
 
 import math
@@ -11,7 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from engine.models.config import Quantization
+import mlx.core as mx
+
+import metal_ext
+from engine.models.config import AFFINE, Quantization
 from engine.models.safetensors_headers import CheckpointError, Tensor
 from engine.models.spec import LayerSpec, ModelSpec
 
@@ -20,9 +22,9 @@ PREFIX = "model."
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
 FLOAT_TYPES = ("F32", "BF16", "F16")
-PANEL_OUTPUTS = 16
-INPUT_STEP = 32
-GROUP_SIZES = (32, 64, 128)
+DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U8": mx.uint8}
+# Modes whose numbers are all a bfloat16's: a CPU has them as plain ones.
+PLAIN_MODES = ("mxfp8", "nvfp4")
 FLOAT32_BYTES = 4
 
 Shapes = dict[str, tuple[int, ...]]
@@ -174,12 +176,16 @@ def _layer_tensors(layer: LayerSpec, hidden: int, name: str) -> LayerTensors:
 # --- a folder's tensors ---------------------------------------------------------------------------
 
 
-def grouped_shapes(shape: tuple[int, ...], packing: Quantization) -> dict[str, tuple[int, int]]:
-    """Return a matrix as MLX packs it: codes in words of 32 bits, a scale and a bias for each
-    group."""
+def grouped_tensors(
+    shape: tuple[int, ...], packing: Quantization, dtype: str
+) -> dict[str, tuple[str, tuple[int, int]]]:
+    """Return dtypes and shapes of a matrix as MLX packs it: codes in words of 32 bits; for each
+    group a scale and a bias, or a scale of a byte. dtype: of scales and biases."""
     rows, columns = shape
-    groups = (rows, columns // packing.group_size)
-    return {"weight": (rows, columns * packing.bits // 32), "scales": groups, "biases": groups}
+    codes, groups = (rows, columns * packing.bits // 32), (rows, columns // packing.group_size)
+    if packing.mode != AFFINE:
+        return {"weight": ("U32", codes), "scales": ("U8", groups)}
+    return {"weight": ("U32", codes), "scales": (dtype, groups), "biases": (dtype, groups)}
 
 
 def check_tensor(
@@ -208,12 +214,12 @@ def check_tensor(
         raise CheckpointError(
             f"{path / scales.file}: {layer}.scales exists, but config.json has no quantization"
         )
-    for part, part_shape in grouped_shapes(shape, packing).items():
-        dtype = scales.dtype if part != "weight" else "U32"
+    known = packing.mode != AFFINE or scales.dtype in FLOAT_TYPES
+    for part, (dtype, part_shape) in grouped_tensors(shape, packing, scales.dtype).items():
         found = tensors.get(f"{layer}.{part}")
         if found is None:
             raise CheckpointError(f"{path}: {layer}.{part} is missing beside {layer}.scales")
-        if found.dtype != dtype or found.shape != part_shape or scales.dtype not in FLOAT_TYPES:
+        if found.dtype != dtype or found.shape != part_shape or not known:
             raise CheckpointError(
                 f"{path / found.file}: {layer}.{part} is {found.dtype} {list(found.shape)}, but "
                 f"config.json ({packing.bits} bits in groups of {packing.group_size}) makes it "
@@ -223,46 +229,31 @@ def check_tensor(
 
 # --- packed for the CPU's kernels -----------------------------------------------------------------
 
-Kind = tuple[str, Quantization | None]
-"""Of what dtype the numbers are, or scales and biases where there are groups."""
+Kind = tuple[int, mx.Dtype, int, int]
+"""Outputs; of what dtype numbers or scales are; bits and group size, or 0."""
 
 
-def packed_bytes(
-    model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf
-) -> int | None:
-    """Return the bytes of all tensors once they are packed; None where a layer cannot be.
-
-    tensors: what the files hold.
-    """
+def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
+    """Return the bytes of all tensors once they are packed. tensors: what the files hold."""
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
-        kinds = {_kind_of(matrix.name, tensors, packing_of) for matrix in product}
-        filled = all(matrix.outputs % PANEL_OUTPUTS == 0 for matrix in product[:-1])
-        if len(kinds) > 1 or not filled:
-            return None
-        (kind,) = kinds
-        if kind[1] is not None and kind[1].group_size not in GROUP_SIZES:
-            return None
-        total += sum(_panel_bytes(matrix, kind) for matrix in product)
+        kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]
+        total += metal_ext.packed_bytes(product[0].inputs, kinds)
     return total
 
 
-def _kind_of(layer: str, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> Kind:
-    scales = tensors.get(f"{layer}.scales")
+def packed_kind(outputs: int, scales: str, packing: Quantization) -> Kind:
+    """Return how the CPU's kernels are given codes. scales: their dtype."""
+    if packing.mode in PLAIN_MODES:
+        return outputs, mx.bfloat16, 0, 0
+    return outputs, DTYPES[scales], packing.bits, packing.group_size
+
+
+def _kind_of(matrix: Matrix, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> Kind:
+    """Return how the CPU's kernels are given a matrix."""
+    scales = tensors.get(f"{matrix.name}.scales")
     if scales is None:
-        return tensors[f"{layer}.weight"].dtype, None
-    return scales.dtype, packing_of(layer)
-
-
-def _panel_bytes(matrix: Matrix, kind: Kind) -> int:
-    outputs, inputs = _rounded_up(matrix.outputs, PANEL_OUTPUTS), matrix.inputs
-    dtype, packing = kind
-    number = 2 if dtype == "BF16" else FLOAT32_BYTES
-    if packing is None:
-        return outputs * _rounded_up(inputs, INPUT_STEP) * number
-    groups = inputs // packing.group_size
-    return outputs * (inputs * packing.bits // 8 + groups * 2 * number)
-
-
-def _rounded_up(count: int, step: int) -> int:
-    return -(-count // step) * step
+        return matrix.outputs, DTYPES[tensors[f"{matrix.name}.weight"].dtype], 0, 0
+    packing = packing_of(matrix.name)
+    assert packing is not None, "checked before"
+    return packed_kind(matrix.outputs, scales.dtype, packing)

@@ -6,6 +6,10 @@ Everything here is exact for a shape and counts in bytes; people read it in GiB 
 import math
 from dataclasses import dataclass
 
+import metal_ext
+from engine.models.config import AFFINE, Quantization
+from engine.models.safetensors_headers import ITEM_BYTES
+from engine.models.tensors import grouped_tensors, packed_kind
 from engine.planning.shape import ModelShape
 
 KIB = 1024
@@ -13,6 +17,8 @@ KIB = 1024
 # Source: mlx.core.quantize; 64 is its default group.
 GROUP_SIZE = 64
 BITS_PER_GROUP = 2 * 16
+# Outputs that a CPU reads together: as many as leave no room in the last panel.
+PANEL_OUTPUTS = 16
 VECTOR_BYTES = 2
 CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
 
@@ -33,6 +39,20 @@ class Packing:
 def affine(bits: int, group_size: int = GROUP_SIZE) -> Packing:
     """Return MLX's affine groups: 4 bits in groups of 64 are 4.5 bits per number."""
     return Packing(f"q{bits}", bits + BITS_PER_GROUP / group_size)
+
+
+def own_packing(stored: Quantization, *, on_gpu: bool) -> Packing:
+    """Return how a device keeps what a checkpoint of 16 bits has packed: a GPU as it is stored, a
+    CPU as its kernels read it."""
+    name = f"q{stored.bits}" if stored.mode == AFFINE else stored.mode
+    shape = (PANEL_OUTPUTS, stored.group_size * PANEL_OUTPUTS)
+    tensors = grouped_tensors(shape, stored, "BF16")
+    if on_gpu:
+        kept = sum(ITEM_BYTES[dtype] * math.prod(its) for dtype, its in tensors.values())
+    else:
+        kind = packed_kind(shape[0], tensors["scales"][0], stored)
+        kept = metal_ext.packed_bytes(shape[1], [kind])
+    return Packing(name, 8 * kept / math.prod(shape))
 
 
 BF16 = Packing("bf16", 16)

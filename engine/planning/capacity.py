@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory
-from engine.models.weights import Arithmetic, compute_itemsize
+from engine.models.weights import compute_itemsize
 from engine.planning.accountant import BlockAccount, account
 from engine.planning.arithmetic import (
     BF16,
@@ -15,7 +15,7 @@ from engine.planning.arithmetic import (
     WEIGHT_PACKINGS,
     Packing,
     Resident,
-    affine,
+    own_packing,
     resident,
     weights_bytes,
 )
@@ -146,14 +146,13 @@ def plan_capacity(
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
     machine = MachineMemory(memory_bytes, memory_bytes)
-    arithmetic = Arithmetic("stored" if config.arithmetic == "auto" else config.arithmetic)
     demand = memory_demand(
         shape.spec,
         replace(config, max_model_len=context),
         gpu_memory(machine, working_set_bytes) if device.on_gpu else machine,
         kv_shape(shape),
         Substrate.SPARSE if device.on_gpu else Substrate.POSIX,
-        compute_itemsize("BF16", arithmetic, on_gpu=device.on_gpu),
+        compute_itemsize("BF16", on_gpu=device.on_gpu),
     )
     allocations = allocations_of(shape, device, context, config)
     arrivals = random_arrivals(
@@ -258,7 +257,7 @@ def _crowd(
 ) -> Crowd | None:
     """Return the workload in the model's own packing, or in the widest that fits."""
     own = shape.quantization
-    packings = WEIGHT_PACKINGS if own is None else (affine(own.bits, own.group_size),)
+    packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
     for weights in packings:
         budget = kv_budget(demand, weights_bytes(shape, weights))
         if all(allocation.fit(budget, context) for allocation in allocations):

@@ -82,7 +82,7 @@ def _apple(
 
 
 # The machine that this project is measured on: two Xeon cores with AVX-512. Bandwidth as its read
-# probe has it, operations as its OpenBLAS does in float32.
+# probe has it, operations as OpenBLAS does in float32 there.
 CPU = Device(
     name="cpu",
     memory_bytes=24 * GIB,

@@ -12,16 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-import metal_ext  # before MLX: it loads the BLAS
-
 import mlx.core as mx
 
+import metal_ext
 from kvcache.backend import PageBackend
 from kvcache.canary import kernels, trial
+from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.kernels import KernelTrial, kernel_specs, name_of
 from kvcache.canary.pace import pace_actions
 from kvcache.canary.products import product_actions
-from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.real_size import RealSizeTrial
 from kvcache.canary.release import ReleaseTrial
 from kvcache.canary.report import Step, to_line

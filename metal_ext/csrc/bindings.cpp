@@ -10,7 +10,6 @@
 #include "ops/choose.h"
 #include "ops/kv_rows.h"
 #include "ops/linear.h"
-#include "ops/products.h"
 #include "ops/project.h"
 
 using namespace nb::literals;
@@ -201,13 +200,19 @@ void bind_operations(nb::module_& m) {
 }
 
 void bind_linear(nb::module_& m) {
-  using Codes = std::tuple<mx::array, mx::array, PythonInt, PythonInt>;
+  using Codes = std::tuple<mx::array, std::optional<mx::array>, PythonInt, PythonInt>;
+  using Kind = std::tuple<PythonInt, mx::Dtype, PythonInt, PythonInt>;
   nb::class_<PackedHandle>(m, "PackedLinear")
       .def("__init__", [](PackedHandle* self, const std::vector<mx::array>& weights,
-                          const WorkersHandle& workers, const std::vector<Codes>& codes) {
-        std::vector<ops::CodeGroups> groups;
-        for (const auto& [scales, biases, bits, group] : codes) {
-          groups.push_back({scales, biases, bits, group});
+                          const WorkersHandle& workers,
+                          const std::vector<std::optional<Codes>>& codes) {
+        std::vector<std::optional<ops::CodeGroups>> groups;
+        for (const auto& its : codes) {
+          groups.emplace_back();
+          if (its) {
+            const auto& [scales, biases, bits, group] = *its;
+            groups.back() = {scales, biases, bits, group};
+          }
         }
         new (self) PackedHandle{ops::pack_linear(weights, groups, workers.object)};
       }, "weights"_a, "workers"_a, "codes"_a)
@@ -215,6 +220,13 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro("inputs", [](const PackedHandle& p) { return p.object->shape().inputs; })
       .def_prop_ro("nbytes", [](const PackedHandle& p) {
         return p.object->shape().packed_bytes(); });
+  m.def("packed_bytes", [](PythonInt inputs, const std::vector<Kind>& matrices) {
+    std::vector<ops::MatrixKind> kinds;
+    for (const auto& [outputs, numbers, bits, group] : matrices) {
+      kinds.push_back({outputs, numbers, bits, group});
+    }
+    return ops::packed_bytes(inputs, kinds);
+  }, "inputs"_a, "matrices"_a);
   m.def("linear", [](const mx::array& x, const PackedHandle& packed, const WorkersHandle& workers,
                      const std::optional<mx::array>& norm, double eps,
                      const std::optional<mx::array>& residual) {
@@ -251,12 +263,7 @@ NB_MODULE(_ext, m) {
                           std::to_string(MLX_VERSION_MINOR) + "." +
                           std::to_string(MLX_VERSION_PATCH);
   m.attr("SYSTEM_PAGE_BYTES") = quire::system_page_bytes();
-  m.attr("HAS_METAL") = false;
   m.def("instruction_sets", &quire::cpu::available);
-  m.def("multiply_on", [module = nb::handle(m)](const quire::WorkersHandle& workers) {
-    quire::ops::multiply_on(*workers.object);
-    module.attr("multiplying_workers") = workers;  // products find them by their address
-  }, "workers"_a);
   quire::bind_memory(m);
   quire::bind_operations(m);
   quire::bind_linear(m);

@@ -100,7 +100,7 @@ def serve(
     max_num_batched_tokens: Count = None,
     step_time_target_ms: Annotated[float | None, typer.Option()] = None,
     arithmetic: Annotated[
-        str | None, typer.Option(help="auto, packed, stored, float32 or quantized-float32.")
+        str | None, typer.Option(hidden=True, help="Taken, and without effect.")
     ] = None,
     threads: Count = None,
     check_every_step: Annotated[

@@ -1,11 +1,10 @@
 """A model's files: checked against the settings and this machine before a weight is loaded."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import metal_ext  # before anything that imports MLX: it loads the BLAS
 
 import structlog
 
@@ -24,7 +23,7 @@ from server.cli.hub import (
     model_names,
     sampling_defaults,
 )
-from server.config import Config, SettingError, StartError, engine_config
+from server.config import Config, SettingError, StartError, engine_config, without_effect
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 EMBEDS = {"auto": None, "generate": False, "embed": True}
@@ -82,7 +81,7 @@ def read_model(name: str, settings: Config) -> ModelFiles:
             engine_plan = make_plan(settings, read_checkpoint(folder, embeds=embeds))
     for line in engine_plan.lines():
         log.info(line)
-    for line in engine_plan.warnings:
+    for line in (*without_effect(settings, os.environ), *engine_plan.warnings):
         log.warning(line)
     return ModelFiles(engine_plan, tokenizer, served)
 

@@ -7,11 +7,6 @@ and before anybody can connect, as one sentence.
 import socket
 from pathlib import Path
 
-from server.cli.model_files import (  # before anything that imports MLX: it loads the BLAS
-    ModelFiles,
-    read_model,
-)
-
 import structlog
 from tqdm import tqdm
 
@@ -23,8 +18,8 @@ from engine.pressure import pressure_source
 from kvcache.canary.footprint import footprint_with
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
-from server.routes.service import Service
 from server.cli.log import configure_log
+from server.cli.model_files import ModelFiles, read_model
 from server.cli.salt_secret import salt_secret
 from server.cli.settings import read_settings
 from server.config import Config, StartError, Tables, engine_config
@@ -34,6 +29,7 @@ from server.http.listener import reserve
 from server.http.server import listen
 from server.metrics import Metrics
 from server.metrics.registry import About
+from server.routes.service import Service
 from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.judge import Judge
@@ -158,7 +154,7 @@ def make_metrics(
     about = About(
         model=model.id,
         substrate=engine_plan.substrate.substrate.setting,
-        arithmetic=engine_plan.arithmetic.arithmetic.value,
+        arithmetic=engine_plan.arithmetic,
         max_model_len=engine_plan.memory.max_model_len,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from server.config import ENV_PREFIX, NO_SETTINGS, Config, SettingError, Tables, load, read_file
+from server.config import BLAS_VARIABLE, ENV_PREFIX, Config, SettingError, Tables, load, read_file
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
 """The fields of every section."""
@@ -87,7 +87,7 @@ def unknown_variable() -> str | None:
     """Find a variable of the environment that looks like a setting and is none, and name the
     nearest setting; None where there is none. Its value may be a secret, and is not repeated."""
     variables = {_variable(name): name for name in _dotted()}
-    known = {*variables, *(_variable(section) for section in FIELDS), *NO_SETTINGS}
+    known = {*variables, *(_variable(section) for section in FIELDS), BLAS_VARIABLE}
     for written in sorted(os.environ):
         name = written.upper()
         if name.startswith(ENV_PREFIX) and name not in known:

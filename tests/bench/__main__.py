@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import metal_ext
+from tests.bench import blas
 from tests.bench.agents import run_agents
 from tests.bench.attention import run_attention
 from tests.bench.constraints import run_constraints
@@ -72,8 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: Options) -> list[Part]:
     """The parts that were asked for."""
     size, contest, threads = options.size, options.contest, options.threads
-    if metal_ext.fast_blas is not None:
-        metal_ext.fast_blas.use(metal_ext.CpuWorkers(threads))
     store = ModelStore(options.folder)
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as name:
         folder = Path(name)
@@ -107,17 +106,18 @@ def _timed(name: str, run: Callable[[], Part]) -> Part:
 
 
 def _machine(options: Options) -> list[tuple[str, str]]:
-    blas = metal_ext.fast_blas
+    multiplies = "MLX brings its own" if blas.calls() is None else "OpenBLAS"
     versions = [f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "numpy")]
     return [
         ("cores", f"{os.cpu_count()}; threads of all sides: {options.threads}"),
         ("processor", platform.processor() or platform.machine()),
         ("instruction set", metal_ext.instruction_sets()[0]),
         *measure_limits(options.threads, options.size.limit_passes).facts(),
-        ("float32 products", f"{blas.name if blas else 'MLX brings its own'}, mlx_lm.server's too"),
+        ("float32 products", f"{multiplies}, mlx_lm.server's too"),
         ("software", ", ".join([*versions, f"Python {platform.python_version()}"])),
     ]
 
 
 if __name__ == "__main__":
+    blas.restart_with_it(read_options(None, __doc__).threads)
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""Runs a server the way the benchmark wants it: ``python -m tests.bench.launch NAME THREADS ...``.
+"""Runs a server the way the benchmark wants it: ``python -m tests.bench.launch NAME ...``.
 
-Both servers go through here, so that both multiply with the same BLAS on the same number of
-threads, prove that they do, and end with the process that started them.
+Both servers go through here, so that they end with the process that started them, and mlx-lm's
+proves that it multiplies with the fast BLAS.
 """
 
 import os
@@ -11,9 +11,7 @@ import threading
 import time
 from typing import NoReturn
 
-import mlx.core as mx
-
-import metal_ext
+from tests.bench import blas
 
 PRODUCTS = "products through the fast BLAS:"
 NAMES = ("quire", "mlx_lm.server")
@@ -22,11 +20,10 @@ LAST_RESORT_S = 10.0
 
 def main() -> None:
     """The command."""
-    name, threads, *arguments = sys.argv[1:]
+    name, *arguments = sys.argv[1:]
     # What Ctrl-C does ends both servers in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    before = _prove_fast_blas(int(threads))
-    threading.Thread(target=_obey, args=(before,), daemon=True).start()
+    threading.Thread(target=_obey, daemon=True).start()
     sys.argv = [name, *arguments]
     _serve(name)
 
@@ -44,25 +41,11 @@ def _serve(name: str) -> None:
         raise SystemExit(f"{name!r}: only {' and '.join(NAMES)} can be launched")
 
 
-def _prove_fast_blas(threads: int) -> int:
-    """Multiplies once; returns how many products there have been. Where MLX brings a fast BLAS
-    itself, on a Mac, there is nothing to prove."""
-    blas = metal_ext.fast_blas
-    if blas is None:
-        return 0
-    blas.use(metal_ext.CpuWorkers(threads))
-    before = blas.calls
-    mx.eval(mx.ones((8, 64)) @ mx.ones((64, 64)))
-    assert blas.calls > before, "MLX multiplies float32 with its own BLAS"
-    return blas.calls
-
-
-def _obey(before: int) -> NoReturn:
-    """A byte on standard input asks how many products there have been since. Its end means that the
+def _obey() -> NoReturn:
+    """A byte on standard input asks how many products there have been. Its end means that the
     starter is gone, and nobody needs a server."""
     while os.read(0, 1):
-        calls = metal_ext.fast_blas.calls - before if metal_ext.fast_blas is not None else 0
-        os.write(1, f"\n{PRODUCTS} {calls}\n".encode())
+        os.write(1, f"\n{PRODUCTS} {blas.calls() or 0}\n".encode())
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(LAST_RESORT_S)
     os._exit(1)

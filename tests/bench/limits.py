@@ -1,12 +1,6 @@
 """The machine's own limits, as rulers: how fast it reads memory, and how fast it multiplies."""
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -15,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.bench.peers import ROOT, BrokenError
+from tests.bench.compiler import compiled
+from tests.bench.peers import BrokenError
 
 NATIVE = Path(__file__).parent / "native"
-BUILD = ROOT / "build" / "bench"
-OPTIONS = ("-O3", "-std=c++20", "-Wno-psabi", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
-COMPILERS = ("c++", "g++", "clang++")
-COMPILE_TIMEOUT_S = 120.0
+OPTIONS = ("-Wno-psabi", "-ffp-contract=fast", "-pthread")
 # More than last-level caches hold, those of servers too, which a virtual machine has a part of.
 MEMORY_BYTES = 1024**3
 # Ways that are slower than this part of the best one in a first pass are not tried again.
@@ -56,7 +48,7 @@ class MachineLimits:
 
 
 def measure_limits(threads: int, passes: int) -> MachineLimits:
-    """The best of some passes of each. Raises BrokenError without a compiler."""
+    """The best of some passes of each. Raises CompilerError without one."""
     native = library()
     with ReadProbe(MEMORY_BYTES, threads) as probe:
         read_bytes = max(probe.bytes_per_s() for _ in range(passes))
@@ -127,13 +119,8 @@ class ReadProbe:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The folder native, compiled once for every text that it has."""
-    texts = [file.read_bytes() for file in sorted(NATIVE.iterdir())]
-    text = b"".join([*texts, " ".join(OPTIONS).encode()])
-    file = BUILD / f"limits-{hashlib.sha256(text).hexdigest()[:16]}.{sys.platform}"
-    if not file.exists():
-        _compile(file)
-    native = ctypes.CDLL(str(file))
+    """The folder native."""
+    native = ctypes.CDLL(str(compiled(NATIVE, OPTIONS)))
     size, seconds, pointer = ctypes.c_size_t, ctypes.c_double, ctypes.c_void_p
     signatures: dict[str, tuple[type, list[type]]] = {
         "read_ways": (size, []),
@@ -148,20 +135,3 @@ def library() -> ctypes.CDLL:
         function = getattr(native, name)
         function.restype, function.argtypes = result, arguments
     return native
-
-
-def _compile(file: Path) -> None:
-    """Whole or not at all: others may compile at the same time."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
-    compiler = next((found for name in names if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise BrokenError(f"no C++ compiler of {', '.join(names)}: set CXX")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        made = Path(folder) / file.name
-        sources = [str(source) for source in sorted(NATIVE.glob("*.cpp"))]
-        command = [compiler, *OPTIONS, "-o", str(made), *sources]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
-        if done.returncode != 0:
-            raise BrokenError(f"the probes do not compile:\n{done.stderr}")
-        made.replace(file)

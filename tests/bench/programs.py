@@ -45,7 +45,7 @@ class Program:
 
     def command(self, port: int, threads: int) -> list[str]:
         """Through tests.bench.launch."""
-        command = [sys.executable, "-m", "tests.bench.launch", self.name, str(threads)]
+        command = [sys.executable, "-m", "tests.bench.launch", self.name]
         return [*command, *self.arguments, "--host", HOST, "--port", str(port)]
 
 

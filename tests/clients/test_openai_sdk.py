@@ -13,7 +13,6 @@ from openai.types.chat import ChatCompletionToolUnionParam
 from pydantic import BaseModel, Field
 
 from engine.models.checkpoint import read_checkpoint
-from engine.models.weights import Arithmetic
 from server.text.tokenizer import Tokenizer
 from tests.reference import load_reference
 from tests.server.harness import ids_of
@@ -302,7 +301,7 @@ def embeds(embedder: httpx2.AsyncClient) -> AsyncOpenAI:
 async def test_texts_and_ids_are_embedded_as_mlx_lm_would(
     embeds: AsyncOpenAI, embedder_folder: Path
 ) -> None:
-    model = load_reference(read_checkpoint(embedder_folder), Arithmetic.FLOAT32)
+    model = load_reference(read_checkpoint(embedder_folder))
     texts = ["Hello", "Once upon a time", "x"]
     tokenizer = Tokenizer(embedder_folder)
     ids = [ids_of(tokenizer, text + "<|endoftext|>") for text in texts]

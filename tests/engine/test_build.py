@@ -1,17 +1,15 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-import metal_ext
 from engine.build import EnginePlan, build_engine, kv_shape, mlx_memory, plan_engine
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
-from engine.models.weights import Arithmetic
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.types import PrefixSalt
 from kvcache.choice import SubstrateChoice
@@ -42,7 +40,7 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
     plan = plan_engine(config, checkpoint, MACHINE, POSIX)
     assert plan.substrate is POSIX
     assert plan.threads >= 1
-    assert plan.arithmetic.arithmetic is Arithmetic.PACKED
+    assert plan.arithmetic == "packed"
     assert plan.memory.demand.weights_bytes == checkpoint.packed_bytes
     attention = attention_scratch_bytes(
         checkpoint.spec, config, kv_shape(config, checkpoint, Substrate.POSIX), Substrate.POSIX
@@ -60,17 +58,11 @@ def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
         assert word in words(plan)
 
 
-def test_a_plan_without_packed_weights_names_the_blas_that_multiplies(plan: EnginePlan) -> None:
-    unpacked = replace(plan, arithmetic=replace(plan.arithmetic, arithmetic=Arithmetic.FLOAT32))
-    blas = metal_ext.fast_blas.name if metal_ext.fast_blas else "MLX's own"
-    assert f"matrix products: {blas}\n" in words(unpacked)
-
-
 def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EnginePlan) -> None:
     reasons = ("not sparse on Metal: it hung", "paged on Metal: it passed its canary")
     text = words(replace(plan, substrate=SubstrateChoice(Substrate.PAGED, reasons)))
     assert "substrate: paged on Metal; kernels: Metal\n" in text
-    assert "matrix products: MLX's own" in text
+    assert "arithmetic: stored (the GPU multiplies what is stored); matrix products: MLX's" in text
     for reason in reasons:
         assert f"  {reason}" in text
 
@@ -152,15 +144,6 @@ def test_float16_is_for_a_gpu(checkpoint: Checkpoint) -> None:
         kv_shape(config, checkpoint, Substrate.POSIX)
 
 
-def test_an_engine_is_built_without_another_blas(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("metal_ext.fast_blas", None)
-    config = replace(CONFIG, page_bytes=None, arithmetic="float32")
-    plan = plan_engine(config, read_checkpoint(tiny_model), MACHINE, POSIX)
-    assert build_engine(plan, config, lambda *_: None, lambda _: None).limits.vocab_size == 1024
-
-
 def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(write_model(tmp_path, dtype="bfloat16", bits=8))
     config = replace(CONFIG, kv_budget_bytes=4 * MIB, page_bytes=None)
@@ -176,8 +159,8 @@ def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: P
 def test_what_a_block_holds_is_named_by_the_models_content_and_not_by_its_place(
     tmp_path: Path,
 ) -> None:
-    def first_parent(folder: Path, arithmetic: Literal["auto", "stored"] = "auto") -> bytes:
-        config = replace(CONFIG, page_bytes=None, arithmetic=arithmetic)
+    def first_parent(folder: Path) -> bytes:
+        config = replace(CONFIG, page_bytes=None)
         plan = plan_engine(config, read_checkpoint(folder), MACHINE, POSIX)
         loop = build_engine(plan, config, lambda *_: None, lambda _: None)
         return loop._kv.block_hashes(PrefixSalt()).parent(0)
@@ -188,7 +171,6 @@ def test_what_a_block_holds_is_named_by_the_models_content_and_not_by_its_place(
     write_model(other, seed=1)
     assert first_parent(copy) == first_parent(one)
     assert first_parent(other) != first_parent(one)
-    assert first_parent(one, "stored") != first_parent(one)
 
 
 def test_mlx_tells_what_its_arrays_take() -> None:

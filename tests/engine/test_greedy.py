@@ -13,7 +13,6 @@ from engine.build import build_engine, plan_engine
 from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
-from engine.models.weights import Arithmetic
 from engine.types import Request, SamplingParams
 from tests.engines import CONFIG, ON_CPU, Answers
 from tests.models import ModelSpec, write_model
@@ -58,7 +57,7 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     """What mlx-lm's own model and cache say."""
     from mlx_lm.models.cache import make_prompt_cache
 
-    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32)
+    model = load_reference(read_checkpoint(folder))
     answers = []
     for ids in prompts:
         cache = make_prompt_cache(model)

@@ -17,7 +17,6 @@ from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.models.weights import Arithmetic
 from engine.types import FinishReason
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
@@ -78,7 +77,7 @@ def run_dry(loop: EngineLoop) -> None:
 
 def expected(folder: Path, prompt: list[int], count: int) -> list[int]:
     """What mlx-lm's own forward says."""
-    model = load_reference(read_checkpoint(folder), Arithmetic.STORED)
+    model = load_reference(read_checkpoint(folder), stored=True)
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(model(mx.array([tokens]))[0, -1].argmax().item()))
@@ -323,7 +322,7 @@ def test_heads_that_the_kernels_do_not_know_are_refused_with_a_way_out(tiny_mode
 def test_metal_computes_what_is_stored(folder: Path) -> None:
     choice = SubstrateChoice(Substrate.SPARSE, ())
     plan = plan_engine(GPU, read_checkpoint(folder), MACHINE, choice)
-    assert plan.arithmetic.arithmetic is Arithmetic.STORED
+    assert plan.arithmetic == "stored"
     assert plan.memory.layout.groups[0].page_bytes in (16384, 65536, 262144)
 
 

@@ -13,7 +13,6 @@ from engine.build import build_engine, plan_engine
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
-from engine.models.weights import Arithmetic
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
 from engine.step_plan import (
     NOT_FINITE,
@@ -66,7 +65,7 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(folder: Path, prompts: list[list[int]]) -> Expected:
     """Log-softmax of one forward of the longest prompt, ``[length, vocab]``."""
-    model = load_reference(read_checkpoint(folder), Arithmetic.FLOAT32)
+    model = load_reference(read_checkpoint(folder))
     logits = model(mx.array([prompts[-1]]))[0].astype(mx.float32)
     whole = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     return {len(ids): whole[: len(ids)] for ids in prompts}

@@ -29,6 +29,7 @@ from metal_ext import (
     decode_attention,
     gated_mlp,
     linear,
+    packed_bytes,
     packed_rows,
     project_append,
     region_view,
@@ -228,6 +229,12 @@ class Argument:
 
 # By the stub's names; behind "by", which function looks at what a layer or a table was made with.
 INTERVALS = {
+    "packed_bytes.inputs": Argument(
+        "inputs", 1, 2**31 - 1, lambda s, n: packed_bytes(n, [(1, mx.float32, 0, 0)])
+    ),
+    "packed_bytes.matrices.0": Argument(
+        "outputs", 1, 2**31 - 1, lambda s, n: packed_bytes(1, [(n, mx.float32, 0, 0)])
+    ),
     "Geometry.page_bytes": Argument(
         "page_bytes", 1, 2**36, lambda s, n: SHAPE.geometry(page_bytes=n)
     ),
@@ -322,6 +329,8 @@ INTERVALS = {
 CHOICES: dict[str, Callable[[Setting, int], object]] = {
     "PackedLinear.codes.2": lambda s, n: s.pack(bits=n),
     "PackedLinear.codes.3": lambda s, n: s.pack(group=n),
+    "packed_bytes.matrices.2": lambda s, n: packed_bytes(128, [(1, mx.float32, n, 32)]),
+    "packed_bytes.matrices.3": lambda s, n: packed_bytes(128, [(1, mx.float32, 4, n)]),
 }
 INTEGERS = {name: argument.call for name, argument in INTERVALS.items()} | CHOICES
 

@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 # Of a norm's, a gate's and a sum's own numbers, in float32.
 FLOAT32_TOLERANCE = 2e-6
 
-Codes = tuple[mx.array, mx.array, int, int]
+Codes = tuple[mx.array, mx.array | None, int, int]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ KINDS = [Kind(dtype) for dtype in (mx.float32, mx.bfloat16, mx.float16)] + [
         (4, 32, mx.bfloat16),
         (4, 64, mx.float32),
         (4, 128, mx.float16),
+        (2, 64, mx.bfloat16),
+        (3, 32, mx.float32),
+        (5, 64, mx.float16),
+        (6, 128, mx.bfloat16),
         (8, 32, mx.float32),
         (8, 64, mx.bfloat16),
         (8, 128, mx.bfloat16),
@@ -62,11 +66,10 @@ def part(outputs: int, inputs: int, kind: Kind = PLAIN, seed: int = 0) -> Part:
     if not kind.bits:
         return Part(drawn, None, exact(drawn), np.abs(exact(drawn)))
     words, scales, biases = mx.quantize(drawn, kind.group, kind.bits)
-    in_a_word = 32 // kind.bits
-    shifts = np.arange(in_a_word, dtype=np.uint32) * np.uint32(kind.bits)
-    codes = np.array(words)[:, :, None] >> shifts & np.uint32(2**kind.bits - 1)
+    stream = np.unpackbits(np.array(words).view(np.uint8), axis=1, bitorder="little")
+    codes = stream.reshape(outputs, inputs, kind.bits) @ 2 ** np.arange(kind.bits)
     wide = [np.repeat(exact(x), kind.group, axis=1) for x in (scales, biases)]
-    scaled = codes.reshape(outputs, inputs) * wide[0]
+    scaled = codes * wide[0]
     own = (scales, biases, kind.bits, kind.group)
     return Part(words, own, scaled + wide[1], np.abs(scaled) + np.abs(wide[1]))
 
@@ -75,7 +78,7 @@ class Joined:
     """Parts as one packed layer."""
 
     def __init__(self, parts: list[Part], workers: CpuWorkers) -> None:
-        codes = [its.codes for its in parts if its.codes is not None]
+        codes = [its.codes for its in parts]
         self.packed = PackedLinear([its.weight for its in parts], workers, codes)
         self.numbers = np.concatenate([its.numbers for its in parts])
         self.magnitudes = np.concatenate([its.magnitudes for its in parts])

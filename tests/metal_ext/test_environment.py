@@ -20,7 +20,7 @@ def test_it_is_set_before_mlx_is_imported() -> None:
     assert (
         output_of("""
         import os, sys
-        sys.platform = "darwin"  # no BLAS is loaded then, either
+        sys.platform = "darwin"
         class Finder:
             def find_spec(self, name, path=None, target=None):
                 if name == "mlx.core":

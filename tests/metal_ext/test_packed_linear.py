@@ -7,7 +7,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_ext import CpuWorkers, PackedLinear, instruction_sets, linear, packed_rows
+from metal_ext import (
+    CpuWorkers,
+    PackedLinear,
+    instruction_sets,
+    linear,
+    packed_bytes,
+    packed_rows,
+)
 from tests.metal_ext.layers import exact, normal
 from tests.metal_ext.packed import KINDS, Codes, Joined, Kind, part
 from tests.metal_ext.programs import output_of
@@ -43,16 +50,16 @@ def test_numbers_may_have_any_count_of_inputs(kind: Kind, inputs: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_parts_stand_one_behind_the_other(kind: Kind) -> None:
-    parts = [part(outputs, 128, kind, seed) for seed, outputs in enumerate((2 * PANEL, PANEL, 5))]
+    parts = [part(outputs, 128, kind, seed) for seed, outputs in enumerate((PANEL - 1, 40, 1, 5))]
     packed = Joined(parts, WORKERS).packed
-    assert (packed.outputs, packed.inputs) == (3 * PANEL + 5, 128)
+    assert (packed.outputs, packed.inputs) == (PANEL + 45, 128)
     rows = packed_rows(mx.arange(packed.outputs), packed, WORKERS)
     alone = [
         packed_rows(mx.arange(len(its.numbers)), Joined([its], WORKERS).packed, WORKERS)
         for its in parts
     ]
     assert mx.array_equal(rows, mx.concatenate(alone)).item()
-    assert packed.nbytes == sum(Joined([its], WORKERS).packed.nbytes for its in parts)
+    assert packed.nbytes == 4 * Joined([parts[-1]], WORKERS).packed.nbytes, "61 outputs, 4 panels"
 
 
 def test_panels_and_steps_of_inputs_are_filled_up() -> None:
@@ -147,14 +154,15 @@ def codes(bits: int = 4, group: int = 32, inputs: int = 128) -> tuple[mx.array, 
 
 
 WORDS, GOOD = codes()
-SCALES = GOOD[0]
+SCALES = mx.ones((16, 4))
+EXPONENTS = mx.zeros((16, 4), mx.uint8)
 NUMBERS = mx.zeros((16, 128))
 NUMBER = mx.zeros((1, 1))
-Made = tuple[list[mx.array], list[Codes]]
+Made = tuple[list[mx.array], list[Codes | None]]
 REFUSED: list[tuple[str, Made, str]] = [
-    ("no weights", ([], []), "every weight has codes"),
-    ("codes for one of two", ([WORDS, WORDS], [GOOD]), "every weight has codes"),
-    ("codes for nobody", ([], [GOOD]), "every weight has codes"),
+    ("no weights", ([], []), "it has no weights"),
+    ("codes for one of two", ([WORDS, WORDS], [GOOD]), "codes for every weight, or for none"),
+    ("codes for nobody", ([], [GOOD]), "it has no weights"),
     ("one dimension", ([mx.zeros((128,))], []), r"is not \[outputs, inputs\]"),
     ("three dimensions", ([mx.zeros((1, 16, 128))], []), r"is not \[outputs, inputs\]"),
     ("no outputs", ([mx.zeros((0, 128))], []), r"is not \[outputs, inputs\]"),
@@ -162,35 +170,30 @@ REFUSED: list[tuple[str, Made, str]] = [
     ("whole numbers", ([mx.zeros((16, 128), mx.int32)], []), "neither float32 nor bfloat16"),
     ("words without codes", ([WORDS], []), "neither float32 nor bfloat16"),
     ("codes that are no words", ([NUMBERS], [GOOD]), "codes are uint32 words"),
-    ("three bits", ([WORDS], [(SCALES, SCALES, 3, 32)]), "codes are uint32 words of 4 or 8"),
-    ("sixteen bits", ([WORDS], [(SCALES, SCALES, 16, 32)]), "codes are uint32 words of 4 or 8"),
-    ("no bits", ([WORDS], [(SCALES, SCALES, 0, 32)]), "codes are uint32 words of 4 or 8"),
+    ("seven bits", ([WORDS], [(SCALES, SCALES, 7, 32)]), "1 to 6 or 8 bits, not 7"),
+    ("sixteen bits", ([WORDS], [(SCALES, SCALES, 16, 32)]), "1 to 6 or 8 bits, not 16"),
+    ("no bits", ([WORDS], [(SCALES, SCALES, 0, 32)]), "1 to 6 or 8 bits, not 0"),
+    ("negative bits", ([WORDS], [(SCALES, SCALES, -4, 32)]), "1 to 6 or 8 bits, not -4"),
     ("groups of 16", ([WORDS], [(SCALES, SCALES, 4, 16)]), "32, 64 or 128 inputs, not 16"),
     ("groups of 0", ([WORDS], [(SCALES, SCALES, 4, 0)]), "32, 64 or 128 inputs, not 0"),
     ("negative groups", ([WORDS], [(SCALES, SCALES, 4, -32)]), "inputs, not -32"),
     ("other groups", ([WORDS], [(SCALES, SCALES, 4, 64)]), "do not fit its codes"),
     ("other bits", ([WORDS], [(SCALES, SCALES, 8, 32)]), "do not fit its codes"),
-    ("half a group", ([WORDS[:, :6]], [(SCALES[:, :1],) * 2 + (4, 32)]), "do not fit its codes"),
+    ("half a group", ([WORDS[:, :6]], [(SCALES[:, :1],) * 2 + (4, 32)]), "no whole groups"),
+    ("half a code", ([WORDS], [(SCALES[:, :5],) * 2 + (3, 32)]), "no whole groups"),
     ("too few scales", ([WORDS], [(SCALES[:8], SCALES, 4, 32)]), "do not fit its codes"),
     ("too few biases", ([WORDS], [(SCALES, SCALES[:, :2], 4, 32)]), "do not fit its codes"),
+    ("no biases", ([WORDS], [(SCALES, None, 4, 32)]), "do not fit its codes"),
+    ("biases of exponents", ([WORDS], [(EXPONENTS,) * 2 + (4, 32)]), "do not fit its codes"),
+    ("eight bits with exponents", ([WORDS], [(EXPONENTS, None, 8, 32)]), "floats of 4 bits"),
+    ("exponents of 64", ([WORDS], [(EXPONENTS[:, :2], None, 4, 64)]), "floats of 4 bits"),
     (
         "biases of another kind",
         ([WORDS], [(SCALES, SCALES.astype(mx.bfloat16), 4, 32)]),
         "do not fit its codes",
     ),
     ("other inputs", ([NUMBERS, NUMBERS[:, :64]], []), "parts differ in inputs"),
-    ("other numbers", ([NUMBERS, NUMBERS.astype(mx.bfloat16)], []), "or in how they are stored"),
-    (
-        "other groups in another part",
-        ([WORDS, codes(group=64)[0]], [GOOD, codes(group=64)[1]]),
-        "or in how they are stored",
-    ),
-    (
-        "other bits in another part",
-        ([WORDS, codes(bits=8)[0]], [GOOD, codes(bits=8)[1]]),
-        "or in how they are stored",
-    ),
-    ("a part that does not fill its panel", ([NUMBERS[:15], NUMBERS], []), "do not fill its last"),
+    ("other inputs of codes", ([NUMBERS[:, :64], WORDS], [None, GOOD]), "parts differ in inputs"),
 ]
 
 
@@ -238,3 +241,33 @@ def test_scales_that_are_no_floats_are_refused(dtype: mx.Dtype) -> None:
 def test_what_is_of_another_type_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(TypeError):
         call()
+
+
+# --- sizes before there are weights --------------------------------------------------------------
+
+# A matrix of each, as it is stored and as packed_bytes() is told.
+SIZED = [(part(7 * number + 3, 384, kind), kind) for number, kind in enumerate(KINDS)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_bytes_are_known_before_there_are_weights(count: int) -> None:
+    for first in range(len(SIZED) - count + 1):
+        parts = SIZED[first : first + count]
+        kinds = [(len(its.numbers), kind.dtype, kind.bits, kind.group) for its, kind in parts]
+        assert packed_bytes(384, kinds) == Joined([its for its, _ in parts], WORKERS).packed.nbytes
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    for inputs, kind, error in (
+        (0, (1, mx.float32, 0, 0), IndexError),
+        (2**31, (1, mx.float32, 0, 0), IndexError),
+        (1, (0, mx.float32, 0, 0), IndexError),
+        (1, (2**80, mx.float32, 0, 0), IndexError),
+        (2**31 - 1, (2**31 - 1, mx.float32, 0, 0), ValueError),
+        (33, (1, mx.float32, 4, 32), ValueError),
+        (64, (1, mx.uint8, 0, 0), ValueError),
+    ):
+        with pytest.raises(error):
+            packed_bytes(inputs, [kind])
+    with pytest.raises(ValueError, match="it has no weights"):
+        packed_bytes(1, [])

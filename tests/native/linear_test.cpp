@@ -74,7 +74,8 @@ struct Case {
     }
     weights.assign(numbers.begin(), numbers.end());
     const bool narrow = shape.type == WeightType::bfloat16;
-    pack_all({narrow ? static_cast<const void*>(halves.data()) : numbers.data()});
+    pack_all({{shape.outputs, narrow ? StoredNumber::bfloat16 : StoredNumber::float32},
+              narrow ? static_cast<const void*>(halves.data()) : numbers.data()});
   }
 
   template <class Random, class Normal>
@@ -101,16 +102,19 @@ struct Case {
       scaled_codes.push_back(static_cast<double>(code & mask) * wide[0][i / shape.group]);
       weights.push_back(scaled_codes.back() + wide[1][i / shape.group]);
     }
+    StoredKind kind{shape.outputs, StoredNumber::float32, shape.bits(), shape.group};
     if (shape.scales == ScaleType::bfloat16) {
-      pack_all({codes.data(), narrow[0].data(), narrow[1].data()});
+      kind.numbers = StoredNumber::bfloat16;
+      pack_all({kind, codes.data(), narrow[0].data(), narrow[1].data()});
     } else {
-      pack_all({codes.data(), wide[0].data(), wide[1].data()});
+      pack_all({kind, codes.data(), wide[0].data(), wide[1].data()});
     }
   }
 
   void pack_all(const Weights& from) {
+    CHECK(joined_shape(shape.inputs, {&from.kind, 1}) == shape);
     for (size_t p = 0; p < shape.panels(); ++p) {
-      pack(shape, from, p, 1, packed.data());
+      pack(shape, {&from, 1}, p, 1, packed.data());
     }
   }
 
@@ -328,6 +332,62 @@ TEST("products of codes are right for the smallest and the largest numbers") {
       }
     }
   });
+}
+
+// A matrix of ones' scales and biases -bits, and what its numbers are.
+struct StoredCodes {
+  Weights weights;
+  ExactBuffer<uint8_t> codes;
+  ExactBuffer<uint16_t> scales;
+  ExactBuffer<uint16_t> biases;
+  std::vector<float> numbers;
+
+  StoredCodes(size_t outputs, size_t inputs, size_t bits, size_t group)
+      : weights{{outputs, StoredNumber::bfloat16, bits, group}, nullptr},
+        codes(outputs * inputs * bits / 8),
+        scales(outputs * inputs / group),
+        biases(outputs * inputs / group) {
+    std::mt19937 random(static_cast<uint32_t>(bits));
+    std::generate_n(codes.data(), codes.size(), [&] { return static_cast<uint8_t>(random()); });
+    std::fill_n(scales.data(), scales.size(), bfloat16_of(1));
+    std::fill_n(biases.data(), biases.size(), bfloat16_of(-static_cast<float>(bits)));
+    weights.numbers = codes.data();
+    weights.scales = scales.data();
+    weights.biases = biases.data();
+    for (size_t i = 0; i < outputs * inputs; ++i) {
+      float number = -static_cast<float>(bits);
+      for (size_t bit = 0; bit < bits; ++bit) {
+        const size_t at = i * bits + bit;
+        number += static_cast<float>((codes[at / 8] >> at % 8 & 1) << bit);
+      }
+      numbers.push_back(number);
+    }
+  }
+};
+
+TEST("parts of any bits and groups become one layer, and every number stays") {
+  constexpr size_t kInputs = 128;
+  constexpr size_t kOutputs = 13;
+  for (size_t bits : {1, 2, 3, 4, 5, 6, 8}) {
+    for (size_t other : {1, 3, 4, 5, 8}) {
+      const StoredCodes both[] = {{kOutputs, kInputs, bits, 64}, {kOutputs, kInputs, other, 32}};
+      const Weights parts[] = {both[0].weights, both[1].weights};
+      const StoredKind kinds[] = {parts[0].kind, parts[1].kind};
+      const LinearShape shape = joined_shape(kInputs, kinds);
+      CHECK(shape.type == (std::max(bits, other) <= 4 ? WeightType::bits4 : WeightType::bits8));
+      CHECK(shape.group == 32 && shape.scales == ScaleType::bfloat16);
+      ExactBuffer<std::byte> packed(shape.packed_bytes());
+      for (size_t panel = 0; panel < shape.panels(); ++panel) {
+        pack(shape, parts, panel, 1, packed.data());
+      }
+      ExactBuffer<float> row(kInputs);
+      for (size_t n = 0; n < 2 * kOutputs; ++n) {
+        unpack(shape, packed.data(), n, row.data());
+        CHECK(std::equal(row.data(), row.data() + kInputs,
+                         both[n / kOutputs].numbers.data() + n % kOutputs * kInputs));
+      }
+    }
+  }
 }
 
 TEST("a packed layer gives its weights back") {

@@ -20,39 +20,83 @@ std::invalid_argument cannot(const std::string& what) {
   return std::invalid_argument("a linear layer cannot be packed: " + what);
 }
 
-cpu::LinearShape shape_of(const mx::array& weight, const CodeGroups* codes) {
+cpu::StoredNumber number_of(mx::Dtype dtype) {
+  if (dtype == mx::bfloat16) {
+    return cpu::StoredNumber::bfloat16;
+  }
+  if (dtype != mx::float32 && dtype != mx::float16) {
+    throw cannot("its numbers are neither float32 nor bfloat16 nor float16");
+  }
+  return cpu::StoredNumber::float32;
+}
+
+cpu::StoredKind kind_of(size_t inputs, const MatrixKind& its) {
+  const size_t outputs = checked_between("outputs", its.outputs, 1, INT32_MAX);
+  if (its.bits == 0) {
+    return {outputs, number_of(its.numbers)};
+  }
+  if (its.bits < 1 || its.bits > 8 || its.bits == 7) {
+    throw cannot("a code has 1 to 6 or 8 bits, not " + std::to_string(its.bits));
+  }
+  if (its.group != 32 && its.group != 64 && its.group != 128) {
+    throw cannot("a group has 32, 64 or 128 inputs, not " + std::to_string(its.group));
+  }
+  const bool floats = its.numbers == mx::uint8;
+  if (floats && (its.bits != 4 || its.group != 32)) {
+    throw cannot("floats of 4 bits stand in groups of 32");
+  }
+  const auto group = static_cast<size_t>(its.group);
+  if (inputs % group != 0) {
+    throw cannot("its inputs are no whole groups");
+  }
+  return {outputs, floats ? cpu::StoredNumber::exponents : number_of(its.numbers),
+          static_cast<size_t>(its.bits), group};
+}
+
+size_t inputs_of(const mx::array& weight, const std::optional<CodeGroups>& codes) {
   if (weight.ndim() != 2 || weight.shape(0) < 1 || weight.shape(1) < 1) {
     throw cannot("a weight is not [outputs, inputs]");
   }
-  cpu::LinearShape shape{static_cast<size_t>(weight.shape(0)),
-                         static_cast<size_t>(weight.shape(1)), cpu::WeightType::float32};
-  if (codes == nullptr) {
-    if (weight.dtype() == mx::bfloat16) {
-      shape.type = cpu::WeightType::bfloat16;
-    } else if (weight.dtype() != mx::float32 && weight.dtype() != mx::float16) {
-      throw cannot("its numbers are neither float32 nor bfloat16 nor float16");
-    }
-    return shape;
+  const auto columns = static_cast<size_t>(weight.shape(1));
+  if (!codes || codes->bits < 1) {
+    return columns;
   }
-  if (weight.dtype() != mx::uint32 || (codes->bits != 4 && codes->bits != 8)) {
-    throw cannot("codes are uint32 words of 4 or 8 bits each");
+  if (weight.dtype() != mx::uint32) {
+    throw cannot("codes are uint32 words");
   }
-  if (codes->group != 32 && codes->group != 64 && codes->group != 128) {
-    throw cannot("a group has 32, 64 or 128 inputs, not " + std::to_string(codes->group));
+  return columns * 32 / static_cast<size_t>(codes->bits);
+}
+
+cpu::StoredKind checked_kind(
+    const mx::array& weight, const std::optional<CodeGroups>& codes, size_t inputs) {
+  if (inputs_of(weight, codes) != inputs) {
+    throw cannot("its parts differ in inputs");
   }
-  shape.inputs = shape.inputs * 32 / static_cast<size_t>(codes->bits);
-  shape.type = codes->bits == 4 ? cpu::WeightType::bits4 : cpu::WeightType::bits8;
-  shape.group = static_cast<size_t>(codes->group);
-  const mx::Dtype kept = codes->scales.dtype();
-  if (kept != mx::bfloat16 && kept != mx::float32 && kept != mx::float16) {
-    throw cannot("its scales are neither float32 nor bfloat16 nor float16");
+  if (!codes) {
+    return kind_of(inputs, {weight.shape(0), weight.dtype(), 0, 0});
   }
-  shape.scales = kept == mx::bfloat16 ? cpu::ScaleType::bfloat16 : cpu::ScaleType::float32;
-  const mx::Shape expected{
-      weight.shape(0), narrowed<int>("groups", shape.inputs / shape.group)};
-  if (shape.inputs % shape.group != 0 || codes->scales.shape() != expected ||
-      codes->biases.shape() != expected || codes->biases.dtype() != codes->scales.dtype()) {
+  if (codes->bits == 0) {
+    throw cannot("a code has 1 to 6 or 8 bits, not 0");
+  }
+  const mx::array& scales = codes->scales;
+  const cpu::StoredKind kind =
+      kind_of(inputs, {weight.shape(0), scales.dtype(), codes->bits, codes->group});
+  const mx::Shape expected{weight.shape(0), narrowed<int>("groups", inputs / kind.group)};
+  const bool floats = kind.numbers == cpu::StoredNumber::exponents;
+  const std::optional<mx::array>& biases = codes->biases;
+  if (scales.shape() != expected || biases.has_value() == floats ||
+      (biases && (biases->shape() != expected || biases->dtype() != scales.dtype()))) {
     throw cannot("its scales and biases do not fit its codes");
+  }
+  return kind;
+}
+
+cpu::LinearShape checked_shape(size_t inputs, const std::vector<cpu::StoredKind>& kinds) {
+  const cpu::LinearShape shape = cpu::joined_shape(inputs, kinds);
+  narrowed<int>("outputs", shape.outputs);
+  narrowed<int>("inputs", inputs);
+  if (shape.panels() > kMaxPackedBytes / shape.panel_bytes()) {
+    throw cannot("it has more than 2^46 bytes");
   }
   return shape;
 }
@@ -63,8 +107,6 @@ mx::array readable(const mx::array& x) {
   plain.eval();
   return plain;
 }
-
-const void* start_of(const mx::array& x) { return x.data<std::byte>(); }
 
 }  // namespace
 
@@ -84,54 +126,52 @@ PackedLinear::PackedLinear(const cpu::LinearShape& shape)
 
 PackedLinear::~PackedLinear() { munmap(data_, bytes_); }
 
+size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices) {
+  if (matrices.empty()) {
+    throw cannot("it has no weights");
+  }
+  const size_t count = checked_between("inputs", inputs, 1, INT32_MAX);
+  std::vector<cpu::StoredKind> kinds;
+  for (const MatrixKind& its : matrices) {
+    kinds.push_back(kind_of(count, its));
+  }
+  return checked_shape(count, kinds).packed_bytes();
+}
+
 Packed pack_linear(
-    const std::vector<mx::array>& weights, const std::vector<CodeGroups>& codes,
+    const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
     const Workers& workers) {
-  if (weights.empty() || (!codes.empty() && codes.size() != weights.size())) {
-    throw cannot("every weight has codes' scales and biases, or none has");
+  if (weights.empty()) {
+    throw cannot("it has no weights");
   }
-  std::vector<cpu::LinearShape> parts;
+  if (!codes.empty() && codes.size() != weights.size()) {
+    throw cannot("there are codes for every weight, or for none");
+  }
+  const auto codes_of = [&](size_t i) { return codes.empty() ? std::nullopt : codes[i]; };
+  const size_t inputs = inputs_of(weights[0], codes_of(0));
+  std::vector<cpu::StoredKind> kinds;
   for (size_t i = 0; i < weights.size(); ++i) {
-    parts.push_back(shape_of(weights[i], codes.empty() ? nullptr : &codes[i]));
-    const cpu::LinearShape& first = parts.front();
-    cpu::LinearShape alike = parts.back();
-    alike.outputs = first.outputs;
-    if (alike != first) {
-      throw cannot("its parts differ in inputs or in how they are stored");
-    }
-    if (i + 1 < weights.size() && parts.back().outputs % cpu::kPanelOutputs != 0) {
-      throw cannot("a part before the last has outputs that do not fill its last panel");
-    }
+    kinds.push_back(checked_kind(weights[i], codes_of(i), inputs));
   }
-  cpu::LinearShape whole = parts.front();
-  whole.outputs = 0;
-  for (const cpu::LinearShape& part : parts) {
-    whole.outputs += part.outputs;
-  }
-  narrowed<int>("outputs", whole.outputs);
-  narrowed<int>("inputs", whole.inputs);
-  if (whole.panels() > kMaxPackedBytes / whole.panel_bytes()) {
-    throw cannot("it has more than 2^46 bytes");
-  }
-  auto packed = std::make_shared<PackedLinear>(whole);
-  std::byte* target = packed->data();
+  auto packed = std::make_shared<PackedLinear>(checked_shape(inputs, kinds));
+  std::vector<mx::array> read;  // lives as long as what points to it
+  std::vector<cpu::Weights> parts;
+  const auto start_of = [&](const mx::array& x) {
+    read.push_back(readable(x));
+    return static_cast<const void*>(read.back().data<std::byte>());
+  };
   for (size_t i = 0; i < weights.size(); ++i) {
-    const mx::array numbers = readable(weights[i]);
-    std::optional<mx::array> scales;
-    std::optional<mx::array> biases;
-    cpu::Weights from{start_of(numbers)};
-    if (!codes.empty()) {
-      scales = readable(codes[i].scales);
-      biases = readable(codes[i].biases);
-      from.scales = start_of(*scales);
-      from.biases = start_of(*biases);
+    cpu::Weights part{kinds[i], start_of(weights[i])};
+    if (const auto its = codes_of(i)) {
+      part.scales = start_of(its->scales);
+      part.biases = its->biases ? start_of(*its->biases) : nullptr;
     }
-    const auto held = workers->pool.hold();
-    workers->pool.run(parts[i].panels(), [&](size_t panel, size_t) {
-      cpu::pack(parts[i], from, panel, 1, target);
-    });
-    target += parts[i].packed_bytes();
+    parts.push_back(part);
   }
+  const auto held = workers->pool.hold();
+  workers->pool.run(packed->shape().panels(), [&](size_t panel, size_t) {
+    cpu::pack(packed->shape(), parts, panel, 1, packed->data());
+  });
   return packed;
 }
 

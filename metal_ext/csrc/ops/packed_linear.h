@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "ops/ops.h"
 
@@ -29,19 +30,32 @@ class PackedLinear {
 
 using Packed = std::shared_ptr<const PackedLinear>;
 
-// Codes of a weight, as MLX quantises: w = code * scale + bias over groups of inputs.
+// Codes of a weight as MLX quantises, by groups of inputs: w = code * scale + bias; without biases
+// the floats of MXFP4.
 struct CodeGroups {
-  mx::array scales;  // [outputs, inputs / group]
-  mx::array biases;  // same
-  int64_t bits;      // 4 or 8
-  int64_t group;     // 32, 64 or 128
+  mx::array scales;                 // [outputs, inputs / group]
+  std::optional<mx::array> biases;  // same
+  int64_t bits;                     // 1 to 6 or 8
+  int64_t group;                    // 32, 64 or 128
 };
 
 // weights: [outputs, inputs] each, float32, bfloat16 or float16, or uint32 where there are codes;
-// several stand one behind the other as one layer. All evaluated. float16 is kept as float32.
+// several stand one behind the other as one layer. All evaluated. float16 is read as float32.
+// codes: of each weight; or empty, where all are plain.
 // Throws std::invalid_argument for shapes and types that cannot be packed.
 Packed pack_linear(
-    const std::vector<mx::array>& weights, const std::vector<CodeGroups>& codes,
+    const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
     const Workers& workers);
+
+// One of a layer's matrices, before it is read. numbers: plain ones' type, or scales'.
+struct MatrixKind {
+  int64_t outputs;
+  mx::Dtype numbers;
+  int64_t bits;  // 0 where there are no codes
+  int64_t group;
+};
+
+// Bytes that matrices of so many inputs take as one layer. Throws as pack_linear() does.
+size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices);
 
 }  // namespace quire::ops

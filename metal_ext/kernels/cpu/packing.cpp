@@ -1,5 +1,7 @@
 #include "cpu/packing.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace quire::cpu {
@@ -23,66 +25,6 @@ CodePlace place_of_code(size_t bits, size_t input, size_t lane) {
           static_cast<uint32_t>(pair % 2 * 16 + pair % pairs / 2 * bits + input % 2 * 8)};
 }
 
-template <class Number, class Place>
-void pack_numbers(const LinearShape& shape, const void* numbers, size_t first, size_t outputs,
-                  std::byte* panel, const Place& place) {
-  const auto* from = static_cast<const Number*>(numbers);
-  auto* to = reinterpret_cast<Number*>(panel);
-  for (size_t lane = 0; lane < outputs; ++lane) {
-    for (size_t i = 0; i < shape.inputs; ++i) {
-      to[place(i, lane)] = from[(first + lane) * shape.inputs + i];
-    }
-  }
-}
-
-template <class Number>
-struct Scales {
-  const Number* scales;
-  const Number* biases;
-
-  // As pairs of bfloat16 stand, or as those of float32 do.
-  static size_t place(size_t number, size_t lane) {
-    return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
-  }
-};
-
-template <class Number>
-void pack_scales(const LinearShape& shape, const Weights& weights, size_t output, size_t lane,
-                 size_t group, std::byte* to) {
-  const size_t from = output * shape.groups() + group;
-  auto* numbers = reinterpret_cast<Number*>(to);
-  numbers[Scales<Number>::place(0, lane)] = static_cast<const Number*>(weights.scales)[from];
-  numbers[Scales<Number>::place(1, lane)] = static_cast<const Number*>(weights.biases)[from];
-}
-
-uint32_t code_of(const LinearShape& shape, const uint32_t* row, size_t input) {
-  const size_t in_a_word = 32 / shape.bits();
-  const uint32_t mask = (uint32_t{1} << shape.bits()) - 1;
-  return row[input / in_a_word] >> (input % in_a_word * shape.bits()) & mask;
-}
-
-void pack_codes(const LinearShape& shape, const Weights& weights, size_t first, size_t outputs,
-                std::byte* panel) {
-  const size_t row_words = shape.inputs * shape.bits() / 32;
-  for (size_t lane = 0; lane < outputs; ++lane) {
-    const uint32_t* row =
-        static_cast<const uint32_t*>(weights.numbers) + (first + lane) * row_words;
-    for (size_t g = 0; g < shape.groups(); ++g) {
-      std::byte* const group = panel + g * shape.group_bytes();
-      if (shape.scales == ScaleType::bfloat16) {
-        pack_scales<uint16_t>(shape, weights, first + lane, lane, g, group);
-      } else {
-        pack_scales<float>(shape, weights, first + lane, lane, g, group);
-      }
-      auto* words = reinterpret_cast<uint32_t*>(group + shape.scales_bytes());
-      for (size_t i = 0; i < shape.group; ++i) {
-        const CodePlace place = place_of_code(shape.bits(), i, lane);
-        words[place.word] |= code_of(shape, row, g * shape.group + i) << place.shift;
-      }
-    }
-  }
-}
-
 float widened(uint16_t number) {
   const uint32_t bits = static_cast<uint32_t>(number) << 16;
   float x;
@@ -91,14 +33,140 @@ float widened(uint16_t number) {
 }
 float widened(float number) { return number; }
 
+// Of numbers that are no more than a bfloat16's.
+template <class Number>
+Number narrowed(float number) {
+  if constexpr (sizeof(Number) == 2) {
+    uint32_t bits;
+    std::memcpy(&bits, &number, sizeof(bits));
+    return static_cast<uint16_t>(bits >> 16);
+  } else {
+    return number;
+  }
+}
+
+// Where a scale (0) and a bias (1) stand: as pairs of bfloat16 do, or as those of float32.
+template <class Number>
+size_t place_of_scale(size_t number, size_t lane) {
+  return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
+}
+
+// --- what is stored ------------------------------------------------------------------------------
+
+float stored_number(StoredNumber type, const void* numbers, size_t at) {
+  switch (type) {
+    case StoredNumber::bfloat16: return widened(static_cast<const uint16_t*>(numbers)[at]);
+    case StoredNumber::float32: return static_cast<const float*>(numbers)[at];
+    default: return std::ldexp(1.0f, static_cast<const uint8_t*>(numbers)[at] - 127);
+  }
+}
+
+// What E2M1 says, in halves.
+constexpr int kHalves[] = {0, 1, 2, 3, 4, 6, 8, 12};
+constexpr int kMostHalves = 12;
+
+// A row of codes as w = code * scale + bias.
+struct CodeRow {
+  const Weights& weights;
+  size_t inputs;
+  size_t row;
+
+  bool floats() const { return weights.kind.numbers == StoredNumber::exponents; }
+  float scale(size_t input) const {
+    const float scale = stored_number(weights.kind.numbers, weights.scales, place(input));
+    return floats() ? scale / 2 : scale;
+  }
+  float bias(size_t input) const {
+    return floats() ? -kMostHalves * scale(input)
+                    : stored_number(weights.kind.numbers, weights.biases, place(input));
+  }
+  uint32_t code(size_t input) const {
+    const size_t bits = weights.kind.bits;
+    const size_t at = row * (inputs * bits / 8) + input * bits / 8;
+    const size_t shift = input * bits % 8;
+    const auto* bytes = static_cast<const uint8_t*>(weights.numbers);
+    uint32_t word = bytes[at];
+    if (shift + bits > 8) {
+      word |= static_cast<uint32_t>(bytes[at + 1]) << 8;
+    }
+    const uint32_t code = word >> shift & ((uint32_t{1} << bits) - 1);
+    if (!floats()) {
+      return code;
+    }
+    const int halves = kHalves[code & 7];
+    return static_cast<uint32_t>(kMostHalves + (code & 8 ? -halves : halves));
+  }
+
+ private:
+  size_t place(size_t input) const {
+    return row * (inputs / weights.kind.group) + input / weights.kind.group;
+  }
+};
+
+// --- packing -------------------------------------------------------------------------------------
+
+// A lane is one of a panel's outputs: row `row` of the part that has it.
+void pack_bfloat16(const LinearShape& shape, const Weights& part, size_t row, size_t lane,
+                   std::byte* panel) {
+  const auto* from = static_cast<const uint16_t*>(part.numbers) + row * shape.inputs;
+  auto* to = reinterpret_cast<uint16_t*>(panel);
+  for (size_t i = 0; i < shape.inputs; ++i) {
+    to[place_of_bfloat16(i, lane)] = from[i];
+  }
+}
+
+void pack_float32(const LinearShape& shape, const Weights& part, size_t row, size_t lane,
+                  std::byte* panel) {
+  const CodeRow codes{part, shape.inputs, row};
+  auto* to = reinterpret_cast<float*>(panel);
+  for (size_t i = 0; i < shape.inputs; ++i) {
+    to[place_of_float32(i, lane)] =
+        part.kind.bits == 0
+            ? stored_number(part.kind.numbers, part.numbers, row * shape.inputs + i)
+            : static_cast<float>(codes.code(i)) * codes.scale(i) + codes.bias(i);
+  }
+}
+
+template <class Scale>
+void pack_codes(const LinearShape& shape, const Weights& part, size_t row, size_t lane,
+                std::byte* panel) {
+  const CodeRow codes{part, shape.inputs, row};
+  for (size_t g = 0; g < shape.groups(); ++g) {
+    std::byte* const group = panel + g * shape.group_bytes();
+    auto* scales = reinterpret_cast<Scale*>(group);
+    const size_t first = g * shape.group;
+    scales[place_of_scale<Scale>(0, lane)] = narrowed<Scale>(codes.scale(first));
+    scales[place_of_scale<Scale>(1, lane)] = narrowed<Scale>(codes.bias(first));
+    auto* words = reinterpret_cast<uint32_t*>(group + shape.scales_bytes());
+    for (size_t i = 0; i < shape.group; ++i) {
+      const CodePlace place = place_of_code(shape.bits(), i, lane);
+      words[place.word] |= codes.code(first + i) << place.shift;
+    }
+  }
+}
+
+void pack_lane(const LinearShape& shape, const Weights& part, size_t row, size_t lane,
+               std::byte* panel) {
+  switch (shape.type) {
+    case WeightType::bfloat16: return pack_bfloat16(shape, part, row, lane, panel);
+    case WeightType::float32: return pack_float32(shape, part, row, lane, panel);
+    default:
+      return shape.scales == ScaleType::bfloat16
+                 ? pack_codes<uint16_t>(shape, part, row, lane, panel)
+                 : pack_codes<float>(shape, part, row, lane, panel);
+  }
+}
+
+// --- unpacking -----------------------------------------------------------------------------------
+
 template <class Number>
 void unpack_codes(const LinearShape& shape, const std::byte* panel, size_t lane, float* target) {
   const uint32_t mask = (uint32_t{1} << shape.bits()) - 1;
   for (size_t g = 0; g < shape.groups(); ++g) {
     const std::byte* const group = panel + g * shape.group_bytes();
     const auto* numbers = reinterpret_cast<const Number*>(group);
-    const float scale = widened(numbers[Scales<Number>::place(0, lane)]);
-    const float bias = widened(numbers[Scales<Number>::place(1, lane)]);
+    const float scale = widened(numbers[place_of_scale<Number>(0, lane)]);
+    const float bias = widened(numbers[place_of_scale<Number>(1, lane)]);
     const auto* words = reinterpret_cast<const uint32_t*>(group + shape.scales_bytes());
     for (size_t i = 0; i < shape.group; ++i) {
       const CodePlace place = place_of_code(shape.bits(), i, lane);
@@ -110,24 +178,41 @@ void unpack_codes(const LinearShape& shape, const std::byte* panel, size_t lane,
 
 }  // namespace
 
-void pack(const LinearShape& shape, const Weights& weights, size_t first, size_t count,
-          std::byte* packed) {
-  for (size_t p = first; p < first + count; ++p) {
-    std::byte* const panel = packed + p * shape.panel_bytes();
-    std::memset(panel, 0, shape.panel_bytes());
-    const size_t output = p * kPanelOutputs;
-    const size_t left = shape.outputs - output;
-    const size_t outputs = left < kPanelOutputs ? left : kPanelOutputs;
-    switch (shape.type) {
-      case WeightType::bfloat16:
-        pack_numbers<uint16_t>(shape, weights.numbers, output, outputs, panel, place_of_bfloat16);
-        break;
-      case WeightType::float32:
-        pack_numbers<float>(shape, weights.numbers, output, outputs, panel, place_of_float32);
-        break;
-      default:
-        pack_codes(shape, weights, output, outputs, panel);
+LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts) {
+  LinearShape shape{0, inputs, WeightType::bits4, SIZE_MAX, ScaleType::bfloat16};
+  bool codes = true;
+  for (const StoredKind& part : parts) {
+    shape.outputs += part.outputs;
+    codes = codes && part.bits != 0;
+    if (part.numbers == StoredNumber::float32) {
+      shape.scales = ScaleType::float32;
     }
+    if (part.bits > 4 || part.numbers == StoredNumber::exponents) {
+      shape.type = WeightType::bits8;
+    }
+    shape.group = std::min(shape.group, part.group);
+  }
+  if (codes) {
+    return shape;
+  }
+  const bool narrow = std::ranges::all_of(parts, [](const StoredKind& part) {
+    return part.bits == 0 && part.numbers == StoredNumber::bfloat16;
+  });
+  return {shape.outputs, inputs, narrow ? WeightType::bfloat16 : WeightType::float32};
+}
+
+void pack(const LinearShape& shape, std::span<const Weights> parts, size_t first, size_t count,
+          std::byte* packed) {
+  std::memset(packed + first * shape.panel_bytes(), 0, count * shape.panel_bytes());
+  size_t output = 0;  // the part's first
+  for (const Weights& part : parts) {
+    const size_t from = std::max(output, first * kPanelOutputs);
+    const size_t end = std::min(output + part.kind.outputs, (first + count) * kPanelOutputs);
+    for (size_t i = from; i < end; ++i) {
+      std::byte* const panel = packed + i / kPanelOutputs * shape.panel_bytes();
+      pack_lane(shape, part, i - output, i % kPanelOutputs, panel);
+    }
+    output += part.kind.outputs;
   }
 }
 

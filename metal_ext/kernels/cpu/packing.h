@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cpu/linear.h"
 
@@ -9,18 +10,36 @@
 // once, and a row is unpacked where a token is looked up.
 namespace quire::cpu {
 
-// A layer's weights as MLX has them, rows of outputs one behind the other.
+// Of plain numbers or of scales. exponents: bytes e for 2^(e - 127), the scales of MXFP4.
+enum class StoredNumber { bfloat16, float32, exponents };
+
+// How MLX stores a matrix: plain numbers; or codes with a scale and a bias for each group. Codes
+// with exponents are floats of 4 bits (E2M1 of the OCP's Microscaling Formats 1.0), without biases.
+struct StoredKind {
+  size_t outputs;
+  StoredNumber numbers;
+  size_t bits = 0;  // of a code: 1 to 6 or 8; 0 where numbers are plain
+  size_t group = 0;
+};
+
+// A matrix as MLX has it, rows of outputs one behind the other.
 struct Weights {
-  // bfloat16 or float32 [outputs][inputs]; or words of 32 bits, an output's codes from the lowest
-  // bits on.
+  StoredKind kind;
+  // [outputs][inputs]; or an output's codes, a stream of bits from each byte's lowest on.
   const void* numbers;
-  // [outputs][groups], of the shape's type; null where there are no codes.
+  // [outputs][groups]; null where there are none.
   const void* scales = nullptr;
   const void* biases = nullptr;
 };
 
-// Packs `count` panels from `first` on. packed: the whole layer's, shape.packed_bytes().
-void pack(const LinearShape& shape, const Weights& weights, size_t first, size_t count,
+// The layer of matrices with the same inputs, one behind the other. What is alike is kept as it is.
+// Codes become 4 or 8 bits wide, with the smallest of their groups; every number stays the same.
+// Only where plain numbers stand beside codes, these become float32.
+LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts);
+
+// Packs `count` panels from `first` on. parts: of a layer of that shape, by joined_shape(). packed:
+// the whole layer's, shape.packed_bytes().
+void pack(const LinearShape& shape, std::span<const Weights> parts, size_t first, size_t count,
           std::byte* packed);
 
 // One output's weights: target [inputs].

@@ -3,19 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.cli.model_files import (  # before anything that imports MLX: it loads the BLAS
-    make_plan,
-    model_errors,
-)
-
-from engine.models.checkpoint import read_checkpoint
 from engine.machine import machine_memory
+from engine.models.checkpoint import read_checkpoint
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
 from engine.planning.shape import read_shape
 from engine.substrate import metal_device
 from kvcache.layout import LayoutError
 from server.cli.hub import find_model
+from server.cli.model_files import (
+    make_plan,
+    model_errors,
+)
 from server.cli.plan.text import report_lines
 from server.cli.settings import read_settings
 from server.config import Config, SettingError, engine_config, parse_size

@@ -24,9 +24,11 @@ def test_a_metal_build_says_what_its_device_is(monkeypatch: pytest.MonkeyPatch) 
     assert facts()["metal"] == device.said
 
 
-def test_a_machine_whose_mlx_multiplies_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metal_ext, "fast_blas", None)
-    assert facts()["matrix_products"] == "MLX's own"
+@pytest.mark.parametrize("metal", [False, True])
+def test_it_says_who_multiplies(monkeypatch: pytest.MonkeyPatch, metal: bool) -> None:
+    monkeypatch.setattr(metal_ext, "HAS_METAL", metal)
+    monkeypatch.setattr(metal_ext, "metal_capabilities", dict, raising=False)
+    assert facts()["matrix_products"] == ("MLX's own" if metal else "quire's own")
 
 
 def test_it_is_a_program_that_writes_one_line(

@@ -10,7 +10,7 @@ import numpy as np
 import metal_ext
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.forward import Forward
-from engine.models.weights import Arithmetic, load_model
+from engine.models.weights import load_model
 from engine.runner import Model
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.manager import KVCacheManager
@@ -74,19 +74,17 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return tokens
 
 
-def ours(checkpoint: Checkpoint, arithmetic: Arithmetic, instruction_set: str = "auto") -> Forward:
-    workers = metal_ext.CpuWorkers(2, instruction_set)
-    return load_model(checkpoint, arithmetic, lambda *_: None, workers)
+def ours(checkpoint: Checkpoint, instruction_set: str = "auto", *, packed: bool = True) -> Forward:
+    workers = metal_ext.CpuWorkers(2, instruction_set) if packed else None
+    return load_model(checkpoint, lambda *_: None, workers)
 
 
 def loaded(
-    folder: Path, arithmetic: Arithmetic, spec: ModelSpec = SPEC, **how: Any
+    folder: Path, spec: ModelSpec = SPEC, *, packed: bool = True, **how: Any
 ) -> tuple[Checkpoint, Forward, Callable[[list[int]], mx.array]]:
-    """A checkpoint, our model of it, and mlx-lm's logits of ids. how: as for write_model."""
+    """A checkpoint, our model of it, and mlx-lm's logits of ids, in the numbers that ours computes
+    with. packed: as a CPU has it, else as a GPU. how: as for write_model."""
     checkpoint = read_checkpoint(write_model(folder, spec, **how))
-    # Not unpacked for the packed ones: that rounds to the checkpoint's own 16 bits.
-    packed = arithmetic is Arithmetic.PACKED
-    same = Arithmetic.QUANTIZED_FLOAT32 if packed else arithmetic
-    reference = load_reference(checkpoint, same)
-    model = ours(checkpoint, arithmetic)
+    reference = load_reference(checkpoint, stored=not packed)
+    model = ours(checkpoint, packed=packed)
     return checkpoint, model, lambda ids: reference(mx.array([ids]))[0].astype(mx.float32)

@@ -67,7 +67,6 @@ def test_a_whole_folder_is_read(folder: Path) -> None:
     assert found.spec.layers[0].attention.kv_heads == TINY.num_key_value_heads
     assert found.vocab_size == TINY.vocab_size
     assert found.dtype == "BF16"
-    assert not found.quantized
     assert found.eos_token_ids == (258, 256)
     assert found.stored_bytes == 2 * found.num_weights
 
@@ -75,7 +74,6 @@ def test_a_whole_folder_is_read(folder: Path) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_packed_weights_are_understood(tmp_path: Path, bits: int) -> None:
     found = read_checkpoint(write_model(tmp_path, bits=bits))
-    assert found.quantized
     assert found.stored_bytes < found.num_weights * 2
 
 
@@ -238,8 +236,9 @@ def test_fault_16_a_broken_folder_is_refused_by_name(
 
 
 def test_a_packing_of_null_is_none(folder: Path) -> None:
+    before = read_checkpoint(folder)
     config(quantization_config=None)(folder)
-    assert not read_checkpoint(folder).quantized
+    assert read_checkpoint(folder) == before
 
 
 BROKEN_PACKING: list[tuple[str, Edit, str]] = [
@@ -249,13 +248,28 @@ BROKEN_PACKING: list[tuple[str, Edit, str]] = [
         r"scales exists, but config.json has no quantization",
     ),
     ("no bits", config(quantization={"group_size": 32}), "needs the numbers bits and group_size"),
-    ("three bits", config(quantization={"group_size": 32, "bits": 3}), "bits is 3; quire serves"),
+    ("three bits", config(quantization={"group_size": 32, "bits": 3}), r"3 bits in groups of 32"),
+    (
+        "seven bits",
+        config(quantization={"group_size": 32, "bits": 7}),
+        r"quantization.bits is 7; it must be 1 or 2 or 3 or 4 or 5 or 6 or 8",
+    ),
+    (
+        "groups of 16",
+        config(quantization={"group_size": 16, "bits": 4}),
+        r"quantization.group_size is 16; it must be 32 or 64 or 128",
+    ),
     ("eight bits", config(quantization={"group_size": 32, "bits": 8}), r"8 bits in groups of 32"),
     ("other groups", config(quantization={"group_size": 64, "bits": 4}), r"4 bits in groups of 64"),
     (
         "another mode",
         config(quantization={"group_size": 32, "bits": 4, "mode": "mxfp4"}),
-        r"quantization.mode is 'mxfp4'",
+        r"embed_tokens.scales is F32 \[1024, 2\], .* makes it U8 \[1024, 2\]",
+    ),
+    (
+        "an unknown mode",
+        config(quantization={"group_size": 32, "bits": 4, "mode": "roman"}),
+        r"quantization.mode is 'roman'; it must be one of affine, mxfp4, mxfp8, nvfp4",
     ),
     (
         "no biases",

@@ -1,7 +1,9 @@
 """Packed layers: what they hold, and the forward over them against mlx-lm's own, and against itself
 in other company."""
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import Quantization
 from engine.models.cpu_ops import CpuOps, pack_linear
 from engine.models.stored import StoredMatrix
-from engine.models.weights import Arithmetic, read_weights
+from engine.models.weights import read_weights
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import SPEC, cache_for, ours, prompt, spread, step
 from tests.engine.models.test_forward import LLAMA3
@@ -38,6 +40,15 @@ EVEN = ModelSpec(
 # Of the logits' standard deviation: float32 against float32 in another order, x in two bfloat16
 # parts where a matrix unit multiplies.
 TOLERANCE = 1e-4
+# As mlx-lm mixes: values and what goes down have more bits than others. And as nobody does.
+MIXED: dict[str, dict[str, Any] | bool] = {
+    "v_proj": {"bits": 6, "group_size": 64},
+    "down_proj": {"bits": 5, "group_size": 128},
+    "0.self_attn.k_proj": False,
+    "0.mlp.up_proj": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+    "1.mlp.up_proj": {"bits": 8, "group_size": 32, "mode": "mxfp8"},
+    "embed_tokens": {"bits": 8, "group_size": 32},
+}
 
 
 @pytest.mark.parametrize("instruction_set", metal_ext.instruction_sets())
@@ -50,17 +61,22 @@ TOLERANCE = 1e-4
         {"dtype": "bfloat16", "bits": 4},
         {"dtype": "bfloat16", "bits": 8, "group_size": 64},
         {"dtype": "float16", "bits": 4, "group_size": 128},
+        {"dtype": "bfloat16", "bits": 3, "group_size": 64},
+        {"dtype": "bfloat16", "bits": 6, "group_size": 128},
+        {"dtype": "bfloat16", "bits": 4, "mode": "mxfp4"},
+        {"dtype": "bfloat16", "bits": 4, "group_size": 16, "mode": "nvfp4"},
+        {"dtype": "float16", "bits": 8, "mode": "mxfp8"},
+        {"dtype": "bfloat16", "bits": 2, "layers": MIXED},
     ],
 )
 def test_logits_equal_mlx_lms_in_float32(
     tmp_path: Path, how: dict[str, Any], instruction_set: str
 ) -> None:
     checkpoint = read_checkpoint(write_model(tmp_path, SPEC, **how))
-    # Not unpacked: that rounds to the checkpoint's own 16 bits.
-    reference = load_reference(checkpoint, Arithmetic.QUANTIZED_FLOAT32)
+    reference = load_reference(checkpoint)
     kv, ids = cache_for(checkpoint, KVFormat.FLOAT32), prompt(90)
     assert join(kv, 1, 90)
-    model = ours(checkpoint, Arithmetic.PACKED, instruction_set)
+    model = ours(checkpoint, instruction_set)
     got = [step(model, kv, [(1, 0, ids[:70])], list(range(70)))]
     got += [step(model, kv, [(1, 70 + i, [ids[70 + i]])], [0]) for i in range(20)]
     assert spread(mx.concatenate(got), reference(mx.array([ids]))[0]) < TOLERANCE
@@ -71,7 +87,7 @@ def test_an_id_outside_of_the_vocabulary_spoils_its_own_sequence_alone(
     tmp_path: Path, instruction_set: str
 ) -> None:
     checkpoint = read_checkpoint(write_model(tmp_path, SPEC, dtype="bfloat16"))
-    model, ids = ours(checkpoint, Arithmetic.PACKED, instruction_set), prompt(40)
+    model, ids = ours(checkpoint, instruction_set), prompt(40)
 
     def last_logits(*others: list[int]) -> mx.array:
         kv = cache_for(checkpoint, KVFormat.BFLOAT16)
@@ -93,7 +109,7 @@ def test_an_id_outside_of_the_vocabulary_spoils_its_own_sequence_alone(
 )
 def test_a_row_has_the_same_bits_in_any_company(tmp_path: Path, changes: dict[str, Any]) -> None:
     checkpoint = read_checkpoint(write_model(tmp_path, SPEC, dtype="bfloat16", **changes))
-    model = ours(checkpoint, Arithmetic.PACKED)
+    model = ours(checkpoint)
     ids = {number: prompt(40, seed=number) for number in range(1, 6)}
 
     def last_logits(numbers: list[int]) -> np.ndarray[Any, Any]:
@@ -115,12 +131,12 @@ def stored(module: Any) -> StoredMatrix:
     """A layer of MLX's, as a checkpoint has it."""
     if not hasattr(module, "scales"):
         return StoredMatrix(module.weight)
-    packing = Quantization(module.bits, module.group_size)
-    return StoredMatrix(module.weight, module.scales, module.biases, packing)
+    packing = Quantization(module.bits, module.group_size, module.mode)
+    return StoredMatrix(module.weight, module.scales, module.get("biases"), packing)
 
 
 def pack(checkpoint: Checkpoint, packed: Callable[[int], None]) -> CpuOps:
-    weights = read_weights(checkpoint, Arithmetic.PACKED)
+    weights = read_weights(checkpoint)
     return CpuOps(checkpoint.spec, checkpoint.tensors, weights, WORKERS, packed)
 
 
@@ -137,13 +153,49 @@ def test_plain_layers_become_one_in_their_order() -> None:
     assert np.array_equal(unpacked(packed), want)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_grouped_layers_become_one_in_their_order(bits: int) -> None:
-    layers = [nn.Linear(64, outputs, bias=False) for outputs in (16, 9)]
-    grouped = [layer.to_quantized(group_size=32, bits=bits) for layer in layers]
-    want = [mx.dequantize(g.weight, g.scales, g.biases, 32, bits) for g in grouped]
-    got = unpacked(pack_linear([stored(layer) for layer in grouped], WORKERS))
-    np.testing.assert_allclose(got, np.array(mx.concatenate(want)), rtol=1e-6, atol=1e-7)
+# What MLX stores, and of which bits and groups a CPU keeps it: codes, or plain numbers of 16 bits.
+STORED = [(Quantization(bits, 32), 4) for bits in (1, 2, 3, 4)]
+STORED += [(Quantization(bits, 64), 8) for bits in (5, 6, 8)]
+STORED += [(Quantization(4, 32, "mxfp4"), 8)]
+STORED += [(Quantization(8, 32, "mxfp8"), 16), (Quantization(4, 16, "nvfp4"), 16)]
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+@pytest.mark.parametrize(("packing", "bits"), STORED, ids=str)
+def test_grouped_layers_become_one_in_their_order(
+    packing: Quantization, bits: int, dtype: mx.Dtype
+) -> None:
+    matrices = [grouped(packing, outputs, dtype) for outputs in (16, 9)]
+    packed = pack_linear(matrices, WORKERS)
+    want = np.concatenate([exactly(matrix) for matrix in matrices])
+    np.testing.assert_allclose(unpacked(packed), want, rtol=1e-6, atol=1e-7)
+    scales = 0 if bits == 16 else 4 if dtype == mx.bfloat16 or packing.mode != "affine" else 8
+    assert packed.nbytes == 32 * (128 * bits // 8 + 128 // packing.group_size * scales)
+
+
+@pytest.mark.parametrize("kinds", list(itertools.combinations([*range(len(STORED)), -1], 2)))
+def test_layers_that_are_stored_in_different_ways_become_one(kinds: tuple[int, int]) -> None:
+    plain = StoredMatrix(mx.random.normal((9, 128)).astype(mx.bfloat16))
+    matrices = [plain if kind < 0 else grouped(STORED[kind][0], 9, mx.bfloat16) for kind in kinds]
+    want = np.concatenate([exactly(matrix) for matrix in matrices])
+    got = unpacked(pack_linear(matrices, WORKERS))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
+
+
+def grouped(packing: Quantization, outputs: int, dtype: mx.Dtype) -> StoredMatrix:
+    plain = (3 * mx.random.normal((outputs, 128), key=mx.random.key(outputs))).astype(dtype)
+    bits, size, mode = packing.bits, packing.group_size, packing.mode
+    weight, scales, *biases = mx.quantize(plain, size, bits, mode)
+    return StoredMatrix(weight, scales, biases[0] if biases else None, packing)
+
+
+def exactly(matrix: StoredMatrix) -> np.ndarray:
+    """A layer's numbers, in float32: MLX's own, from scales as wide."""
+    if matrix.biases is None:
+        return np.array(matrix.dequantized().astype(mx.float32))
+    assert matrix.scales is not None
+    scales, biases = (its.astype(mx.float32) for its in (matrix.scales, matrix.biases))
+    return np.array(replace(matrix, scales=scales, biases=biases).dequantized())
 
 
 def test_an_embedding_is_packed_as_a_layer_is() -> None:
@@ -153,15 +205,9 @@ def test_an_embedding_is_packed_as_a_layer_is() -> None:
 
 
 def test_layers_that_cannot_be_one_are_told() -> None:
-    layer = nn.Linear(64, 16, bias=False)
-    plain, short = stored(layer), stored(nn.Linear(64, 15, bias=False))
-    grouped, other = (stored(layer.to_quantized(size, 4)) for size in (32, 64))
-    with pytest.raises(ValueError, match=r"some of the layers are packed .* and some are not"):
-        pack_linear([plain, grouped], WORKERS)
-    with pytest.raises(ValueError, match="differ in inputs or in how they are stored"):
-        pack_linear([grouped, other], WORKERS)
-    with pytest.raises(ValueError, match="do not fill its last panel"):
-        pack_linear([short, plain], WORKERS)
+    plain, short = (StoredMatrix(mx.zeros((16, inputs))) for inputs in (64, 32))
+    with pytest.raises(ValueError, match="its parts differ in inputs"):
+        pack_linear([plain, short], WORKERS)
     pack_linear([plain, plain], WORKERS)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from engine.models.checkpoint import read_checkpoint
-from engine.models.weights import Arithmetic
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
 from tests.kvcache.managers import join
@@ -17,7 +16,7 @@ from tests.models import write_model
 
 # float32 against float32 in another order, x in two bfloat16 parts where a matrix unit multiplies.
 TOLERANCE = 1e-4
-BOTH = [Arithmetic.QUANTIZED_FLOAT32, Arithmetic.PACKED]
+BOTH = pytest.mark.parametrize("packed", [False, True], ids=["MLX", "packed"])
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -34,8 +33,8 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("arithmetic", BOTH)
-@pytest.mark.parametrize("how", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "bits": 4}], ids=str)
+@BOTH
+@pytest.mark.parametrize("how", [{"dtype": "float32"}, {"dtype": "float32", "bits": 4}], ids=str)
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
@@ -57,10 +56,10 @@ def test_logits_equal_mlx_lms_with_and_without_norms_biases_and_tables(
     model_type: str,
     changes: dict[str, Any],
     how: dict[str, Any],
-    arithmetic: Arithmetic,
+    packed: bool,
 ) -> None:
     fields = {"model_type": model_type, "architectures": [], **changes}
-    checkpoint, model, forward = loaded(tmp_path, arithmetic, **how, **fields)
+    checkpoint, model, forward = loaded(tmp_path, packed=packed, **how, **fields)
     kv, ids, other = cache_for(checkpoint, KVFormat.FLOAT32), prompt(200), prompt(30, 1)
     assert join(kv, 1, 200)
     assert join(kv, 2, 30)
@@ -70,19 +69,19 @@ def test_logits_equal_mlx_lms_with_and_without_norms_biases_and_tables(
     assert spread(both[:30], forward(other)) < TOLERANCE
 
 
-@pytest.mark.parametrize("arithmetic", BOTH)
-def test_an_untied_head_is_used(tmp_path: Path, arithmetic: Arithmetic) -> None:
+@BOTH
+def test_an_untied_head_is_used(tmp_path: Path, packed: bool) -> None:
     untied = replace(SPEC, tie_word_embeddings=False)
-    checkpoint, model, forward = loaded(tmp_path, arithmetic, untied)
+    checkpoint, model, forward = loaded(tmp_path, untied, packed=packed)
     kv, ids = cache_for(checkpoint, KVFormat.FLOAT32), prompt(20)
     assert join(kv, 1, 20)
     assert spread(step(model, kv, [(1, 0, ids)], [19]), forward(ids)[-1:]) < TOLERANCE
 
 
-@pytest.mark.parametrize("arithmetic", BOTH)
-def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path, arithmetic: Arithmetic) -> None:
-    checkpoint = read_checkpoint(write_model(tmp_path, SPEC, dtype="bfloat16"))
-    model, ids = ours(checkpoint, arithmetic), prompt(50)
+@BOTH
+def test_with_no_rows_only_the_cache_is_filled(tmp_path: Path, packed: bool) -> None:
+    checkpoint = read_checkpoint(write_model(tmp_path, SPEC))
+    model, ids = ours(checkpoint, packed=packed), prompt(50)
 
     def last_logits(first_rows: mx.array | None) -> np.ndarray[Any, Any]:
         kv = cache_for(checkpoint, KVFormat.FLOAT32)

@@ -6,11 +6,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.models.weights import Arithmetic
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import cache_for, loaded, prompt, spread, step
 from tests.kvcache.managers import join
 
+KV = {2: KVFormat.BFLOAT16, 4: KVFormat.FLOAT32}
 # Greatest difference of a logit, in units of the logits' own standard deviation. float32: sums in
 # another order. bfloat16: eight bits of mantissa in every product, through four layers.
 # packed: MLX's packed products on a CPU sum in bfloat16 as well.
@@ -18,26 +18,22 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 0.06, "packed bfloat16": 0.25}
 
 
 @pytest.mark.parametrize(
-    ("how", "arithmetic", "itemsize", "tolerance"),
+    ("how", "itemsize", "tolerance"),
     [
-        ({"dtype": "float32"}, Arithmetic.FLOAT32, 4, TOLERANCE["float32"]),
-        ({"dtype": "bfloat16"}, Arithmetic.STORED, 2, TOLERANCE["bfloat16"]),
-        ({"dtype": "bfloat16"}, Arithmetic.FLOAT32, 4, TOLERANCE["float32"]),
-        ({"dtype": "float16"}, Arithmetic.FLOAT32, 4, TOLERANCE["float32"]),
-        ({"dtype": "float32", "bits": 4}, Arithmetic.QUANTIZED_FLOAT32, 4, TOLERANCE["float32"]),
-        ({"dtype": "bfloat16", "bits": 4}, Arithmetic.STORED, 2, TOLERANCE["packed bfloat16"]),
-        ({"dtype": "bfloat16", "bits": 8}, Arithmetic.QUANTIZED_FLOAT32, 4, TOLERANCE["float32"]),
-        ({"dtype": "bfloat16", "bits": 4}, Arithmetic.FLOAT32, 4, TOLERANCE["float32"]),
+        ({"dtype": "float32"}, 4, TOLERANCE["float32"]),
+        ({"dtype": "bfloat16"}, 2, TOLERANCE["bfloat16"]),
+        ({"dtype": "float32", "bits": 4}, 4, TOLERANCE["float32"]),
+        ({"dtype": "float32", "bits": 3, "group_size": 64}, 4, TOLERANCE["float32"]),
+        ({"dtype": "bfloat16", "bits": 4}, 2, TOLERANCE["packed bfloat16"]),
+        ({"dtype": "bfloat16", "bits": 4, "mode": "mxfp4"}, 2, TOLERANCE["packed bfloat16"]),
+        ({"dtype": "bfloat16", "bits": 8, "mode": "mxfp8"}, 2, TOLERANCE["packed bfloat16"]),
     ],
 )
 def test_logits_equal_mlx_lms(
-    tmp_path: Path, how: dict[str, Any], arithmetic: Arithmetic, itemsize: int, tolerance: float
+    tmp_path: Path, how: dict[str, Any], itemsize: int, tolerance: float
 ) -> None:
-    checkpoint, model, forward = loaded(tmp_path, arithmetic, **how)
-    kv, ids = (
-        cache_for(checkpoint, KVFormat.FLOAT32 if itemsize == 4 else KVFormat.BFLOAT16),
-        prompt(90),
-    )
+    checkpoint, model, forward = loaded(tmp_path, packed=False, **how)
+    kv, ids = cache_for(checkpoint, KV[itemsize]), prompt(90)
     assert join(kv, 1, 90)
     got = [step(model, kv, [(1, 0, ids[:70])], list(range(70)))]
     got += [step(model, kv, [(1, 70 + i, [ids[70 + i]])], [0]) for i in range(20)]
@@ -52,7 +48,7 @@ def test_logits_equal_mlx_lms(
     ],
 )
 def test_positions_are_scaled_as_mlx_lm_does(tmp_path: Path, scaling: dict[str, Any]) -> None:
-    checkpoint, model, forward = loaded(tmp_path, Arithmetic.FLOAT32, rope_scaling=scaling)
+    checkpoint, model, forward = loaded(tmp_path, packed=False, rope_scaling=scaling)
     kv, ids = cache_for(checkpoint, KVFormat.FLOAT32), prompt(90)
     assert join(kv, 1, 90)
     got = step(model, kv, [(1, 0, ids)], list(range(90)))
@@ -60,7 +56,7 @@ def test_positions_are_scaled_as_mlx_lm_does(tmp_path: Path, scaling: dict[str, 
 
 
 def test_chunks_and_company_change_no_logit_beyond_rounding(tmp_path: Path) -> None:
-    checkpoint, model, forward = loaded(tmp_path, Arithmetic.FLOAT32)
+    checkpoint, model, forward = loaded(tmp_path, packed=False)
     kv = cache_for(checkpoint, KVFormat.FLOAT32)
     a, b, c = prompt(100, 1), prompt(60, 2), prompt(33, 3)
     for seq, ids in ((1, a), (2, b), (3, c)):

@@ -1,44 +1,51 @@
-"""Weights are taken by name, as they are stored or wider."""
+"""Weights are taken by name, as they are stored."""
 
 import mlx.core as mx
 import pytest
 
-from engine.models.config import Quantization
+from engine.models.config import MODES, Quantization
 from engine.models.stored import StoredWeights
 from engine.models.tensors import Matrix, Vector
 
 MATRIX = Matrix("layer", 16, 64, has_bias=True)
-PACKING = Quantization(4, 32)
+PLAIN = mx.random.normal((16, 64)).astype(mx.bfloat16)
 
 
-def stored(*, grouped: bool, **how: bool) -> StoredWeights:
-    weight = mx.random.normal((16, 64)).astype(mx.bfloat16)
+def stored(packing: Quantization | None) -> StoredWeights:
     arrays = {"layer.bias": mx.ones((16,), mx.bfloat16), "norm.weight": mx.ones((8,), mx.bfloat16)}
     names = ("layer.weight", "layer.scales", "layer.biases")
-    parts = mx.quantize(weight, PACKING.group_size, PACKING.bits) if grouped else (weight,)
-    arrays |= dict(zip(names, parts, strict=False))
-    return StoredWeights(arrays, lambda _: PACKING, **how)
+    parts: tuple[mx.array, ...] = (PLAIN,)
+    if packing is not None:
+        parts = mx.quantize(PLAIN, packing.group_size, packing.bits, packing.mode)
+    return StoredWeights(arrays | dict(zip(names, parts, strict=False)), lambda _: packing)
 
 
-@pytest.mark.parametrize("widens", [False, True])
-@pytest.mark.parametrize("dequantizes", [False, True])
-@pytest.mark.parametrize("grouped", [False, True])
-def test_floats_have_the_dtype_that_is_wanted_and_codes_are_words(
-    grouped: bool, dequantizes: bool, widens: bool
-) -> None:
-    weights = stored(grouped=grouped, dequantizes=dequantizes, widens=widens)
-    found, dtype = weights.matrix(MATRIX), mx.float32 if widens else mx.bfloat16
-    packed = grouped and not dequantizes
-    assert found.packing == (PACKING if packed else None)
-    assert [a.dtype for a in found.arrays()] == ([mx.uint32] if packed else []) + [dtype] * (
-        3 if packed else 2
-    )
-    assert found.weight.shape == ((16, 8) if packed else (16, 64))
-    assert weights.vector(Vector("norm", 8)).dtype == dtype
+def test_plain_numbers_are_as_they_are() -> None:
+    weights = stored(None)
+    found = weights.matrix(MATRIX)
+    assert found.dequantized() is found.weight is PLAIN
+    assert [array.dtype for array in found.arrays()] == [mx.bfloat16] * 2
+    assert mx.array_equal(found.dequantized(mx.array([3, 1])), PLAIN[mx.array([3, 1])])
+    assert weights.vector(Vector("norm", 8)).shape == (8,)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_codes_are_words_and_can_be_plain_numbers(mode: str) -> None:
+    bits, group_sizes = MODES[mode]
+    packing = Quantization(bits[-1], group_sizes[0], mode)
+    found = stored(packing).matrix(MATRIX)
+    assert found.packing is packing
+    assert found.weight.dtype == mx.uint32
+    assert len(found.arrays()) == (4 if mode == "affine" else 3)
+    for dtype in (mx.bfloat16, mx.float32):
+        rows = found.dequantized(mx.array([3, 1]), dtype)
+        assert rows.dtype == (mx.bfloat16 if mode == "affine" else dtype)
+        assert mx.array_equal(rows, found.dequantized()[mx.array([3, 1])])
+        assert mx.allclose(rows, PLAIN[mx.array([3, 1])], atol=1.0).item()
 
 
 def test_what_is_taken_is_gone() -> None:
-    weights = stored(grouped=True)
+    weights = stored(Quantization(4, 32))
     weights.matrix(MATRIX)
     with pytest.raises(KeyError, match=r"layer\.weight"):
         weights.matrix(MATRIX)

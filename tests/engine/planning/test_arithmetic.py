@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.models.config import Quantization
 from engine.planning.arithmetic import (
     BF16,
     CONTEXTS,
@@ -18,6 +19,7 @@ from engine.planning.arithmetic import (
     Packing,
     affine,
     kv_bytes_per_token,
+    own_packing,
     resident,
     weights_bytes,
 )
@@ -94,3 +96,25 @@ def test_norms_are_never_packed(qwen3_4b: ModelShape) -> None:
     assert weights_bytes(qwen3_4b, BF16) == 2 * qwen3_4b.parameters
     norms = 2 * qwen3_4b.vector_numbers
     assert weights_bytes(qwen3_4b, Q4) == qwen3_4b.matrix_numbers * 9 // 16 + norms
+
+
+@pytest.mark.parametrize(
+    ("stored", "name", "on_gpu", "on_cpu"),
+    [
+        (Quantization(4, 64), "q4", 4.5, 4.5),
+        (Quantization(8, 128), "q8", 8.25, 8.25),
+        (Quantization(3, 64), "q3", 3.5, 4.5),
+        (Quantization(2, 32), "q2", 3.0, 5.0),
+        (Quantization(5, 128), "q5", 5.25, 8.25),
+        (Quantization(6, 64), "q6", 6.5, 8.5),
+        (Quantization(4, 32, "mxfp4"), "mxfp4", 4.25, 9.0),
+        (Quantization(8, 32, "mxfp8"), "mxfp8", 8.25, 16.0),
+        (Quantization(4, 16, "nvfp4"), "nvfp4", 4.5, 16.0),
+    ],
+    ids=str,
+)
+def test_a_gpu_keeps_what_is_stored_and_a_cpu_what_its_kernels_read(
+    stored: Quantization, name: str, on_gpu: float, on_cpu: float
+) -> None:
+    assert own_packing(stored, on_gpu=True) == Packing(name, on_gpu)
+    assert own_packing(stored, on_gpu=False) == Packing(name, on_cpu)

@@ -42,7 +42,7 @@ class Product:
     def environment(self, figures: Path) -> dict[str, str]:
         """Variables for a process on a Mac whose figures are in that folder."""
         (site,) = self.bin.parent.glob("lib/python3*/site-packages")
-        libraries = (self.build / "cmake", site / "mlx/lib", site / "scipy_openblas32/lib")
+        libraries = (self.build / "cmake", site / "mlx/lib")
         return {
             "DARWIN_EXTENSION": str(self.build / "mac"),
             "DARWIN_FIGURES": str(figures),

@@ -256,19 +256,21 @@ def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:
     assert line.startswith("quire: setting cache.substrate: ")
 
 
-def test_the_doctor_starts_where_the_extension_cannot_be_loaded() -> None:
+def test_the_doctor_starts_where_the_extension_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").write_text("raise ImportError('MLX is of papyrus')")
     ended = subprocess.run(
         [QUIRE, "doctor", "--json"],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
-        env=os.environ | {"QUIRE_BLAS": "papyrus"},
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
     assert ended.returncode == 1
     report = json.loads(ended.stdout)
     assert not report["serves"]
-    assert "QUIRE_BLAS is 'papyrus'" in report["extension"]["fault"]
+    assert "the native extension cannot be loaded" in report["extension"]["fault"]
     assert "Traceback" not in ended.stderr
 
 

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from server.cli import model_files
 from server.cli.log import configure_log
@@ -38,18 +37,16 @@ def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
     settings = read_settings(
         None,
         {
-            "engine": numbers | {"arithmetic": "stored", "check_every_step": True, "threads": 3},
+            "engine": numbers | {"check_every_step": True, "threads": 3},
             "cache": {"dtype": "bfloat16", "kv_budget": "1GiB", "substrate": "dense"},
         },
     )
     config = engine_config(settings)
     assert (config.max_num_seqs, config.max_model_len) == (1000, 1001)
-    assert (config.arithmetic, config.kv_dtype) == ("stored", "bfloat16")
+    assert config.kv_dtype == "bfloat16"
     assert (config.kv_budget_bytes, config.substrate) == (1024 * MIB, "dense")
     assert (config.check_every_step, config.threads) == (True, 3)
-    assert engine_config(Config()) == EngineConfig(
-        max_step_mask_s=Config().limits.max_step_mask_s, grammar_bytes=128 * MIB
-    )
+    assert engine_config(Config()).kv_dtype is None
 
 
 # --- plan ------------------------------------------------------------------------------------

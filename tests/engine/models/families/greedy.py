@@ -1,5 +1,6 @@
 """What every family must show: greedy answers equal mlx-lm's, alone, together and over a prefix."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from engine.build import build_engine, plan_engine
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.weights import Arithmetic
 from engine.types import Request, SamplingParams
 from tests.engines import CONFIG, ON_CPU, Answers
 from tests.models import ModelSpec, write_model
@@ -49,7 +49,7 @@ ENGINE = replace(
 
 def reference_answers(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[list[int]]:
     """mlx-lm's, by its own model and cache, in float32."""
-    model = load_reference(checkpoint, Arithmetic.QUANTIZED_FLOAT32)
+    model = load_reference(checkpoint)
     answers: list[list[int]] = []
     for ids in prompts:
         cache, answer, pending = make_prompt_cache(model), list[int](), ids
@@ -69,16 +69,18 @@ def answers_of(loop: EngineLoop, answers: Answers, prompts: dict[int, list[int]]
         pass
 
 
-def check_greedy_answers(folder: Path, *, tied: bool, **how: Any) -> None:
-    """Packed, as quire serves on a CPU. how: as for write_model."""
+def check_greedy_answers(
+    folder: Path, *, tied: bool, lengths: Sequence[int] = LENGTHS, **how: Any
+) -> None:
+    """Packed, as quire serves on a CPU. lengths: of prompts. how: as for write_model."""
     spec = replace(SPEC, tie_word_embeddings=tied)
     checkpoint = read_checkpoint(write_model(folder, spec, seed=11, gain=3.0, **how))
     rng = np.random.default_rng(7)
-    prompts = [rng.integers(0, SPEC.vocab_size, length).tolist() for length in LENGTHS]
+    prompts = [rng.integers(0, SPEC.vocab_size, length).tolist() for length in lengths]
     expected = reference_answers(checkpoint, prompts)
     assert min(len(set(answer)) for answer in expected) >= LEAST_DISTINCT
     plan = plan_engine(ENGINE, checkpoint, MachineMemory(8 << 30, 4 << 30), ON_CPU["posix"])
-    assert plan.arithmetic.arithmetic is Arithmetic.PACKED
+    assert plan.arithmetic == "packed"
     answers = Answers.empty()
     loop = build_engine(plan, ENGINE, lambda *_: None, answers)
     answers_of(loop, answers, dict(enumerate(prompts, start=1)))
@@ -90,4 +92,4 @@ def check_greedy_answers(folder: Path, *, tied: bool, **how: Any) -> None:
     # The second time, what is shared was computed in company.
     shared = loop._scheduler.counters.cached_prompt_tokens - before
     loop.close()
-    assert shared > sum(LENGTHS) // 2
+    assert shared > sum(lengths) // 2

@@ -27,7 +27,7 @@ SCALING = {
 def test_greedy_answers_equal_mlx_lms_alone_and_together(
     tmp_path: Path, how: dict[str, Any], tied: bool
 ) -> None:
-    scaled = {"rope_scaling": SCALING, "rope_theta": 500_000.0}
+    scaled: dict[str, Any] = {"rope_scaling": SCALING, "rope_theta": 500_000.0}
     check_greedy_answers(tmp_path, tied=tied, model_type="llama", **scaled, **how)
 
 

@@ -77,3 +77,44 @@ def test_all_layers_are_alike_with_norms_and_without_biases(tmp_path: Path) -> N
     assert (spec.family, spec.norm_eps, spec.tied_embeddings) == ("Qwen3", 1e-6, True)
     assert (spec.vocab_size, spec.hidden_size) == (TINY.vocab_size, TINY.hidden_size)
     assert spec.max_position_embeddings == TINY.max_position_embeddings
+
+
+# Some layers of a model that mlx-lm would mix, and an embedding that it would not.
+MIXED = {
+    "v_proj": {"bits": 6, "group_size": 64},
+    "down_proj": {"bits": 8, "group_size": 128},
+    "0.self_attn.q_proj": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+    "1.mlp.up_proj": False,
+    "embed_tokens": {"bits": 5, "group_size": 32},
+}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"dtype": "float32"},
+        {"dtype": "float16"},
+        {"bits": 2},
+        {"bits": 3, "group_size": 64},
+        {"bits": 4, "group_size": 128, "dtype": "float16"},
+        {"bits": 5, "group_size": 128},
+        {"bits": 6, "group_size": 64},
+        {"bits": 8, "group_size": 128},
+        {"bits": 3, "group_size": 64, "layers": MIXED},
+        {"bits": 4, "mode": "mxfp4"},
+        {"bits": 8, "mode": "mxfp8"},
+        {"bits": 4, "group_size": 16, "mode": "nvfp4"},
+    ],
+    ids=str,
+)
+def test_greedy_answers_equal_mlx_lms_however_weights_are_stored(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    check_greedy_answers(tmp_path, tied=True, lengths=(65, 200), **{"dtype": "bfloat16"} | how)
+
+
+def test_greedy_answers_equal_mlx_lms_with_a_table_of_rope(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    check_greedy_answers(
+        tmp_path, tied=True, lengths=(65, 300), rope_scaling=yarn, dtype="bfloat16", bits=4
+    )
