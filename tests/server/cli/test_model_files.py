@@ -46,7 +46,7 @@ def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
     assert config.kv_dtype == "bfloat16"
     assert (config.kv_budget_bytes, config.substrate) == (1024 * MIB, "dense")
     assert (config.check_every_step, config.threads) == (True, 3)
-    assert engine_config(Config()).kv_dtype is None
+    assert engine_config(Config()).kv_dtype == "auto"
 
 
 # --- plan ------------------------------------------------------------------------------------
