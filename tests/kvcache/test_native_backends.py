@@ -246,7 +246,7 @@ def test_a_refused_mapping_ahead_is_weather_and_serving_goes_on() -> None:
         assert backend.add_heap() and backend.add_buffer()
         assert backend.wait(backend.release(0, 0, 1), 30.0)  # the mapper's thread runs
         limit = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (2**25, limit[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (2**20, limit[1]))
         ticket = backend.map_ahead(0, 0, 0, 0, 1)
         assert backend.wait(ticket, 30.0)
         print(backend.refused(ticket), backend.completed_ticket() == ticket)

@@ -234,7 +234,7 @@ def test_a_dense_range_that_gets_no_memory_is_as_it_was() -> None:
         geometry = Shape(2**26, 2**16, 1, 1, (1024,)).geometry()
         heap, range_ = Heap.dense(geometry), AddressRange.dense(geometry)
         limit = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (2**25, limit[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (2**20, limit[1]))
         try:
             range_.map(heap, 0, 0, 1, writable=True)
         except OSError as error:

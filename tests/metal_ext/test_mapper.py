@@ -169,7 +169,7 @@ def test_a_dense_heap_that_gets_no_memory_ahead_is_refused() -> None:
         heap, range_, mapper = Heap.dense(geometry), AddressRange.dense(geometry), Mapper()
         mapper.wait(mapper.release(heap, 0, 1), 30.0)  # its thread runs
         limit = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (2**25, limit[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (2**20, limit[1]))
         for _ in range(2):
             ticket = mapper.map(range_, heap, 0, 0, 1, writable=True)
             mapper.wait(ticket, 30.0)

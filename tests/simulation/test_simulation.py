@@ -110,7 +110,9 @@ def test_one_failing_seed_is_kept_for_each_reason(
     kept = tmp_path / "seeds.txt"
     kept.write_text("# none yet\n")
     monkeypatch.setattr(tests.simulation.runner, "next_token", lambda *_: -1)
-    monkeypatch.setattr(program, "run_seeds_in_processes", lambda seeds, jobs: [run_seeds(seeds)])
+    monkeypatch.setattr(
+        program, "run_seeds_in_processes", lambda seeds, jobs, groups: [run_seeds(seeds)]
+    )
     for _ in range(2):
         assert main(["--seeds", "3", "--first", "1", "--kept", str(kept)]) == 1
         assert kept_seeds(kept) == [1]
