@@ -76,7 +76,7 @@ def test_continuous_integration_asks_a_mac_for_what_it_has() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "\t$(MAKE) --jobs=2 --output-sync=target covered-server",
+        "\t$(MAKE) --jobs=2 --output-sync=target covered-half",
         ".ONESHELL:",
         "FILES != ls",
         "a.c b.h &: grammar.y",
