@@ -6,6 +6,7 @@ import pytest
 
 import metal_ext
 from kvcache.backend import PageBackend
+from kvcache.layout import paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import system_heap_limit, system_mapping_limit
 from kvcache.new_backend import new_backends
@@ -150,9 +151,12 @@ def test_a_sequence_that_fits_in_one_group_alone_is_not_opened() -> None:
 
 
 def test_groups_share_what_the_system_allows_a_process() -> None:
-    workers = metal_ext.CpuWorkers(1)
+    workers, page = metal_ext.CpuWorkers(1), metal_ext.SYSTEM_PAGE_BYTES
+    layout = paged_layout(
+        LAYOUT.shape, max_tokens=320, heap_bytes=64 * page, system_page_bytes=page
+    )
     backends = new_backends(
-        Substrate.POSIX, LAYOUT.groups, max_sequences=2, release_heaps=False, workers=workers
+        Substrate.POSIX, layout.groups, max_sequences=2, release_heaps=False, workers=workers
     )
     for of_one, whole in (
         ([backend.mapping_limit for backend in backends], system_mapping_limit()),

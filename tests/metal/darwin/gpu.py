@@ -23,7 +23,7 @@ WRONG_ON_CPU = (
 )
 FOLDER = Path(os.environ.get("DARWIN_FIGURES", ""))
 # On figures alone, or on no stream of MLX's.
-WITHOUT_STREAM = ("instruction_sets", "metal_capabilities", "packed_rows")
+WITHOUT_STREAM = ("instruction_sets", "metal_capabilities", "packed_bytes", "packed_rows")
 
 
 class Gpu:
