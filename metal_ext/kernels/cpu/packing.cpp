@@ -53,11 +53,19 @@ size_t place_of_scale(size_t number, size_t lane) {
 
 // --- what is stored ------------------------------------------------------------------------------
 
+// What E8M0 says: 2^(exponent - 127), which float32 has as its own exponent, but for the least one.
+float power_of_two(uint32_t exponent) {
+  const uint32_t bits = exponent == 0 ? 0x00400000u : exponent << 23;
+  float number;
+  std::memcpy(&number, &bits, sizeof(number));
+  return number;
+}
+
 float stored_number(StoredNumber type, const void* numbers, size_t at) {
   switch (type) {
     case StoredNumber::bfloat16: return widened(static_cast<const uint16_t*>(numbers)[at]);
     case StoredNumber::float32: return static_cast<const float*>(numbers)[at];
-    default: return std::ldexp(1.0f, static_cast<const uint8_t*>(numbers)[at] - 127);
+    default: return power_of_two(static_cast<const uint8_t*>(numbers)[at]);
   }
 }
 
