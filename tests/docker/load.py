@@ -12,6 +12,8 @@ import httpx2
 
 BURST = 24
 BURST_EVERY_S = 4.0
+# So many that somebody waits for longer than a scrape takes to come.
+BURST_TOKENS = 320
 REQUEST_TIMEOUT_S = 120.0
 SEED = 6
 SYSTEM = "You answer questions about quire, an inference server. " * 12
@@ -52,7 +54,7 @@ class Load:
 
     async def _bursts(self) -> None:
         while time.monotonic() < self._end_s:
-            await asyncio.gather(*(self._chat(tokens=160) for _ in range(BURST)))
+            await asyncio.gather(*(self._chat(BURST_TOKENS) for _ in range(BURST)))
             await asyncio.sleep(BURST_EVERY_S)
 
     async def _chat(self, tokens: int = 24) -> None:
