@@ -1,7 +1,5 @@
 """One group's part of the cache: its blocks, its buffers and its prefixes."""
 
-from collections.abc import Iterable
-
 from kvcache.backend import PageBackend, Releases
 from kvcache.block_allocator import BlockAllocator
 from kvcache.buffer_pool import BufferPool
@@ -109,14 +107,14 @@ class GroupCache:
 
     @property
     def releases_when_idle(self) -> bool:
-        """Return whether memory may be released while nothing runs alone."""
+        """Return whether memory may be released only while nothing runs."""
         return self.backend.releases is Releases.IDLE
 
     # --- statistics -----------------------------------------------------------------------------
 
-    def stats(self, sequences: Iterable[CachedSequence]) -> KVStats:
+    def stats(self, sequences: list[CachedSequence]) -> KVStats:
         """Return a snapshot. sequences: all open ones."""
-        return self._inspector.stats(list(sequences))
+        return self._inspector.stats(sequences)
 
     def check_invariants(self, sequences: list[CachedSequence]) -> None:
         """Check that every block, buffer and byte is accounted for. sequences: all open ones.

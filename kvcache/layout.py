@@ -1,6 +1,5 @@
 """Tokens <-> bytes <-> pages: the only file that knows the shape of K and V.
 
-
 A *region* is the K or the V of one layer, token-major ``[token][kv_head][head_dim]``. Layers that
 keep the same of a token make a *group*: their regions grow together, one *block* at a time. A block
 is the pages of every region of a group that hold the same ``tokens_per_block`` tokens. All groups

@@ -4,7 +4,7 @@ A sequence that begins like another one maps the other's sealed blocks instead o
 has as many blocks in every group of the model's layers, and shares as many.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.block_allocator import MAP_AHEAD_TOKENS
@@ -289,13 +289,13 @@ class KVCacheManager:
     def check_invariants(self) -> None:
         """Check that every block, buffer and byte is accounted for. Raises AssertionError."""
         for number, group in enumerate(self._groups):
-            group.check_invariants(list(self._parts(number)))
+            group.check_invariants(self._parts(number))
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _parts(self, number: int) -> Iterator[CachedSequence]:
-        """Yield the open sequences in one group."""
-        return (sequence.parts[number] for sequence in self._open.values())
+    def _parts(self, number: int) -> list[CachedSequence]:
+        """Return the open sequences in one group."""
+        return [sequence.parts[number] for sequence in self._open.values()]
 
     def _match(self, hashes: BlockHashes, start: int) -> list[Match]:
         """Return the sealed blocks with these hashes, from block ``start`` on: as many in every

@@ -1,7 +1,6 @@
 #include "cpu/packing.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace quire::cpu {
