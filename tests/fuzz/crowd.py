@@ -25,6 +25,8 @@ REST_S, IDLE_S = 35.0, 120.0
 """Before the memory is looked at: before the crowd, and after it. An idle server gives back what it
 keeps at looks of its own, so that it has had two of them."""
 MAX_GAP_RATIO, MAX_KEPT_RATIO = 2.0, 1.1
+MAX_STALL_RATIO = 4.0
+"""Of a stream's longest gap: who looks for longer sees longer ones, as beside hostile bodies."""
 SMOOTH_GAP_S = 0.05
 """Who gets a token this often reads on without noticing."""
 Drawn = Callable[[int], bytes]
@@ -131,12 +133,13 @@ def verdict(plain: Outcome, rude: Outcome) -> Problems:
     for status, count in rude.statuses.items():
         kinds = problems(Answer(status, 0.0), None, plain.seen, 0)
         found |= dict.fromkeys(kinds, f"{count} times")
-    for kind, floor_s, gap_s, plain_s in (
-        ("health gap", GAP_FLOOR_S, rude.seen.health_gap_s, plain.seen.health_gap_s),
-        ("stream gap", GAP_FLOOR_S, rude.seen.stream_gap_s, plain.seen.stream_gap_s),
-        ("99 % of gaps", SMOOTH_GAP_S, rude.seen.stream_p99_s, plain.seen.stream_p99_s),
+    its, plains = rude.seen, plain.seen
+    for kind, floor_s, ratio, gap_s, plain_s in (
+        ("health gap", GAP_FLOOR_S, MAX_GAP_RATIO, its.health_gap_s, plains.health_gap_s),
+        ("stream gap", GAP_FLOOR_S, MAX_STALL_RATIO, its.stream_gap_s, plains.stream_gap_s),
+        ("99 % of gaps", SMOOTH_GAP_S, MAX_GAP_RATIO, its.stream_p99_s, plains.stream_p99_s),
     ):
-        if gap_s > max(MAX_GAP_RATIO * plain_s, floor_s):
+        if gap_s > max(ratio * plain_s, floor_s):
             found[kind] = f"{gap_s:.2f} s, beside ordinary bodies {plain_s:.2f}"
     if not rude.seen.is_back:
         found["not back"] = ""
