@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+from kvcache.block import Block, BlockState
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
 from kvcache.sequences import CachedSequence
-from kvcache.sparse_heap import BlockRef, BlockState
 
 # A block is mapped so many tokens before a decoding sequence needs it; a prompt's next chunk while
 # the one before it is computed.
@@ -56,12 +56,12 @@ class BlockAllocator:
         self._num_sequences -= 1
         self._reserved_blocks -= sequence.reserved_blocks
 
-    def map_shared(self, sequence: CachedSequence, blocks: list[BlockRef]) -> bool:
+    def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
         """Map sealed blocks of others, for reading only; False when the system refuses."""
         with self._updating_counts(sequence):
             return not blocks or self._buffers.map(sequence.buffer, blocks, writable=False)
 
-    def cut(self, sequence: CachedSequence, count: int) -> list[BlockRef]:
+    def cut(self, sequence: CachedSequence, count: int) -> list[Block]:
         """Undo what has just been mapped: unmap the last ``count`` blocks, and return them."""
         with self._updating_counts(sequence):
             return self._buffers.unmap_last(sequence.buffer, count)
@@ -127,7 +127,7 @@ class BlockAllocator:
         with self._updating_counts(sequence):
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
-    def _take(self, sequence: CachedSequence, count: int) -> list[BlockRef] | None:
+    def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
         """Free blocks, if possible those behind the sequence's last one; evicts cached ones when
         there are not enough."""
         blocks = sequence.buffer.table.blocks

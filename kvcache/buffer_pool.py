@@ -1,9 +1,9 @@
 """Hands out sparse buffers, and counts their mappings."""
 
 from kvcache.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
+from kvcache.block import Block
 from kvcache.layout import Group
 from kvcache.sparse_buffer import MappedRun, PageTable, Pending, SparseBuffer
-from kvcache.sparse_heap import BlockRef
 
 
 class BufferPool:
@@ -37,7 +37,7 @@ class BufferPool:
         self._cut(buffer, 0)
         self._idle.append(buffer)
 
-    def has_room_for(self, new_blocks: int, shared: list[BlockRef]) -> bool:
+    def has_room_for(self, new_blocks: int, shared: list[Block]) -> bool:
         """Return whether a new buffer with these blocks is likely to stay within the limit, if its
         own make runs as long as heaps."""
         limit = self._backend.mapping_limit
@@ -48,7 +48,7 @@ class BufferPool:
         runs = len(table.runs) + 2 + new_blocks // self._blocks_per_heap
         return self._mappings + self._regions * runs <= limit
 
-    def map(self, buffer: SparseBuffer, blocks: list[BlockRef], *, writable: bool) -> bool:
+    def map(self, buffer: SparseBuffer, blocks: list[Block], *, writable: bool) -> bool:
         """Map blocks behind the buffer's last one; False, with nothing changed, when refused."""
         assert not buffer.pending
         first = len(buffer.table)
@@ -68,13 +68,13 @@ class BufferPool:
         self._unmap_from(buffer, first, done)
         return False
 
-    def unmap_last(self, buffer: SparseBuffer, count: int) -> list[BlockRef]:
+    def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
         """Unmap the last ``count`` blocks, which no step has used, and wait until they are; return
         them."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
-    def map_ahead(self, buffer: SparseBuffer, blocks: list[BlockRef]) -> bool:
+    def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
         """Start mapping blocks behind the buffer's last one; False when the limit forbids it."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
@@ -90,7 +90,7 @@ class BufferPool:
         """Return whether ``settle`` would not have to wait."""
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
-    def settle(self, buffer: SparseBuffer) -> list[BlockRef]:
+    def settle(self, buffer: SparseBuffer) -> list[Block]:
         """Wait for what is being mapped. Return the blocks from the first one on that the system
         refused: they are in the table no more, and not mapped."""
         place = kept = buffer.mapped_blocks
@@ -112,7 +112,7 @@ class BufferPool:
         assert not buffer.pending
         return self._backend.unmap(buffer.number, 0, len(buffer.table))
 
-    def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[BlockRef]:
+    def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
         """Cut the table to a length; wait until so many of the blocks behind it are unmapped."""
         if mapped:
             self._wait(self._backend.unmap(buffer.number, length, mapped))
@@ -120,7 +120,7 @@ class BufferPool:
         return self._cut(buffer, length)
 
     def _append(
-        self, buffer: SparseBuffer, blocks: list[BlockRef], writable: bool
+        self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
         """Add blocks to the table; return what to map, or None, with nothing changed, when that
         would be more mappings than the limit allows."""
@@ -133,7 +133,7 @@ class BufferPool:
             return None
         return pieces
 
-    def _cut(self, buffer: SparseBuffer, length: int) -> list[BlockRef]:
+    def _cut(self, buffer: SparseBuffer, length: int) -> list[Block]:
         """Remove and return the blocks from ``length`` on, which are not mapped."""
         before = buffer.mappings(self._regions)
         gone = buffer.table.cut(length)

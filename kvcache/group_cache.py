@@ -1,16 +1,16 @@
 """One group's part of the cache: its blocks, its buffers and its prefixes."""
 
 from kvcache.backend import PageBackend, Releases
+from kvcache.block import Block, BlockState
 from kvcache.block_allocator import BlockAllocator
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
 from kvcache.inspector import CacheInspector
 from kvcache.layout import Group
 from kvcache.memory_budget import CacheLimits
-from kvcache.prefix_cache import Match, PrefixCache
+from kvcache.prefix_cache import PrefixCache
 from kvcache.sequences import CachedSequence, ClosedSequence
 from kvcache.sparse_buffer import SparseBuffer
-from kvcache.sparse_heap import BlockRef, BlockState
 from kvcache.stats import KVStats
 
 
@@ -39,23 +39,24 @@ class GroupCache:
 
     # --- joining --------------------------------------------------------------------------------
 
-    def take_buffer(self, needed: int, match: Match, *, alone: bool) -> SparseBuffer | None:
+    def take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
         """Return a buffer for a sequence with this cached prefix; None where blocks, mappings or
         buffers are missing. needed: its blocks. alone: whether no other sequence is open."""
-        own = needed - len(match.blocks)
-        if own + sum(match.idle) > self.allocator.available_blocks:
+        own = needed - len(prefix)
+        cached = sum(block.state is BlockState.CACHED for block in prefix)
+        if own + cached > self.allocator.available_blocks:
             return None
         # For a sequence alone, the system itself decides whether it may have so many mappings.
-        if not alone and not self.buffers.has_room_for(own, match.blocks):
+        if not alone and not self.buffers.has_room_for(own, prefix):
             return None
         return self.buffers.take()
 
     def blocks_to_fork(
         self, parent: CachedSequence, child: CachedSequence, whole: int
-    ) -> list[BlockRef] | None:
+    ) -> list[Block] | None:
         """Return which of the parent's first ``whole`` blocks its child is to attach; None where
         they are not sealed yet, or the child cannot go on with them."""
-        if parent.sealed < whole or not child.all_sealed:
+        if parent.sealed_blocks < whole or not child.all_sealed:
             return None
         own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
         blocks = parents[len(own) :]

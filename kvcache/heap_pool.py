@@ -18,8 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from kvcache.backend import Charge, PageBackend, Releases
+from kvcache.block import Block, BlockState
 from kvcache.layout import Group
-from kvcache.sparse_heap import BlockRef, BlockState, PendingRelease, SparseHeap, runs_of
+from kvcache.sparse_heap import PendingRelease, SparseHeap, runs_of
 
 # Free blocks that a new run of blocks would like around it: as many as can be had.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
@@ -45,7 +46,7 @@ class HeapPool:
         """Blocks that open sequences would need beside those that they share."""
         if backend.charge is Charge.ALL:
             while self._make_heap():
-                self._commit(BlockRef(len(self._heaps) - 1, 0))
+                self._commit(self._heaps[-1].blocks[0])
 
     # --- counts ---------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class HeapPool:
 
     # --- the circle -----------------------------------------------------------------------------
 
-    def allocate(self, count: int, after: BlockRef | None = None) -> list[BlockRef] | None:
+    def allocate(self, count: int, after: Block | None = None) -> list[Block] | None:
         """Take ``count`` free blocks, or none: None when there are not as many.
 
         Prefers the block that follows ``after`` in its heap, because consecutive blocks share
@@ -85,74 +86,61 @@ class HeapPool:
         """
         if count > self.free_blocks:
             return None
-        taken: list[BlockRef] = []
+        taken: list[Block] = []
         while len(taken) < count:
             block = self._next(after) or self._start(count - len(taken))
             if block is None:
                 self.free_unmapped(taken)
                 return None
             self._move(block, BlockState.OWNED)
-            heap = self._heaps[block.heap]
-            heap.buffers[block.place] = heap.sequences[block.place] = 1
+            block.buffers = block.sequences = 1
             taken.append(block)
             after = block
         return taken
 
-    def seal(self, block: BlockRef) -> None:
+    def seal(self, block: Block) -> None:
         """Seal a block: it is full, and its writer has completed. Its sequence may be closed."""
-        if self.state(block) != BlockState.QUARANTINED:
+        if block.state is not BlockState.QUARANTINED:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
 
-    def attach(self, block: BlockRef) -> None:
+    def attach(self, block: Block) -> None:
         """Attach a sealed block to one more sequence."""
-        heap = self._heaps[block.heap]
-        self.saved_blocks += heap.attach(block.place)
-        if heap.states[block.place] != BlockState.SEALED:
+        self.saved_blocks += block.sequences > 0
+        block.buffers += 1
+        block.sequences += 1
+        if block.state is not BlockState.SEALED:
             self._move(block, BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED)
 
-    def detach(self, blocks: Iterable[BlockRef]) -> None:
+    def detach(self, blocks: Iterable[Block]) -> None:
         """Detach blocks from a sequence. Its buffer still has them mapped, and the device may read
         them."""
         for block in blocks:
-            heap = self._heaps[block.heap]
-            if heap.detach(block.place):
+            block.sequences -= 1
+            if block.sequences:
                 self.saved_blocks -= 1
             else:
                 self._move(block, BlockState.QUARANTINED, BlockState.OWNED, BlockState.SEALED)
 
-    def remove_buffer(self, block: BlockRef) -> bool:
+    def remove_buffer(self, block: Block) -> bool:
         """Note that one buffer less has the block mapped; return whether none has."""
-        buffers = self._heaps[block.heap].buffers
-        buffers[block.place] -= 1
-        return not buffers[block.place]
+        block.buffers -= 1
+        return not block.buffers
 
-    def cache(self, block: BlockRef) -> None:
+    def cache(self, block: Block) -> None:
         """Keep the block for others: nothing has it mapped, and it can be found."""
-        assert not self.num_buffers(block), f"{block} is mapped"
+        assert not block.buffers, f"{block} is mapped"
         self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
 
-    def free(self, block: BlockRef) -> None:
+    def free(self, block: Block) -> None:
         """Free the block: nothing has it mapped, and it cannot be found."""
-        assert not self.num_buffers(block), f"{block} is mapped"
+        assert not block.buffers, f"{block} is mapped"
+        assert block.prefix is None, f"{block} can be found"
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
 
-    def state(self, block: BlockRef) -> int:
-        """Return the block's BlockState."""
-        return self._heaps[block.heap].states[block.place]
-
-    def num_buffers(self, block: BlockRef) -> int:
-        """Return how many buffers have the block mapped."""
-        return self._heaps[block.heap].buffers[block.place]
-
-    def num_sequences(self, block: BlockRef) -> int:
-        """Return how many open sequences have the block."""
-        return self._heaps[block.heap].sequences[block.place]
-
-    def free_unmapped(self, blocks: Iterable[BlockRef]) -> None:
+    def free_unmapped(self, blocks: Iterable[Block]) -> None:
         """Free blocks that were allocated and never mapped."""
         for block in blocks:
-            heap = self._heaps[block.heap]
-            heap.buffers[block.place] = heap.sequences[block.place] = 0
+            block.buffers = block.sequences = 0
             self._move(block, BlockState.FREE, BlockState.OWNED)
 
     # --- releasing memory -----------------------------------------------------------------------
@@ -172,7 +160,8 @@ class HeapPool:
                 if self.free_committed_bytes <= slack_bytes:
                     return
                 heap = self._heaps[number]
-                if (heap.free == self._group.blocks_per_heap) == whole and any(heap.dirty):
+                is_dirty = any(block.dirty for block in heap.blocks)
+                if (heap.free == self._group.blocks_per_heap) == whole and is_dirty:
                     max_blocks -= self._release_heap(number, slack_bytes, max_blocks, whole)
 
     def poll(self, completed_ticket: int) -> None:
@@ -183,7 +172,7 @@ class HeapPool:
                 waiting.append(item)
                 continue
             for block in item.blocks:
-                self._heaps[block.heap].dirty[block.place] = False
+                block.dirty = False
                 self._move(block, BlockState.FREE, BlockState.RELEASING)
         self._releases = waiting
 
@@ -196,7 +185,7 @@ class HeapPool:
             if self.free_committed_bytes <= slack_bytes or released + count > max_blocks:
                 break
             ticket = self._backend.release(number, first, count)
-            blocks = [BlockRef(number, index) for index in range(first, first + count)]
+            blocks = heap.blocks[first : first + count]
             for block in blocks:
                 self._move(block, BlockState.RELEASING, BlockState.FREE)
             self._releases.append(PendingRelease(ticket, blocks))
@@ -205,28 +194,29 @@ class HeapPool:
 
     # --- choosing -------------------------------------------------------------------------------
 
-    def _next(self, after: BlockRef | None) -> BlockRef | None:
+    def _next(self, after: Block | None) -> Block | None:
         """Return the block that follows, if it is free."""
         if after is None or after.place + 1 == self._group.blocks_per_heap:
             return None
-        following = BlockRef(after.heap, after.place + 1)
-        return following if self.state(following) == BlockState.FREE else None
+        following = self._heaps[after.heap].blocks[after.place + 1]
+        return following if following.state is BlockState.FREE else None
 
-    def _start(self, count: int) -> BlockRef | None:
+    def _start(self, count: int) -> Block | None:
         """Return where a run of ``count`` blocks begins; make a heap when all are full; None at
         the end of the budget or when the system refuses."""
         if not self._by_free and not self._make_heap():
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
             number = next(iter(self._by_free[min(self._by_free)]))
-            return BlockRef(number, self._heaps[number].states.find(BlockState.FREE))
-        number = next(iter(self._by_free[max(self._by_free)]))
-        states = self._heaps[number].states
+            blocks = self._heaps[number].blocks
+            return next(block for block in blocks if block.state is BlockState.FREE)
+        heap = self._heaps[next(iter(self._by_free[max(self._by_free)]))]
+        states = heap.states()
         rooms = (count + ROOM_FOR_A_RUN[0], *ROOM_FOR_A_RUN)
         found = ((states.find(bytes(room)), room) for room in rooms)
         place, room = next((place, room) for place, room in found if place >= 0)
         # Whoever has the block before may want to go on there.
-        return BlockRef(number, place + (room - 1) // 2 if place else 0)
+        return heap.blocks[place + (room - 1) // 2 if place else 0]
 
     def _make_heap(self) -> bool:
         """Make a heap; False at the end of the budget, or when the system refuses."""
@@ -234,32 +224,32 @@ class HeapPool:
             return False
         blocks = self._group.blocks_per_heap
         self._by_free[blocks][len(self._heaps)] = None
-        self._heaps.append(SparseHeap.of(blocks))
+        self._heaps.append(SparseHeap.of(len(self._heaps), blocks))
         self._counts[BlockState.FREE] += blocks
         return True
 
-    def _move(self, block: BlockRef, new: BlockState, *old: BlockState) -> None:
+    def _move(self, block: Block, new: BlockState, *old: BlockState) -> None:
         """Move a block to a new state, from one of the old ones; from FREE where none is named."""
-        heap = self._heaps[block.heap]
-        state = heap.states[block.place]
-        assert state in (old or (BlockState.FREE,)), f"{block} is {BlockState(state).name}"
-        heap.states[block.place] = new
+        state = block.state
+        assert state in (old or (BlockState.FREE,)), f"{block} is {state.name}"
+        block.state = new
         self._counts[state] -= 1
         self._counts[new] += 1
         if state == BlockState.FREE:
             self._count_free(block.heap, -1)
-            self._dirty_free -= heap.dirty[block.place]
+            self._dirty_free -= block.dirty
         if new == BlockState.OWNED:
             self._commit(block)
         if new == BlockState.FREE:
             self._count_free(block.heap, 1)
-            self._dirty_free += heap.dirty[block.place]
+            self._dirty_free += block.dirty
 
-    def _commit(self, block: BlockRef) -> None:
+    def _commit(self, block: Block) -> None:
         """Note that the block, or its whole heap, takes memory of the system from now on."""
         whole = self._backend.charge is not Charge.BLOCKS
-        places = range(self._group.blocks_per_heap) if whole else (block.place,)
-        self._dirty_free += self._heaps[block.heap].commit(places)
+        for its in self._heaps[block.heap].blocks if whole else (block,):
+            self._dirty_free += its.state is BlockState.FREE and not its.dirty
+            its.dirty = True
 
     def _count_free(self, number: int, change: int) -> None:
         heap = self._heaps[number]
@@ -281,15 +271,15 @@ class HeapPool:
         """Count blocks and free slack again. Raises AssertionError."""
         assert len(self._heaps) <= self._max_heaps
         for state in BlockState:
-            counted = sum(heap.states.count(state) for heap in self._heaps)
+            counted = sum(heap.states().count(state) for heap in self._heaps)
             assert counted == self._counts[state], f"{state.name}: {counted} blocks"
         dirty_free = 0
         for number, heap in enumerate(self._heaps):
-            assert heap.free == heap.states.count(BlockState.FREE)
+            assert heap.free == heap.states().count(BlockState.FREE)
             assert heap.free == 0 or number in self._by_free[heap.free]
             dirty_free += len(heap.free_and_dirty())
         assert dirty_free == self._dirty_free
-        had = (had for heap in self._heaps for had in heap.sequences)
+        had = (block.sequences for heap in self._heaps for block in heap.blocks)
         assert self.saved_blocks == sum(max(0, sequences - 1) for sequences in had)
         releasing = sum(len(item.blocks) for item in self._releases)
         assert releasing == self._counts[BlockState.RELEASING]

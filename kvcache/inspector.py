@@ -5,13 +5,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcache.backend import Charge, PageBackend, Releases
+from kvcache.block import Block, BlockState
 from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
-from kvcache.prefix_index import PrefixIndex
 from kvcache.sequences import CachedSequence
-from kvcache.sparse_heap import BlockRef, BlockState
 from kvcache.stats import KVStats
 
 
@@ -31,7 +30,7 @@ class CacheInspector:
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)
-        own_tokens = [max(0, s.progress.scheduled - s.sealed * size) for s in sequences]
+        own_tokens = [max(0, s.progress.scheduled - s.sealed_blocks * size) for s in sequences]
         used = sum(group.blocks_for(tokens) for tokens in own_tokens)
         live_bytes = (sealed * size + sum(own_tokens)) * group.bytes_per_token
         waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RELEASING)
@@ -66,13 +65,15 @@ class CacheInspector:
         self.pool.check_invariants()
         sequences = Counter(b for s in open_sequences for b in s.buffer.table.blocks)
         buffers = Counter(b for s in all_sequences for b in s.buffer.table.blocks)
+        findable = 0
         for block in blocks_of(self.pool):
-            state = BlockState(self.pool.state(block))
-            assert self.pool.num_sequences(block) == sequences[block], f"{block}: sequences"
-            assert self.pool.num_buffers(block) == buffers[block], f"{block}: buffers"
-            _check_block(block, state, sequences[block], buffers[block], self.prefixes.index)
+            assert block.sequences == sequences[block], f"{block}: sequences"
+            assert block.buffers == buffers[block], f"{block}: buffers"
+            _check_block(block)
+            findable += block.prefix is not None
+        assert findable == len(self.prefixes.index)
         for sequence in open_sequences:
-            _check_sequence(self.group, self.pool, sequence)
+            _check_sequence(self.group, sequence)
         self._check_charge(self.stats(open_sequences))
 
     def _check_charge(self, stats: KVStats) -> None:
@@ -83,42 +84,38 @@ class CacheInspector:
         assert stats.committed_bytes <= charged, f"{stats.committed_bytes} committed, not {charged}"
 
 
-def blocks_of(pool: HeapPool) -> Iterator[BlockRef]:
+def blocks_of(pool: HeapPool) -> Iterator[Block]:
     """Yield all blocks of the heaps that have been made."""
-    for number, heap in enumerate(pool.heaps):
-        for place in range(len(heap.states)):
-            yield BlockRef(number, place)
+    for heap in pool.heaps:
+        yield from heap.blocks
 
 
-def _check_block(
-    block: BlockRef, state: BlockState, sequences: int, buffers: int, index: PrefixIndex
-) -> None:
-    entry = index.at(block)
-    if state == BlockState.OWNED:
-        assert sequences == buffers == 1, f"{block} is written by {sequences}"
-    elif state == BlockState.SEALED:
-        assert sequences, f"{block} is sealed, and no sequence has it"
-    elif state == BlockState.QUARANTINED:
-        assert buffers, f"{block} waits for nothing"
-        assert not sequences
+def _check_block(block: Block) -> None:
+    state = block.state
+    if state is BlockState.OWNED:
+        assert block.sequences == block.buffers == 1, f"{block} is written by {block.sequences}"
+    elif state is BlockState.SEALED:
+        assert block.sequences, f"{block} is sealed, and no sequence has it"
+    elif state is BlockState.QUARANTINED:
+        assert block.buffers, f"{block} waits for nothing"
+        assert not block.sequences
     else:
-        assert not buffers, f"{block} is {state.name} and mapped"
-    findable = {BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED}
-    assert entry is None or state in findable, f"{block} is {state.name} and can be found"
-    if entry is not None:
-        assert entry.idle == (state == BlockState.CACHED)
-    assert entry is not None or state != BlockState.CACHED, (
-        f"{block} is cached, and cannot be found"
-    )
+        assert not block.buffers, f"{block} is {state.name} and mapped"
+    if block.prefix is None:
+        assert state is not BlockState.CACHED, f"{block} is cached, and cannot be found"
+    else:
+        findable = {BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED}
+        assert state in findable, f"{block} is {state.name} and can be found"
 
 
-def _check_sequence(group: Group, pool: HeapPool, sequence: CachedSequence) -> None:
+def _check_sequence(group: Group, sequence: CachedSequence) -> None:
     blocks = sequence.buffer.table.blocks
     mapped = sequence.buffer.mapped_blocks * group.tokens_per_block
-    sealed = sequence.sealed * group.tokens_per_block
+    sealed_blocks = sequence.sealed_blocks
+    sealed = sealed_blocks * group.tokens_per_block
     progress = sequence.progress
     assert sealed <= progress.computed <= progress.scheduled <= mapped
-    assert sequence.shared_blocks <= sequence.sealed, "a block of others may still be written"
+    assert sequence.shared_blocks <= sealed_blocks, "a block of others may still be written"
     for number, block in enumerate(blocks):
-        expected = BlockState.SEALED if number < sequence.sealed else BlockState.OWNED
-        assert pool.state(block) == expected, f"{sequence.seq_id}: block {number}"
+        expected = BlockState.SEALED if number < sealed_blocks else BlockState.OWNED
+        assert block.state is expected, f"{sequence.seq_id}: block {number}"

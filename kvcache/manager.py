@@ -7,17 +7,16 @@ has as many blocks in every group of the model's layers, and shares as many.
 from collections.abc import Sequence
 
 from kvcache.backend import PageBackend, Releases, Segment
+from kvcache.block import Block
 from kvcache.block_allocator import MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.group_cache import GroupCache
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap, take_map
-from kvcache.prefix_cache import Match
 from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, OpenSequence, Progress
 from kvcache.sparse_buffer import SparseBuffer
-from kvcache.sparse_heap import BlockRef
 from kvcache.stats import KVStats, total
 from kvcache.views import CacheTokens, KVViews, layer_regions
 
@@ -93,10 +92,10 @@ class KVCacheManager:
             return None
         system = system_tokens // self._layout.tokens_per_block
         longest = self._match(block_hashes, 0)
-        nothing = [match.first(0) for match in longest]
+        nothing: list[list[Block]] = [[] for _ in longest]
         # A prefix in more pieces than the system has mappings for is computed again.
-        for matches in (longest, nothing) if longest[0].blocks else (nothing,):
-            buffers = self._take_buffers(needed, matches)
+        for prefixes in (longest, nothing) if longest[0] else (nothing,):
+            buffers = self._take_buffers(needed, prefixes)
             if buffers is None:
                 continue
             progress = Progress()
@@ -106,7 +105,7 @@ class KVCacheManager:
             )
             for group, part in zip(self._groups, parts, strict=True):
                 group.allocator.add(part)
-            if self._attach(parts, [match.blocks for match in matches]):
+            if self._attach(parts, prefixes):
                 self._open[seq_id] = OpenSequence(block_hashes, progress, parts)
                 return progress
             for group, part in zip(self._groups, parts, strict=True):
@@ -121,8 +120,7 @@ class KVCacheManager:
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
             start = len(parts[0].buffer.table)
-            matches = self._match(sequence.block_hashes, start)
-            self._attach(parts, [match.blocks for match in matches])
+            self._attach(parts, self._match(sequence.block_hashes, start))
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
@@ -297,19 +295,19 @@ class KVCacheManager:
         """Return the open sequences in one group."""
         return [sequence.parts[number] for sequence in self._open.values()]
 
-    def _match(self, hashes: BlockHashes, start: int) -> list[Match]:
+    def _match(self, hashes: BlockHashes, start: int) -> list[list[Block]]:
         """Return the sealed blocks with these hashes, from block ``start`` on: as many in every
         group."""
         found = [group.prefixes.match(hashes, start) for group in self._groups]
-        count = min(len(match.blocks) for match in found)
-        return [match.first(count) for match in found]
+        count = min(len(blocks) for blocks in found)
+        return [blocks[:count] for blocks in found]
 
-    def _take_buffers(self, needed: int, matches: list[Match]) -> list[SparseBuffer] | None:
+    def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
         """Take a buffer of each group for a sequence of so many blocks; None, with nothing taken,
         where it does not fit in one of them."""
         taken: list[SparseBuffer] = []
-        for group, match in zip(self._groups, matches, strict=True):
-            buffer = group.take_buffer(needed, match, alone=not self._open)
+        for group, prefix in zip(self._groups, prefixes, strict=True):
+            buffer = group.take_buffer(needed, prefix, alone=not self._open)
             if buffer is None:
                 for other, free in zip(self._groups, taken, strict=False):
                     other.buffers.free(free)
@@ -317,7 +315,7 @@ class KVCacheManager:
             taken.append(buffer)
         return taken
 
-    def _attach(self, parts: Sequence[CachedSequence], blocks: Sequence[list[BlockRef]]) -> bool:
+    def _attach(self, parts: Sequence[CachedSequence], blocks: Sequence[list[Block]]) -> bool:
         """Map sealed blocks of others, by group; False, with nothing changed, when the system
         refuses in one of them."""
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):

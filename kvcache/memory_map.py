@@ -1,13 +1,15 @@
 """A snapshot of every block's state and sequences, for people."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvcache.block import BlockState as BlockState
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
-from kvcache.sparse_heap import BlockState as BlockState
+from kvcache.sparse_heap import SparseHeap
 
 
 class BlockRun(NamedTuple):
@@ -79,11 +81,16 @@ def take_map(layout: KVLayout, pool: HeapPool, open_sequences: Iterable[CachedSe
         page_bytes=group.page_bytes,
         regions=sum(len(its.regions) for its in layout.groups),
         max_heaps=pool.capacity_blocks // group.blocks_per_heap,
-        heaps=tuple(
-            HeapSnapshot(bytes(heap.states), bytes(heap.dirty), heap.sequences.tobytes())
-            for heap in pool.heaps
-        ),
+        heaps=tuple(map(_snapshot, pool.heaps)),
         sequences=tuple(_mapped(sequence) for sequence in open_sequences),
+    )
+
+
+def _snapshot(heap: SparseHeap) -> HeapSnapshot:
+    return HeapSnapshot(
+        states=heap.states(),
+        dirty=bytes(block.dirty for block in heap.blocks),
+        sharers=array("H", [block.sequences for block in heap.blocks]).tobytes(),
     )
 
 
@@ -93,7 +100,7 @@ def _mapped(sequence: CachedSequence) -> MappedSequence:
         seq_id=sequence.seq_id,
         runs=tuple(BlockRun(run.heap, run.heap_block, run.count) for run in table.runs),
         mapped_blocks=len(table),
-        sealed_blocks=sequence.sealed,
+        sealed_blocks=sequence.sealed_blocks,
         shared_blocks=sequence.shared_blocks,
         computed_tokens=sequence.progress.computed,
         final_tokens=sequence.final_tokens,

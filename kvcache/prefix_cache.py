@@ -6,25 +6,12 @@ a block mapped has the blocks before it mapped as well.
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes
 from kvcache.heap_pool import HeapPool
 from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence, FullBlock
-from kvcache.sparse_heap import BlockRef
-
-
-class Match(NamedTuple):
-    """Cached blocks that a sequence can go on with."""
-
-    blocks: list[BlockRef]
-    idle: list[bool]
-    """Which of them no sequence has now: taking these leaves fewer to evict."""
-
-    def first(self, count: int) -> "Match":
-        """Return the first ones."""
-        return Match(self.blocks[:count], self.idle[:count])
 
 
 class PrefixCache:
@@ -45,42 +32,39 @@ class PrefixCache:
 
     # --- sharing --------------------------------------------------------------------------------
 
-    def match(self, hashes: BlockHashes, start: int) -> Match:
+    def match(self, hashes: BlockHashes, start: int) -> list[Block]:
         """Return the sealed blocks with these hashes, from block ``start`` on."""
-        found = Match([], [])
+        found: list[Block] = []
         for number in range(start, hashes.shareable_blocks):
-            entry = self.index.find(hashes, number)
-            if entry is None or self.has_max_sharers(entry.block):
+            block = self.index.find(hashes, number)
+            if block is None or self.has_max_sharers(block):
                 break
-            found.blocks.append(entry.block)
-            found.idle.append(entry.idle)
+            found.append(block)
         return found
 
-    def has_max_sharers(self, block: BlockRef) -> bool:
+    def has_max_sharers(self, block: Block) -> bool:
         """Return whether no further buffer may map the block."""
-        return self._pool.num_buffers(block) >= self._max_sharers
+        return block.buffers >= self._max_sharers
 
     def can_share_next(self, sequence: CachedSequence) -> bool:
         """Return whether the index may have the sequence's next block: it has all blocks before."""
         return sequence.all_sealed and self._is_indexed(sequence, len(sequence.buffer.table))
 
-    def attached(self, sequence: CachedSequence, blocks: list[BlockRef]) -> None:
+    def attached(self, sequence: CachedSequence, blocks: list[Block]) -> None:
         """Count the sequence among the sharers of these sealed blocks. It has mapped them: they are
         the last ones of its table."""
         first = len(sequence.buffer.table) - len(blocks)
         for number, block in enumerate(blocks, first):
-            entry = self.index.at(block)
-            if entry is not None:
-                self.index.use(entry, system=number < sequence.system_blocks)
+            if block.prefix is not None:
+                self.index.use(block, system=number < sequence.system_blocks)
             self._pool.attach(block)
-        sequence.sealed = len(sequence.buffer.table)
-        tokens = sequence.sealed * sequence.block_hashes.tokens_per_block
+        tokens = len(sequence.buffer.table) * sequence.block_hashes.tokens_per_block
         sequence.progress.restart_at(tokens)
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
         """Return why the sequence shares no more than it does: see PrefixIndex. No reason where
         prefixes are not shared at all."""
-        left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed)
+        left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed_blocks)
         return left_at, miss if self._enabled else None
 
     # --- pending prefixes -----------------------------------------------------------------------
@@ -93,8 +77,9 @@ class PrefixCache:
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
         sequence.has_pending_prefix = True
-        if self._is_indexed(sequence, sequence.sealed):
-            for digest in hashes.digests[sequence.sealed :]:
+        sealed = sequence.sealed_blocks
+        if self._is_indexed(sequence, sealed):
+            for digest in hashes.digests[sealed:]:
                 self._pending_owners[digest] = sequence
 
     def pending_owner(self, sequence: CachedSequence) -> int | None:
@@ -139,9 +124,7 @@ class PrefixCache:
             full = self._full.popleft()
             sequence = full.sequence
             if sequence.keeps_prefix:
-                assert sequence.sealed == full.number
                 self._pool.seal(sequence.buffer.table.blocks[full.number])
-                sequence.sealed += 1
                 self._publish(sequence, full.number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
@@ -150,11 +133,12 @@ class PrefixCache:
         blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._is_indexed(sequence, number):
             return
-        entry, system = self.index.find(hashes, number), number < sequence.system_blocks
-        if entry is None:
+        equal, system = self.index.find(hashes, number), number < sequence.system_blocks
+        if equal is None:
             self.index.insert(hashes, number, blocks[number], system)
-        elif entry.idle:
-            self._pool.free(self.index.replace(entry, blocks[number], system))
+        elif equal.state is BlockState.CACHED:
+            self.index.replace(equal, blocks[number], system)
+            self._pool.free(equal)
         else:
             self._remove_pending_prefix(sequence)
         self._pending_owners.pop(hashes.digests[number], None)
@@ -163,34 +147,33 @@ class PrefixCache:
         """Return whether the index has the first ``length`` blocks of the sequence's table."""
         if length == 0:
             return True
-        entry = self.index.at(sequence.buffer.table.blocks[length - 1])
-        return entry is not None and entry.digest == sequence.block_hashes.digests[length - 1]
+        prefix = sequence.buffer.table.blocks[length - 1].prefix
+        return prefix is not None and prefix.digest == sequence.block_hashes.digests[length - 1]
 
     def close(self, sequence: CachedSequence) -> None:
         """Detach a sequence's blocks; invalidate what it wrote where its prefix is not kept."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
-            entry = self.index.at(blocks[sequence.shared_blocks])
-            for block in self.index.invalidate(entry) if entry is not None else []:
+            first = blocks[sequence.shared_blocks]
+            for block in self.index.invalidate(first) if first.prefix is not None else []:
                 self._pool.free(block)
             for owner in set(self._pending_owners.values()):
-                if not self._is_indexed(owner, owner.sealed):
+                if not self._is_indexed(owner, owner.sealed_blocks):
                     self._remove_pending_prefix(owner)
         self._pool.detach(blocks)
 
-    def cache_or_free(self, blocks: Iterable[BlockRef]) -> None:
+    def cache_or_free(self, blocks: Iterable[Block]) -> None:
         """Note that a closed sequence's buffer maps these blocks no more: cache those that can be
         found and that no other buffer maps, and free the rest."""
         self.index.tick()
         for block in blocks:
             if self._pool.remove_buffer(block):
-                entry = self.index.at(block)
-                if entry is None:
+                if block.prefix is None:
                     self._pool.free(block)
                 else:
-                    self.index.make_idle(entry)
                     self._pool.cache(block)
+                    self.index.cached(block)
 
     def evict(self) -> bool:
         """Evict the cached block that is likely to be missed least; False when there is none."""
@@ -206,6 +189,6 @@ class PrefixCache:
         sequences = set(open_sequences)
         for owner in set(self._pending_owners.values()):
             assert owner in sequences, "a sequence that left is waited for"
-            assert self._is_indexed(owner, owner.sealed), (
+            assert self._is_indexed(owner, owner.sealed_blocks), (
                 "what is waited for will not be in the index"
             )

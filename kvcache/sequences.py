@@ -1,9 +1,11 @@
 """Records of the cache for a sequence: while it is open, and until its buffer is free."""
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from kvcache.block import BlockState
 from kvcache.block_hashes import BlockHashes
 from kvcache.sparse_buffer import SparseBuffer
 
@@ -46,8 +48,6 @@ class CachedSequence:
     """Tokens that its buffer has memory for."""
     table_tokens: int = 0
     """The same, with the blocks that are being mapped ahead."""
-    sealed: int = 0
-    """Leading blocks that are sealed, its own and those that it shares."""
     keeps_prefix: bool = True
     """Whether what it wrote may be shared."""
     has_pending_prefix: bool = False
@@ -64,7 +64,15 @@ class CachedSequence:
     def all_sealed(self) -> bool:
         """Return whether all of its blocks are sealed, and none is mapped ahead: the next one could
         come from others."""
-        return self.sealed == len(self.buffer.table)
+        blocks = self.buffer.table.blocks
+        return not blocks or blocks[-1].state is BlockState.SEALED
+
+    @property
+    def sealed_blocks(self) -> int:
+        """Return how many leading blocks are sealed, its own and those that it shares. It is
+        open."""
+        blocks = self.buffer.table.blocks
+        return bisect_left(blocks, True, key=lambda block: block.state is not BlockState.SEALED)
 
     @property
     def shared_blocks(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvcache.sparse_heap import BlockRef
+from kvcache.block import Block
 
 
 @dataclass(slots=True)
@@ -16,10 +16,10 @@ class MappedRun:
     count: int
     writable: bool
 
-    def grows_by(self, block: BlockRef, writable: bool) -> bool:
+    def grows_by(self, block: Block, writable: bool) -> bool:
         """Return whether the block continues the run."""
-        following = BlockRef(self.heap, self.heap_block + self.count)
-        return block == following and writable == self.writable
+        following = self.heap, self.heap_block + self.count
+        return (block.heap, block.place) == following and writable == self.writable
 
 
 @dataclass(slots=True)
@@ -29,13 +29,13 @@ class PageTable:
     A record of the host alone. Kernels see plain addresses; the MMU is their block table.
     """
 
-    blocks: list[BlockRef] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
     runs: list[MappedRun] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.blocks)
 
-    def append(self, blocks: Iterable[BlockRef], writable: bool) -> list[MappedRun]:
+    def append(self, blocks: Iterable[Block], writable: bool) -> list[MappedRun]:
         """Add blocks at the end; return the pieces to map, which may continue the last run."""
         pieces: list[MappedRun] = []
         for block in blocks:
@@ -48,7 +48,7 @@ class PageTable:
                     runs.append(MappedRun(place, block.heap, block.place, 1, writable))
         return pieces
 
-    def cut(self, length: int) -> list[BlockRef]:
+    def cut(self, length: int) -> list[Block]:
         """Remove and return the blocks from ``length`` on."""
         gone = self.blocks[length:]
         del self.blocks[length:]

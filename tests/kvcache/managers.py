@@ -5,6 +5,7 @@ from typing import Any
 
 from engine.sequence import Sequence as WaitingSequence
 from kvcache.backend import PageBackend
+from kvcache.block import BlockState
 from kvcache.block_hashes import PrefixSalt
 from kvcache.config import CacheSettings
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
@@ -118,7 +119,8 @@ def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     hashes.extend(waiting.token_ids, 0)
     found = kv._match(hashes, 0)[0]
     tokens = min(waiting.num_tokens + 1, waiting.max_tokens - 1)
-    return kv._layout.blocks_for(tokens) - len(found.blocks) + sum(found.idle)
+    unused = sum(block.state is BlockState.CACHED for block in found)
+    return kv._layout.blocks_for(tokens) - len(found) + unused
 
 
 def epochs_of(kv: KVCacheManager) -> tuple[int, int]:

@@ -1,12 +1,14 @@
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from kvcache.backend import Charge, Releases
+from kvcache.block import Block, BlockState
 from kvcache.heap_pool import HeapPool
 from kvcache.inspector import blocks_of
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
-from kvcache.sparse_heap import BlockRef, BlockState, runs_of
+from kvcache.sparse_heap import runs_of
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 
@@ -32,14 +34,14 @@ def small_pool(heaps: int = 3, **changes: object) -> tuple[HeapPool, StrictMemor
     return HeapPool(group, backend, heaps * group.heap_bytes), backend
 
 
-def take(pool: HeapPool, count: int, after: BlockRef | None = None) -> list[BlockRef]:
+def take(pool: HeapPool, count: int, after: Block | None = None) -> list[Block]:
     blocks = pool.allocate(count, after)
     assert blocks is not None
     pool.check_invariants()
     return blocks
 
 
-def free(pool: HeapPool, blocks: list[BlockRef]) -> None:
+def free(pool: HeapPool, blocks: list[Block]) -> None:
     pool.detach(blocks)
     pool.check_invariants()
     for block in blocks:
@@ -48,7 +50,11 @@ def free(pool: HeapPool, blocks: list[BlockRef]) -> None:
     pool.check_invariants()
 
 
-def sealed(pool: HeapPool) -> BlockRef:
+def places(blocks: Iterable[Block]) -> list[tuple[int, int]]:
+    return [(block.heap, block.place) for block in blocks]
+
+
+def sealed(pool: HeapPool) -> Block:
     (block,) = take(pool, 1)
     pool.seal(block)
     return block
@@ -83,40 +89,40 @@ def test_a_budget_below_one_heap_gives_nothing() -> None:
 def test_consecutive_blocks_are_preferred() -> None:
     pool, _ = small_pool()
     first = take(pool, 2)
-    assert first == [BlockRef(0, 0), BlockRef(0, 1)]
-    assert take(pool, 1, after=first[-1]) == [BlockRef(0, 2)]
+    assert places(first) == [(0, 0), (0, 1)]
+    assert places(take(pool, 1, after=first[-1])) == [(0, 2)]
 
 
 def test_a_taken_successor_is_passed_over() -> None:
     pool, _ = small_pool(releases=Releases.HEAPS)
     first = take(pool, 1)
     take(pool, 1)  # (0, 1)
-    assert take(pool, 1, after=first[0]) == [BlockRef(0, 2)]
+    assert places(take(pool, 1, after=first[0])) == [(0, 2)]
 
 
 def test_the_fullest_heap_is_filled_first_so_that_others_can_empty() -> None:
     pool, _ = small_pool(releases=Releases.HEAPS)
     blocks = take(pool, 12)
     free(pool, blocks[0:3] + blocks[4:5])  # heap 0 has three free, heap 1 one
-    assert take(pool, 1) == [BlockRef(1, 0)]
+    assert places(take(pool, 1)) == [(1, 0)]
 
 
 def test_where_single_blocks_go_back_a_run_begins_in_the_emptiest_heap() -> None:
     pool, _ = small_pool()
     blocks = take(pool, 12)
     free(pool, blocks[0:1] + blocks[5:8])
-    assert take(pool, 1) == [BlockRef(1, 1)]
+    assert places(take(pool, 1)) == [(1, 1)]
 
 
 def test_a_run_begins_where_it_and_the_one_before_it_can_grow() -> None:
     group = replace(small_group(), blocks_per_heap=200)
     pool = HeapPool(group, StrictMemory(group), group.heap_bytes)
     (first,) = take(pool, 1)
-    assert first == BlockRef(0, 0)
+    assert places([first]) == [(0, 0)]
     (second,) = take(pool, 1)
     assert second.place > 16
-    assert take(pool, 8, after=first)[-1] == BlockRef(0, 8)
-    assert take(pool, 8, after=second)[-1] == BlockRef(0, second.place + 8)
+    assert places(take(pool, 8, after=first))[-1] == (0, 8)
+    assert places(take(pool, 8, after=second))[-1] == (0, second.place + 8)
 
 
 def test_two_sequences_that_grow_in_turn_have_a_run_each() -> None:
@@ -167,7 +173,7 @@ def test_a_system_without_memory_leaves_no_trace() -> None:
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda pool, block: pool.seal(BlockRef(0, 3)), "is FREE"),
+        (lambda pool, block: pool.seal(pool.heaps[0].blocks[3]), "is FREE"),
         (lambda pool, block: pool.attach(block), "is OWNED"),
         (lambda pool, block: pool.free(block), "is mapped"),
         (lambda pool, block: pool.cache(block), "is mapped"),
@@ -274,11 +280,11 @@ def test_a_sealed_block_waits_until_the_last_sequence_has_left_it() -> None:
     pool, _ = small_pool()
     block = sealed(pool)
     pool.attach(block)
-    assert (pool.num_sequences(block), pool.num_buffers(block)) == (2, 2)
+    assert (block.sequences, block.buffers) == (2, 2)
     pool.detach([block])
-    assert pool.state(block) == BlockState.SEALED
+    with_one = block.state
     pool.detach([block])
-    assert pool.state(block) == BlockState.QUARANTINED
+    assert (with_one, block.state) == (BlockState.SEALED, BlockState.QUARANTINED)
     assert not pool.remove_buffer(block), "the other buffer has it still"
     assert pool.remove_buffer(block)
     pool.check_invariants()
@@ -289,14 +295,14 @@ def test_a_quarantined_and_a_cached_block_can_be_shared_again() -> None:
     block = sealed(pool)
     pool.detach([block])
     pool.attach(block)
-    assert pool.state(block) == BlockState.SEALED
+    assert block.state is BlockState.SEALED
     pool.detach([block])
     assert not pool.remove_buffer(block)
     assert pool.remove_buffer(block)
     pool.cache(block)
     assert pool.count(BlockState.CACHED) == 1
     pool.attach(block)
-    assert (pool.state(block), pool.num_buffers(block)) == (BlockState.SEALED, 1)
+    assert (block.state, block.buffers) == (BlockState.SEALED, 1)
     pool.check_invariants()
 
 
@@ -305,7 +311,7 @@ def test_a_block_can_be_sealed_after_its_sequence_has_left() -> None:
     (block,) = take(pool, 1)
     pool.detach([block])
     pool.seal(block)
-    assert pool.state(block) == BlockState.QUARANTINED
+    assert block.state is BlockState.QUARANTINED
 
 
 def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
@@ -317,7 +323,7 @@ def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
     assert pool.free_blocks == HEAP_BLOCKS - 1
     pool.free(block)
     assert pool.free_blocks == HEAP_BLOCKS
-    assert list(blocks_of(pool)) == [BlockRef(0, place) for place in range(HEAP_BLOCKS)]
+    assert places(blocks_of(pool)) == [(0, place) for place in range(HEAP_BLOCKS)]
 
 
 def test_blocks_that_were_never_mapped_are_given_up_at_once() -> None:

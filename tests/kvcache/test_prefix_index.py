@@ -1,9 +1,9 @@
 import pytest
 
 from kvcache import prefix_index
+from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.prefix_index import MissReason, PrefixIndex
-from kvcache.sparse_heap import BlockRef
 
 SIZE = 4
 
@@ -21,28 +21,31 @@ class Cache:
         self.index = PrefixIndex()
         self.blocks = 0
 
-    def keep(self, hashes: BlockHashes, *, system: int = 0, idle: bool = True) -> list[BlockRef]:
+    def keep(self, hashes: BlockHashes, *, system: int = 0, idle: bool = True) -> list[Block]:
         """Inserts the blocks that are not there, and lets all of them rest."""
         self.index.tick()
         mine = []
         for number in range(len(hashes.digests)):
-            entry = self.index.find(hashes, number)
-            if entry is None:
+            block = self.index.find(hashes, number)
+            if block is None:
                 self.blocks += 1
-                self.index.insert(hashes, number, BlockRef(0, self.blocks), number < system)
-                entry = self.index.find(hashes, number)
-                assert entry is not None
+                block = Block(0, self.blocks)
+                self.index.insert(hashes, number, block, number < system)
             else:
-                self.index.use(entry, number < system)
-            mine.append(entry.block)
+                self.index.use(block, number < system)
+            block.state = BlockState.SEALED
+            mine.append(block)
         for block in mine if idle else []:
-            entry = self.index.at(block)
-            assert entry is not None
-            self.index.make_idle(entry)
+            self.rest(block)
         self.index.check_invariants()
         return mine
 
-    def evict_all(self) -> list[BlockRef]:
+    def rest(self, block: Block) -> None:
+        """Nobody has it mapped any more."""
+        block.state = BlockState.CACHED
+        self.index.cached(block)
+
+    def evict_all(self) -> list[Block]:
         gone = []
         while (block := self.index.evict()) is not None:
             gone.append(block)
@@ -54,9 +57,8 @@ def test_a_block_is_found_by_its_whole_past() -> None:
     cache = Cache()
     first, second = cache.keep(hashes_of(list(range(8))))
     found = [cache.index.find(hashes_of(list(range(8))), number) for number in (0, 1)]
-    assert [entry.block for entry in found if entry] == [first, second]
+    assert found == [first, second]
     assert cache.index.find(hashes_of([9, 1, 2, 3, 4, 5, 6, 7]), 1) is None
-    assert cache.index.at(first) is found[0]
     assert len(cache.index) == 2
 
 
@@ -123,28 +125,23 @@ def test_a_block_that_was_computed_again_takes_the_place_of_its_idle_equal() -> 
     cache = Cache()
     hashes = hashes_of([1] * 8)
     first, second = cache.keep(hashes)
-    entry = cache.index.find(hashes, 0)
-    assert entry is not None
-    assert cache.index.replace(entry, BlockRef(7, 7), True) == first
-    assert cache.index.at(BlockRef(7, 7)) is entry
-    assert cache.index.at(first) is None
-    cache.index.make_idle(entry)
+    again = Block(7, 7, BlockState.SEALED)
+    cache.index.replace(first, again, system=True)
+    assert first.prefix is None
+    assert cache.index.find(hashes, 0) is again
+    cache.rest(again)
     cache.index.check_invariants()
-    assert entry.system
-    assert cache.evict_all() == [second, BlockRef(7, 7)]
+    assert again.found_by.system
+    assert cache.evict_all() == [second, again]
 
 
 def test_what_is_in_doubt_is_forgotten_with_all_that_follows() -> None:
     cache = Cache()
     first, second = cache.keep(hashes_of([1] * 8))
     third = cache.keep(hashes_of([1] * 4 + [2] * 4), idle=False)[1]
-    entry = cache.index.at(second)
-    assert entry is not None
-    assert cache.index.invalidate(entry) == [second]
-    entry = cache.index.at(first)
-    assert entry is not None
-    assert cache.index.invalidate(entry) == []
-    assert cache.index.at(third) is None
+    assert cache.index.invalidate(second) == [second]
+    assert cache.index.invalidate(first) == []
+    assert third.prefix is None
     assert len(cache.index) == 0
     cache.index.check_invariants()
 

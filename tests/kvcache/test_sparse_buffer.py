@@ -1,10 +1,10 @@
+from kvcache.block import Block
 from kvcache.sparse_buffer import MappedRun, PageTable, Pending, SparseBuffer
-from kvcache.sparse_heap import BlockRef
 
 
 def table(*blocks: tuple[int, int]) -> PageTable:
     made = PageTable()
-    made.append([BlockRef(*block) for block in blocks], writable=True)
+    made.append([Block(*block) for block in blocks], writable=True)
     return made
 
 
@@ -24,23 +24,24 @@ def test_a_gap_a_step_back_and_another_heap_begin_a_new_mapping() -> None:
 
 def test_what_is_added_is_mapped_in_pieces_that_may_continue_a_run() -> None:
     made = table((0, 1), (0, 2))
-    pieces = made.append([BlockRef(0, 3), BlockRef(0, 4), BlockRef(5, 0)], writable=True)
+    pieces = made.append([Block(0, 3), Block(0, 4), Block(5, 0)], writable=True)
     assert pieces == [MappedRun(2, 0, 3, 2, True), MappedRun(4, 5, 0, 1, True)]
     assert made.runs == [MappedRun(0, 0, 1, 4, True), MappedRun(4, 5, 0, 1, True)]
 
 
 def test_what_may_be_written_and_what_may_not_are_different_mappings() -> None:
     made = PageTable()
-    made.append([BlockRef(0, 0)], writable=False)
-    made.append([BlockRef(0, 1)], writable=True)
+    made.append([Block(0, 0)], writable=False)
+    made.append([Block(0, 1)], writable=True)
     assert [run.writable for run in made.runs] == [False, True]
 
 
 def test_cutting_a_table_takes_runs_away_and_shortens_the_last() -> None:
     made = table((0, 1), (0, 2), (0, 3), (4, 0), (5, 0))
-    assert made.cut(2) == [BlockRef(0, 3), BlockRef(4, 0), BlockRef(5, 0)]
+    blocks = made.blocks[:]
+    assert made.cut(2) == blocks[2:]
     assert made.runs == [MappedRun(0, 0, 1, 2, True)]
-    assert made.cut(0) == [BlockRef(0, 1), BlockRef(0, 2)]
+    assert made.cut(0) == blocks[:2]
     assert made.runs == []
     assert not made
 

@@ -1,14 +1,15 @@
 import pytest
 
-from kvcache.sparse_heap import BlockState, SparseHeap, runs_of
+from kvcache.block import BlockState
+from kvcache.sparse_heap import SparseHeap, runs_of
 
 
 def test_a_new_heap_is_free_clean_and_nobodys() -> None:
-    heap = SparseHeap.of(3)
-    assert list(heap.states) == [BlockState.FREE] * 3
-    assert not any(heap.dirty)
-    heap.buffers[1] = 2
-    assert list(heap.sequences) == [0, 0, 0]
+    heap = SparseHeap.of(7, 3)
+    assert [(block.heap, block.place) for block in heap.blocks] == [(7, 0), (7, 1), (7, 2)]
+    assert list(heap.states()) == [BlockState.FREE] * 3
+    assert not any(block.dirty for block in heap.blocks)
+    assert not any(block.buffers or block.sequences for block in heap.blocks)
     assert heap.free == 3
 
 
@@ -18,11 +19,3 @@ def test_a_new_heap_is_free_clean_and_nobodys() -> None:
 )
 def test_runs_are_maximal(numbers: list[int], runs: list[tuple[int, int]]) -> None:
     assert runs_of(numbers) == runs
-
-
-def test_whoever_joins_is_told_of_others_and_whoever_leaves_too() -> None:
-    heap = SparseHeap.of(2)
-    assert [heap.attach(1), heap.attach(1), heap.attach(0)] == [False, True, False]
-    assert (list(heap.buffers), list(heap.sequences)) == ([1, 2], [1, 2])
-    assert [heap.detach(1), heap.detach(1)] == [True, False]
-    assert (list(heap.buffers), list(heap.sequences)) == ([1, 2], [1, 0])

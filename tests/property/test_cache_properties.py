@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvcache.backend import Releases
+from kvcache.block import BlockState
 from kvcache.block_hashes import PrefixSalt
-from kvcache.sparse_heap import BlockState
 from tests.kvcache.managers import SHAPE, TOKENS, epochs_of, manager, paged, two_groups
 from tests.kvcache.maps import map_adds_up
 from tests.kvcache.memory_faults import MemoryFaults

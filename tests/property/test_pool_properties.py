@@ -1,19 +1,22 @@
 """Heap pool and prefix index against models of plain sets."""
 
+from operator import attrgetter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvcache.backend import Releases
+from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.heap_pool import HeapPool
 from kvcache.inspector import blocks_of
 from kvcache.prefix_index import PrefixIndex
-from kvcache.sparse_heap import BlockRef, BlockState
 from tests.kvcache.managers import paged
 from tests.kvcache.strict_memory import Manners, StrictMemory
 
 HEAPS = 4
+in_order = attrgetter("heap", "place")
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -24,11 +27,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.group = paged().groups[0]
         self.backend = StrictMemory(self.group, at_once=at_once, **manners.fields)
         self.pool = HeapPool(self.group, self.backend, HEAPS * self.group.heap_bytes)
-        self.sequences: dict[BlockRef, int] = {}
-        self.buffers: dict[BlockRef, int] = {}
-        self.sealed: set[BlockRef] = set()
-        self.cached: set[BlockRef] = set()
-        self.last: BlockRef | None = None
+        self.sequences: dict[Block, int] = {}
+        self.buffers: dict[Block, int] = {}
+        self.sealed: set[Block] = set()
+        self.cached: set[Block] = set()
+        self.last: Block | None = None
 
     @rule(count=st.integers(1, 6))
     def allocate(self, count: int) -> None:
@@ -44,7 +47,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def seal(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(sorted(self.sequences)))
+        block = data.draw(st.sampled_from(sorted(self.sequences, key=in_order)))
         if block not in self.sealed:
             self.pool.seal(block)
             self.sealed.add(block)
@@ -52,7 +55,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sealed)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(sorted(self.sealed)))
+        block = data.draw(st.sampled_from(sorted(self.sealed, key=in_order)))
         self.pool.attach(block)
         self.cached.discard(block)
         self.sequences[block] = self.sequences.get(block, 0) + 1
@@ -61,7 +64,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.sequences.values()))
     @rule(data=st.data())
     def detach(self, data: st.DataObject) -> None:
-        held = sorted(block for block, count in self.sequences.items() if count)
+        held = sorted((b for b, count in self.sequences.items() if count), key=in_order)
         block = data.draw(st.sampled_from(held))
         self.pool.detach([block])
         self.sequences[block] -= 1
@@ -82,14 +85,15 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.free(block)
             self.sealed.discard(block)
 
-    def waiting(self) -> list[BlockRef]:
+    def waiting(self) -> list[Block]:
         """Blocks that more buffers have than sequences."""
-        return sorted(b for b, count in self.buffers.items() if count > self.sequences[b])
+        more = (b for b, count in self.buffers.items() if count > self.sequences[b])
+        return sorted(more, key=in_order)
 
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(sorted(self.cached)))
+        block = data.draw(st.sampled_from(sorted(self.cached, key=in_order)))
         self.pool.free(block)
         self.cached.remove(block)
         self.sealed.remove(block)
@@ -108,8 +112,8 @@ class PoolMachine(RuleBasedStateMachine):
             return
         self.pool.check_invariants()
         for block in blocks_of(self.pool):
-            assert self.pool.num_buffers(block) == self.buffers.get(block, 0)
-            assert self.pool.num_sequences(block) == self.sequences.get(block, 0)
+            assert block.buffers == self.buffers.get(block, 0)
+            assert block.sequences == self.sequences.get(block, 0)
         assert self.pool.count(BlockState.CACHED) == len(self.cached)
         taken = len(self.buffers) + len(self.cached) + self.pool.count(BlockState.RELEASING)
         assert self.pool.free_blocks == self.pool.capacity_blocks - taken
@@ -121,7 +125,7 @@ class IndexMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.index = PrefixIndex()
-        self.kept: dict[tuple[int, ...], BlockRef] = {}
+        self.kept: dict[tuple[int, ...], Block] = {}
         self.users: dict[tuple[int, ...], int] = {}
         self.open: list[list[tuple[int, ...]]] = []
         self.blocks = 0
@@ -133,16 +137,16 @@ class IndexMachine(RuleBasedStateMachine):
         hashes.extend(tokens, 0)
         pasts = [tuple(tokens[: 2 * n + 2]) for n in range(len(hashes.digests))]
         for number, past in enumerate(pasts):
-            entry = self.index.find(hashes, number)
-            assert (entry is not None) == (past in self.kept)
-            if entry is None:
+            found = self.index.find(hashes, number)
+            assert found is self.kept.get(past)
+            if found is None:
                 self.blocks += 1
-                self.kept[past] = BlockRef(0, self.blocks)
+                self.kept[past] = Block(0, self.blocks, BlockState.SEALED)
                 self.index.insert(hashes, number, self.kept[past], number < system)
                 self.users[past] = 0
             else:
-                assert entry.block == self.kept[past]
-                self.index.use(entry, number < system)
+                self.index.use(found, number < system)
+                found.state = BlockState.SEALED
             self.users[past] += 1
         matched = len(pasts)
         left_at, reason = self.index.explain(hashes, matched)
@@ -158,9 +162,8 @@ class IndexMachine(RuleBasedStateMachine):
             if past in self.users:
                 self.users[past] -= 1
                 if not self.users[past]:
-                    entry = self.index.at(self.kept[past])
-                    assert entry is not None
-                    self.index.make_idle(entry)
+                    self.kept[past].state = BlockState.CACHED
+                    self.index.cached(self.kept[past])
 
     @rule()
     def evict(self) -> None:
@@ -177,10 +180,7 @@ class IndexMachine(RuleBasedStateMachine):
         if hasattr(self, "index"):
             self.index.check_invariants()
             assert len(self.index) == len(self.kept)
-            for past, users in self.users.items():
-                entry = self.index.at(self.kept[past])
-                assert entry is not None
-                assert entry.idle == (not users)
+            assert all(block.prefix is not None for block in self.kept.values())
 
 
 for machine in (PoolMachine, IndexMachine):

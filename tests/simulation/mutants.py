@@ -95,16 +95,15 @@ MUTANTS = (
     ),
     Mutant(
         "one who shares a block is not counted",
-        "kvcache/sparse_heap.py",
-        "        self.buffers[place] += 1\n        self.sequences[place] += 1\n",
-        "        self.sequences[place] += 1\n",
+        "kvcache/heap_pool.py",
+        "        block.buffers += 1\n        block.sequences += 1\n",
+        "        block.sequences += 1\n",
     ),
     Mutant(
         "whoever leaves first takes shared blocks along",
         "kvcache/heap_pool.py",
-        "            if heap.detach(block.place):\n",
-        "            if heap.detach(block.place) and "
-        "self.state(block) == BlockState.QUARANTINED:\n",
+        "            if block.sequences:\n",
+        "            if block.sequences and block.state is BlockState.QUARANTINED:\n",
     ),
     Mutant(
         "memory that is on its way back is handed out",
@@ -151,8 +150,8 @@ MUTANTS = (
     Mutant(
         "a block has one buffer more than it may",
         "kvcache/prefix_cache.py",
-        "return self._pool.num_buffers(block) >= self._max_sharers",
-        "return self._pool.num_buffers(block) > self._max_sharers",
+        "return block.buffers >= self._max_sharers",
+        "return block.buffers > self._max_sharers",
     ),
     Mutant(
         "what a failed request wrote is shared",
@@ -163,8 +162,8 @@ MUTANTS = (
     Mutant(
         "a block that sequences use is evicted",
         "kvcache/prefix_index.py",
-        "return entry.idle and entry.system == system and entry.last_use == last_use",
-        "return entry.system == system and entry.last_use == last_use",
+        "unused = block.state is BlockState.CACHED\n",
+        "unused = True\n",
     ),
     Mutant(
         "a prompt finds its very last token in the cache",

@@ -12,16 +12,16 @@ from engine.planning.accountant import (
     tail_tokens,
 )
 from engine.planning.devices import CPU, find_device
+from kvcache.block import Block
 from kvcache.layout import KVShape, KVSpec, paged_layout
 from kvcache.sparse_buffer import PageTable, SparseBuffer
-from kvcache.sparse_heap import BlockRef
 
 KIB = 1024
 QWEN3_4B = KVShape.uniform(36, KVSpec(8, 128))
 HEAP_BYTES = 64 * KIB * KIB
 
 
-def table(blocks: Iterable[BlockRef]) -> PageTable:
+def table(blocks: Iterable[Block]) -> PageTable:
     made = PageTable()
     made.append(blocks, writable=True)
     return made
@@ -64,8 +64,8 @@ def test_the_mappings_are_those_of_the_page_table() -> None:
     layout = paged_layout(QWEN3_4B, max_tokens=4096, heap_bytes=HEAP_BYTES, system_page_bytes=4096)
     line = block_account(layout, layout.groups[0].page_bytes, CPU, 1024)
     full = layout.groups[0].blocks_per_heap
-    merged = table(BlockRef(n // full, n % full) for n in range(32))
-    scattered = table(BlockRef(0, 2 * n) for n in range(32))
+    merged = table(Block(n // full, n % full) for n in range(32))
+    scattered = table(Block(0, 2 * n) for n in range(32))
     assert SparseBuffer(0, merged).mappings(72) - 72 == line.mappings_merged
     assert SparseBuffer(0, scattered).mappings(72) - 72 == line.mappings_scattered
 
@@ -79,7 +79,7 @@ def test_a_batch_of_metal_mappings_costs_the_same_whatever_is_in_it() -> None:
 
 
 def test_the_table_costs_what_python_takes_for_it() -> None:
-    empty, full = PageTable(), table(BlockRef(1000, n) for n in range(1000))
+    empty, full = PageTable(), table(Block(1000, n) for n in range(1000))
     grown = sys.getsizeof(full.blocks) - sys.getsizeof(empty.blocks)
     grown += sum(sys.getsizeof(block) for block in full.blocks)
     assert grown == pytest.approx(1000 * TABLE_ENTRY_BYTES, rel=0.1)

@@ -1,0 +1,56 @@
+"""The one record of a physical block: page tables and the index of prefixes refer to it."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class BlockState(IntEnum):
+    """The state of a block."""
+
+    FREE = 0
+    OWNED = 1
+    SEALED = 2
+    QUARANTINED = 3
+    CACHED = 4
+    RELEASING = 5
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """What a sealed block is found by: its tokens, and all that come before them."""
+
+    digest: bytes
+    parent: bytes
+    unsalted_digest: bytes
+    tokens: bytes
+    system: bool
+    """Whether it belongs to a system prompt."""
+    last_use: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A physical block and all that is known of it. The pool of heaps changes the state and the
+    counts, the index of prefixes the prefix."""
+
+    heap: int
+    place: int
+    """In the heap."""
+    state: BlockState = BlockState.FREE
+    dirty: bool = False
+    """Whether it may hold memory of the system."""
+    buffers: int = 0
+    """How many have it mapped, those of closed sequences included."""
+    sequences: int = 0
+    """How many open ones have it."""
+    prefix: Prefix | None = None
+    """None where it cannot be found."""
+
+    @property
+    def found_by(self) -> Prefix:
+        """Return its prefix: it can be found."""
+        assert self.prefix is not None, f"{self} cannot be found"
+        return self.prefix
+
+    def __str__(self) -> str:
+        return f"block {self.place} of heap {self.heap}"
