@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import mkstemp
 
 from kvcache.canary.machine import this_machine
-from kvcache.canary.stamp import cache_folder
 from kvcache.substrates import Substrate
+from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 

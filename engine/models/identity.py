@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.models.config import ModelConfig
 from engine.models.safetensors_headers import weight_files
-from kvcache.canary.stamp import cache_folder
+from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,12 @@
 """A passed release test, remembered: a file in the user's cache folder."""
 
 import json
-import os
-import sys
 from hashlib import sha256
 from pathlib import Path
 
 from kvcache.canary.machine import this_machine
 from kvcache.substrates import Substrate
+from kvcache.user_folders import cache_folder
 
 
 def is_there(substrate: Substrate) -> bool:
@@ -37,12 +36,6 @@ def path_of(substrate: Substrate) -> Path:
     """Where it is remembered."""
     key = sha256(json.dumps(_contents(substrate), sort_keys=True).encode()).hexdigest()
     return cache_folder() / f"release-test-{key[:16]}.json"
-
-
-def cache_folder() -> Path:
-    """quire's folder among the user's caches."""
-    usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / usual) / "quire"
 
 
 def _contents(substrate: Substrate) -> dict[str, str]:

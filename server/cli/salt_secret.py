@@ -4,13 +4,13 @@ file, makes the same salts."""
 import os
 import secrets
 import stat
-import sys
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import structlog
 
+from kvcache.user_folders import state_folder
 from server.config import SettingError
 
 SECRET_BYTES = 32
@@ -36,13 +36,6 @@ def salt_secret(setting: Path | None) -> bytes:
             f"{error}; setting {SETTING} names one that can"
         )
         return secrets.token_bytes(SECRET_BYTES)
-
-
-def state_folder() -> Path:
-    """Return quire's folder among what the user's programs keep. Raises RuntimeError where the user
-    has no home."""
-    usual = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / usual) / "quire"
 
 
 def _kept_secret(file: Path) -> bytes:

@@ -13,9 +13,9 @@ import pytest
 
 from kvcache import fault_memory
 from kvcache.canary.machine import this_machine
-from kvcache.canary.stamp import cache_folder
 from kvcache.fault_memory import Act, FaultMemory
 from kvcache.substrates import Substrate
+from kvcache.user_folders import cache_folder
 
 # Says that it is within the act, and waits for its end.
 WITHIN = """

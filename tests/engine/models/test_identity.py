@@ -10,7 +10,7 @@ import pytest
 
 from engine.models import identity
 from engine.models.identity import ModelIdentity, content_digest
-from kvcache.canary.stamp import cache_folder
+from kvcache.user_folders import cache_folder
 from tests.models import write_model
 
 

@@ -38,13 +38,3 @@ def test_another_machine_system_or_mlx_must_pass_again(
 def test_a_file_that_says_something_else_is_no_stamp(contents: str) -> None:
     stamp.write(Substrate.SPARSE).write_text(contents)
     assert not stamp.is_there(Substrate.SPARSE)
-
-
-def test_caches_lie_where_the_system_wants_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    assert stamp.cache_folder() == tmp_path / "home" / ".cache" / "quire"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert stamp.cache_folder() == tmp_path / "home" / "Library" / "Caches" / "quire"

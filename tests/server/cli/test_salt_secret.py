@@ -1,13 +1,13 @@
 import os
 import secrets
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvcache.block_hashes import PrefixSalt
+from kvcache.user_folders import state_folder
 from server.cli import serve
-from server.cli.salt_secret import salt_secret, state_folder
+from server.cli.salt_secret import salt_secret
 from server.cli.serve import serve_model
 from server.routes.service import Service
 from tests.server.commands import SETTINGS, SMALL, Run, one_sentence
@@ -140,19 +140,6 @@ def test_a_file_that_is_set_and_cannot_be_had_is_refused(
 
 
 # --- the file --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("platform", "folder"),
-    [("linux", ".local/state/quire"), ("darwin", "Library/Application Support/quire")],
-)
-def test_state_is_kept_where_the_system_keeps_it(
-    platform: str, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setenv("XDG_STATE_HOME", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert state_folder() == tmp_path / folder
 
 
 def test_of_two_that_make_it_at_once_both_have_the_same(
