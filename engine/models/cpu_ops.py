@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 import metal_ext
-from engine.models.forward import LayerViews, qk_transforms
+from engine.models.forward import qk_transforms
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
 from engine.models.tensors import PLAIN_MODES, ModelTensors, Product
+from kvcache.views import KVViews
 
 Packed = Callable[[int], None]
 """Called with the bytes of every product that has been packed."""
@@ -52,7 +53,7 @@ class CpuOps:
         embedding = self._products[self._tensors.embedding.name]
         return metal_ext.packed_rows(token_ids, embedding, self._workers)
 
-    def project(self, number: int, x: mx.array, views: LayerViews) -> mx.array:
+    def project(self, number: int, x: mx.array, views: KVViews) -> mx.array:
         layer, tensors = self._layers[number]
         its, name = layer.attention, tensors.queries_keys_values[0].name
         product, bias = self._products[name], None

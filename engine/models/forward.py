@@ -13,24 +13,7 @@ import mlx.core as mx
 import metal_ext
 from engine.models.spec import ModelSpec
 from engine.models.tensors import ModelTensors
-
-
-class LayerViews(Protocol):
-    """What the forward needs of the cache; ``kvcache.views.KVViews`` is one."""
-
-    def append(
-        self,
-        layer: int,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        transform: metal_ext.QKTransform,
-    ) -> mx.array:
-        """Transform the step's queries and keys of a layer, and write its keys and values; return
-        the queries."""
-
-    def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Return the attention of the step's queries of a layer."""
+from kvcache.views import KVViews
 
 
 class Ops(Protocol):
@@ -44,7 +27,7 @@ class Ops(Protocol):
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the rows of the embedding. token_ids: ``[T]`` int32."""
 
-    def project(self, number: int, x: mx.array, views: LayerViews) -> mx.array:
+    def project(self, number: int, x: mx.array, views: KVViews) -> mx.array:
         """Append a layer's keys and values of x; return its queries ``[T, heads, head_dim]``."""
 
     def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
@@ -73,9 +56,7 @@ class Forward:
         """Return the arrays of MLX that every step reads."""
         return self.ops.weights
 
-    def hidden(
-        self, token_ids: mx.array, views: LayerViews, rows: mx.array | None
-    ) -> mx.array | None:
+    def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
         """Return the states ``[R, hidden]`` of the given rows after the final norm.
 
         token_ids: ``[T]`` int32, of the views' rows. rows: ``[R]`` int32 indices into T. With rows

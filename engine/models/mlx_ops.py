@@ -2,10 +2,11 @@
 
 import mlx.core as mx
 
-from engine.models.forward import LayerViews, qk_transforms
+from engine.models.forward import qk_transforms
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
 from engine.models.tensors import Matrix, ModelTensors, Vector
+from kvcache.views import KVViews
 
 
 class MlxOps:
@@ -29,7 +30,7 @@ class MlxOps:
         embedding = self._matrices[self._tensors.embedding.name]
         return embedding.dequantized(token_ids, self._vectors[self._tensors.norm.name].dtype)
 
-    def project(self, number: int, x: mx.array, views: LayerViews) -> mx.array:
+    def project(self, number: int, x: mx.array, views: KVViews) -> mx.array:
         layer, tensors = self._layers[number]
         normed = self._normed(x, tensors.attention_norm)
         queries, keys, values = (
