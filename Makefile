@@ -6,14 +6,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-MODEL ?= configs/demo/model
+MODEL ?= demo
 PORT ?= 8000
 # What continuous integration runs on a Mac, and make metal-darwin under its rules. What a Mac charges
 # for shared memory that nobody has mapped, which the canary's tests ask, is not known here.
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
 # About half of the work of all tests.
 HALF := tests/server tests/structured tests/engine/models
-NAME := $(if $(filter configs/demo/model,$(MODEL)),--served-model-name quire-demo)
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
@@ -29,7 +28,7 @@ help:
 setup: $(VENV)/.built  ## create .venv and build the extension
 
 serve: setup  ## serve the demo model; MODEL=... and PORT=... choose others
-	$(BIN)/quire serve $(MODEL) --port $(PORT) $(NAME)
+	$(BIN)/quire serve $(MODEL) --port $(PORT)
 
 quick: lint imports  ## checks and tests of what was touched since main; ROOM=kvcache: of that room
 	$(BIN)/mypy --platform linux

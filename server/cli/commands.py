@@ -10,17 +10,32 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from server.cli.settings import flags_of, with_further
+from server.cli.settings import default_of, flags_of, with_further
+from server.cli.shipped import SETTINGS_FILE, shipped
 from server.config import StartError
 
 HEAD_OF_LINE = "quire"
+# Of the help: what the flags for a table of settings are about.
+PANELS = {
+    "server": "Where, and as what",
+    "access": "Where, and as what",
+    "cache": "Memory of K and V",
+    "engine": "Steps of the model",
+    "log": "What is said",
+}
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def main() -> None:
@@ -62,17 +77,46 @@ def _leave_lost_folder() -> None:
         )
 
 
-Model = Annotated[str, typer.Argument(help="A model's folder, or its id on the hub.")]
-File = Annotated[Path | None, typer.Option("--config", help="A TOML file: see configs/quire.toml.")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
-Name = Annotated[str | None, typer.Option(help="What clients call the model.")]
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{HEAD_OF_LINE} {version('quire')}")
+        raise typer.Exit
+
+
+def _flag(setting: str, text: str, *names: str) -> Any:
+    """Make the option for a setting: with its default, among others of its table."""
+    section, _, _ = setting.partition(".")
+    text = f"{text} Default: {default_of(setting)}."
+    return typer.Option(*names, help=text, rich_help_panel=PANELS[section])
+
+
+Model = Annotated[
+    str,
+    typer.Argument(help="A model's folder, its id on the hub, or demo, a small one."),
+]
+File = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file; `quire settings` prints one.")
+]
 Substrate = Annotated[
     str | None,
-    typer.Option("--kv-backend", "--substrate", help="auto, sparse, paged, dense or posix."),
+    _flag(
+        "cache.substrate",
+        "What the memory is made of: auto, sparse, paged, dense or posix.",
+        "--kv-backend",
+        "--substrate",
+    ),
 ]
-Size = Annotated[str | None, typer.Option(help="A size such as 4GiB.")]
-Count = Annotated[int | None, typer.Option()]
+
+
+@app.callback()
+def quire(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Serve language models to OpenAI, Anthropic and other clients, from memory that is mapped as
+    it is needed."""
 
 
 @app.command()
@@ -80,39 +124,66 @@ def serve(
     context: typer.Context,
     model: Model,
     config: File = None,
-    host: Host = None,
-    port: Port = None,
-    served_model_name: Name = None,
+    host: Annotated[str | None, _flag("server.host", "Address to listen on.")] = None,
+    port: Annotated[
+        int | None, _flag("server.port", "Port to listen on; 0 takes a free one.")
+    ] = None,
+    served_model_name: Annotated[
+        str | None, _flag("server.served_model_name", "What clients call the model.")
+    ] = None,
     kv_backend: Substrate = None,
     release_heaps: Annotated[
-        bool | None, typer.Option(help="Give the GPU's heaps back: see quire doctor.")
+        bool | None, _flag("cache.release_heaps", "Give the GPU's heaps back: see quire doctor.")
     ] = None,
-    kv_budget: Size = None,
-    headroom: Size = None,
-    page_size: Size = None,
-    heap_size: Size = None,
-    free_slack: Size = None,
+    kv_budget: Annotated[
+        str | None, _flag("cache.kv_budget", "All memory of K and V, such as 4GiB.")
+    ] = None,
+    headroom: Annotated[
+        str | None, _flag("cache.headroom", "What is left to other programs, such as 6GiB.")
+    ] = None,
+    page_size: Annotated[
+        str | None, _flag("cache.page_size", "What is mapped at once in a layer, such as 64KiB.")
+    ] = None,
+    heap_size: Annotated[
+        str | None, _flag("cache.heap_size", "What is taken from the system at once.")
+    ] = None,
+    free_slack: Annotated[
+        str | None, _flag("cache.free_slack", "Free memory that is kept for the next sequences.")
+    ] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="auto, bfloat16, float16 or float32.")
+        str | None, _flag("cache.dtype", "Of K and V: auto, bfloat16, float16 or float32.")
     ] = None,
-    max_model_len: Count = None,
-    max_num_seqs: Count = None,
-    max_num_batched_tokens: Count = None,
-    step_time_target_ms: Annotated[float | None, typer.Option()] = None,
+    max_model_len: Annotated[
+        int | None, _flag("engine.max_model_len", "Tokens of the longest sequence.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, _flag("engine.max_num_seqs", "Sequences that run at the same time.")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, _flag("engine.max_num_batched_tokens", "Tokens of the largest step.")
+    ] = None,
+    step_time_target_ms: Annotated[
+        float | None,
+        _flag("engine.step_time_target_ms", "What a step with a prompt in it may take others."),
+    ] = None,
     arithmetic: Annotated[
         str | None, typer.Option(hidden=True, help="Taken, and without effect.")
     ] = None,
-    threads: Count = None,
-    check_every_step: Annotated[
-        bool | None, typer.Option(help="Check the cache's invariants after every step.")
+    threads: Annotated[
+        int | None, _flag("engine.threads", "Threads that compute, on a processor.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    check_every_step: Annotated[
+        bool | None,
+        _flag("engine.check_every_step", "Check the cache's invariants after every step."),
+    ] = None,
+    log_level: Annotated[str | None, _flag("log.level", "debug, info, warning or error.")] = None,
     insecure_no_auth: Annotated[
-        bool | None, typer.Option(help="Listen on other addresses without a key all the same.")
+        bool | None,
+        _flag("access.insecure_no_auth", "Listen on other addresses without a key all the same."),
     ] = None,
     further: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SECTION.NAME=VALUE, for any setting of configs/quire.toml."),
+        typer.Option("--set", help="SECTION.NAME=VALUE, for any setting; may be repeated."),
     ] = None,
 ) -> None:
     """Serve a model to OpenAI clients."""
@@ -139,6 +210,12 @@ def plan(
 
     with _one_sentence():
         typer.echo(plan_model(model, config, PlanOptions(context, memory, device, out)))
+
+
+@app.command()
+def settings() -> None:
+    """Print a settings file with every setting, its default and what it is for."""
+    typer.echo(shipped(SETTINGS_FILE).read_text(encoding="utf-8"), nl=False)
 
 
 @app.command()

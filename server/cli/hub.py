@@ -17,8 +17,11 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from pydantic import ValidationError
 from tqdm import tqdm
 
+from server.cli.shipped import DEMO_MODEL, shipped
 from server.protocol.common import OpenAISamplingFields
 
+# A small model that comes along, and is called so unless there is a folder of that name.
+DEMO, DEMO_ID = "demo", "quire-demo"
 # What begins otherwise, or goes up, is a path.
 HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]*/[\w.-]*\w", re.ASCII)
 # "qwen3:4b", with or without a person before it.
@@ -93,6 +96,8 @@ def find_model(name: str, *, download: bool = True) -> FoundModel:
     not. Raises ModelNotFoundError.
     """
     path = Path(name).expanduser()
+    if name == DEMO and not path.exists():
+        path = shipped(DEMO_MODEL)
     if path.is_dir():
         if any(path.glob("*.gguf")) and not any(path.glob("*.safetensors")):
             raise ModelNotFoundError(f"{name}: {GGUF}")
@@ -189,6 +194,8 @@ def model_names(name: str, folder: Path, alias: str | None) -> tuple[str, ...]:
     """Return what clients may call the model: its alias, the name it was served by, its folder's
     name and path. The first one is its id."""
     own = name if is_hub_id(name) and not Path(name).exists() else folder.name
+    if name == DEMO and folder == shipped(DEMO_MODEL).resolve():
+        own = DEMO_ID
     names = ([alias] if alias else []) + [own, folder.name, name, str(folder)]
     return tuple(dict.fromkeys(names))
 

@@ -9,11 +9,20 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from server.config import BLAS_VARIABLE, ENV_PREFIX, Config, SettingError, Tables, load, read_file
+from server.config import (
+    BLAS_VARIABLE,
+    ENV_PREFIX,
+    MIB,
+    Config,
+    SettingError,
+    Tables,
+    load,
+    read_file,
+)
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
 """The fields of every section."""
-LIST = "configs/quire.toml lists all of them"
+LIST = "`quire settings` prints all of them"
 # Flags that are not called as their settings. All others are, and no two sections share a name.
 OTHER_FLAGS = {
     "kv_backend": ("cache", "substrate"),
@@ -66,6 +75,18 @@ def with_further(flags: Tables, settings: Iterable[str]) -> Tables:
             raise SettingError(f"--set {name}: it is written SECTION.NAME=VALUE")
         tables.setdefault(section, {})[field] = value
     return tables
+
+
+def default_of(setting: str) -> str:
+    """Return a setting's default as people write it. setting: ``section.field``."""
+    section, _, field = setting.partition(".")
+    default = getattr(getattr(Config(), section), field)
+    if default is None:
+        return "chosen at start"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    whole, rest = divmod(default, MIB) if isinstance(default, int) else (0, 0)
+    return f"{whole}MiB" if whole and not rest else str(default)
 
 
 def _first_problem(error: ValidationError) -> str:

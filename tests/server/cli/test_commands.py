@@ -10,16 +10,20 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from server.cli import serve
-from server.cli.commands import main
+from server.cli.commands import app, main
 from server.cli.serve import EngineError
+from server.cli.settings import FIELDS, OTHER_FLAGS, default_of, read_settings
 from tests.abuse.processes import port_of
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
@@ -279,11 +283,57 @@ def test_serving_does_not_import_what_only_pictures_need() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_every_flag_of_serve_is_in_the_help(quire: Run) -> None:
-    result = quire("serve", "--help")
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_every_flag_of_serve_is_in_the_help(quire: Run, flag: str) -> None:
+    result = quire("serve", flag)
     assert result.exit_code == 0
-    for flag in ("--config", "--kv-budget", "--max-model-len", "--check-every-step"):
-        assert flag in result.stdout
+    for named in ("--config", "--kv-budget", "--max-model-len", "--check-every-step"):
+        assert named in result.stdout
+
+
+def test_every_flag_says_what_it_is_for_and_what_holds_without_it() -> None:
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, TyperGroup)
+    settings = {name for fields in FIELDS.values() for name in fields} | set(OTHER_FLAGS)
+    seen = set()
+    for command in commands.commands.values():
+        for its in command.params:
+            said = getattr(its, "help", None) or ""
+            if its.name == "context" or getattr(its, "hidden", False):
+                continue
+            assert said.endswith("."), f"{command.name} {its.name}: {said!r}"
+            if its.name in settings:
+                seen.add(its.name)
+                assert re.search(r" Default: .+\.$", said), f"{command.name} {its.name}: {said!r}"
+    assert {"port", "heap_size", "kv_budget", "threads", "check_every_step"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("setting", "default"),
+    [
+        ("server.port", "8000"),
+        ("cache.heap_size", "64MiB"),
+        ("cache.kv_budget", "chosen at start"),
+        ("engine.check_every_step", "off"),
+        ("engine.overlap", "on"),
+    ],
+)
+def test_a_default_is_told_as_people_write_it(setting: str, default: str) -> None:
+    assert default_of(setting) == default
+
+
+def test_the_version_is_the_packages(quire: Run) -> None:
+    result = quire("--version")
+    assert (result.exit_code, result.stdout) == (0, f"quire {version('quire')}\n")
+
+
+def test_the_settings_that_are_printed_are_a_settings_file_with_the_defaults(
+    quire: Run, tmp_path: Path
+) -> None:
+    result = quire("settings")
+    assert result.exit_code == 0
+    (tmp_path / "quire.toml").write_text(result.stdout)
+    assert read_settings(tmp_path / "quire.toml", {}) == read_settings(None, {})
 
 
 def test_the_process_ends_with_the_code_of_the_command(

@@ -17,6 +17,7 @@ from huggingface_hub import close_session, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm import tqdm
 
+import server
 from engine.models.checkpoint import read_checkpoint
 from server.cli import hub as hub_module
 from server.cli import model_files
@@ -29,6 +30,7 @@ from server.cli.hub import (
 )
 from server.cli.log import configure_log
 from server.cli.settings import read_settings
+from server.cli.shipped import shipped
 from tests.clients.servers import QUIRE
 from tests.models import QWEN3_4B
 from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
@@ -61,6 +63,30 @@ def test_a_folder_is_found_by_any_path_to_it(
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (str(folder), "models/tiny", "./models/tiny/", "~/models/tiny"):
         assert find_model(name) == hub_module.FoundModel(name, folder)
+
+
+def test_the_demo_model_is_found_by_its_word_unless_there_is_such_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = find_model("demo").folder
+    assert read_checkpoint(folder).vocab_size > 0
+    assert model_names("demo", folder, None)[:2] == ("quire-demo", "model")
+    Path("demo").mkdir()
+    assert find_model("demo").folder == tmp_path / "demo"
+    assert model_names("demo", tmp_path / "demo", None)[0] == "demo"
+
+
+def test_what_a_wheel_has_beside_its_code_lies_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_a_checkout = shipped("quire.toml")
+    assert in_a_checkout.is_file()
+    monkeypatch.setattr(server, "__path__", [str(tmp_path / "server")])
+    installed = tmp_path / "server/configs/quire.toml"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    assert shipped("quire.toml") == installed
 
 
 @pytest.mark.parametrize("name", ["tiny", "/no/such/folder", "a/b/c", "../a/b", "a b/c"])

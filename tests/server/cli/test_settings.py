@@ -124,7 +124,7 @@ def test_a_misspelt_variable_ends_the_start_and_its_value_is_not_told(
     result = quire(command, *model)
     line = one_sentence(result, SETTINGS)
     assert line.startswith(f"quire: environment: {variable} is no setting; did you mean {meant}? ")
-    assert line.endswith("configs/quire.toml lists all of them")
+    assert line.endswith("`quire settings` prints all of them")
     assert "zebra" not in result.output
 
 
@@ -133,7 +133,7 @@ def test_a_variable_that_is_like_no_setting_is_refused_with_the_list(
 ) -> None:
     monkeypatch.setenv("QUIRE_ZEBRA", SECRET)
     line = one_sentence(quire("serve", write_config(tmp_path, TINY)), SETTINGS)
-    said = "quire: environment: QUIRE_ZEBRA is no setting; configs/quire.toml lists all of them"
+    said = "quire: environment: QUIRE_ZEBRA is no setting; `quire settings` prints all of them"
     assert line == said
 
 
@@ -171,7 +171,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one(
     name: str, meant: str, quire: Run, tmp_path: Path
 ) -> None:
     folder = write_config(tmp_path, TINY)
-    hint = f"there is no such setting; did you mean {meant}? configs/quire.toml lists all of them"
+    hint = f"there is no such setting; did you mean {meant}? `quire settings` prints all of them"
     line = one_sentence(quire("serve", folder, "--set", f"{name}={SECRET}"), SETTINGS)
     assert line == f"quire: setting {name}: {hint}"
     section, _, field = name.partition(".")
@@ -186,7 +186,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one(
     [
         ("[sever]\nport = 1\n", "sever: there is no such setting; did you mean server? "),
         ("port = 1\n", "port: there is no such setting; did you mean server.port? "),
-        ("zebra = 1\n", "zebra: there is no such setting; configs/quire.toml lists"),
+        ("zebra = 1\n", "zebra: there is no such setting; `quire settings` prints"),
     ],
 )
 def test_an_unknown_table_or_a_setting_outside_of_its_table_is_refused_likewise(

@@ -1,0 +1,16 @@
+"""What comes along with quire beside its code: the settings file and the demo model."""
+
+from pathlib import Path
+
+import server
+
+SETTINGS_FILE = "quire.toml"
+DEMO_MODEL = "demo/model"
+
+
+def shipped(name: str) -> Path:
+    """Return the path of something below ``configs``: a wheel has that folder in this package, a
+    checkout beside it."""
+    (package,) = map(Path, server.__path__)
+    installed = package / "configs" / name
+    return installed if installed.exists() else package.parent / "configs" / name
