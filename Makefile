@@ -20,7 +20,8 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
 
 .PHONY: help setup serve quick test test-mac check lint types imports coverage covered-half covered-rest bench \
   soak abuse threats costs fuzz simulate repeat structured clients page native arm64 roofline metal metal-lint \
-  metal-kernels metal-core metal-graph metal-darwin metal-cross mac-wheels docker docker-root boards lock demo clean
+  metal-kernels metal-core metal-graph metal-darwin metal-cross mac-wheels docker docker-root \
+  wheel-root boards lock demo clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -143,6 +144,9 @@ docker: $(VENV)/.dev  ## boards, rules and alerts against a real Prometheus and 
 
 docker-root: $(VENV)/.dev  ## the Dockerfile's steps, in clean roots (as root, minutes)
 	$(MAKE) -C tests/docker root
+
+wheel-root: $(VENV)/.dev  ## the wheel, in a clean root with Python and no compiler (as root, minutes)
+	$(MAKE) -C tests/docker wheel
 
 boards: $(VENV)/.dev  ## write the boards' JSON again
 	$(BIN)/python docker/grafana/dashboards.py
