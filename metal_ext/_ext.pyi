@@ -478,6 +478,20 @@ def linear(
     residual: ``[R, outputs]``, added to the result.
     """
 
+def linear_heads(
+    x: mx.array,
+    packed: PackedLinear,
+    workers: CpuWorkers,
+    heads: Sequence[int],
+    *,
+    norm: mx.array | None = None,
+    eps: float = 0.0,
+    residual: mx.array | None = None,
+) -> list[mx.array]:
+    """``linear`` whose outputs are heads: an array ``[R, count, outputs // sum(heads)]`` for each
+    count of heads. Raises IndexError where there are more heads than outputs, and ValueError where
+    they cannot be of one size."""
+
 def gated_mlp(
     x: mx.array,
     norm: mx.array,

@@ -4,6 +4,7 @@ Activations and sums are float32, whatever the weights are stored as.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -11,13 +12,30 @@ import metal_ext
 from engine.models.forward import qk_transforms
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import PLAIN_MODES, ModelTensors, Product
+from engine.models.tensors import PLAIN_MODES, ModelTensors
 from kvcache.views import KVViews
 
 Packed = Callable[[int], None]
 """Called with the bytes of every product that has been packed."""
 Codes = tuple[mx.array, mx.array | None, int, int]
 """Scales, biases, bits and group size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """The weights of a layer, as the kernels read them."""
+
+    heads: tuple[int, int, int]
+    """Of queries, keys and values."""
+    attention_norm: mx.array
+    queries_keys_values: metal_ext.PackedLinear
+    bias: mx.array | None
+    """Of queries, keys and values together."""
+    transform: metal_ext.QKTransform
+    output: metal_ext.PackedLinear
+    mlp_norm: mx.array
+    gate_up: metal_ext.PackedLinear
+    down: metal_ext.PackedLinear
 
 
 class CpuOps:
@@ -37,61 +55,75 @@ class CpuOps:
         these tensors, which are taken."""
         self._eps = spec.norm_eps
         self._workers = workers
-        self._tensors = tensors
-        self._layers = list(zip(spec.layers, tensors.layers, strict=True))
-        self._products: dict[str, metal_ext.PackedLinear] = {}
-        """By the name of their first matrix, as are biases."""
-        self._biases: dict[str, mx.array] = {}
+        # By the name of their first matrix.
+        products: dict[str, metal_ext.PackedLinear] = {}
+        biases: dict[str, mx.array] = {}
         for product in tensors.products:
-            self._pack(product, stored)
-            packed(self._products[product[0].name].nbytes)
-        self._vectors = {its.name: _float32(stored.vector(its)) for its in tensors.vectors}
-        self._transforms = qk_transforms(spec, tensors, self._vectors)
+            matrices = [stored.matrix(matrix) for matrix in product]
+            name = product[0].name
+            products[name] = pack_linear(matrices, workers)
+            if (bias := _bias(matrices)) is not None:
+                biases[name] = bias
+            packed(products[name].nbytes)
+            del matrices  # before the next ones are read
+        vectors = {its.name: _float32(stored.vector(its)) for its in tensors.vectors}
+        self._layers = [
+            PackedLayer(
+                (layer.attention.heads, layer.attention.kv_heads, layer.attention.kv_heads),
+                vectors[its.attention_norm.name],
+                products[its.queries_keys_values[0].name],
+                biases.get(its.queries_keys_values[0].name),
+                transform,
+                products[its.output.name],
+                vectors[its.mlp_norm.name],
+                products[its.gate_up[0].name],
+                products[its.down.name],
+            )
+            for layer, its, transform in zip(
+                spec.layers, tensors.layers, qk_transforms(spec, tensors, vectors), strict=True
+            )
+        ]
+        self._embedding = products[tensors.embedding.name]
+        self._norm = vectors[tensors.norm.name]
+        self._head = products[(tensors.head or tensors.embedding).name]
         mx.clear_cache()
 
     def embed(self, token_ids: mx.array) -> mx.array:
-        embedding = self._products[self._tensors.embedding.name]
-        return metal_ext.packed_rows(token_ids, embedding, self._workers)
+        return metal_ext.packed_rows(token_ids, self._embedding, self._workers)
 
     def project(self, number: int, x: mx.array, views: KVViews) -> mx.array:
-        layer, tensors = self._layers[number]
-        its, name = layer.attention, tensors.queries_keys_values[0].name
-        product, bias = self._products[name], None
-        if its.qkv_bias:
-            bias = mx.broadcast_to(self._biases[name], (len(x), product.outputs))
-        norm = self._vectors[tensors.attention_norm.name]
-        joined = metal_ext.linear(
-            x, product, self._workers, norm=norm, eps=self._eps, residual=bias
+        layer, bias = self._layers[number], None
+        if layer.bias is not None:
+            bias = mx.broadcast_to(layer.bias, (len(x), layer.queries_keys_values.outputs))
+        queries, keys, values = metal_ext.linear_heads(
+            x,
+            layer.queries_keys_values,
+            self._workers,
+            layer.heads,
+            norm=layer.attention_norm,
+            eps=self._eps,
+            residual=bias,
         )
-        heads = joined.reshape(len(x), -1, its.head_dim)
-        queries, keys, values = mx.split(heads, [its.heads, its.heads + its.kv_heads], axis=1)
-        return views.append(number, queries, keys, values, self._transforms[number])
+        return views.append(number, queries, keys, values, layer.transform)
 
     def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
-        output = self._products[self._layers[number][1].output.name]
-        return metal_ext.linear(attended, output, self._workers, residual=x)
+        return metal_ext.linear(attended, self._layers[number].output, self._workers, residual=x)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
-        _, tensors = self._layers[number]
-        gate_up = self._products[tensors.gate_up[0].name]
-        down = self._products[tensors.down.name]
-        norm = self._vectors[tensors.mlp_norm.name]
-        return metal_ext.gated_mlp(x, norm, self._eps, gate_up, down, self._workers)
+        its = self._layers[number]
+        return metal_ext.gated_mlp(x, its.mlp_norm, self._eps, its.gate_up, its.down, self._workers)
 
     def norm(self, x: mx.array) -> mx.array:
-        norm = self._vectors[self._tensors.norm.name]
-        return metal_ext.rms_norm(x, norm, self._eps, self._workers)
+        return metal_ext.rms_norm(x, self._norm, self._eps, self._workers)
 
     def head(self, states: mx.array) -> mx.array:
-        head = self._tensors.head or self._tensors.embedding
-        return metal_ext.linear(states, self._products[head.name], self._workers)
+        return metal_ext.linear(states, self._head, self._workers)
 
-    def _pack(self, product: Product, stored: StoredWeights) -> None:
-        matrices = [stored.matrix(matrix) for matrix in product]
-        self._products[product[0].name] = pack_linear(matrices, self._workers)
-        biases = [matrix.bias for matrix in matrices if matrix.bias is not None]
-        if biases:
-            self._biases[product[0].name] = _float32(mx.concatenate(biases))
+
+def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
+    """Return the biases of joined matrices, where they have any."""
+    parts = [matrix.bias for matrix in matrices if matrix.bias is not None]
+    return _float32(mx.concatenate(parts)) if parts else None
 
 
 def pack_linear(

@@ -234,6 +234,15 @@ void bind_linear(nb::module_& m) {
     return ops::linear(x, packed.object, normed, residual, workers.object);
   }, "x"_a, "packed"_a, "workers"_a, nb::kw_only(), "norm"_a = nb::none(), "eps"_a = 0.0,
      "residual"_a = nb::none());
+  m.def("linear_heads", [](const mx::array& x, const PackedHandle& packed,
+                           const WorkersHandle& workers, const std::vector<PythonInt>& heads,
+                           const std::optional<mx::array>& norm, double eps,
+                           const std::optional<mx::array>& residual) {
+    const auto normed = norm ? std::optional(ops::Norm{*norm, eps}) : std::nullopt;
+    const std::vector<int64_t> counts(heads.begin(), heads.end());
+    return ops::linear_heads(x, packed.object, counts, normed, residual, workers.object);
+  }, "x"_a, "packed"_a, "workers"_a, "heads"_a, nb::kw_only(), "norm"_a = nb::none(),
+     "eps"_a = 0.0, "residual"_a = nb::none());
   m.def("gated_mlp", [](const mx::array& x, const mx::array& norm, double eps,
                         const PackedHandle& gate_up, const PackedHandle& down,
                         const WorkersHandle& workers) {

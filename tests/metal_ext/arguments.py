@@ -5,7 +5,7 @@ import ast
 import errno
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from metal_ext import (
     decode_attention,
     gated_mlp,
     linear,
+    linear_heads,
     packed_bytes,
     packed_rows,
     project_append,
@@ -205,6 +206,14 @@ class Setting:
         given = {"x": self.x, "norm": mx.ones((INPUTS,)), "residual": mx.ones((2, OUTPUTS))}
         return linear(packed=self.packed, workers=self.workers, eps=1e-6, **(given | arrays))
 
+    def multiply_heads(
+        self, heads: Sequence[int] = (2, 1, 1), **arrays: mx.array
+    ) -> list[mx.array]:
+        given = {"x": self.x, "norm": mx.ones((INPUTS,)), "residual": mx.ones((2, OUTPUTS))}
+        return linear_heads(
+            packed=self.packed, workers=self.workers, heads=heads, eps=1e-6, **(given | arrays)
+        )
+
     def choose(self, **arrays: mx.array) -> tuple[mx.array, mx.array]:
         given = {"raw": self.logits, "adjusted": self.logits + 1, "choices": self.choices}
         return choose_tokens(**(given | arrays), workers=self.workers)
@@ -318,6 +327,7 @@ INTERVALS = {
     "block_copy.tokens": Argument(
         "tokens", 1, SHAPE.tokens_per_block, lambda s, n: s.copy(tokens=n)
     ),
+    "linear_heads.heads": Argument("heads", 1, OUTPUTS, lambda s, n: s.multiply_heads((n,))),
     "Layer.key_region by project_append": Argument(
         "key_region", 0, 1, lambda s, n: s.project(Layer(n, 1, mx.float32))
     ),
@@ -362,6 +372,9 @@ ARRAYS: dict[str, Arrays] = {
     "linear.x": lambda s, x: s.multiply(x=x),
     "linear.norm": lambda s, x: s.multiply(norm=x),
     "linear.residual": lambda s, x: s.multiply(residual=x),
+    "linear_heads.x": lambda s, x: s.multiply_heads(x=x),
+    "linear_heads.norm": lambda s, x: s.multiply_heads(norm=x),
+    "linear_heads.residual": lambda s, x: s.multiply_heads(residual=x),
     "gated_mlp.x": lambda s, x: gated_mlp(x, s.weight, 1e-6, s.packed, s.down, s.workers),
     "gated_mlp.norm": lambda s, x: gated_mlp(s.x, x, 1e-6, s.packed, s.down, s.workers),
     "rms_norm.x": lambda s, x: rms_norm(x, s.weight, 1e-6, s.workers),

@@ -7,7 +7,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_ext import CpuWorkers, PackedLinear, gated_mlp, instruction_sets, linear, rms_norm
+from metal_ext import (
+    CpuWorkers,
+    PackedLinear,
+    gated_mlp,
+    instruction_sets,
+    linear,
+    linear_heads,
+    rms_norm,
+)
 from tests.metal_ext.layers import Floats, exact, normal, same_bits
 from tests.metal_ext.packed import (
     FLOAT32_TOLERANCE,
@@ -99,6 +107,42 @@ def test_a_row_may_have_more_than_one_dimension(shape: tuple[int, ...]) -> None:
     )
     assert same_bits(wide, want)
     assert close(linear(x.reshape(shape), its.packed, workers), *product(its, x))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 300])
+@pytest.mark.parametrize("heads", [[4, 1, 1], [6], [1, 2, 3], [2, 2, 2]], ids=str)
+def test_heads_are_the_parts_of_a_product(heads: list[int], rows: int) -> None:
+    workers = CpuWorkers(2)
+    its = layer(6 * 8, 40, PLAIN, workers)
+    x, norm, residual = (normal(shape, mx.float32) for shape in ((rows, 40), (40,), (rows, 48)))
+    whole = linear(x, its.packed, workers, norm=norm, eps=EPS, residual=residual)
+    got = linear_heads(x, its.packed, workers, heads, norm=norm, eps=EPS, residual=residual)
+    assert [part.shape for part in got] == [(rows, count, 8) for count in heads]
+    # Each is there without the others, and may be read in any way.
+    begin = 0
+    for its_part, count in zip(got, heads, strict=True):
+        expected = whole[:, begin : begin + 8 * count]
+        assert same_bits(mx.contiguous(its_part).reshape(rows, -1), expected)
+        assert same_bits((its_part + 0.0).reshape(rows, -1), expected)
+        assert same_bits(its_part[-1:].reshape(1, -1), expected[-1:])
+        begin += 8 * count
+
+
+@pytest.mark.parametrize("heads", [[0, 4], [-1, 5], [17], [8, 9], [16, 1], [2**62, 2**62]], ids=str)
+def test_more_heads_than_outputs_are_refused(heads: list[int]) -> None:
+    with pytest.raises(IndexError, match=r"^heads is "):
+        linear_heads(X, ITS, WORKERS, heads)
+
+
+def test_heads_outlive_the_others_of_their_product() -> None:
+    workers = CpuWorkers(2)
+    its = layer(6 * 8, 40, PLAIN, workers)
+    x = normal((3, 40), mx.float32)
+    kept = linear_heads(x, its.packed, workers, [4, 1, 1])[1]
+    mx.eval(kept)
+    for number in range(50):
+        mx.eval(normal((3, 48), mx.float32, number))
+    assert same_bits(kept.reshape(3, 8), linear(x, its.packed, workers)[:, 32:40])
 
 
 def product(its: Joined, x: mx.array) -> tuple[Floats, Floats]:
@@ -292,6 +336,8 @@ REFUSED: list[tuple[str, Callable[[], object], str]] = [
         lambda: linear(X, ITS, WORKERS, residual=mx.zeros((3, 16))),
         "x and the residual have a different number of rows",
     ),
+    ("no heads", lambda: linear_heads(X, ITS, WORKERS, []), "heads do not fit the layer's outputs"),
+    ("odd heads", lambda: linear_heads(X, ITS, WORKERS, [2, 1]), "heads do not fit the layer's"),
     (
         "gates without up",
         lambda: gated_mlp(X, WEIGHT, EPS, BACK, BACK, WORKERS),

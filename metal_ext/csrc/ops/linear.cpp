@@ -45,6 +45,30 @@ struct Arrays {
 
 // --- linear --------------------------------------------------------------------------------------
 
+// Memory for all numbers of a product. Where there are several results, each has its heads of every
+// row, so that it begins beside the one before:
+//
+//   row 0  | queries .... | keys .. | values |
+//   row 1  | queries .... | keys .. | values |
+mx::array allocate_joined(std::vector<mx::array>& out, size_t outputs) {
+  if (out.size() == 1) {
+    allocate(out[0]);
+    return mx::array::unsafe_weak_copy(out[0]);
+  }
+  const int rows = out[0].shape(0);
+  mx::array joined({rows, narrowed<int>("outputs", outputs)}, mx::float32, nullptr, {});
+  allocate(joined);
+  int64_t begin = 0;
+  for (mx::array& part : out) {
+    const bool whole = rows == 1;
+    const mx::Strides strides{static_cast<int64_t>(outputs), part.shape(2), 1};
+    part.copy_shared_buffer(joined, strides, {whole, whole, false},
+                            whole ? part.size() : joined.size() - begin, begin);
+    begin += int64_t{part.shape(1)} * part.shape(2);
+  }
+  return joined;
+}
+
 class Linear final : public CachePrimitive {
  public:
   // Inputs: x, the norm's weight, the residual; the last two where they are wanted.
@@ -56,9 +80,8 @@ class Linear final : public CachePrimitive {
         workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out[0]);
     enqueue([packed = packed_, eps = eps_, adds = adds_, workers = workers_, arrays = Arrays(in),
-             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
+             result = allocate_joined(out, packed_->shape().outputs)]() mutable {
       const cpu::LinearShape& shape = packed->shape();
       const float* const norm = eps ? arrays.floats(1) : nullptr;
       const float* const residual = adds ? arrays.floats(eps ? 2 : 1) : nullptr;
@@ -192,18 +215,14 @@ class PackedRows final : public CachePrimitive {
   Workers workers_;
 };
 
-}  // namespace
-
-mx::array linear(
-    const mx::array& x, const Packed& packed, const std::optional<Norm>& norm,
-    const std::optional<mx::array>& residual, const Workers& workers) {
-  const cpu::LinearShape& shape = packed->shape();
+// What a product reads, after a look at it.
+std::vector<mx::array> inputs_of(
+    const mx::array& x, const cpu::LinearShape& shape, const std::optional<Norm>& norm,
+    const std::optional<mx::array>& residual) {
   check_floats("x", x, shape.inputs);
   std::vector<mx::array> in{mx::contiguous(x)};
-  std::optional<float> eps;
   if (norm) {
     check_norm(*norm, shape.inputs);
-    eps = static_cast<float>(norm->eps);
     in.push_back(mx::contiguous(norm->weight));
   }
   if (residual) {
@@ -213,9 +232,48 @@ mx::array linear(
     }
     in.push_back(mx::contiguous(*residual));
   }
+  return in;
+}
+
+std::shared_ptr<Linear> primitive_of(
+    const Packed& packed, const std::optional<Norm>& norm,
+    const std::optional<mx::array>& residual, const Workers& workers) {
+  const auto eps = norm ? std::optional(static_cast<float>(norm->eps)) : std::nullopt;
+  return std::make_shared<Linear>(packed, eps, residual.has_value(), workers);
+}
+
+}  // namespace
+
+mx::array linear(
+    const mx::array& x, const Packed& packed, const std::optional<Norm>& norm,
+    const std::optional<mx::array>& residual, const Workers& workers) {
+  const cpu::LinearShape& shape = packed->shape();
+  std::vector<mx::array> in = inputs_of(x, shape, norm, residual);
   return mx::array({x.shape(0), narrowed<int>("outputs", shape.outputs)}, mx::float32,
-                   std::make_shared<Linear>(packed, eps, residual.has_value(), workers),
-                   std::move(in));
+                   primitive_of(packed, norm, residual, workers), std::move(in));
+}
+
+std::vector<mx::array> linear_heads(
+    const mx::array& x, const Packed& packed, const std::vector<int64_t>& heads,
+    const std::optional<Norm>& norm, const std::optional<mx::array>& residual,
+    const Workers& workers) {
+  const cpu::LinearShape& shape = packed->shape();
+  std::vector<mx::array> in = inputs_of(x, shape, norm, residual);
+  size_t all = 0;
+  for (const int64_t count : heads) {
+    all += checked_between("heads", count, 1, static_cast<int64_t>(shape.outputs - all));
+  }
+  if (all == 0 || shape.outputs % all != 0) {
+    throw std::invalid_argument("heads do not fit the layer's outputs");
+  }
+  const int head_dim = narrowed<int>("head_dim", shape.outputs / all);
+  std::vector<mx::Shape> shapes;
+  for (const int64_t count : heads) {
+    shapes.push_back({x.shape(0), static_cast<int>(count), head_dim});
+  }
+  return mx::array::make_arrays(
+      std::move(shapes), std::vector<mx::Dtype>(heads.size(), mx::float32),
+      primitive_of(packed, norm, residual, workers), std::move(in));
 }
 
 mx::array gated_mlp(

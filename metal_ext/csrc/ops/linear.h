@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "ops/packed_linear.h"
 
@@ -17,6 +19,12 @@ struct Norm {
 mx::array linear(
     const mx::array& x, const Packed& packed, const std::optional<Norm>& norm,
     const std::optional<mx::array>& residual, const Workers& workers);
+
+// The same, whose outputs are heads: an array [R, count, outputs / all counts] for each count.
+std::vector<mx::array> linear_heads(
+    const mx::array& x, const Packed& packed, const std::vector<int64_t>& heads,
+    const std::optional<Norm>& norm, const std::optional<mx::array>& residual,
+    const Workers& workers);
 
 // x + down(SiLU(gate) * up), of the RMS norm of x [R, hidden]. gate_up: both as one layer, the
 // gates first.
