@@ -170,21 +170,20 @@ class Scheduler:
             if start < sequence.num_prompt:
                 self.counters.prompt_tokens += min(stop, sequence.num_prompt) - start
             if outcome is not None:
-                events += self._take(sequence, outcome)
+                event = apply_outcome(sequence, accept(sequence, outcome))
+                if event is not None:
+                    self._note(sequence, event)
+                    events.append(event)
         return events
 
-    def _take(self, sequence: Sequence, outcome: Outcome) -> list[TokenEvent]:
-        """Add an outcome to its sequence; return its event, if there is one."""
-        event = apply_outcome(sequence, accept(sequence, outcome))
-        if event is None:
-            return []
+    def _note(self, sequence: Sequence, event: TokenEvent) -> None:
+        """Count what happened to a sequence, and close it where it ends."""
         self.counters.generated_tokens += event.token_id is not None
         if event.finish is None:
             sequence.num_output_placeholders -= 1
         else:
             self.counters.failed_rows += event.message == NOT_FINITE.message
             self._close(sequence, event.finish)
-        return [event]
 
     # --- planning -------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from engine.step_plan import (
     Sampling,
     Scores,
     Scoring,
+    Token,
     TokenHistory,
-    Vector,
 )
 from engine.types import (
     BlockHashes,
@@ -212,13 +212,18 @@ def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
 def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:
     """Add an outcome to its sequence. Return the event, with ``finish`` where the sequence ends;
     None while there is nothing to report."""
+    if isinstance(outcome, Token):
+        return _append(sequence, outcome)
     if isinstance(outcome, Scores):
         sequence.scored += outcome.logprobs
         return None if outcome.then is None else apply_outcome(sequence, outcome.then)
     if isinstance(outcome, RowError):
         return end(sequence, FinishReason.ERROR, outcome.message)
-    if isinstance(outcome, Vector):
-        return end(sequence, FinishReason.STOP)._replace(embedding=outcome.values)
+    return end(sequence, FinishReason.STOP)._replace(embedding=outcome.values)
+
+
+def _append(sequence: Sequence, outcome: Token) -> TokenEvent:
+    """Append a token to its sequence."""
     tokens, params = sequence.token_ids, sequence.request.params
     first, scores = len(tokens) == sequence.num_prompt, None
     if first and params.prompt_logprobs is not None:

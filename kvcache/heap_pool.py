@@ -208,12 +208,10 @@ class HeapPool:
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
             number = next(iter(self._by_free[min(self._by_free)]))
-            blocks = self._heaps[number].blocks
-            return next(block for block in blocks if block.state is BlockState.FREE)
+            return self._heaps[number].blocks[self._heaps[number].find_free()]
         heap = self._heaps[next(iter(self._by_free[max(self._by_free)]))]
-        states = heap.states()
         rooms = (count + ROOM_FOR_A_RUN[0], *ROOM_FOR_A_RUN)
-        found = ((states.find(bytes(room)), room) for room in rooms)
+        found = ((heap.find_free(room), room) for room in rooms)
         place, room = next((place, room) for place, room in found if place >= 0)
         # Whoever has the block before may want to go on there.
         return heap.blocks[place + (room - 1) // 2 if place else 0]
@@ -236,12 +234,12 @@ class HeapPool:
         self._counts[state] -= 1
         self._counts[new] += 1
         if state == BlockState.FREE:
-            self._count_free(block.heap, -1)
+            self._note_free(block, False)
             self._dirty_free -= block.dirty
         if new == BlockState.OWNED:
             self._commit(block)
         if new == BlockState.FREE:
-            self._count_free(block.heap, 1)
+            self._note_free(block, True)
             self._dirty_free += block.dirty
 
     def _commit(self, block: Block) -> None:
@@ -251,14 +249,14 @@ class HeapPool:
             self._dirty_free += its.state is BlockState.FREE and not its.dirty
             its.dirty = True
 
-    def _count_free(self, number: int, change: int) -> None:
-        heap = self._heaps[number]
+    def _note_free(self, block: Block, is_free: bool) -> None:
+        number, heap = block.heap, self._heaps[block.heap]
         if heap.free:
             peers = self._by_free[heap.free]
             del peers[number]
             if not peers:
                 del self._by_free[heap.free]
-        heap.free += change
+        heap.note_free(block, is_free)
         if heap.free:
             self._by_free[heap.free][number] = None
 
@@ -275,7 +273,8 @@ class HeapPool:
             assert counted == self._counts[state], f"{state.name}: {counted} blocks"
         dirty_free = 0
         for number, heap in enumerate(self._heaps):
-            assert heap.free == heap.states().count(BlockState.FREE)
+            assert list(heap.free_map) == [b.state is BlockState.FREE for b in heap.blocks]
+            assert heap.free == sum(heap.free_map)
             assert heap.free == 0 or number in self._by_free[heap.free]
             dirty_free += len(heap.free_and_dirty())
         assert dirty_free == self._dirty_free

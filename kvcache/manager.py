@@ -165,8 +165,16 @@ class KVCacheManager:
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Map memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
+        parts = self._open[seq_id].parts
+        for part in parts:
+            if num_tokens > part.mapped_tokens:
+                return self._grow(parts, num_tokens)
+        return True
+
+    def _grow(self, parts: Sequence[CachedSequence], num_tokens: int) -> bool:
+        """Map what the groups do not have yet, in all of them or in none."""
         grown: list[tuple[GroupCache, CachedSequence, int]] = []
-        for group, part in zip(self._groups, self._open[seq_id].parts, strict=True):
+        for group, part in zip(self._groups, parts, strict=True):
             if num_tokens <= part.mapped_tokens:
                 continue
             count = group.allocator.grow(part, num_tokens)

@@ -19,11 +19,23 @@ class SparseHeap:
 
     blocks: list[Block]
     free: int
+    free_map: bytearray
+    """1 for those that are free: room for a run is searched here, among thousands of blocks."""
 
     @classmethod
     def of(cls, number: int, blocks: int) -> "SparseHeap":
         """Return the heap of that number: its blocks are all free and hold no memory."""
-        return cls([Block(number, place) for place in range(blocks)], blocks)
+        records = [Block(number, place) for place in range(blocks)]
+        return cls(records, blocks, bytearray(b"\1") * blocks)
+
+    def note_free(self, block: Block, is_free: bool) -> None:
+        """Note that a block of this heap has become free, or is free no more."""
+        self.free_map[block.place] = is_free
+        self.free += 1 if is_free else -1
+
+    def find_free(self, count: int = 1) -> int:
+        """Return the first place of so many free blocks in a row; -1 where there are none."""
+        return self.free_map.find(b"\1" * count)
 
     def states(self) -> bytes:
         """Return every block's BlockState, a byte each."""

@@ -10,7 +10,16 @@ def test_a_new_heap_is_free_clean_and_nobodys() -> None:
     assert list(heap.states()) == [BlockState.FREE] * 3
     assert not any(block.dirty for block in heap.blocks)
     assert not any(block.buffers or block.sequences for block in heap.blocks)
-    assert heap.free == 3
+    assert (heap.free, heap.find_free(3), heap.find_free(4)) == (3, 0, -1)
+
+
+def test_room_for_a_run_is_found_between_blocks_that_are_taken() -> None:
+    heap = SparseHeap.of(0, 6)
+    for place in (0, 3):
+        heap.note_free(heap.blocks[place], is_free=False)
+    assert [heap.find_free(count) for count in (1, 2, 3)] == [1, 1, -1]
+    heap.note_free(heap.blocks[3], is_free=True)
+    assert (heap.free, heap.find_free(5), heap.find_free(6)) == (5, 1, -1)
 
 
 @pytest.mark.parametrize(
