@@ -11,6 +11,7 @@ DEMO_MODEL = "demo/model"
 def shipped(name: str) -> Path:
     """Return the path of something below ``configs``: a wheel has that folder in this package, a
     checkout beside it."""
-    (package,) = map(Path, server.__path__)
+    assert server.__file__ is not None
+    package = Path(server.__file__).parent
     installed = package / "configs" / name
     return installed if installed.exists() else package.parent / "configs" / name

@@ -14,8 +14,8 @@ from .wheel_build import ROOT, Target, extension_suffix
 # Of the packages' folders, what only a build needs.
 BUILD_ONLY = {".cpp", ".h", ".c", ".metal", ".cmake"}
 BUILD_FILES = {"CMakeLists.txt"}
-# Of the configurations, what a user gets; the rest is how it was made.
-CONFIGS, SHIPPED = "server/configs", ("quire.toml", "demo/model/")
+# What comes along in the server's package.
+SHIPPED = ("configs/quire.toml", "configs/demo/model")
 
 
 def complaints(target: Target, wheel: Path) -> list[str]:
@@ -46,23 +46,20 @@ def complaints(target: Target, wheel: Path) -> list[str]:
     return found + _installation(target, wheel)
 
 
-def sources(project: dict[str, dict[str, dict[str, dict[str, dict[str, str]]]]]) -> set[str]:
-    """What git has of the packages, by its name in the wheel, but for what only a build needs; new
+def sources(project: dict[str, dict[str, dict[str, dict[str, list[str]]]]]) -> set[str]:
+    """What git has of the packages, but for what only a build needs, and what comes along; new
     files count too."""
-    found = set()
-    for package, folder in project["tool"]["scikit-build"]["wheel"]["packages"].items():
-        listing = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "."],
-            cwd=ROOT / folder, check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        found |= {
-            f"{package}/{name}"
-            for name in listing.stdout.splitlines()
-            if Path(name).suffix not in BUILD_ONLY
-            and Path(name).name not in BUILD_FILES
-            and (package != CONFIGS or name.startswith(SHIPPED))
-        }
-    return found
+    packages = project["tool"]["scikit-build"]["wheel"]["packages"]
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--"]
+    listing = subprocess.run(
+        [*listed, *packages, *SHIPPED],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return {
+        name if name.split("/")[0] in packages else f"server/{name}"
+        for name in listing.stdout.splitlines()
+        if Path(name).suffix not in BUILD_ONLY and Path(name).name not in BUILD_FILES
+    }
 
 
 def _plain(requirement: str) -> str:

@@ -82,7 +82,7 @@ def test_what_a_wheel_has_beside_its_code_lies_in_the_package(
 ) -> None:
     in_a_checkout = shipped("quire.toml")
     assert in_a_checkout.is_file()
-    monkeypatch.setattr(server, "__path__", [str(tmp_path / "server")])
+    monkeypatch.setattr(server, "__file__", str(tmp_path / "server/__init__.py"))
     installed = tmp_path / "server/configs/quire.toml"
     installed.parent.mkdir(parents=True)
     installed.touch()
