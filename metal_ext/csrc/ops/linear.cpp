@@ -269,7 +269,7 @@ std::vector<mx::array> linear_heads(
   const int head_dim = narrowed<int>("head_dim", shape.outputs / all);
   std::vector<mx::Shape> shapes;
   for (const int64_t count : heads) {
-    shapes.push_back({x.shape(0), static_cast<int>(count), head_dim});
+    shapes.push_back({x.shape(0), narrowed<int>("heads", count), head_dim});
   }
   return mx::array::make_arrays(
       std::move(shapes), std::vector<mx::Dtype>(heads.size(), mx::float32),
