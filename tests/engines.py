@@ -1,6 +1,6 @@
 """Whole engines around RecallModel, small enough for a test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +88,13 @@ def recall_loop(
         emit,
         embedding_size=VOCAB if pools else None,
     )
+
+
+def steps(loop: EngineLoop) -> Iterator[bool]:
+    """Runs it until nobody runs or waits. Yields whether a step did something: none does while the
+    memory that the next one needs is on its way back, on a thread of its own."""
+    while (worked := loop.run_once()) or loop._scheduler.num_running + loop._scheduler.num_waiting:
+        yield worked
 
 
 def use_clock(loop: EngineLoop, clock: Callable[[], float]) -> None:

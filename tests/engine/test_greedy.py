@@ -14,7 +14,7 @@ from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.types import Request, SamplingParams
-from tests.engines import CONFIG, ON_CPU, Answers
+from tests.engines import CONFIG, ON_CPU, Answers, steps
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
 
@@ -132,7 +132,7 @@ def test_answers_go_on_exactly_after_preemption(folder: Path, penalty: float) ->
             )
             prompt = tuple(range(number, number + 20 * number))
             loop.mailbox.put(Request(number, prompt, params))
-        while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+        for _ in steps(loop):
             pass
         return answers, loop._scheduler.counters.preemptions
 

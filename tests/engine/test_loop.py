@@ -28,6 +28,7 @@ from tests.engines import (
     Answers,
     greedy,
     recall_loop,
+    steps,
     use_clock,
 )
 from tests.kvcache.managers import epochs_of
@@ -58,7 +59,7 @@ def test_fault_08_a_step_that_fails_ends_its_requests_with_an_error_and_no_other
     loop.mailbox.put(greedy(1, [900], 5))
     loop.run_once()
     loop.mailbox.put(greedy(2, [5, 6], 5))
-    while loop.run_once():
+    for _ in steps(loop):
         pass
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
     assert answers.messages[1] == "a step of the engine failed"
@@ -94,7 +95,7 @@ def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
     # Shorter than the failed one: what that would have written has no memory now, and writing it
     # would end the process.
     loop.mailbox.put(greedy(2, [5, 6], 5))
-    while loop.run_once():
+    for _ in steps(loop):
         pass
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
 
@@ -176,7 +177,7 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
     loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     for number in range(1, 6):
         loop.mailbox.put(greedy(number, list(range(150)), 3))
-    while loop.run_once():
+    for _ in steps(loop):
         pass
     for _ in range(5):
         clock.now += 0.1
@@ -198,7 +199,7 @@ def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
     loop = recall_loop(Answers.empty(), idle_release_s=0.0, prefix_keep_s=0.0)
     use_clock(loop, clock)
     loop.mailbox.put(greedy(1, list(range(100)), 1))
-    while loop.run_once():
+    for _ in steps(loop):
         pass
     deadline = time.monotonic() + 10.0
     while not (cached := loop._kv.stats().cached_bytes):
@@ -222,7 +223,7 @@ def test_prefixes_are_kept_longer_than_free_memory() -> None:
     loop = recall_loop(Answers.empty(), idle_release_s=2.0, prefix_keep_s=60.0)
     use_clock(loop, clock)
     loop.mailbox.put(greedy(1, list(range(150)), 3))
-    while loop.run_once():
+    for _ in steps(loop):
         pass
     loop.run_once()
     for idle_s, cached_blocks in ((10.0, 9), (60.0, 0)):
@@ -260,7 +261,7 @@ def test_a_request_with_penalties_survives_preemption() -> None:
                 100, temperature=1.0, seed=number, frequency_penalty=0.7, repetition_penalty=1.2
             )
             loop.mailbox.put(Request(number, tuple(range(number, 40)), params))
-        while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+        for _ in steps(loop):
             pass
         return answers, loop._scheduler.counters.preemptions
 
@@ -278,8 +279,8 @@ def test_the_time_in_the_queue_ends_with_the_step_that_computes_the_first_token(
     for number, age in ((1, 3.0), (2, 5.0)):
         loop.mailbox.put(replace(greedy(number, [5, number], 2), submitted_s=clock.now - age))
     loop.mailbox.put(greedy(3, [6, 7], 1))
-    while loop.run_once():
-        clock.now += 1.0
+    for worked in steps(loop):
+        clock.now += worked
     seconds, sequences, queue = loop._snapshot().measured
     # The second one waits for the first one's two steps; nobody asked how long the third waited.
     assert (sum(queue.counts), queue.total) == (2, 3.0 + 7.0)
@@ -330,7 +331,7 @@ def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
-    while loop.run_once():
+    for _ in steps(loop):
         assert loop.busy_since is None, "a step was completed"
     assert seen == [1000.0, 1005.0, 1010.0]
     assert loop.busy_since is None
@@ -413,7 +414,7 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
         assert time.monotonic() < deadline, "free memory was kept"
         loop.run_once()
     most, order = 0, []
-    while loop.run_once():
+    for _ in steps(loop):
         most = max(most, loop._scheduler.num_running)
         order += [number for number in answers.finished if number not in order]
     assert most == 1, "who runs goes on, who waits comes in alone"
@@ -432,8 +433,8 @@ def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
     use_clock(loop, clock)
     loop.mailbox.put(SetMemoryPressure(2))
     loop.mailbox.put(greedy(1, list(range(300)), 3))
-    while loop.run_once():
-        clock.now += 1.0
+    for worked in steps(loop):
+        clock.now += worked
     deadline = time.monotonic() + 10.0
     while loop._kv.stats().cached_bytes or loop._kv.recovering:
         assert time.monotonic() < deadline

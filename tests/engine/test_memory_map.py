@@ -10,7 +10,7 @@ from engine.loop import EngineLoop
 from engine.memory_map import MAX_SHOWN_SEQUENCES, MemoryMap
 from engine.messages import GetMemoryMap, Stop
 from engine.types import Request, SamplingParams
-from tests.engines import Answers, greedy, recall_client, recall_loop
+from tests.engines import Answers, greedy, recall_client, recall_loop, steps
 from tests.kvcache.maps import map_adds_up
 
 WAIT_S = 10.0
@@ -26,7 +26,7 @@ def test_under_load_every_map_agrees_with_its_figures() -> None:
         loop.mailbox.put(greedy(number, list(range(40)) + [number] * number, 20))
     found: list[MemoryMap] = []
     add_map(loop, found)
-    while loop.run_once():
+    for _ in steps(loop):
         add_map(loop, found)
     assert len(found) > 20
     for one in found:

@@ -24,7 +24,7 @@ from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
 from tests.engine.models.test_forward import LLAMA3, YARN
-from tests.engines import CONFIG, Answers, greedy
+from tests.engines import CONFIG, Answers, greedy, steps
 from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
@@ -71,7 +71,7 @@ def metal_loop(folder: Path, substrate: Substrate, answers: Answers) -> EngineLo
 
 
 def run_dry(loop: EngineLoop) -> None:
-    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    for _ in steps(loop):
         pass
 
 
@@ -160,7 +160,7 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
         for number in numbers:
             loop.mailbox.put(greedy(number, [*prompt, number], 8))
         most = 0
-        while loop.run_once() or loop._scheduler.num_waiting:
+        for _ in steps(loop):
             most = max(most, loop._scheduler.num_running)
         assert most == company, level
         assert len(freed) == (level == 2), "MLX's cache goes back when it is critical"

@@ -16,7 +16,17 @@ from engine.models.checkpoint import read_checkpoint
 from engine.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
 from engine.step_plan import NO_STEP, InFlightStep, Outcome, PendingMasks, StepPlan, StepRunner
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
-from tests.engines import CONFIG, ON_CPU, SHAPE, VOCAB, Answers, greedy, recall_loop, use_clock
+from tests.engines import (
+    CONFIG,
+    ON_CPU,
+    SHAPE,
+    VOCAB,
+    Answers,
+    greedy,
+    recall_loop,
+    steps,
+    use_clock,
+)
 from tests.kvcache.managers import epochs_of
 from tests.recall import RecallModel, recall_many
 
@@ -102,7 +112,7 @@ def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
 
 
 def drain(loop: EngineLoop) -> None:
-    while loop.run_once() or loop._scheduler.num_running + loop._scheduler.num_waiting:
+    for _ in steps(loop):
         pass
 
 
@@ -152,7 +162,7 @@ def test_the_next_step_is_begun_before_the_one_in_flight_is_read_and_then_submit
     runner = watched(loop)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
     heard = []
-    while loop.run_once():
+    for _ in steps(loop):
         heard.append(len(answers.tokens.get(1, [])))
     begun_before_read = [("begin", 2), ("read", 1), ("submit", 2), ("begin", 3), ("read", 2)]
     assert runner.calls == [

@@ -30,7 +30,7 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from tests.engines import CONFIG, ON_CPU, recall_loop
+from tests.engines import CONFIG, ON_CPU, recall_loop, steps
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
 
@@ -81,7 +81,7 @@ def built(folder: Path, events: list[TokenEvent], **changes: object) -> EngineLo
 
 
 def drain(loop: EngineLoop) -> None:
-    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    for _ in steps(loop):
         pass
 
 
@@ -158,7 +158,7 @@ def test_what_is_scored_is_not_scored_again_after_preemption(
     params = SamplingParams(90, temperature=0.0, prompt_logprobs=TOP)
     loop.mailbox.put(Request(2, tuple(ids), params))
     preempted_at: set[int] = set()
-    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    for _ in steps(loop):
         sequence = loop._scheduler._by_id.get(2)
         if sequence is not None and sequence.preemptions:
             preempted_at.add(len(sequence.scored))

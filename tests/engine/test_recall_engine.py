@@ -14,7 +14,7 @@ from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import Segment
 from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.native_backends import posix_backend
-from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, steps
 from tests.kvcache.managers import join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
 
@@ -32,7 +32,7 @@ def prompts(count: int, longest: int, seed: int) -> Iterator[list[int]]:
 
 def run_dry(loop: EngineLoop) -> None:
     """Steps until nothing is left to do."""
-    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    for _ in steps(loop):
         pass
 
 
@@ -132,7 +132,7 @@ def test_one_missing_block_costs_one_sequence_its_place() -> None:
     for number in range(1, 9):
         loop.mailbox.put(greedy(number, list(range(number, number + 30)), 60))
     lost: list[int] = []
-    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    for _ in steps(loop):
         lost.append(loop._scheduler.counters.preemptions - sum(lost))
     assert sum(lost) > 0
     assert max(lost) == 1

@@ -13,7 +13,7 @@ from engine.types import Request, SamplingParams, TokenEvent
 from tests.constraints import Scripted
 from tests.engine import replay
 from tests.engine.replay import Begun, Read, Record, RecordingRunner, Tokens, built
-from tests.engines import CONFIG
+from tests.engines import CONFIG, steps
 
 PAGE_BYTES = 4096
 PROMPT = tuple(range(3, 90))
@@ -54,7 +54,7 @@ def recorded(folder: Path) -> tuple[Record, Tokens]:
     ):
         for request in crowd:
             loop.mailbox.put(request)
-        while loop.run_once() or loop._scheduler.num_running + loop._scheduler.num_waiting:
+        for _ in steps(loop):
             pass
     told: Tokens = {}
     for event in events:

@@ -19,7 +19,7 @@ from engine.types import Request, SamplingParams
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
 from tests.engine.models.test_forward import YARN
-from tests.engines import CONFIG, Answers
+from tests.engines import CONFIG, Answers, steps
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
 from tests.models import ModelSpec, write_model
@@ -85,7 +85,7 @@ def said(
         loop.mailbox.put(Request(number, prompt, greedy))
         if number == FORKED:
             loop.mailbox.put(Request(number + 100, prompt, greedy, fork_of=number))
-    while loop.run_once() or loop._scheduler.num_waiting + loop._scheduler.num_running:
+    for _ in steps(loop):
         pass
     counters = loop._scheduler.counters
     found, preempted = counters.cached_prompt_tokens, counters.preemptions

@@ -13,7 +13,7 @@ from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.types import Request, SamplingParams
-from tests.engines import CONFIG, ON_CPU, Answers
+from tests.engines import CONFIG, ON_CPU, Answers, steps
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
 
@@ -61,7 +61,7 @@ def answers_of(loop: EngineLoop, answers: Answers, prompts: dict[int, list[int]]
     """Until all are answered. prompts: by the request's number."""
     for number, ids in prompts.items():
         loop.mailbox.put(Request(number, tuple(ids), GREEDY))
-    while loop.run_once() or loop._scheduler.num_running + loop._scheduler.num_waiting:
+    for _ in steps(loop):
         pass
 
 
