@@ -160,8 +160,8 @@ class HeapPool:
                 if self.free_committed_bytes <= slack_bytes:
                     return
                 heap = self._heaps[number]
-                is_dirty = any(block.dirty for block in heap.blocks)
-                if (heap.free == self._group.blocks_per_heap) == whole and is_dirty:
+                is_whole = heap.free == self._group.blocks_per_heap
+                if is_whole == whole and any(block.dirty for block in heap.blocks):
                     max_blocks -= self._release_heap(number, slack_bytes, max_blocks, whole)
 
     def poll(self, completed_ticket: int) -> None:
@@ -244,6 +244,8 @@ class HeapPool:
 
     def _commit(self, block: Block) -> None:
         """Note that the block, or its whole heap, takes memory of the system from now on."""
+        if block.dirty:  # and so is its heap, where that is charged as a whole
+            return
         whole = self._backend.charge is not Charge.BLOCKS
         for its in self._heaps[block.heap].blocks if whole else (block,):
             self._dirty_free += its.state is BlockState.FREE and not its.dirty

@@ -124,7 +124,9 @@ class PrefixCache:
             full = self._full.popleft()
             sequence = full.sequence
             if sequence.keeps_prefix:
-                self._pool.seal(sequence.buffer.table.blocks[full.number])
+                blocks, number = sequence.buffer.table.blocks, full.number
+                assert not number or blocks[number - 1].state is not BlockState.OWNED
+                self._pool.seal(blocks[number])
                 self._publish(sequence, full.number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:

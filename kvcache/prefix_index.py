@@ -96,6 +96,7 @@ class PrefixIndex:
 
     def cached(self, block: Block) -> None:
         """Note that the block is cached: no buffer maps it any more, and it may be evicted."""
+        assert block.state is BlockState.CACHED
         prefix = block.found_by
         prefix.last_use = self._uses
         self._cached[prefix.system] += 1

@@ -239,6 +239,12 @@ def machine_variables(image: Image) -> dict[str, str]:
     return machine | image.environment | {"HOME": "/root"}
 
 
+def compilers_in(image: Image) -> list[str]:
+    """What its path has that builds programs or installs packages."""
+    path = image.environment["PATH"].split(":")
+    return [name for name in COMPILERS for at in path if inside(image, f"{at}/{name}").exists()]
+
+
 def inside(image: Image, path: str) -> Path:
     """Where a path of the image is."""
     return image.folder / path.lstrip("/")
@@ -270,11 +276,7 @@ def main() -> None:
     begun = time.monotonic()
     stages = read_dockerfile(DOCKERFILE)
     image = build(stages)
-    path = image.environment["PATH"].split(":")
-    left = [
-        name for name in COMPILERS for place in path if inside(image, f"{place}/{name}").exists()
-    ]
-    assert not left, f"the final stage has {left}"
+    assert not (left := compilers_in(image)), f"the final stage has {left}"
     size = subprocess.run(["du", "-sm", image.folder], check=True, capture_output=True, text=True)
     print(f"final stage: {size.stdout.split()[0]} MiB, no compiler", flush=True)
     serve(stages[-1], image)

@@ -13,9 +13,9 @@ import zipfile
 from pathlib import Path
 
 from tests.docker.steps import (
-    COMPILERS,
     Image,
     child_of,
+    compilers_in,
     debian,
     in_namespaces,
     inside,
@@ -66,9 +66,7 @@ def install(wheel: Path, release: str) -> Image:
         with machine_files(image.folder):
             run(in_namespaces(image, ["/bin/sh", "-c", command]), machine_variables(image))
         print(f"{time.monotonic() - begun:6.1f} s  {what} is installed on {release}", flush=True)
-    folders = image.environment["PATH"].split(":")
-    left = [its for its in COMPILERS[:7] for at in folders if inside(image, f"{at}/{its}").exists()]
-    assert not left, f"the root has {left}"
+    assert not (left := compilers_in(image)), f"the root has {left}"
     return image
 
 
