@@ -76,16 +76,23 @@ class EnginePlan:
         """Return the plan as a person reads it, but for its warnings."""
         choice = self.substrate
         if self.on_gpu:
-            why, products, kernels = "the GPU multiplies what is stored", "MLX's own", "Metal"
+            why, products = "the GPU multiplies what is stored", "MLX's own"
         else:
             why, products = "the CPU's own kernels multiply what is stored", "quire's own"
-            kernels = f"{metal_ext.instruction_sets()[0]}, {self.threads} threads"
         return [
             *self.memory.lines(),
             f"arithmetic: {self.arithmetic} ({why}); matrix products: {products}",
-            f"substrate: {choice.substrate}; kernels: {kernels}",
+            self.device,
             *(f"  {reason}" for reason in choice.reasons if reason not in choice.warnings),
         ]
+
+    @property
+    def device(self) -> str:
+        """What stands under K and V, and what computes, in one line."""
+        kernels = "Metal"
+        if not self.on_gpu:
+            kernels = f"{metal_ext.instruction_sets()[0]}, {self.threads} threads"
+        return f"substrate: {self.substrate.substrate}; kernels: {kernels}"
 
 
 def plan_engine(

@@ -14,7 +14,15 @@ from typing import Any
 from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError, QueueFullError
 from engine.loop import Emit, EngineLoop
 from engine.memory_map import MemoryMap
-from engine.messages import Abort, GetMemoryMap, SetMemoryPressure, Stop
+from engine.messages import (
+    Abort,
+    CheckModel,
+    GetMemoryMap,
+    SetKVLimit,
+    SetMemoryPressure,
+    Stop,
+)
+from engine.power import SleepDetector
 from engine.slots import Slots
 from engine.token_stream import TokenStream as TokenStream
 from engine.types import (
@@ -61,6 +69,7 @@ class EngineClient:
         self._events: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, TokenStream] = {}
         self._slots = Slots(max_share_ratio)
+        self._sleep = SleepDetector()
         self._last_id = 0
         self._closed = False
         self.pressure = 0
@@ -109,6 +118,21 @@ class EngineClient:
         assert self._loop is not None
         self.pressure = level
         self._loop.mailbox.put(SetMemoryPressure(level))
+
+    def set_kv_limit(self, limit_bytes: int, answer: Callable[[int], None]) -> None:
+        """Let K and V take so many bytes from now on, as far as nobody uses more. From any thread.
+        answer: called on the engine's thread with the bytes that they may take now; never where the
+        engine ends before."""
+        assert self._loop is not None
+        self._loop.mailbox.put(SetKVLimit(limit_bytes, answer))
+
+    def notice_sleep(self) -> None:
+        """If the machine has slept, have the engine see whether the model still computes, ahead of
+        all requests that it has not begun. Where it does not, the engine ends. From any thread."""
+        if slept_s := self._sleep.slept_s():
+            assert self._loop is not None
+            log.info("the machine slept for %.0f s: the model is checked first", slept_s)
+            self._loop.mailbox.put(CheckModel())
 
     @property
     def alive(self) -> bool:
@@ -219,6 +243,7 @@ class EngineClient:
             raise PromptTooLongError(len(prompt_ids), longest)
         if not beyond_queue:
             self.check_room(len(params), salt.tenant)
+        self.notice_sleep()
         wake = asyncio.Event() if read_with is None else read_with.wake
         streams: list[TokenStream] = []
         for number, answer_params in enumerate(params, start=self._last_id + 1):

@@ -10,7 +10,14 @@ from engine.config import EngineConfig
 from engine.constraints import MaskThread
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
 from engine.memory_map import MemoryMap, report_first
-from engine.messages import Abort, GetMemoryMap, Message, SetMemoryPressure
+from engine.messages import (
+    Abort,
+    CheckModel,
+    GetMemoryMap,
+    Message,
+    SetKVLimit,
+    SetMemoryPressure,
+)
 from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.pressure import PressureLevel
@@ -160,6 +167,10 @@ class EngineLoop:
                 events += self._scheduler.abort(message.request_id)
             elif isinstance(message, SetMemoryPressure):
                 self._set_memory_pressure(message.level)
+            elif isinstance(message, SetKVLimit):
+                message.answer(self._kv.set_limit(message.limit_bytes))
+            elif isinstance(message, CheckModel):
+                self._health_check.start()
             elif isinstance(message, GetMemoryMap):
                 message.answer(self._memory_map())
             else:

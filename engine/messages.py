@@ -23,6 +23,11 @@ class SetMemoryPressure:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckModel:
+    """See whether the model still computes, before anything else."""
+
+
+@dataclass(frozen=True, slots=True)
 class GetMemoryMap:
     """Make a memory map."""
 
@@ -31,8 +36,17 @@ class GetMemoryMap:
 
 
 @dataclass(frozen=True, slots=True)
+class SetKVLimit:
+    """Let K and V take so many bytes from now on, as far as nobody uses more."""
+
+    limit_bytes: int
+    answer: Callable[[int], None]
+    """Called on the engine's thread with the bytes that they may take now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the engine after the running step."""
 
 
-Message = Request | Abort | SetMemoryPressure | GetMemoryMap | Stop
+Message = Request | Abort | SetMemoryPressure | SetKVLimit | CheckModel | GetMemoryMap | Stop

@@ -16,7 +16,7 @@ class ModelFailedError(RuntimeError):
 
 
 class ModelHealthCheck:
-    """Submits a request of its own when no output of a step was finite.
+    """Submits a request of its own when no output of a step was finite, or when it is told to.
 
     A request whose output is not finite fails alone. Where a step has no other output, the model
     is asked for the token after token 0. It could compute that when the engine was started: where
@@ -32,14 +32,18 @@ class ModelHealthCheck:
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Submit its own request where a step has outcomes, and none of them is finite."""
-        if not outcomes or self.is_running:
+        if outcomes and all(isinstance(each, RowError) and each == NOT_FINITE for each in outcomes):
+            self.start()
+
+    def start(self) -> None:
+        """Submit its own request, unless it is under way."""
+        if self.is_running:
             return
-        if all(isinstance(each, RowError) and each == NOT_FINITE for each in outcomes):
-            self.is_running = True
-            params = SamplingParams(max_tokens=0 if self._pooling else 1, temperature=0.0)
-            self._submit(
-                Request(HEALTH_CHECK_ID, (0,), params, HEALTH_CHECK_PRIORITY, pooling=self._pooling)
-            )
+        self.is_running = True
+        params = SamplingParams(max_tokens=0 if self._pooling else 1, temperature=0.0)
+        self._submit(
+            Request(HEALTH_CHECK_ID, (0,), params, HEALTH_CHECK_PRIORITY, pooling=self._pooling)
+        )
 
     def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events of other requests than its own. Raises ModelFailedError when the output

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from engine.client import EngineClient
+from engine.power import KeepAwake
 from engine.pressure import PressureLevel, PressureSource
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class Watchdog:
 
 
 class EngineMonitor:
-    """Ends the process when a step hangs, and tells the engine the system's memory pressure."""
+    """Ends the process when a step hangs, and tells the engine the system's memory pressure. Keeps
+    the machine awake while there are requests, and has the model checked after a sleep."""
 
     def __init__(
         self,
@@ -57,17 +59,19 @@ class EngineMonitor:
         watchdog_s: float,
         pressure: PressureSource | None,
         exit_code: Callable[[], int],
+        awake: KeepAwake | None = None,
         end: End = os._exit,
         clock: Callable[[], float] = time.monotonic,
         stacks: TextIO | None = None,
     ) -> None:
         """client: started. pressure: None where the system's is ignored. exit_code: returns the
-        process's exit code, once the client is dead. end: ends the process. stacks: a file for the
-        stacks of all threads; None is standard error."""
+        process's exit code, once the client is dead. awake: None where the machine may sleep. end:
+        ends the process. stacks: a file for the stacks of all threads; None is standard error."""
         self._client = client
         self._watchdog = Watchdog(watchdog_s)
         self._pressure = pressure
         self._exit_code = exit_code
+        self._awake = awake
         self._end = end
         self._clock = clock
         self._stacks = stacks
@@ -82,6 +86,8 @@ class EngineMonitor:
         """Stop the thread, and wait for it."""
         self._stopped.set()
         self._thread.join()
+        if self._awake is not None:
+            self._awake.end()
 
     def _watch(self) -> None:
         while not self._stopped.wait(POLL_S):
@@ -91,6 +97,9 @@ class EngineMonitor:
 
     def poll(self) -> bool:
         """Report the memory pressure; return False when the engine's step takes too long."""
+        self._client.notice_sleep()
+        if self._awake is not None:
+            self._awake.update(busy=self._client.in_flight > 0)
         if self._pressure is not None:
             self._report_pressure(PressureLevel(self._pressure()))
         return not self._watchdog.check(self._clock(), self._client.busy_since)

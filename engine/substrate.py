@@ -29,9 +29,12 @@ from kvcache.native_backends import system_file_limit
 from kvcache.substrates import Substrate
 
 
-def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> EnginePlan:
+def plan_for_this_machine(
+    config: EngineConfig, checkpoint: Checkpoint, budget_bytes: int | None = None
+) -> EnginePlan:
     """Choose the substrate, and fit model and cache into what it may use.
 
+    budget_bytes: what it may use in all, whatever others use now; None: what the machine has left.
     Raises SubstrateError that names what a substrate that was asked for lacks; BudgetError or
     LayoutError with the figure that does not fit.
     """
@@ -49,7 +52,23 @@ def plan_for_this_machine(config: EngineConfig, checkpoint: Checkpoint) -> Engin
         ]
 
     choice = machine_substrate(config.substrate, sizes_of, release_heaps=config.release_heaps)
-    plan = plan_engine(config, checkpoint, memory_for(choice.substrate), choice)
+    return plan_on(choice, config, checkpoint, budget_bytes)
+
+
+def plan_on(
+    choice: SubstrateChoice,
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    budget_bytes: int | None = None,
+) -> EnginePlan:
+    """Fit model and cache into what a substrate may use that has been chosen, for this model or
+    another. budget_bytes: as for ``plan_for_this_machine``. Raises BudgetError or LayoutError with
+    the figure that does not fit."""
+    machine = memory_for(choice.substrate)
+    if budget_bytes is not None:
+        machine = replace(machine, total_bytes=budget_bytes, available_bytes=budget_bytes)
+        config = replace(config, headroom_bytes=0)
+    plan = plan_engine(config, checkpoint, machine, choice)
     if choice.substrate is Substrate.POSIX:
         largest = max(group.heap_bytes for group in plan.memory.layout.groups)
         check_heap_file(largest, system_file_limit())
@@ -120,6 +139,14 @@ def why_no_metal(device: MetalDevice | None) -> str:
     if not metal_ext.HAS_METAL:
         return NO_METAL
     return NO_DEVICE if device is None else ""
+
+
+def memory_of_all_models(config: EngineConfig) -> int:
+    """Return how many bytes several models may use together on this machine: as many as one that is
+    served alone may use."""
+    on_cpu = config.substrate == Substrate.POSIX.setting or bool(why_no_metal(metal_device()))
+    machine = memory_for(Substrate.POSIX if on_cpu else Substrate.SPARSE)
+    return machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
 
 
 def memory_for(substrate: Substrate) -> MachineMemory:

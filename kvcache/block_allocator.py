@@ -15,6 +15,7 @@ from kvcache.sequences import CachedSequence
 MAP_AHEAD_TOKENS = 8
 # Memory is released on the thread that also maps ahead: 40 ms of its time.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
+BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
 # Of the heaps that the budget allows: where heaps are to be spared and so many are made, prefixes
 # that no sequence uses make room before the next one is.
 SPARED_HEAPS_RATIO = 0.5
@@ -111,6 +112,17 @@ class BlockAllocator:
                 return
         self._pool.free_unmapped(blocks)
 
+    def set_limit(self, blocks: int) -> int:
+        """Allow so many blocks from now on, and what one sequence may need at least; evict prefixes
+        that no sequence uses for it. Return how many are allowed: more, while sequences have them
+        or where memory cannot be given back."""
+        cached = self._pool.count(BlockState.CACHED)
+        held = self._pool.used_blocks - cached + self._reserved_blocks
+        least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
+        for _ in range(min(self._pool.used_blocks - least, BLOCKS_EVICTED_AT_ONCE)):
+            self._prefixes.evict()
+        return self._pool.set_limit(least)
+
     def release_memory(self, slack_bytes: int) -> None:
         """Release memory of free blocks beyond the slack; keep a heap's, and as much as is
         reserved."""
@@ -120,7 +132,9 @@ class BlockAllocator:
         )
         at_once = max(BYTES_RELEASED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
         at_once -= self._pool.count(BlockState.RELEASING)
-        self._pool.release_memory(slack_bytes, min(self.available_blocks, at_once))
+        cached = self._pool.count(BlockState.CACHED)
+        unreserved = self._pool.unused_blocks + cached - self._reserved_blocks
+        self._pool.release_memory(slack_bytes, min(unreserved, at_once))
 
     def _settle(self, sequence: CachedSequence) -> None:
         """Wait for blocks that are being mapped ahead; free those that the system refused."""

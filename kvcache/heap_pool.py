@@ -40,6 +40,7 @@ class HeapPool:
         self._max_heaps = budget_bytes // group.heap_bytes
         if backend.heap_limit is not None:
             self._max_heaps = min(self._max_heaps, backend.heap_limit)
+        self._limit_blocks = self._max_heaps * group.blocks_per_heap
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
         self.saved_blocks = 0
@@ -52,8 +53,9 @@ class HeapPool:
 
     @property
     def capacity_blocks(self) -> int:
-        """Return how many blocks all heaps have that the budget allows."""
-        return self._max_heaps * self._group.blocks_per_heap
+        """Return how many blocks the limit allows, and those beyond it whose memory is not released
+        yet."""
+        return self.free_blocks + self.used_blocks + self._counts[BlockState.RELEASING]
 
     @property
     def num_heaps(self) -> int:
@@ -63,8 +65,19 @@ class HeapPool:
     @property
     def free_blocks(self) -> int:
         """Return how many blocks ``allocate`` could hand out now, those of heaps to be made too."""
+        return min(self._limit_blocks - self.used_blocks, self.unused_blocks)
+
+    @property
+    def unused_blocks(self) -> int:
+        """Return how many blocks are free, whatever the limit; those of heaps to be made too."""
         unmade = self._max_heaps - len(self._heaps)
         return self._counts[BlockState.FREE] + unmade * self._group.blocks_per_heap
+
+    @property
+    def used_blocks(self) -> int:
+        """Return how many blocks hold something, or may be read by the device."""
+        unused = self._counts[BlockState.FREE] + self._counts[BlockState.RELEASING]
+        return len(self._heaps) * self._group.blocks_per_heap - unused
 
     @property
     def free_committed_bytes(self) -> int:
@@ -74,6 +87,23 @@ class HeapPool:
     def count(self, state: BlockState) -> int:
         """Return how many blocks of made heaps are in that state."""
         return self._counts[state]
+
+    # --- the limit ----------------------------------------------------------------------------
+
+    def set_limit(self, blocks: int) -> int:
+        """Allow so many blocks, and no more than the budget does; return how many are allowed now.
+
+        What is used stays allowed, and with it what cannot be given back: all heaps that have been
+        made, or those in which a block is used.
+        """
+        size = self._group.blocks_per_heap
+        kept = self.used_blocks
+        if self._backend.releases is Releases.NOTHING:
+            kept = len(self._heaps) * size
+        elif self._backend.releases is not Releases.BLOCKS:
+            kept = sum(heap.free < size for heap in self._heaps) * size
+        self._limit_blocks = min(max(blocks, kept), self._max_heaps * size)
+        return self._limit_blocks
 
     # --- the circle -----------------------------------------------------------------------------
 
@@ -146,13 +176,15 @@ class HeapPool:
     # --- releasing memory -----------------------------------------------------------------------
 
     def release_memory(self, slack_bytes: int, max_blocks: int) -> None:
-        """Start releasing memory of free blocks, until no more than the slack is kept.
+        """Start releasing memory of free blocks, until no more than the slack is kept, nor more
+        than may be used.
 
         Whole heaps first, the emptiest before others; single blocks where the backend can; nothing
         where it can release nothing. No more than ``max_blocks``: until their memory is released
         they cannot be allocated.
         """
         releases = self._backend.releases
+        slack_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
         if releases is Releases.NOTHING or self.free_committed_bytes <= slack_bytes:
             return
         for whole in (True, False) if releases is Releases.BLOCKS else (True,):
@@ -270,6 +302,7 @@ class HeapPool:
     def check_invariants(self) -> None:
         """Count blocks and free slack again. Raises AssertionError."""
         assert len(self._heaps) <= self._max_heaps
+        assert self.used_blocks <= self._limit_blocks
         for state in BlockState:
             counted = sum(heap.states().count(state) for heap in self._heaps)
             assert counted == self._counts[state], f"{state.name}: {counted} blocks"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.block import Block
-from kvcache.block_allocator import MAP_AHEAD_TOKENS
+from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.group_cache import GroupCache
 from kvcache.layout import KVLayout
@@ -19,8 +19,6 @@ from kvcache.sequences import CachedSequence, OpenSequence, Progress
 from kvcache.sparse_buffer import SparseBuffer
 from kvcache.stats import KVStats, total
 from kvcache.views import CacheTokens, KVViews, layer_regions
-
-BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
 
 
 class KVCacheManager:
@@ -259,11 +257,20 @@ class KVCacheManager:
 
     def evict_prefixes(self) -> None:
         """Evict prefixes that no sequence uses: so few at a time that no step has to wait."""
-        runs = self._open or self._completed_epoch < self._issued_epoch
         for group in self._groups:
             group.evict(BLOCKS_EVICTED_AT_ONCE)
-            if not runs or not group.releases_when_idle:
-                group.allocator.release_memory(self._limits.settings.free_slack_bytes)
+        self._release_slack()
+
+    def set_limit(self, limit_bytes: int) -> int:
+        """Let all blocks that are used take so many bytes from now on: no more than the budget, and
+        no less than one sequence may need. Return how many it is: more, while sequences have them
+        or where memory cannot be given back."""
+        blocks = limit_bytes // sum(group.group.block_bytes for group in self._groups)
+        allowed = 0
+        for group in self._groups:
+            allowed += group.allocator.set_limit(blocks) * group.group.block_bytes
+        self._release_slack()
+        return allowed
 
     def set_memory_pressure(self, *, short: bool) -> None:
         """Note whether the system is short of memory."""
@@ -298,6 +305,13 @@ class KVCacheManager:
             group.check_invariants(self._parts(number))
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _release_slack(self) -> None:
+        """Release memory of free blocks beyond the slack, where it may be released now."""
+        runs = self._open or self._completed_epoch < self._issued_epoch
+        for group in self._groups:
+            if not runs or not group.releases_when_idle:
+                group.allocator.release_memory(self._limits.settings.free_slack_bytes)
 
     def _parts(self, number: int) -> list[CachedSequence]:
         """Return the open sequences in one group."""

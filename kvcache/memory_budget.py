@@ -116,6 +116,34 @@ class MemoryPlan:
             "swap what other programs hold: end some, or serve a smaller model"
         )
 
+    def figures(self) -> dict[str, int]:
+        """Return the sum and the limits as machines read them, by name; bytes where the name says
+        so."""
+        demand, layout = self.demand, self.layout
+        return {
+            "machine_bytes": demand.machine_bytes,
+            "available_bytes": demand.available_bytes,
+            "headroom_bytes": demand.headroom_bytes,
+            "usable_bytes": demand.usable_bytes,
+            "weights_bytes": demand.weights_bytes,
+            "activation_bytes": demand.activation_bytes,
+            "mlx_cache_bytes": demand.mlx_cache_bytes,
+            "grammar_bytes": demand.grammar_bytes,
+            "kv_budget_bytes": self.kv_budget_bytes,
+            "kv_bytes_per_token": layout.bytes_per_token,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+        }
+
+    def line(self) -> str:
+        """Return the sum in one line."""
+        demand, tokens = self.demand, self.kv_budget_bytes // self.layout.bytes_per_token
+        whole = "the GPU's working set" if demand.on_gpu else "this machine"
+        return (
+            f"K and V up to {gib(self.kv_budget_bytes)} ({tokens} tokens), weights "
+            f"{gib(demand.weights_bytes)}, of {gib(demand.machine_bytes)} of {whole}"
+        )
+
     def lines(self) -> list[str]:
         """Return the sum as a person reads it."""
         demand, layout = self.demand, self.layout

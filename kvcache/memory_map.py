@@ -80,7 +80,7 @@ def take_map(layout: KVLayout, pool: HeapPool, open_sequences: Iterable[CachedSe
         blocks_per_heap=group.blocks_per_heap,
         page_bytes=group.page_bytes,
         regions=sum(len(its.regions) for its in layout.groups),
-        max_heaps=pool.capacity_blocks // group.blocks_per_heap,
+        max_heaps=max(pool.num_heaps, -(-pool.capacity_blocks // group.blocks_per_heap)),
         heaps=tuple(map(_snapshot, pool.heaps)),
         sequences=tuple(_mapped(sequence) for sequence in open_sequences),
     )

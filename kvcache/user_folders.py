@@ -18,6 +18,12 @@ def state_folder() -> Path:
     return _folder("XDG_STATE_HOME", ".local/state", on_a_mac="Library/Application Support")
 
 
+def config_folder() -> Path:
+    """Return the folder for settings: on a Mac, too, where people look for those of a command.
+    Raises RuntimeError where the user has no home."""
+    return _folder("XDG_CONFIG_HOME", ".config", on_a_mac=".config")
+
+
 def _folder(variable: str, usual: str, *, on_a_mac: str) -> Path:
     chosen = os.environ.get(variable)
     below_home = on_a_mac if sys.platform == "darwin" else usual

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.loop import EngineLoop
+from engine.messages import CheckModel
 from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError, ModelHealthCheck
 from engine.step_plan import NOT_FINITE, RowError, Scores, Token
 from engine.types import FinishReason, Request, TokenEvent
@@ -109,3 +110,30 @@ def test_a_check_that_is_in_a_failed_step_is_nobodys_end() -> None:
     run_dry(loop)
     assert answers.finished == {1: ERROR, 2: ERROR}
     assert not loop._health_check.is_running
+
+
+def test_a_model_that_is_to_be_checked_is_asked_before_those_that_wait() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, max_num_seqs=1)
+    loop.mailbox.put(greedy(1, [5, 6], 3))
+    loop.mailbox.put(CheckModel())
+    loop.mailbox.put(CheckModel())
+    under_way = []
+    while not answers.tokens:
+        loop.run_once()
+        under_way.append(loop._health_check.is_running)
+    assert len(under_way) > 1, "the only place was the check's"
+    assert not under_way[-1], "the first answer comes after it"
+    run_dry(loop)
+    assert answers.finished == {1: LENGTH}
+
+
+def test_a_model_that_is_found_broken_when_it_is_checked_ends_the_engine() -> None:
+    answers = Answers.empty()
+    model = RecallModel(SHAPE, VOCAB)
+    loop = recall_loop(answers, model=lambda *_: model)
+    model.non_finite_tokens = frozenset(range(VOCAB))
+    loop.mailbox.put(CheckModel())
+    with pytest.raises(ModelFailedError, match="not finite"):
+        run_dry(loop)
+    assert answers.finished == {}

@@ -4,16 +4,21 @@ import asyncio
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from engine import monitor as module
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
+from engine.messages import CheckModel
 from engine.monitor import LONGEST_BREAK_S, EngineMonitor, Watchdog
-from engine.types import FinishReason, SamplingParams
+from engine.power import KeepAwake, SleepDetector
+from engine.types import FinishReason, Request, SamplingParams
 from tests.engines import recall_loop
 from tests.recall import RecallModel
 from tests.server.harness import Gate, ScriptedModel, eventually, start_engine
@@ -118,6 +123,9 @@ class _Hanging:
     def __init__(self) -> None:
         self.given_up = threading.Event()
         self.when_given_up: Callable[[], None] = _never
+
+    def notice_sleep(self) -> None:
+        pass
 
     def declare_dead(self) -> None:
         self.when_given_up()
@@ -242,3 +250,75 @@ def test_a_process_that_stood_still_did_not_see_its_step_at_work() -> None:
     assert not watchdog.check(3610.0, 0.0)
     barks = [now for now in seconds(3611, 3700) if watchdog.check(now, 0.0)]
     assert barks[0] == 3610.0 + LIMIT_S - 10.0 - LONGEST_BREAK_S
+
+
+# --- sleep ------------------------------------------------------------------------------------
+
+
+def test_the_model_is_checked_after_a_sleep_and_only_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = start_engine()
+    clock, day = Clock(), Clock()
+    engine.client._sleep = SleepDetector(clock, day)
+    monitor = EngineMonitor(engine.client, watchdog_s=10.0, pressure=None, exit_code=exit_code)
+    try:
+        for asleep_s, checks in ((0.0, 0), (3600.0, 1), (0.0, 0)):
+            before = engine.gate.entered
+            clock.now += 1.0
+            day.now += 1.0 + asleep_s
+            with caplog.at_level(logging.INFO):
+                assert monitor.poll()
+            deadline_s = time.monotonic() + WAIT_S
+            while engine.gate.entered < before + checks:
+                assert time.monotonic() < deadline_s, "nobody asked the model"
+            engine.rest()
+            assert engine.gate.entered == before + checks
+        assert caplog.text.count("the machine slept for 3600 s") == 1
+        assert engine.client.alive
+    finally:
+        engine.stop()
+
+
+async def test_a_request_that_comes_after_a_sleep_comes_after_the_check() -> None:
+    engine = start_engine()
+    clock, day = Clock(), Clock()
+    client = engine.client
+    client.attach()
+    client._sleep = SleepDetector(clock, day)
+    engine.gate.close()
+    day.now = 3600.0
+    assert client._loop is not None
+    told: list[object] = []
+    client._loop.mailbox = cast(Any, SimpleNamespace(put=told.append))
+    stream = client.submit((1, 2), PARAMS)
+    assert [type(message) for message in told] == [CheckModel, Request]
+    stream.close()
+    engine.gate.open()
+
+
+def test_a_machine_is_kept_awake_while_there_are_requests() -> None:
+    told: list[object] = []
+
+    class Awake:
+        def update(self, *, busy: bool) -> None:
+            told.append(busy)
+
+        def end(self) -> None:
+            told.append("end")
+
+    engine = start_engine()
+    engine.gate.close()
+    awake = cast(KeepAwake, Awake())
+    monitor = EngineMonitor(
+        engine.client, watchdog_s=10.0, pressure=None, exit_code=exit_code, awake=awake
+    )
+    monitor.poll()
+    stream = engine.client.submit((1, 2), PARAMS)
+    monitor.poll()
+    stream.close()
+    engine.stop()
+    assert told == [False, True]
+    monitor.start()
+    monitor.stop()
+    assert told[-1] == "end"

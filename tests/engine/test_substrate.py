@@ -12,6 +12,7 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.substrate import (
     machine_substrate,
     memory_for,
+    memory_of_all_models,
     metal_device,
     plan_for_this_machine,
     why_no_metal,
@@ -184,3 +185,13 @@ def test_a_plan_for_a_cpu_is_as_it_was(tiny_model: Path) -> None:
     plan = plan_for_this_machine(replace(CONFIG, substrate="dense"), read_checkpoint(tiny_model))
     assert plan.substrate.substrate is Substrate.DENSE
     assert plan.memory.layout.groups[0].blocks_per_buffer == 1
+
+
+def test_several_models_may_use_what_one_alone_may(device: Device) -> None:
+    del device
+    auto = replace(CONFIG, substrate="auto", headroom_bytes=None)
+    gpu = memory_for(Substrate.SPARSE)
+    assert memory_of_all_models(auto) == gpu.usable_bytes(gpu.headroom_bytes(None))
+    machine = machine_memory()
+    on_cpu = memory_of_all_models(replace(auto, substrate="posix"))
+    assert 0 < on_cpu <= machine.total_bytes - machine.headroom_bytes(None)

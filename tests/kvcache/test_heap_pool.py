@@ -402,3 +402,30 @@ def test_a_miscount_of_what_sharing_saves_is_found() -> None:
     pool.saved_blocks += 1
     with pytest.raises(AssertionError):
         pool.check_invariants()
+
+
+def test_a_limit_keeps_what_is_used_and_all_beyond_it_goes_back() -> None:
+    pool, backend = small_pool(heaps=3)
+    first, second = take(pool, 6), take(pool, 4)
+    free(pool, second)
+    assert pool.set_limit(2) == pool.capacity_blocks == 6, "somebody has them"
+    pool.release_memory(EVERYTHING, EVERYTHING)
+    assert (pool.free_committed_bytes, pool.allocate(1)) == (0, None)
+    backend.complete()
+    pool.poll(backend.completed)
+    free(pool, first)
+    assert pool.set_limit(2) == 2
+    assert (pool.free_blocks, len(take(pool, 2)), pool.allocate(1)) == (2, 2, None)
+    assert pool.set_limit(EVERYTHING) == 3 * HEAP_BLOCKS, "the budget's"
+    take(pool, 10)
+
+
+@pytest.mark.parametrize(
+    ("releases", "allowed"), [(Releases.NOTHING, 2), (Releases.HEAPS, 1), (Releases.IDLE, 1)]
+)
+def test_a_limit_counts_heaps_that_cannot_be_given_back(releases: Releases, allowed: int) -> None:
+    pool, _ = small_pool(heaps=3, releases=releases, charge=Charge.HEAPS)
+    blocks = take(pool, HEAP_BLOCKS + 1)
+    free(pool, blocks[1:])
+    assert pool.set_limit(0) == allowed * HEAP_BLOCKS
+    pool.check_invariants()

@@ -491,3 +491,29 @@ def test_prefixes_that_are_forgotten_are_counted() -> None:
     assert kv.stats().evicted_blocks == 0
     kv.evict_prefixes()
     assert kv.stats().evicted_blocks == 4
+
+
+def test_other_models_get_the_memory_of_idle_prefixes_but_not_what_one_sequence_may_need() -> None:
+    kv, backend = small_manager(heaps=4)
+    tokens = 2 * HEAP_BLOCKS * TOKENS
+    assert join(kv, 1, tokens)
+    grow(kv, 1, 0, tokens)
+    kv.close(1)
+    settle(kv, backend)
+    assert kv.stats().cached_bytes == 2 * HEAP_BLOCKS * BLOCK
+    least = min(kv._layout.blocks_for(kv._layout.max_tokens), 4 * HEAP_BLOCKS) * BLOCK
+    assert kv.set_limit(0) == kv.stats().capacity_bytes == least
+    settle(kv, backend)
+    kv.check_invariants()
+    assert kv.max_tokens == min(kv._layout.max_tokens, least // BLOCK * TOKENS)
+    assert kv.set_limit(1 << 60) == 4 * HEAP_BLOCKS * BLOCK
+
+
+def test_a_limit_takes_nothing_from_those_who_run() -> None:
+    kv, _ = small_manager(heaps=4)
+    assert join(kv, 1, 3 * TOKENS)
+    grow(kv, 1, 0, 3 * TOKENS)
+    assert join(kv, 2, 5 * TOKENS)
+    kv.set_limit(0)
+    grow(kv, 2, 0, 5 * TOKENS)
+    kv.check_invariants()

@@ -12,7 +12,7 @@ from random import Random
 from engine.client import TokenStream
 from engine.errors import EngineFailedError
 from engine.loop import IDLE_POLL_S, STALLED_POLL_S
-from engine.messages import Abort, SetMemoryPressure
+from engine.messages import Abort, SetKVLimit, SetMemoryPressure
 from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError
 from engine.pressure import PressureLevel
 from engine.types import FinishReason, Request, TokenEvent
@@ -60,6 +60,9 @@ class Simulation:
         self._machine = Machine(seed, self.world, self._hear, lambda number: self._recalls[number])
         self._weather = Random(f"{seed} pressure")
         self._pressure = PressureLevel.NORMAL
+        self._company = Random(f"{seed} other models")
+        self._limit_rate = self._company.choice((0.0, 0.0, 0.01, 0.2))
+        self._was_limited = False
         """How short of memory the system is, as the engine knows."""
         self._agenda: list[tuple[float, int, int | None]] = []
         """(time, number, the request to abort): None is an arrival."""
@@ -112,6 +115,7 @@ class Simulation:
         """What is due, a step, and what the readers make of it."""
         self._round += 1
         self._change_pressure()
+        self._change_limit()
         self._do_due()
         self._deliver()
         worked = self._step()
@@ -127,6 +131,22 @@ class Simulation:
     def _change_pressure(self) -> None:
         if self._weather.random() < self.world.pressure_rate:
             self._press(self._weather.choice(list(PressureLevel)))
+
+    def _change_limit(self) -> None:
+        """Other models come and go, and take memory of K and V or give it back."""
+        self._was_limited = self._company.random() < self._limit_rate
+        if self._was_limited:
+            self._limit(self._company.choice((0.0, 0.5, 1.0)))
+
+    def _limit(self, part: float) -> None:
+        budget_bytes = self.world.engine.budget_bytes
+        self._machine.loop.mailbox.put(SetKVLimit(int(part * budget_bytes), self._check_limit))
+        self.counts["limits of K and V"] += 1
+
+    def _check_limit(self, allowed_bytes: int) -> None:
+        stats = self._machine.kv.stats()
+        if stats.capacity_bytes > allowed_bytes + stats.quarantined_bytes:
+            raise SimulationError(f"{allowed_bytes} bytes were promised to other models")
 
     def _press(self, level: PressureLevel) -> None:
         self._pressure = level
@@ -166,7 +186,7 @@ class Simulation:
             raise SimulationError("somebody was let in although the system is short of memory")
         if machine.scheduler.holds_back != self._holds_back:
             raise SimulationError(f"let in one by one: {machine.scheduler.holds_back}")
-        if machine.begun == begun and not machine.unfriendly:
+        if machine.begun == begun and not machine.unfriendly and not self._was_limited:
             self._check_forgotten(machine.kv.stats().evicted_blocks - evicted, idle_since)
         if self._preemptions(first) > preempted and not is_tried:
             raise SimulationError("the first in order was preempted")

@@ -1,0 +1,169 @@
+"""Keeps a Mac awake while there is something to answer, and reads how it is powered.
+
+macOS sends a machine to sleep that nobody touches, and does not see that a program's answers are
+waited for. Its assertions are Apple's IOPMLib.h; what it names is in `pmset -g assertions`. Systems
+other than macOS are left alone: a server that sleeps there was told to.
+"""
+
+import ctypes
+import logging
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import psutil
+
+log = logging.getLogger(__name__)
+
+IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
+CORE_FOUNDATION = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
+# kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn. A lid that is closed is
+# stronger, and so is an empty battery.
+NO_IDLE_SLEEP = b"PreventUserIdleSystemSleep"
+LEVEL_ON = 255
+UTF8 = 0x08000100  # kCFStringEncodingUTF8
+PMSET = "/usr/bin/pmset"
+# Of `pmset -g`; Macs that have a high power mode, too, call it powermode, where 2 is high.
+LOW_POWER = re.compile(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", re.MULTILINE)
+PMSET_TIMEOUT_S = 5.0
+# The clock of the day is set by less.
+SHORTEST_SLEEP_S = 10.0
+
+
+class Power(Protocol):
+    """How a machine is powered, and what keeps it awake."""
+
+    def hold(self, reason: str) -> int:
+        """Keep the machine from sleeping by itself; return what releases it. Raises OSError."""
+
+    def release(self, assertion: int) -> None:
+        """Let the machine sleep again."""
+
+    def on_mains(self) -> bool:
+        """Return whether no battery is being emptied."""
+
+    def saves(self) -> bool:
+        """Return whether the machine is in its low power mode."""
+
+
+class MacPower:
+    """A Mac's, by IOKit."""
+
+    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        """load: opens a library. Raises OSError where one is not there, AttributeError where a
+        function is not."""
+        core, kit = load(CORE_FOUNDATION), load(IOKIT)
+        self._make_text = core.CFStringCreateWithCString
+        self._make_text.restype = ctypes.c_void_p
+        self._make_text.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32)
+        self._free = core.CFRelease
+        self._free.restype = None
+        self._free.argtypes = (ctypes.c_void_p,)
+        self._create = kit.IOPMAssertionCreateWithName
+        self._create.restype = ctypes.c_int32
+        self._create.argtypes = (
+            *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p),
+            ctypes.POINTER(ctypes.c_uint32),
+        )
+        self._release = kit.IOPMAssertionRelease
+        self._release.restype = ctypes.c_int32
+        self._release.argtypes = (ctypes.c_uint32,)
+
+    def hold(self, reason: str) -> int:
+        """See Power."""
+        kind, name = (
+            self._make_text(None, text, UTF8) for text in (NO_IDLE_SLEEP, reason.encode())
+        )
+        assertion = ctypes.c_uint32(0)
+        try:
+            refused = self._create(kind, LEVEL_ON, name, ctypes.byref(assertion))
+        finally:
+            self._free(kind)
+            self._free(name)
+        if refused:
+            raise OSError(f"IOPMAssertionCreateWithName: {refused:#x}")
+        return assertion.value
+
+    def release(self, assertion: int) -> None:
+        """See Power."""
+        self._release(assertion)
+
+    def on_mains(self) -> bool:
+        """See Power."""
+        battery = psutil.sensors_battery()
+        return battery is None or bool(battery.power_plugged)
+
+    def saves(self) -> bool:
+        """See Power."""
+        try:
+            said = subprocess.run(
+                [PMSET, "-g"], capture_output=True, text=True, timeout=PMSET_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return LOW_POWER.search(said.stdout) is not None
+
+
+def power_of(platform: str = sys.platform) -> Power | None:
+    """Return this machine's; None where it is left alone."""
+    if platform != "darwin":
+        return None
+    try:
+        return MacPower()
+    except (OSError, AttributeError) as error:
+        log.warning("the machine may fall asleep while it answers: %s", error)
+        return None
+
+
+class KeepAwake:
+    """Holds a machine awake while it is busy; on mains, also while others than its own programs may
+    ask. To be asked regularly."""
+
+    def __init__(self, power: Power, *, others_may_ask: bool) -> None:
+        """others_may_ask: whether it listens to other machines, which cannot wake this one."""
+        self._power = power
+        self._others_may_ask = others_may_ask
+        self._assertion: int | None = None
+        self._refused = False
+
+    def update(self, *, busy: bool) -> None:
+        """Hold the machine awake, or let it sleep. busy: whether there are requests."""
+        wanted = busy or (self._others_may_ask and self._power.on_mains())
+        if not wanted:
+            self.end()
+        elif self._assertion is None and not self._refused:
+            try:
+                self._assertion = self._power.hold("quire answers requests")
+            except OSError as error:
+                self._refused = True
+                log.warning("the machine may fall asleep while it answers: %s", error)
+
+    def end(self) -> None:
+        """Let it sleep."""
+        if self._assertion is not None:
+            self._power.release(self._assertion)
+            self._assertion = None
+
+
+class SleepDetector:
+    """Finds out that a machine slept: its clock of the day has gone on, the monotonic one has not.
+    To be asked regularly. Somebody who sets the clock forward is taken for a sleep, too."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        time_of_day: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._time_of_day = time_of_day
+        self._ahead_s = time_of_day() - clock()
+
+    def slept_s(self) -> float:
+        """Return how long the machine has slept since the last call; 0 where it has not."""
+        ahead_s = self._time_of_day() - self._clock()
+        slept_s = ahead_s - self._ahead_s
+        self._ahead_s = ahead_s
+        return slept_s if slept_s >= SHORTEST_SLEEP_S else 0.0
