@@ -6,6 +6,10 @@ looked for at import, and said in one sentence.
 """
 
 import importlib.metadata
+import re
+
+MENDED = "install quire again (in a checkout: `make setup`)"
+NEEDED = re.compile(r"mlx(?:\[cpu\])?==(?P<version>[\d.]+)")
 
 
 def require_matching_versions() -> None:
@@ -14,16 +18,34 @@ def require_matching_versions() -> None:
     try:
         from . import _ext
     except ImportError as error:
+        # The library of another version rarely has all that the extension asks for.
+        needed = _needed_version()
+        if needed not in (None, installed):
+            raise _built_for(needed, installed) from error
         raise ImportError(
-            f"the native extension cannot be loaded with mlx {installed} ({error}): "
-            "run `make setup`"
+            f"the native extension cannot be loaded with mlx {installed} ({error}): {MENDED}",
+            name=__package__,
         ) from error
     if installed != _ext.MLX_VERSION:
-        raise ImportError(
-            f"the native extension was built for mlx {_ext.MLX_VERSION}, but mlx {installed} is "
-            "installed: run `make setup`"
-        )
+        raise _built_for(_ext.MLX_VERSION, installed)
     _require_array_exchange()
+
+
+def _needed_version() -> str | None:
+    """MLX's, by what is installed as quire; None where that is not a package."""
+    try:
+        required = importlib.metadata.requires("quire") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((found["version"] for line in required if (found := NEEDED.match(line))), None)
+
+
+def _built_for(needed: str, installed: str) -> ImportError:
+    return ImportError(
+        f"the native extension was built for mlx {needed}, but mlx {installed} is installed: "
+        f"{MENDED}",
+        name=__package__,
+    )
 
 
 def _require_array_exchange() -> None:
@@ -46,5 +68,6 @@ def _require_array_exchange() -> None:
     except TypeError as error:
         raise ImportError(
             "the native extension and mlx were built with different versions of nanobind, so that "
-            "arrays cannot pass between them: run `make setup`"
+            f"arrays cannot pass between them: {MENDED}",
+            name=__package__,
         ) from error

@@ -1,6 +1,7 @@
-"""What must hold of the wheel."""
+"""What must hold of a wheel, for a Mac or for Linux."""
 
 import configparser
+import dataclasses
 import email
 import subprocess
 import sys
@@ -9,8 +10,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-from .wheel_build import ROOT, Target, extension_suffix
-
+ROOT = Path(__file__).parents[3]
 # Of the packages' folders, what only a build needs.
 BUILD_ONLY = {".cpp", ".h", ".c", ".metal", ".cmake"}
 BUILD_FILES = {"CMakeLists.txt"}
@@ -18,23 +18,41 @@ BUILD_FILES = {"CMakeLists.txt"}
 SHIPPED = ("configs/quire.toml", "configs/demo/model")
 
 
-def complaints(target: Target, wheel: Path) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What a wheel is for: a Python such as "3.11", a platform's tag, and the suffix that modules
+    of both have."""
+
+    python: str
+    platform: str
+    suffix: str
+
+    @property
+    def tag(self) -> str:
+        """All of it, as a wheel says it."""
+        version = "cp" + self.python.replace(".", "")
+        return f"{version}-{version}-{self.platform}"
+
+
+def complaints(wheel: Path, of: Expected) -> list[str]:
     """Everything that is wrong with the wheel, in sentences."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
+        names = {name for name in archive.namelist() if not name.endswith("/")}
         (folder,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
         metadata = email.message_from_bytes(archive.read(f"{folder}/METADATA"))
         tags = email.message_from_bytes(archive.read(f"{folder}/WHEEL")).get_all("Tag", [])
         scripts = configparser.ConfigParser()
         scripts.read_string(archive.read(f"{folder}/entry_points.txt").decode())
     found = []
-    expected = sources(project) | {f"metal_ext/_ext{extension_suffix()}"}
+    expected = sources(project) | {f"metal_ext/_ext{of.suffix}"}
     present = {name for name in names if not name.startswith(folder)}
     found += [f"{name} is missing" for name in sorted(expected - present)]
     found += [f"{name} has no business in it" for name in sorted(present - expected)]
-    if not all(tag.endswith(target.platform_tag) for tag in tags) or len(tags) != 1:
-        found.append(f"its tags are {tags}, not one for {target.platform_tag}")
+    if tags != [of.tag]:
+        found.append(f"its tags are {tags}, not {of.tag} alone")
+    if f"{folder}/licenses/LICENSE" not in names or metadata["License-Expression"] != "Apache-2.0":
+        found.append("its licence is missing")
     if dict(scripts["console_scripts"]) != project["project"]["scripts"]:
         found.append(f"its commands are {dict(scripts['console_scripts'])}")
     required = {_plain(line) for line in metadata.get_all("Requires-Dist", [])}
@@ -43,7 +61,7 @@ def complaints(target: Target, wheel: Path) -> list[str]:
         for line in project["project"]["dependencies"]
         if _plain(line) not in required
     ]
-    return found + _installation(target, wheel)
+    return found or _installation(wheel, of)
 
 
 def sources(project: dict[str, dict[str, dict[str, dict[str, list[str]]]]]) -> set[str]:
@@ -66,17 +84,18 @@ def _plain(requirement: str) -> str:
     return requirement.replace(" ", "").replace('"', "'").lower()
 
 
-def _installation(target: Target, wheel: Path) -> list[str]:
-    """pip, asked to install for that Mac, has the last word on tags and contents."""
+def _installation(wheel: Path, of: Expected) -> list[str]:
+    """pip, asked to install for that system, has the last word on tags and contents."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
-             "--no-index", "--only-binary=:all:", "--platform", target.platform_tag,
+             "--no-index", "--only-binary=:all:", "--platform", of.platform,
+             "--python-version", of.python, "--implementation", "cp",
              "--target", folder, str(wheel)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode != 0:
             return [f"pip refuses it: {done.stderr.strip()}"]
-        if not (Path(folder) / f"metal_ext/_ext{extension_suffix()}").is_file():
+        if not (Path(folder) / f"metal_ext/_ext{of.suffix}").is_file():
             return ["pip installed it without its extension"]
     return []

@@ -20,7 +20,9 @@ def plan_of(product: Product, mac: Mac, figures: Path, model: Path) -> int:
     """Tokens of K and V that serve has planned; it is ended before it loads the weights."""
     command = product.command(mac.with_limit(SHELL_LIMIT), mac.told(figures), "quire")
     process = subprocess.Popen(
-        [*command, "serve", model, "--port", "0"], stderr=subprocess.PIPE, text=True
+        [*command, "serve", model, "--port", "0", "--log-level", "debug"],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
     line = ""

@@ -25,6 +25,8 @@ class Mac:
     """Of open files. As many as kern.maxfilesperproc are told as infinite: a Mac's default."""
     lacks: str = ""
     """What its device does not answer."""
+    saves_power: bool = False
+    """Whether it is in its low power mode."""
 
     def __str__(self) -> str:
         return f"{self.memory_gib} GB, macOS {14 if self.lacks else 26}"
@@ -62,6 +64,8 @@ class Mac:
             "gpu/recommended_working_set_bytes": self.working_set_bytes,
             "gpu/max_buffer_bytes": self.working_set_bytes * 5 // 6,
             "lacks": self.lacks,
+            "power/assertions": "",
+            "power/settings": f"Currently in use:\n lowpowermode {int(self.saves_power)}\n",
             "mistakes": "",
         }
         for name, figure in figures.items():

@@ -26,7 +26,15 @@ INFINITY = 2**63 - 1
 """A Mac's RLIM_INFINITY."""
 ABSENT = ("/proc", "/sys/")
 """Folders of Linux."""
-PROGRAMS = {"/usr/sbin/sysctl": str(RUNG / "programs" / "sysctl")}
+FRAMEWORKS = "/System/Library/Frameworks"
+POWER = str(RUNG.parents[2] / "build" / "metal" / "darwin" / "libpower.so")
+INSTEAD = {
+    "/usr/sbin/sysctl": str(RUNG / "programs" / "sysctl"),
+    "/usr/bin/pmset": str(RUNG / "programs" / "pmset"),
+    f"{FRAMEWORKS}/CoreFoundation.framework/CoreFoundation": POWER,
+    f"{FRAMEWORKS}/IOKit.framework/IOKit": POWER,
+}
+"""Files of macOS, and what stands in for them."""
 LACKS = {
     "os": ("memfd_create", "sched_getaffinity", "sched_setaffinity", "pidfd_open"),
 }
@@ -135,7 +143,7 @@ class Translation(ast.NodeTransformer):
         if isinstance(node.value, str):
             if node.value.startswith(ABSENT):
                 return ast.copy_location(ast.Constant("/linux" + node.value), node)
-            return ast.copy_location(ast.Constant(PROGRAMS.get(node.value, node.value)), node)
+            return ast.copy_location(ast.Constant(INSTEAD.get(node.value, node.value)), node)
         return node
 
 

@@ -69,7 +69,7 @@ def test_a_mapping_that_fails_while_serving_is_not_met_twice(
         serving(model, *SMALL, quire=quire) as server,
         ThreadPoolExecutor(1) as pool,
     ):
-        assert "sparse on Metal: it passed its canary" in server.text
+        assert "substrate: sparse on Metal" in server.text
         streaming = pool.submit(stream_that_fails, server, how)
         time.sleep(0.05)
         answer = ask(server)

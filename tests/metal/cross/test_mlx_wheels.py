@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.metal.cross.mac_wheels import PACKAGES, locked
+from tests.metal.cross.mlx_wheels import LINUX_PACKAGES, MAC_PACKAGES, locked
 
 ROOT = Path(__file__).parents[3]
 LOCK = (ROOT / "requirements.lock").read_text()
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", sorted({*MAC_PACKAGES, *LINUX_PACKAGES}))
 def test_an_entry_of_the_lock_has_its_version_and_hashes_and_no_marker(package: str) -> None:
     first, *hashes = locked(LOCK, package).split(" \\\n")
     assert first.startswith(f"{package}==")

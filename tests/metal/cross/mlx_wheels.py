@@ -1,9 +1,9 @@
-"""Fetches MLX's wheels for macOS, in the version and with the hashes that quire is locked to.
+"""Fetches MLX's wheels for another system, in the version and with the hashes of quire's lock.
 
-    python -m cross.mac_wheels requirements.lock macosx_26_0_arm64 build/metal/mac26
+    python -m cross.mlx_wheels requirements.lock macosx_26_0_arm64 build/metal/mac26
 
 The wheels are unpacked, not installed: headers and libraries to build against, with an import list
-that Apple's linker wrote.
+that the linker of that system wrote.
 """
 
 import re
@@ -13,7 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-PACKAGES = ("mlx", "mlx-metal")
+# Of a Mac's MLX, and of a processor's.
+MAC_PACKAGES = ("mlx", "mlx-metal")
+LINUX_PACKAGES = ("mlx", "mlx-cpu")
 PYTHON = "3.11"
 
 
@@ -30,16 +32,17 @@ def locked(lock: str, package: str) -> str:
     return "".join(found[0])
 
 
-def unpack(lock: Path, platform: str, target: Path) -> None:
+def unpack(lock: Path, platform: str, target: Path, python: str = PYTHON) -> None:
     """Downloads the wheels for a platform and unpacks them below ``target``, which it replaces."""
     shutil.rmtree(target, ignore_errors=True)
+    packages = MAC_PACKAGES if platform.startswith("macosx") else LINUX_PACKAGES
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
-        for package in PACKAGES:
+        for package in packages:
             requirements.write(locked(lock.read_text(), package) + "\n")
         requirements.flush()
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps"]
         command += ["--require-hashes", "--only-binary=:all:", "--platform", platform]
-        command += ["--python-version", PYTHON, "--implementation", "cp", "--target", str(target)]
+        command += ["--python-version", python, "--implementation", "cp", "--target", str(target)]
         subprocess.run([*command, "--requirement", requirements.name], check=True)
 
 

@@ -1,0 +1,123 @@
+"""Prints the Homebrew formula of a release, from its files and pyproject.toml.
+
+    python -m tests.install.formula ADDRESS HOMEPAGE > quire.rb
+
+ADDRESS is where the files of build/wheels are downloaded from. The formula is for a tap of one's
+own: Homebrew's own collection takes no wheels. What it installs is what the lock in the archive of
+the sources names, by version and hash, and quire's wheel: nothing is compiled.
+"""
+
+import hashlib
+import sys
+import tomllib
+from pathlib import Path
+
+from tests.install.release_notes import ROOT, version
+
+WHEELS = ROOT / "build" / "wheels"
+PYTHON = "3.13"
+# The oldest macOS of each wheel, by the name that Homebrew has for it.
+MACS = {"macosx_26_0_arm64": "on_tahoe :or_newer", "macosx_14_0_arm64": "on_sequoia :or_older"}
+BUILD_ONLY = "cmake nanobind ninja pathspec scikit-build-core"
+
+FORMULA = """\
+class Quire < Formula
+  desc "{description}"
+  homepage "{homepage}"
+  url "{address}/{sources}"
+  sha256 "{sources_hash}"
+  license "Apache-2.0"
+
+  depends_on arch: :arm64
+  depends_on macos: :sonoma
+  depends_on "python@{python}"
+
+  # The libraries in wheels are signed as they are, and find each other.
+  preserve_rpath
+
+{wheels}
+  def install
+    system "python{python}", "-m", "venv", libexec
+    pip = libexec/"bin/pip"
+    system pip, "install", "--no-cache-dir", "--only-binary=:all:", "--require-hashes",
+           "--requirement", "requirements.lock"
+    resource("wheel").stage {{ system pip, "install", "--no-deps", *Dir["*.whl"] }}
+    system pip, "uninstall", "--yes", *%w[{build_only}]
+    bin.install_symlink libexec/"bin/quire"
+  end
+
+  def caveats
+    <<~EOS
+      A small model comes along:
+        quire serve demo
+    EOS
+  end
+
+  test do
+    assert_match version.to_s, shell_output("#{{bin}}/quire --version")
+    port = free_port
+    server = spawn bin/"quire", "serve", "demo", "--port", port.to_s
+    begin
+      system "curl", "--silent", "--fail", "--retry", "60", "--retry-delay", "1",
+             "--retry-connrefused", "http://127.0.0.1:#{{port}}/health"
+    ensure
+      Process.kill "TERM", server
+      Process.wait server
+    end
+  end
+end
+"""
+WHEEL = """\
+  {system} do
+    resource "wheel" do
+      url "{address}/{name}", using: :nounzip
+      sha256 "{hash}"
+    end
+  end
+"""
+
+
+def formula(folder: Path, address: str, homepage: str) -> str:
+    """The formula's text. Raises ValueError where a file is not there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    sources = only(folder, f"quire-{version()}.tar.gz")
+    tag = "cp" + PYTHON.replace(".", "")
+    wheels = []
+    for platform, system in MACS.items():
+        wheel = only(folder, f"quire-{version()}-{tag}-{tag}-{platform}.whl")
+        wheels.append(
+            WHEEL.format(system=system, address=address, name=wheel.name, hash=sha256(wheel))
+        )
+    return FORMULA.format(
+        description=project["description"],
+        homepage=homepage,
+        address=address,
+        sources=sources.name,
+        sources_hash=sha256(sources),
+        python=PYTHON,
+        wheels="\n".join(wheels),
+        build_only=BUILD_ONLY,
+    )
+
+
+def only(folder: Path, name: str) -> Path:
+    """A file that must be there."""
+    if not (folder / name).is_file():
+        raise ValueError(f"{folder / name} is missing")
+    return folder / name
+
+
+def sha256(path: Path) -> str:
+    """Of a file, as Homebrew writes it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def main() -> int:
+    """The exit code."""
+    address, homepage = sys.argv[1:]
+    print(formula(WHEELS, address, homepage), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
