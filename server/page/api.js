@@ -1,13 +1,15 @@
-// The server, as the page sees it: one key, errors as sentences, events as objects.
+// The server, as the page sees it: one key, errors, events as objects.
 
 const KEY = "quire-api-key";
 const left = new EventTarget();
 
 export class ServerError extends Error {
-  constructor(message, status, retryAfter = null) {
+  constructor(message, status, { retryAfter = null, code = null, param = null } = {}) {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter;
+    this.code = code;
+    this.param = param;
   }
 }
 
@@ -42,7 +44,7 @@ export async function ask(path, { body = null, signal = null } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError("The server cannot be reached.", 0);
+    throw new ServerError("The server cannot be reached. Is it still running?", 0);
   }
   if (response.ok) return response;
   if (response.status === 401) left.dispatchEvent(new Event("key"));
@@ -50,25 +52,15 @@ export async function ask(path, { body = null, signal = null } = {}) {
 }
 
 async function failure(response) {
-  let message = "";
+  let error = {};
   try {
-    message = (await response.json()).error.message;
+    error = (await response.json()).error;
   } catch {
-    message = "";
+    error = {};
   }
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
-  return new ServerError(
-    message || `The server answered ${response.status}.`,
-    response.status,
-    retryAfter,
-  );
-}
-
-export function sentence(error) {
-  if (!(error instanceof ServerError)) return "Something on this page went wrong.";
-  if (error.retryAfter === null) return error.message;
-  const unit = error.retryAfter === 1 ? "second" : "seconds";
-  return `${error.message} Try again in ${error.retryAfter} ${unit}.`;
+  const message = error.message || `The server answered ${response.status}.`;
+  return new ServerError(message, response.status, { ...error, retryAfter });
 }
 
 // The objects of server-sent events, until [DONE]. A stream that ends without it was cut.
@@ -78,7 +70,7 @@ export async function* events(response) {
   try {
     for (;;) {
       const { value, done } = await reader.read();
-      if (done) throw new ServerError("The answer was cut off.", 0);
+      if (done) throw new ServerError("The answer was cut off: the server is gone, or restarts.", 0);
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {
@@ -86,7 +78,7 @@ export async function* events(response) {
         const data = block.slice(6);
         if (data === "[DONE]") return;
         const object = JSON.parse(data);
-        if (object.error) throw new ServerError(object.error.message, 200);
+        if (object.error) throw new ServerError(object.error.message, 200, object.error);
         yield object;
       }
     }

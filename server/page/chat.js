@@ -1,220 +1,187 @@
-// A conversation: what was said is kept here and sent along, and nothing is kept anywhere else.
+// The conversation that is open: its turns on the page, what is asked, and what may be asked again.
 
-import { ask, events, sentence, ServerError } from "./api.js";
-import { count, rate, seconds } from "./format.js";
-import { Markdown } from "./markdown.js";
+import { ServerError } from "./api.js";
+import { Answer } from "./answer.js";
+import { Answering } from "./answering.js";
+import { titleOf } from "./conversation.js";
+import { made } from "./element.js";
+import { Question } from "./question.js";
+import { inWords } from "./words.js";
 
 const NEAR_END_PX = 80;
-
-function made(kind, name, text = "") {
-  const element = document.createElement(kind);
-  if (name) element.className = name;
-  if (text) element.textContent = text;
-  return element;
-}
-
-// One answer on its way.
-class Answer {
-  constructor(log) {
-    this.content = "";
-    this.thoughts = "";
-    this.usage = null;
-    this.finish = null;
-    this.began = performance.now();
-    this.first = null;
-    this.newest = null;
-    this.element = made("article", "message answer");
-    this.element.setAttribute("aria-label", "Answer");
-    this.element.setAttribute("aria-busy", "true");
-    this.waiting = made("p", "waiting");
-    this.waiting.append(made("span", "away", "Waiting for the first token"));
-    this.details = made("details", "thinking");
-    this.details.hidden = true;
-    this.summary = made("summary", "", "Thinking");
-    this.thought = made("div", "thought");
-    this.details.append(this.summary, this.thought);
-    this.text = made("div", "text");
-    this.markdown = new Markdown(this.text);
-    this.facts = made("p", "facts");
-    this.element.append(this.waiting, this.details, this.text, this.facts);
-    log.append(this.element);
-  }
-
-  take(chunk) {
-    if (chunk.usage) this.usage = chunk.usage;
-    const choice = chunk.choices?.[0];
-    if (!choice) return;
-    if (choice.finish_reason) this.finish = choice.finish_reason;
-    const thought = choice.delta?.reasoning_content ?? "";
-    const content = choice.delta?.content ?? "";
-    if (!thought && !content) return;
-    this.newest = performance.now();
-    this.first ??= this.newest;
-    this.thoughts += thought;
-    if (content && !this.content && this.thoughts) this.#endThinking();
-    this.content += content;
-  }
-
-  #endThinking() {
-    this.summary.textContent = `Thought for ${seconds((performance.now() - this.first) / 1000)}`;
-    this.details.open = false;
-  }
-
-  draw() {
-    this.waiting.hidden = this.first !== null;
-    if (this.thoughts && this.details.hidden) {
-      this.details.hidden = false;
-      // Unless they ended before they could be shown.
-      this.details.open = !this.content;
-    }
-    if (this.thought.textContent.length !== this.thoughts.length) {
-      this.thought.textContent = this.thoughts;
-    }
-    this.markdown.show(this.content);
-  }
-
-  end(note = "") {
-    this.draw();
-    this.waiting.remove();
-    if (this.thoughts && !this.content) this.#endThinking();
-    this.element.setAttribute("aria-busy", "false");
-    this.facts.textContent = [...this.#facts(), note].filter(Boolean).join(" · ");
-  }
-
-  #facts() {
-    if (this.first === null) return [];
-    const facts = [`first token after ${seconds((this.first - this.began) / 1000)}`];
-    if (!this.usage) return facts;
-    const { prompt_tokens: prompt, completion_tokens: tokens } = this.usage;
-    const cached = this.usage.prompt_tokens_details?.cached_tokens ?? 0;
-    const took = (this.newest - this.first) / 1000;
-    if (tokens > 1 && took > 0) facts.unshift(`${rate((tokens - 1) / took)} tokens/s`);
-    facts.unshift(count(tokens, "token"));
-    facts.push(`${cached.toLocaleString("en")} of ${count(prompt, "prompt token")} cached`);
-    if (this.finish === "length") facts.push("ended at the limit");
-    return facts;
-  }
-}
+const KEPT_EVERY_MS = 2000;
+// Of the time, so much is left for everything else when drawing takes long.
+const REST = 4;
 
 export class Chat {
-  #messages = [];
-  #abort = null;
+  #answering = null;
+  #views = [];
   #drawing = false;
+  #drawAfter = 0;
+  #keptAt = 0;
 
-  constructor(page) {
+  // onChange(conversation): it has changed, and is to be kept. onTurns: other turns are shown. look: as
+  // of Answering. loads: whether the chosen model has to be loaded first. waitsFor: what its first token
+  // waits for, in words.
+  constructor(page, { onChange, onTurns, look, loads, waitsFor }) {
     this.page = page;
-    this.model = null;
-    page.composer.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.send();
-    });
-    page.prompt.addEventListener("keydown", (event) => {
-      // While an input method composes, Enter is its own.
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
-      event.preventDefault();
-      this.send();
-    });
-    page.prompt.addEventListener("input", () => this.#fit());
-    page.stop.addEventListener("click", () => this.#abort?.abort());
-    page.newChat.addEventListener("click", () => this.reset());
+    this.conversation = null;
+    Object.assign(this, { onChange, onTurns, look, loads, waitsFor });
   }
 
-  reset() {
-    this.#abort?.abort();
-    this.#messages = [];
-    this.page.messages.replaceChildren(this.page.welcome);
-    this.page.prompt.focus();
+  get isBusy() {
+    return this.#answering !== null;
   }
 
-  #fit() {
-    const { prompt } = this.page;
-    prompt.style.height = "auto";
-    prompt.style.height = `${prompt.scrollHeight + 2}px`;
-  }
-
-  #body() {
-    const { temperature, maxTokens, thinking } = this.page;
-    const body = {
-      model: this.model ?? undefined,
-      messages: this.#messages,
-      stream: true,
-      stream_options: { include_usage: true },
-    };
-    if (temperature.value !== "") body.temperature = temperature.valueAsNumber;
-    if (maxTokens.value !== "") body.max_tokens = maxTokens.valueAsNumber;
-    if (!thinking.checked) body.enable_thinking = false;
-    return body;
-  }
-
-  async send() {
-    const { prompt, messages, welcome } = this.page;
-    const text = prompt.value.trim();
-    if (!text || this.#abort) return;
-    welcome.remove();
-    const asked = made("article", "message asked");
-    asked.setAttribute("aria-label", "You");
-    asked.append(made("div", "text", text));
-    messages.append(asked);
-    prompt.value = "";
-    this.#fit();
-    const history = this.#messages;
-    history.push({ role: "user", content: text });
-    const answer = new Answer(messages);
+  open(conversation) {
+    this.stop();
+    this.#answering = null;
+    this.conversation = conversation;
+    this.#busy();
+    this.#drawAll();
     this.#scroll(true);
-    const abort = new AbortController();
-    this.#busy(abort);
+  }
+
+  stop() {
+    this.#answering?.stop();
+  }
+
+  #drawAll() {
+    const { messages, welcome } = this.page;
+    this.#views = [];
+    messages.replaceChildren(...(this.conversation.turns.length ? [] : [welcome]));
+    this.conversation.turns.forEach((turn) => this.#addViews(turn.question).answer.end(turn));
+    this.onTurns(this.conversation);
+  }
+
+  #addViews(text) {
+    const place = this.#views.length;
+    const question = new Question(text, (edited) => this.#again(place, edited));
+    const answer = new Answer(() => this.#again(place, this.conversation.turns[place].question));
+    this.#views.push({ question, answer });
+    this.page.welcome.remove();
+    this.page.messages.append(question.element, answer.element);
+    return { question, answer };
+  }
+
+  // Whether it could be sent.
+  send(text) {
+    if (!text || this.isBusy) return false;
+    this.#clearUnsent();
+    this.#ask(text, []);
+    return true;
+  }
+
+  editLast() {
+    if (!this.isBusy && this.#views.length) this.#views.at(-1).question.edit();
+  }
+
+  regenerate() {
+    const last = this.conversation.turns.length - 1;
+    if (last >= 0) this.#again(last, this.conversation.turns[last].question);
+  }
+
+  // Asks in the place of a turn; those from there on are dropped, once there is an answer.
+  #again(place, text) {
+    if (this.isBusy) return false;
+    const dropped = this.conversation.turns.splice(place);
+    this.#drawAll();
+    this.#ask(text, dropped);
+    return true;
+  }
+
+  // Views of questions that were not answered; they are no turns.
+  #clearUnsent() {
+    if (this.#views.length > this.conversation.turns.length) this.#drawAll();
+  }
+
+  async #ask(text, dropped) {
+    const { conversation } = this;
+    const views = this.#addViews(text);
+    const answering = new Answering(conversation, conversation.turns, text, {
+      look: this.look,
+      loads: this.loads(),
+    });
+    this.#answering = answering;
+    this.#busy();
+    const says = () => views.answer.wait(answering.waited_s, this.waitsFor());
+    says();
+    const waiting = setInterval(() => (answering.hasBegun ? clearInterval(waiting) : says()), 1000);
+    this.#scroll(true);
+    let error = null;
     try {
-      const response = await ask("/v1/chat/completions", { body: this.#body(), signal: abort.signal });
-      for await (const chunk of events(response)) {
-        answer.take(chunk);
-        this.#draw(answer);
-      }
-      answer.end();
-    } catch (error) {
-      this.#failed(error, abort, answer, asked, text);
+      await answering.run(() => this.#changed(conversation, answering, views.answer));
+    } catch (caught) {
+      error = answering.wasStopped ? null : caught;
     }
-    if (history === this.#messages) {
-      // What was not answered is not part of the conversation.
-      if (answer.content) history.push({ role: "assistant", content: answer.content });
-      else history.pop();
-    }
-    if (this.#abort === abort) this.#busy(null);
+    clearInterval(waiting);
+    const isOpen = this.#answering === answering;
+    const hasAnswer = answering.hasBegun;
+    if (hasAnswer) this.#keep(conversation, answering.turn);
+    else conversation.turns.push(...dropped);
+    if (!isOpen) return;
+    this.#answering = null;
+    views.answer.end(answering.turn);
+    if (!hasAnswer) this.#unanswered(views, text, dropped, error);
+    if (error) this.#problem(error);
+    this.#busy();
+    this.onTurns(conversation);
     this.#scroll();
   }
 
-  #failed(error, abort, answer, asked, text) {
-    if (abort.signal.aborted) {
-      answer.end("stopped");
-      return;
-    }
-    answer.end();
-    const problem = made("p", "problem", sentence(error));
-    problem.setAttribute("role", "alert");
-    answer.element.append(problem);
-    if (error instanceof ServerError && !answer.content && !this.page.prompt.value) {
-      // Nothing was answered: the question can be sent again.
-      this.page.prompt.value = text;
-      this.#fit();
-      asked.classList.add("unsent");
-    }
-  }
-
-  #busy(abort) {
-    this.#abort = abort;
-    this.page.stop.hidden = abort === null;
-    this.page.send.hidden = abort !== null;
-    this.page.messages.setAttribute("aria-busy", String(abort !== null));
-  }
-
-  #draw(answer) {
-    if (this.#drawing) return;
+  #changed(conversation, answering, view) {
+    if (!answering.hasBegun) return;
+    const { turn } = answering;
+    const now = performance.now();
+    if (now - this.#keptAt > KEPT_EVERY_MS) this.#keep(conversation, turn);
+    if (this.#drawing || this.#answering !== answering) return;
     this.#drawing = true;
-    requestAnimationFrame(() => {
-      this.#drawing = false;
-      const near = this.#isNearEnd();
-      answer.draw();
-      if (near) this.#scroll(true);
-    });
+    // At most once a frame, and less often where a long answer takes long to draw.
+    setTimeout(() => requestAnimationFrame(() => this.#draw(answering, view)), Math.max(0, this.#drawAfter - now));
+  }
+
+  #draw(answering, view) {
+    this.#drawing = false;
+    if (this.#answering !== answering) return;
+    const began = performance.now();
+    const near = this.#isNearEnd();
+    view.draw(answering.turn);
+    if (near) this.#scroll(true);
+    const now = performance.now();
+    this.#drawAfter = now + REST * (now - began);
+  }
+
+  #keep(conversation, turn) {
+    this.#keptAt = performance.now();
+    if (!conversation.turns.includes(turn)) conversation.turns.push(turn);
+    conversation.title ||= titleOf(turn.question);
+    conversation.changed = Date.now();
+    this.onChange(conversation);
+  }
+
+  // Nothing was answered: what was there before is there again, and the question can be sent again.
+  #unanswered({ question, answer }, text, dropped, error) {
+    question.tools.hidden = answer.tools.hidden = true;
+    if (dropped.length) this.#drawAll();
+    else if (error instanceof ServerError) question.element.classList.add("unsent");
+    if (error instanceof ServerError && !this.page.prompt.value) {
+      this.page.prompt.value = text;
+      this.page.prompt.dispatchEvent(new Event("input"));
+    }
+  }
+
+  #problem(error) {
+    const problem = made("p", "problem", inWords(error));
+    problem.setAttribute("role", "alert");
+    this.page.messages.lastElementChild.append(problem);
+    if (!(error instanceof ServerError)) console.error(error);
+  }
+
+  #busy() {
+    this.page.stop.hidden = !this.isBusy;
+    this.page.send.hidden = this.isBusy;
+    this.page.messages.classList.toggle("busy", this.isBusy);
+    this.page.messages.setAttribute("aria-busy", String(this.isBusy));
   }
 
   #isNearEnd() {

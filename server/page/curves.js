@@ -43,6 +43,10 @@ export class Curves {
     new ResizeObserver(() => this.draw()).observe(target);
   }
 
+  clear() {
+    this.samples = [];
+  }
+
   add(time, pool) {
     const [capacity, committed, cached] = [pool.capacity_bytes, pool.committed_bytes, pool.cached_bytes];
     this.samples.push({ time, capacity, committed, live: pool.live_bytes, cached });

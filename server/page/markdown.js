@@ -1,115 +1,88 @@
-// A little of Markdown as elements. Text becomes text nodes, and nothing a model writes is ever markup.
+// Markdown as blocks of HTML, which safe.js makes elements of. A block of code is its text.
 
-const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)\s*$/;
-const HEADING = /^(#{1,6})\s+(.*)$/;
-const ITEM = /^\s*(?:[-*+]|(\d{1,9})[.)])\s+(.*)$/;
-const INLINE = /(`+)(.+?)\1(?!`)|\*\*(\S(?:.*?\S)?)\*\*|\*(\S(?:[^*]*?\S)?)\*/s;
+import MarkdownIt from "./vendor/markdown-it-15.0.3/markdown-it.js";
+import { ADDRESS } from "./safe.js";
 
-// Blocks in order; only the last one may still change when text is added.
-export function parse(text) {
+// Deeper than anybody writes; what is, is shown as it was written.
+const DEEPEST = 32;
+const LONGEST_BLOCK_CHARS = 60_000;
+const TASK = /^\[([ xX])\]\s/;
+
+const parser = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 2 * DEEPEST });
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
+parser.validateLink = (address) => ADDRESS.test(address);
+parser.renderer.rules.image = (tokens, place) => image(tokens, place);
+parser.core.ruler.push("page", ({ tokens }) => tokens.forEach((token, place) => adapt(token, tokens[place - 2])));
+
+// An image is never fetched: it is a link, or its description where there is a link around it.
+function image(tokens, place) {
+  const escape = parser.utils.escapeHtml;
+  const token = tokens[place];
+  const text = escape(token.content || token.attrGet("src"));
+  const around = tokens.slice(0, place).reduce((open, one) => {
+    return open + (one.type === "link_open") - (one.type === "link_close");
+  }, 0);
+  return around ? text : `<a href="${escape(token.attrGet("src"))}">${text}</a>`;
+}
+
+// The page's own headings stand above those of a text, whatever their level; alignment is a class, as no
+// style of a text is let through; and tasks have boxes.
+function adapt(token, itemOpen) {
+  if (token.type === "heading_open" || token.type === "heading_close") {
+    if (token.nesting === 1) token.attrJoin("class", `level-${token.tag[1]}`);
+    token.tag = "h3";
+  } else if (token.type === "th_open" || token.type === "td_open") {
+    const side = /text-align:(left|center|right)/.exec(token.attrGet("style") ?? "");
+    token.attrs = side ? [["class", side[1]]] : null;
+  } else if (token.type === "inline" && itemOpen?.type === "list_item_open") {
+    const [first] = token.children;
+    const task = first?.type === "text" ? TASK.exec(first.content) : null;
+    if (!task) return;
+    itemOpen.attrJoin("class", "task");
+    first.content = (task[1] === " " ? "☐ " : "☑ ") + first.content.slice(task[0].length);
+  }
+}
+
+// Whether elements would stand in each other deeper than DEEPEST.
+function isTooDeep(tokens) {
+  let depth = 0;
+  for (const token of tokens) {
+    depth += token.nesting;
+    if (depth > DEEPEST) return true;
+    if (token.children && isTooDeep(token.children)) return true;
+  }
+  return false;
+}
+
+// The blocks that stand beside each other, in order. line: where one begins.
+export function blocksOf(text) {
+  if (longestBlock(text) > LONGEST_BLOCK_CHARS) return [{ kind: "plain", text, line: 0 }];
+  const env = {};
+  const tokens = parser.parse(text, env);
   const blocks = [];
-  let open = null;
-  let fence = null;
-  const add = (block) => {
-    blocks.push(block);
-    open = block;
-  };
-  for (const line of text.split("\n")) {
-    if (fence) {
-      const close = FENCE.exec(line);
-      if (close && close[1].startsWith(fence) && !close[2]) fence = open = null;
-      else open.lines.push(line);
-      continue;
-    }
-    const fenced = FENCE.exec(line);
-    const heading = HEADING.exec(line);
-    const item = ITEM.exec(line);
-    if (fenced) {
-      fence = fenced[1];
-      add({ kind: "code", language: fenced[2], lines: [] });
-    } else if (heading) {
-      add({ kind: "heading", level: heading[1].length, lines: [heading[2]] });
-      open = null;
-    } else if (item) {
-      const ordered = item[1] !== undefined;
-      if (open?.kind !== "list" || open.ordered !== ordered) {
-        add({ kind: "list", ordered, start: Number(item[1] ?? 1), lines: [] });
-      }
-      open.lines.push(item[2]);
-    } else if (!line.trim()) {
-      open = open?.kind === "list" ? open : null;
-    } else if (open?.kind === "list" && /^\s/.test(line)) {
-      open.lines[open.lines.length - 1] += ` ${line.trim()}`;
-    } else if (open?.kind === "paragraph") {
-      open.lines.push(line);
+  const lines = text.split("\n");
+  for (let begin = 0, depth = 0, place = 0; place < tokens.length; place += 1) {
+    depth += tokens[place].nesting;
+    if (depth !== 0) continue;
+    const part = tokens.slice(begin, place + 1);
+    begin = place + 1;
+    const [{ map, type, info, content }] = part;
+    if (type === "fence" || type === "code_block") {
+      const language = info.trim().split(/\s+/)[0];
+      blocks.push({ kind: "code", language, text: content.replace(/\n$/, ""), line: map[0] });
+    } else if (isTooDeep(part)) {
+      blocks.push({ kind: "plain", text: lines.slice(...map).join("\n"), line: map[0] });
     } else {
-      add({ kind: "paragraph", lines: [line] });
+      blocks.push({ kind: "html", text: parser.renderer.render(part, parser.options, env), line: map[0] });
     }
   }
   return blocks;
 }
 
-function inline(parent, text) {
-  let rest = text;
-  for (let found = INLINE.exec(rest); found; found = INLINE.exec(rest)) {
-    parent.append(rest.slice(0, found.index));
-    const [kind, inner] = found[1]
-      ? ["code", found[2]]
-      : found[3]
-        ? ["strong", found[3]]
-        : ["em", found[4]];
-    const element = document.createElement(kind);
-    if (kind === "code") element.textContent = inner;
-    else inline(element, inner);
-    parent.append(element);
-    rest = rest.slice(found.index + found[0].length);
-  }
-  parent.append(rest);
-}
-
-function element(block) {
-  if (block.kind === "code") {
-    const pre = document.createElement("pre");
-    const code = document.createElement("code");
-    pre.tabIndex = 0;
-    code.textContent = block.lines.join("\n");
-    if (block.language) pre.dataset.language = block.language;
-    pre.append(code);
-    return pre;
-  }
-  if (block.kind === "list") {
-    const list = document.createElement(block.ordered ? "ol" : "ul");
-    if (block.ordered) list.start = block.start;
-    for (const line of block.lines) {
-      const item = document.createElement("li");
-      inline(item, line);
-      list.append(item);
-    }
-    return list;
-  }
-  const made = document.createElement(block.kind === "heading" ? "h4" : "p");
-  inline(made, block.lines.join("\n"));
-  return made;
-}
-
-// Shows text in an element; blocks that stay the same keep their elements, so that nothing flickers.
-export class Markdown {
-  #target;
-  #shown = [];
-
-  constructor(target) {
-    this.#target = target;
-  }
-
-  show(text) {
-    const blocks = parse(text).map((block) => [JSON.stringify(block), block]);
-    let same = 0;
-    while (same < blocks.length && this.#shown[same]?.[0] === blocks[same][0]) same += 1;
-    for (const [, old] of this.#shown.splice(same)) old.remove();
-    for (const [signature, block] of blocks.slice(same)) {
-      const made = element(block);
-      this.#target.append(made);
-      this.#shown.push([signature, made]);
-    }
-  }
+// In characters, of what no empty line divides and is no code: what the time that parsing takes can rise
+// with faster than its length.
+function longestBlock(text) {
+  let longest = 0;
+  for (const part of text.split(/\n\s*\n|\n {0,3}(?:```|~~~)/)) longest = Math.max(longest, part.length);
+  return longest;
 }

@@ -3,6 +3,7 @@
 import { ask, ServerError } from "./api.js";
 import { drawSample, LEGEND } from "./block_shapes.js";
 import { Curves } from "./curves.js";
+import { made, setText } from "./element.js";
 import { bytes, count, hue, mib, PARTS, rate, seconds } from "./format.js";
 import { MemoryMap } from "./memory_map.js";
 
@@ -10,17 +11,6 @@ const POLL_MS = 500;
 const RETRY_MS = 2000;
 const OLD_S = 2.5;
 const LISTED_SEQUENCES = 64;
-
-function made(kind, name, text = "") {
-  const element = document.createElement(kind);
-  if (name) element.className = name;
-  if (text) element.textContent = text;
-  return element;
-}
-
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
 
 export class Memory {
   #timer = null;
@@ -34,6 +24,8 @@ export class Memory {
     this.page = page;
     this.onState = onState;
     this.told = null;
+    // The model whose memory is shown; null where there is but one.
+    this.model = null;
     this.map = new MemoryMap(page);
     this.curves = new Curves(page.curves);
     this.#legends();
@@ -49,6 +41,15 @@ export class Memory {
     this.#wake();
   }
 
+  // Another model's memory is another picture.
+  watch(model) {
+    if (model === this.model) return;
+    this.model = model;
+    this.told = null;
+    this.curves.clear();
+    this.page.memory.classList.add("unknown");
+  }
+
   #wake() {
     clearTimeout(this.#timer);
     if (!document.hidden && !this.#asking && !this.#blocked) this.#poll();
@@ -57,8 +58,11 @@ export class Memory {
   async #poll() {
     this.#asking = true;
     let pause = POLL_MS;
+    const { model } = this;
+    const path = model === null ? "/memory" : `/memory?model=${encodeURIComponent(model)}`;
     try {
-      const told = await (await ask("/memory")).json();
+      const told = await (await ask(path)).json();
+      if (model !== this.model) return;
       this.told = told;
       const pool = told.map.pool;
       if (pool && told.age_s < OLD_S) this.curves.add(performance.now() / 1000 - told.age_s, pool);
@@ -70,9 +74,7 @@ export class Memory {
       this.#failed(error);
     } finally {
       this.#asking = false;
-    }
-    if (!document.hidden && !this.#blocked) {
-      this.#timer = setTimeout(() => this.#wake(), pause);
+      if (!document.hidden && !this.#blocked) this.#timer = setTimeout(() => this.#wake(), pause);
     }
   }
 
@@ -94,8 +96,8 @@ export class Memory {
     const shown = this.told ? " What is shown is from before." : "";
     if (this.#blocked) this.onState("key", "Key needed", "");
     else if (error instanceof ServerError) {
-      const kind = error.status === 0 ? "Not reachable" : "No figures";
-      this.onState("dead", kind, error.message + shown);
+      const kind = error.status === 0 ? "Not reachable" : this.model === null ? "No figures" : "Not loaded";
+      this.onState(error.status === 0 || this.model === null ? "dead" : "idle", kind, error.message + shown);
     } else {
       this.onState("dead", "Page error", "Something on this page went wrong.");
       throw error;
@@ -106,6 +108,8 @@ export class Memory {
     if (this.#frame) return;
     this.#frame = requestAnimationFrame(() => {
       this.#frame = 0;
+      // Another model may be looked at by now.
+      if (!this.told) return;
       this.page.memory.classList.remove("unknown");
       this.#pool();
       this.map.update(this.told.map);

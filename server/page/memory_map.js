@@ -7,6 +7,26 @@ const LARGEST_PX = 22;
 const SMALLEST_PX = 3;
 const COMFORTABLE_PX = 400;
 const LABEL_PX = 30;
+const LABEL_HIGH_PX = 12;
+// By how much cells stand further apart at most, to fill the width.
+const WIDER_PX = 2;
+
+// Cells of whole pixels, with what is left of the width between them, or between heaps that stand side by
+// side. There is room above for the first number where rows are lower than it.
+function grid(cell, rows, width, perHeap, heaps) {
+  const columns = Math.ceil(perHeap / rows);
+  const between = cell < SHAPES_FROM_PX ? 6 : LABEL_PX;
+  const fitting = Math.max(1, Math.floor((width + between) / (columns * cell + between)));
+  const across = rows > 1 ? 1 : Math.min(fitting, heaps);
+  const share = (width - (across - 1) * between) / across;
+  const wide = Math.min(share / columns, cell + WIDER_PX);
+  const isFull = fitting <= heaps;
+  const pitchX = isFull && across > 1 ? (width + between) / across : columns * wide + between;
+  const pitchY = rows * cell + (rows > 1 ? 9 : 3);
+  const top = Math.max(0, Math.ceil((LABEL_HIGH_PX - cell) / 2));
+  const height = top + Math.ceil(heaps / across) * pitchY + 3;
+  return { cell, wide, rows, columns, across, pitchX, pitchY, top, height, perHeap, heaps };
+}
 
 export class MemoryMap {
   #data = null;
@@ -51,28 +71,22 @@ export class MemoryMap {
     this.draw();
   }
 
-  // The largest cells with which all heaps are seen at once: a heap is a row, or a few rows of the same
-  // length; many small heaps stand side by side. Where nothing fits one has to scroll.
+  // The largest cells with which all heaps are seen at once: a heap is a row, or a few rows, of the same
+  // length if that can be; many small heaps stand side by side. Where nothing fits one has to scroll.
   #layOut() {
-    const heaps = this.#data.heaps.length;
-    const perHeap = this.#data.geometry.blocks_per_heap;
+    const { heaps, geometry } = this.#data;
+    const perHeap = geometry.blocks_per_heap;
     const width = this.page.map.clientWidth - LABEL_PX - 2;
-    const grid = (cell, rows) => {
-      const columns = Math.ceil(perHeap / rows);
-      const between = cell < SHAPES_FROM_PX ? 6 : LABEL_PX;
-      const across = rows > 1 ? 1 : Math.max(1, Math.floor((width + between) / (columns * cell + between)));
-      const pitchX = columns * cell + between;
-      const pitchY = rows * cell + (rows > 1 ? 9 : 3);
-      const height = Math.ceil(heaps / across) * pitchY + 3;
-      return { cell, rows, columns, across, pitchX, pitchY, height, perHeap, heaps };
-    };
-    for (let cell = LARGEST_PX; cell >= SMALLEST_PX; cell -= 1) {
-      let rows = Math.ceil(perHeap / Math.floor(width / cell));
-      while (perHeap % rows) rows += 1;
-      const found = grid(cell, rows);
-      if (found.height <= COMFORTABLE_PX) return found;
+    for (const isEven of [true, false]) {
+      for (let cell = LARGEST_PX; cell >= SMALLEST_PX; cell -= 1) {
+        const rows = Math.ceil(perHeap / Math.floor(width / cell));
+        if (isEven && perHeap % rows) continue;
+        const found = grid(cell, rows, width, perHeap, heaps.length);
+        if (found.height <= COMFORTABLE_PX) return found;
+      }
     }
-    return grid(SMALLEST_PX, Math.ceil(perHeap / Math.floor(width / SMALLEST_PX)));
+    const rows = Math.ceil(perHeap / Math.floor(width / SMALLEST_PX));
+    return grid(SMALLEST_PX, rows, width, perHeap, heaps.length);
   }
 
   draw() {
@@ -87,13 +101,14 @@ export class MemoryMap {
     const over = new Brush();
     const ids = this.#data.owner_ids;
     const gap = grid.cell >= 10 ? 2 : grid.cell >= 4 ? 1 : 0;
+    const size = grid.cell - gap;
     for (let block = 0; block < this.blocks; block += 1) {
       const [x, y] = this.#place(block);
       const owner = ids[this.#owners[block]];
       const faded = this.#highlighted !== null && owner !== this.#highlighted;
       const shared = this.#sharers[block] > 1;
       const what = { state: this.#letters[block], owner, shared, faded };
-      drawBlock(under, over, look, what, x, y, grid.cell - gap);
+      drawBlock(under, over, look, what, x, y, size);
     }
     under.paint(context);
     over.paint(context);
@@ -113,22 +128,23 @@ export class MemoryMap {
   }
 
   #place(block) {
-    const { cell, columns, across, pitchX, pitchY, perHeap } = this.#grid;
+    const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = this.#grid;
     const heap = Math.floor(block / perHeap);
     const within = block % perHeap;
     return [
-      LABEL_PX + (heap % across) * pitchX + (within % columns) * cell,
-      Math.floor(heap / across) * pitchY + Math.floor(within / columns) * cell,
+      LABEL_PX + Math.round((heap % across) * pitchX + (within % columns) * wide),
+      top + Math.floor(heap / across) * pitchY + Math.floor(within / columns) * cell,
     ];
   }
 
   #at(x, y) {
-    const { cell, columns, across, pitchX, pitchY, perHeap } = this.#grid;
-    const [acrossAt, down] = [Math.floor((x - LABEL_PX) / pitchX), Math.floor(y / pitchY)];
-    const column = Math.floor((x - LABEL_PX - acrossAt * pitchX) / cell);
-    const within = Math.floor((y - down * pitchY) / cell) * columns + column;
+    const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = this.#grid;
+    const [acrossAt, down] = [Math.floor((x - LABEL_PX) / pitchX), Math.floor((y - top) / pitchY)];
+    const column = Math.floor((x - LABEL_PX - acrossAt * pitchX) / wide);
+    const row = Math.floor((y - top - down * pitchY) / cell);
+    const within = row * columns + column;
     const block = (down * across + acrossAt) * perHeap + within;
-    const inside = acrossAt >= 0 && acrossAt < across && column < columns && within < perHeap;
+    const inside = acrossAt >= 0 && acrossAt < across && column < columns && row >= 0 && within < perHeap;
     return inside && block >= 0 && block < this.blocks ? block : null;
   }
 

@@ -1,4 +1,4 @@
-"""What the page is tested with: Debian's Chromium, and Playwright below ``build/page``."""
+"""What the page is tested with: Debian's Chromium; Playwright and axe below ``build/page``."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILT = ROOT / "build" / "page"
 DRIVER = BUILT / "driver"
+AXE = DRIVER / "axe_playwright_python" / "axe.min.js"
 LOCK = HERE / "requirements.lock"
 PACKAGES = ("chromium", "fonts-dejavu-core", "fonts-noto-core")
 INSTALL_TIMEOUT_S = 600

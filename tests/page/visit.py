@@ -10,7 +10,7 @@ from typing import Any
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.clients.servers import QUIRE, serving
-from tests.page.environment import BUILT
+from tests.page.environment import AXE, BUILT
 
 WIDE = {"width": 1440, "height": 960}
 NARROW = {"width": 390, "height": 844}
@@ -78,6 +78,8 @@ class Browser:
         context = self._browser.new_context(
             **({"viewport": WIDE, "color_scheme": "dark" if dark else "light"} | options)
         )
+        # A script of the page itself could not be added: its policy forbids that.
+        context.add_init_script(path=AXE)
         page = context.new_page()
         page.set_default_timeout(TIMEOUT_MS)
         said: list[str] = []
@@ -87,6 +89,7 @@ class Browser:
         page.on("request", lambda request: asked.append(request.url))
         try:
             page.goto(address)
+            expect(page.locator("#conversations-note")).not_to_be_empty()
             yield page
             strangers = {url for url in asked if not url.startswith((address, "data:"))}
             assert not strangers, f"the page asked {strangers}"

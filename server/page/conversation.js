@@ -1,0 +1,93 @@
+// A conversation: turns of a question and its answer, and what they are asked with. What was kept or
+// imported is read like anybody's input: field by field, and nothing else of it.
+
+import { readSampling } from "./sampling.js";
+
+export const MOST_TURNS = 2000;
+export const MOST_CHARS = 8_000_000;
+const TITLE_CHARS = 80;
+const NAME_CHARS = 200;
+const ENDS = new Set(["stop", "length", "stopped", "error", "tool_calls"]);
+const REASONS = new Set(["never_cached", "evicted", "other_salt"]);
+
+export class NotAConversation extends Error {}
+
+// crypto.randomUUID is there in secure contexts only.
+export function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+export function newConversation(model = null, sampling = {}) {
+  return { id: newId(), title: "", changed: Date.now(), model, system: "", sampling, turns: [] };
+}
+
+export function titleOf(question) {
+  const line = question.trim().split("\n")[0];
+  return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1)}…` : line;
+}
+
+// What is sent for a question that follows these turns. What was not answered is not part of it.
+export function messagesOf(system, turns, question) {
+  const messages = system.trim() ? [{ role: "system", content: system }] : [];
+  for (const turn of turns) {
+    if (!turn.answer.trim()) continue;
+    messages.push({ role: "user", content: turn.question }, { role: "assistant", content: turn.answer });
+  }
+  return [...messages, { role: "user", content: question }];
+}
+
+// Raises NotAConversation.
+export function readConversation(value) {
+  const text = (given, most = MOST_CHARS) => {
+    if (typeof given !== "string" || given.length > most) throw new NotAConversation();
+    return given;
+  };
+  if (typeof value !== "object" || value === null || !Array.isArray(value.turns)) throw new NotAConversation();
+  if (value.turns.length > MOST_TURNS) throw new NotAConversation();
+  const changed = Number.isFinite(value.changed) ? value.changed : Date.now();
+  const conversation = {
+    id: /^[0-9a-f]{32}$/.test(value.id) ? value.id : newId(),
+    title: text(value.title ?? "", MOST_CHARS).slice(0, TITLE_CHARS),
+    changed: Math.min(Math.max(changed, 0), Date.now()),
+    model: typeof value.model === "string" ? value.model.slice(0, NAME_CHARS) : null,
+    system: text(value.system ?? ""),
+    sampling: readSampling(value.sampling),
+    turns: value.turns.map((turn) => ({
+      question: text(turn?.question),
+      answer: text(turn?.answer ?? ""),
+      thoughts: text(turn?.thoughts ?? ""),
+      ended: ENDS.has(turn?.ended) ? turn.ended : "stop",
+      facts: readFacts(turn?.facts),
+    })),
+  };
+  if (charsOf(conversation) > MOST_CHARS) throw new NotAConversation();
+  return conversation;
+}
+
+export function charsOf({ system, turns }) {
+  return turns.reduce((sum, turn) => sum + turn.question.length + turn.answer.length + turn.thoughts.length, system.length);
+}
+
+// The figures of a turn; null where they are not known. Times are in seconds.
+export function readFacts(value) {
+  if (typeof value !== "object" || value === null) return null;
+  const number = (given) => (Number.isFinite(given) && given >= 0 ? given : null);
+  const text = (given, most) => (typeof given === "string" ? given.slice(0, most) : null);
+  const miss = REASONS.has(value.miss?.reason) ? { reason: value.miss.reason, left_at: number(value.miss.left_at) ?? 0 } : null;
+  return {
+    prompt: number(value.prompt) ?? 0,
+    cached: number(value.cached) ?? 0,
+    tokens: number(value.tokens) ?? 0,
+    first_s: number(value.first_s),
+    thought_s: number(value.thought_s),
+    per_s: number(value.per_s),
+    block: number(value.block),
+    beside: number(value.beside),
+    waited: value.waited === true,
+    loads: value.loads === true,
+    miss,
+    model: text(value.model, NAME_CHARS),
+    system: text(value.system, MOST_CHARS) ?? "",
+    thinking: value.thinking !== false,
+  };
+}

@@ -1,0 +1,63 @@
+"""Steps that many checks take."""
+
+import json
+from typing import Any
+
+from playwright.sync_api import Locator, Page, Request, Route, expect
+
+FAILED_LOAD = ("Failed to load resource",)
+RUN_AXE = """async () => (await axe.run()).violations.map((found) =>
+  `${found.id}: ${found.nodes.map((node) => node.html).join(" ")}`)"""
+
+
+def box(page: Page) -> Locator:
+    """Where messages are written."""
+    return page.get_by_role("textbox", name="Message", exact=True)
+
+
+def ask(page: Page, question: str) -> None:
+    box(page).fill(question)
+    box(page).press("Enter")
+
+
+def answered(page: Page) -> None:
+    """Until the newest answer is complete."""
+    expect(page.locator(".answer").last).to_have_attribute("aria-busy", "false")
+
+
+def endless(route: Route) -> None:
+    """The same request, but its answer may not end by itself."""
+    body = json.loads(route.request.post_data or "{}") | {"min_tokens": 3000, "max_tokens": 3000}
+    route.continue_(post_data=json.dumps(body))
+
+
+def settings(page: Page, **values: str) -> None:
+    """Fill in fields of the settings, by their labels."""
+    page.get_by_role("button", name="Settings").click()
+    for label, value in values.items():
+        page.get_by_label(label.replace("_", " ").capitalize(), exact=True).fill(value)
+    page.get_by_role("button", name="Done").click()
+
+
+def sent_bodies(page: Page) -> list[dict[str, Any]]:
+    """What is asked from now on, as it was sent."""
+    bodies: list[dict[str, Any]] = []
+
+    def note(request: Request) -> None:
+        if request.url.endswith("/chat/completions"):
+            bodies.append(json.loads(request.post_data or ""))
+
+    page.on("request", note)
+    return bodies
+
+
+def no_overflow(page: Page) -> None:
+    """Nothing makes the page wider than the screen."""
+    wide, screen = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide <= screen, f"{wide} pixels on {screen}"
+
+
+def accessible(page: Page) -> None:
+    """axe finds nothing."""
+    violations: list[str] = page.evaluate(RUN_AXE)
+    assert not violations, "\n".join(violations)
