@@ -6,22 +6,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --no-color --no-input install --progress-bar off
+SHOWN := $(PYTHON) configs/setup/progress.py
 MODEL ?= demo
 PORT ?= 8000
 # What continuous integration runs on a Mac, and make metal-darwin under its rules. What a Mac charges
 # for shared memory that nobody has mapped, which the canary's tests ask, is not known here.
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
+# Clients that are also tried behind the front of several models.
+SEVERAL ?= anthropic_npm ollama_python openai_npm
 # About half of the work of all tests.
-HALF := tests/server tests/structured tests/engine/models
+HALF := tests/server
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac check lint types imports coverage covered-half covered-rest bench \
-  soak abuse threats costs fuzz simulate repeat structured clients page native arm64 roofline metal metal-lint \
-  metal-kernels metal-core metal-graph metal-darwin metal-cross mac-wheels docker docker-root \
-  wheel-root boards lock demo clean
+  soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries page-picture native \
+  arm64 roofline metal metal-lint metal-kernels metal-core metal-graph metal-darwin metal-cross mac-wheels wheels \
+  headers wheel-root wheel-arm64 sdist docker docker-root boards lock demo clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +51,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy --platform linux
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	MYPYPATH=configs/demo $(BIN)/mypy configs/demo/*.py
+	MYPYPATH=configs/setup $(BIN)/mypy configs/setup/*.py
 	MYPYPATH=docker/grafana $(BIN)/mypy docker/grafana/*.py
 
 imports: $(VENV)/.dev
@@ -86,6 +91,9 @@ costs: $(VENV)/.dev  ## time and memory of bodies at half of every limit and at 
 fuzz: $(VENV)/.dev  ## bodies of doubling sizes to a server that is watched; about a minute
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
+swaps: $(VENV)/.dev  ## three models in memory for one and a half, 100 loads, processes that are killed
+	$(BIN)/python -m tests.abuse.swaps $(SWAPS)
+
 soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
 	$(BIN)/python -m tests.soak $(SOAK)
 
@@ -101,11 +109,18 @@ structured: $(VENV)/.dev  ## 1500 answers of random models that must satisfy sch
 clients: $(VENV)/.dev  ## SDKs, agents' traces and bodies from the schema against the server
 	$(BIN)/python -m pytest -q tests/clients
 	$(BIN)/python -m tests.clients $(CLIENTS)
+	$(BIN)/python -m tests.clients --several $(SEVERAL)
 	$(BIN)/python -m tests.clients.fuzz
 	$(BIN)/python -m tests.clients.traces
 
 page: $(VENV)/.dev  ## the page in a real Chromium (installs it with apt); screenshots in build/page
 	$(BIN)/python -m tests.page $(PAGE)
+
+page-libraries: $(VENV)/.dev  ## fetch the page's libraries as their lock says (needs npm)
+	$(BIN)/python -m tests.page.libraries
+
+page-picture: $(VENV)/.dev  ## take the README's picture of the page again
+	$(BIN)/python -m tests.page.picture
 
 native:  ## C++ tests: plain, ASan+UBSan, TSan
 	$(MAKE) -C tests/native native
@@ -133,7 +148,7 @@ metal-graph: $(VENV)/.dev mac-wheels  ## the Metal operations in MLX's graph, an
 metal-darwin: $(VENV)/.dev mac-wheels  ## serve and tests under a Mac's rules, on Linux
 	$(MAKE) -C tests/metal darwin ARGUMENTS="$(DARWIN)"
 
-metal-cross: $(VENV)/.dev  ## the wheels for macOS, built and checked here
+metal-cross: $(VENV)/.dev  ## the wheels for macOS, built and checked here; PYTHONS="3.12 3.13" want make headers
 	$(MAKE) -C tests/metal cross
 
 mac-wheels: $(VENV)/.dev  ## MLX's wheels for macOS, unpacked below build/metal
@@ -145,8 +160,20 @@ docker: $(VENV)/.dev  ## boards, rules and alerts against a real Prometheus and 
 docker-root: $(VENV)/.dev  ## the Dockerfile's steps, in clean roots (as root, minutes)
 	$(MAKE) -C tests/docker root
 
-wheel-root: $(VENV)/.dev  ## the wheel, in a clean root with Python and no compiler (as root, minutes)
-	$(MAKE) -C tests/docker wheel
+wheels: $(VENV)/.dev  ## the wheels for Linux into build/wheels; PYTHONS=3.11, MACHINES=x86_64 (as root, minutes)
+	$(MAKE) -C tests/install wheels
+
+headers: $(VENV)/.dev  ## the headers of PYTHONS, for make metal-cross (as root, minutes)
+	$(MAKE) -C tests/install headers
+
+wheel-root: $(VENV)/.dev  ## the wheel in clean roots without a compiler; ROOTS="bookworm noble" (as root, minutes)
+	$(MAKE) -C tests/install roots
+
+wheel-arm64: $(VENV)/.dev  ## the wheel for Linux on arm64, loaded under an emulator (as root, minutes)
+	$(MAKE) -C tests/install emulated
+
+sdist: $(VENV)/.dev  ## the sources as one archive into build/wheels, checked
+	$(MAKE) -C tests/install sdist
 
 boards: $(VENV)/.dev  ## write the boards' JSON again
 	$(BIN)/python docker/grafana/dashboards.py
@@ -160,6 +187,7 @@ lock: $(VENV)/.dev  ## resolve the locks again; needs uv on the path
 	uv pip compile pyproject.toml --universal --generate-hashes --extra build --extra dev \
 	  --no-emit-index-url --no-header --no-annotate -q -c requirements.lock -o requirements-dev.lock
 	$(MAKE) -C tests/metal/cross lock
+	$(MAKE) -C tests/install lock
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build
@@ -169,15 +197,20 @@ clean:  ## remove everything that was built
 # after them, without dependencies, with the build tools that they brought.
 
 $(VENV)/.locked: requirements.lock
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "quire needs Python 3.11 or newer"'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("quire needs Python 3.11 or newer, \
+	and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12 ...")'
+	@echo "setup: fetches packages, then compiles quire: two to eight minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(SHOWN) --log $(VENV)/packages.log --lock requirements.lock "packages, 0.5 GB on disk" -- \
+	  $(PIP) --require-hashes -r requirements.lock
+	@touch $@
 
 $(VENV)/.built: $(VENV)/.locked pyproject.toml $(NATIVE)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	touch $@
+	@$(SHOWN) --log $(VENV)/compile.log "quire's own extension, one to four minutes" -- \
+	  $(PIP) --verbose --no-deps --no-build-isolation --editable .
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.built requirements-dev.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
-	touch $@
+	@$(SHOWN) --log $(VENV)/dev.log --lock requirements-dev.lock "packages of checks and tests" -- \
+	  $(PIP) --require-hashes -r requirements-dev.lock
+	@touch $@

@@ -1,8 +1,9 @@
 """Every limit and default, with its unit. File < environment < flags.
 
 What limits the engine and its cache is declared there (engine/config.py, kvcache/config.py), and a
-table takes it over. The file is TOML (``--config``; configs/quire.toml documents it), the
-environment is ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``.
+table takes it over. The file is TOML (``--config``, or the user's own; configs/quire.toml documents
+it), the environment is ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``,
+``65536``.
 """
 
 import inspect
@@ -73,6 +74,7 @@ def _parted(value: object) -> object:
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 """A setting in bytes."""
+Folders = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_parted)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parted)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 
@@ -92,11 +94,13 @@ class ServerSection(Section):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    ollama_port: int | None = Field(default=None, ge=0, le=65535)
     served_model_name: str | None = None
     sse_ping_s: float = Field(default=10.0, gt=0)
     drain_s: int = Field(default=20, ge=0)
     ready_timeout_s: float = Field(default=5.0, gt=0)
     page: bool = True
+    keep_awake: bool = True
 
 
 class AccessSection(Section):
@@ -178,6 +182,7 @@ class ImagesSection(Section):
     chat: UnseenRule = "refuse"
     responses: UnseenRule = "placeholder"
     messages: UnseenRule = "placeholder"
+    ollama: UnseenRule = "refuse"
 
 
 def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], type[SectionT]]:
@@ -227,6 +232,18 @@ class CacheSection(Section):
     heed_pressure: bool = True
 
 
+class ModelsSection(Section):
+    """Which models there are, and how several are served behind one address."""
+
+    folders: Folders = ()
+    memory_budget: Size | None = None
+    keep_alive_s: float = Field(default=3600.0, ge=-1)
+    evict_after_idle_s: float = Field(default=60.0, ge=0)
+    load_timeout_s: float = Field(default=600.0, gt=0)
+    pinned: Names = ()
+    aliases: dict[str, str] = {"claude-*": "loaded", "gpt-*": "loaded"}
+
+
 class MetricsSection(Section):
     """What /metrics shows beside its own names."""
 
@@ -239,6 +256,9 @@ class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
     requests: bool = True
+    file: Path | None = None
+    max_file_bytes: Size = Field(default=10 * MIB, ge=65536)
+    max_files: int = Field(default=5, ge=2)
 
 
 class Config(Section):
@@ -252,6 +272,7 @@ class Config(Section):
     images: ImagesSection = ImagesSection()
     engine: EngineSection = EngineSection()
     cache: CacheSection = CacheSection()
+    models: ModelsSection = ModelsSection()
     metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
 

@@ -53,10 +53,11 @@ def same_numbers() -> None:
 
 @pytest.fixture(autouse=True)
 def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a test does to a substrate is remembered of no machine, and no secret is the user's. The
-    folders are made when they are needed."""
+    """What a test does to a substrate is remembered of no machine, and no secret or setting is the
+    user's. The folders are made when they are needed."""
     unused = tmp_path_factory.getbasetemp() / f"caches-{next(NUMBERS)}"
     monkeypatch.setenv("XDG_CACHE_HOME", str(unused))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(unused / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(unused / "state"))
 
 

@@ -41,6 +41,7 @@ GATES = {
     "fuzz": "make fuzz",
     "metal-cross": "make metal-cross",
     "clients": "make clients",
+    "swaps": "make swaps SWAPS='--swaps 12'",
     "page": "make page",
     "docker": "make docker",
     "simulate": "make simulate SIM='--seeds 1000'",

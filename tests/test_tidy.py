@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from server.config import Config
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(path.name for path in ROOT.glob("*.md"))
 PACKAGES = ("server", "engine", "kvcache", "metal_ext")
 MAX_FUNCTION_LINES = 60
 MAX_COLUMNS = 100
@@ -27,6 +28,7 @@ LOCKS = (
     "requirements.lock",
     "requirements-dev.lock",
     "tests/docker/requirements.lock",
+    "tests/install/requirements.lock",
     "tests/metal/cross/requirements.lock",
     "tests/page/requirements.lock",
 )
@@ -71,15 +73,21 @@ def test_the_settings_file_documents_every_setting_with_its_default() -> None:
     assert Config.model_validate(written) == Config(), "the file's values are the defaults"
 
 
-def test_the_commands_of_the_readme_exist() -> None:
+def test_the_commands_of_the_documents_exist() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
+    for document in DOCUMENTS:
         used = set(re.findall(r"`make ([a-z0-9-]+)", (ROOT / document).read_text()))
         assert used <= targets, document
 
 
-def test_the_settings_in_the_readme_can_be_read() -> None:
-    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / document).read_text()):
+            assert (ROOT / link).exists(), f"{document}: {link}"
+
+
+def test_the_settings_for_clients_can_be_read() -> None:
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "CLIENTS.md").read_text(), re.DOTALL)
     readers = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
     assert {kind for kind, _ in blocks} == set(readers)
     for kind, text in blocks:
@@ -104,13 +112,17 @@ def test_mlx_and_nanobind_are_pinned_exactly_and_alike_everywhere() -> None:
             assert set(locked) == pins
 
 
-def test_the_cross_build_has_the_build_tools_of_the_native_one() -> None:
-    native, cross = (
+def test_the_builds_of_wheels_have_the_build_tools_of_the_native_one() -> None:
+    native, cross, linux = (
         dict(re.findall(r"^([a-z-]+)==(\S+)", (ROOT / lock).read_text(), re.MULTILINE))
-        for lock in ("requirements.lock", "tests/metal/cross/requirements.lock")
+        for lock in (
+            "requirements.lock",
+            "tests/metal/cross/requirements.lock",
+            "tests/install/requirements.lock",
+        )
     )
     for tool in ("cmake", "nanobind", "ninja", "scikit-build-core"):
-        assert cross[tool] == native[tool], tool
+        assert cross[tool] == linux[tool] == native[tool], tool
 
 
 def test_tests_wait_for_memory_that_is_on_its_way_back() -> None:

@@ -47,9 +47,9 @@ class Drain:
         return self._began_at is not None
 
     @property
-    def answering(self) -> bool:
-        """Whether there are requests that are not answered yet."""
-        return bool(self._answering)
+    def answering(self) -> int:
+        """How many requests are not answered yet."""
+        return len(self._answering)
 
     def begin(self) -> None:
         """Refuse new requests from now on; a second call stops waiting for running ones, too. Safe

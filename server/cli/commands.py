@@ -8,19 +8,27 @@ again, quire takes another substrate.
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from server.cli.settings import default_of, flags_of, with_further
-from server.cli.shipped import SETTINGS_FILE, shipped
-from server.config import StartError
+from server.cli.launch.command import launch_command
+from server.cli.models.commands import add_to as add_model_commands
+from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
+from server.cli.service.command import service_commands
+from server.cli.settings import (
+    default_of,
+    flags_of,
+    own_settings_file,
+    read_settings,
+    with_further,
+)
+from server.config import Tables
+from server.shipped import SETTINGS_FILE, shipped
 
-HEAD_OF_LINE = "quire"
 # Of the help: what the flags for a table of settings are about.
 PANELS = {
     "server": "Where, and as what",
@@ -71,10 +79,7 @@ def _leave_lost_folder() -> None:
         os.getcwd()
     except FileNotFoundError:
         os.chdir("/")
-        typer.echo(
-            f"{HEAD_OF_LINE}: the working folder is gone: relative paths begin at /",
-            err=True,
-        )
+        say("the working folder is gone: relative paths begin at /")
 
 
 def _say_version(wanted: bool) -> None:
@@ -92,10 +97,17 @@ def _flag(setting: str, text: str, *names: str) -> Any:
 
 Model = Annotated[
     str,
-    typer.Argument(help="A model's folder, its id on the hub, or demo, a small one."),
+    typer.Argument(
+        help="A model's folder; its id on the hub, org/name or org/name@revision; a short name "
+        "such as qwen3:4b; or demo, a small one."
+    ),
 ]
 File = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file; `quire settings` prints one.")
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A TOML file; `quire settings` prints one. Without: `quire settings --path`.",
+    ),
 ]
 Substrate = Annotated[
     str | None,
@@ -122,7 +134,14 @@ def quire(
 @app.command()
 def serve(
     context: typer.Context,
-    model: Model,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="A model's folder, its id on the hub, or demo, a small one. With several, or with "
+            "none for all of this disk, each is loaded when it is asked for.",
+        ),
+    ] = None,
     config: File = None,
     host: Annotated[str | None, _flag("server.host", "Address to listen on.")] = None,
     port: Annotated[
@@ -186,12 +205,17 @@ def serve(
         typer.Option("--set", help="SECTION.NAME=VALUE, for any setting; may be repeated."),
     ] = None,
 ) -> None:
-    """Serve a model to OpenAI clients."""
-    # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
-    from server.cli.serve import serve_model
+    """Serve a model, or several, to OpenAI clients."""
+    with one_sentence():
+        # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
+        from server.cli.serve import serve_model
+        from server.cli.serve_models import serve_models
 
-    with _one_sentence():
-        serve_model(model, config, with_further(flags_of(context.params), further or ()))
+        flags = with_further(flags_of(context.params), further or ())
+        if models is not None and len(models) == 1:
+            serve_model(models[0], config, flags)
+        else:
+            serve_models(models or (), config, flags)
 
 
 @app.command()
@@ -205,16 +229,57 @@ def plan(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures (SVG).")] = None,
 ) -> None:
-    """Print what a model needs, what quantisation buys and how many sequences fit; load nothing."""
-    from server.cli.plan.command import PlanOptions, plan_model
+    """Print what a model needs, what quantisation buys and how many sequences fit; load nothing.
 
-    with _one_sentence():
+    Of a model on the hub no weights are fetched."""
+    with one_sentence():
+        from server.cli.plan.command import PlanOptions, plan_model
+
         typer.echo(plan_model(model, config, PlanOptions(context, memory, device, out)))
 
 
 @app.command()
-def settings() -> None:
+def ps(
+    config: File = None,
+    host: Annotated[str | None, _flag("server.host", "Address of the server.")] = None,
+    port: Annotated[int | None, _flag("server.port", "Port of the server.")] = None,
+) -> None:
+    """Print which models a running server has loaded."""
+    from server.cli.running import loaded_models
+
+    with one_sentence():
+        typer.echo(loaded_models(read_settings(config, _address(host, port))))
+
+
+@app.command()
+def stop(
+    model: Annotated[str, typer.Argument(help="The model, as `quire ps` calls it.")],
+    config: File = None,
+    host: Annotated[str | None, _flag("server.host", "Address of the server.")] = None,
+    port: Annotated[int | None, _flag("server.port", "Port of the server.")] = None,
+) -> None:
+    """Have a running server unload a model that nobody uses."""
+    from server.cli.running import unload
+
+    with one_sentence():
+        typer.echo(unload(read_settings(config, _address(host, port)), model))
+
+
+def _address(host: str | None, port: int | None) -> Tables:
+    return {"server": {"host": host, "port": port}}
+
+
+@app.command()
+def settings(
+    path: Annotated[
+        bool, typer.Option("--path", help="Print where your own settings file is, or would be.")
+    ] = False,
+) -> None:
     """Print a settings file with every setting, its default and what it is for."""
+    if path:
+        with one_sentence():
+            typer.echo(own_settings_file())
+        return
     typer.echo(shipped(SETTINGS_FILE).read_text(encoding="utf-8"), nl=False)
 
 
@@ -250,9 +315,9 @@ def doctor(
     from server.cli.doctor.command import DoctorOptions, examine_machine
 
     def progress(what: str) -> None:
-        typer.echo(f"{HEAD_OF_LINE}: trying {what}", err=True)
+        say(f"trying {what}")
 
-    with _one_sentence():
+    with one_sentence():
         text, serves = examine_machine(
             config,
             {"cache": {"substrate": kv_backend}},
@@ -263,11 +328,16 @@ def doctor(
     raise typer.Exit(0 if serves else 1)
 
 
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Says what is wrong, and ends with its exit code."""
-    try:
-        yield
-    except StartError as error:
-        typer.echo(f"{HEAD_OF_LINE}: {error}", err=True)
-        raise typer.Exit(error.exit_code) from error
+def _parameters_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return arguments of ``quire serve`` as it reads them; whatever is wrong with them ends as it
+    does there."""
+    commands: Any = typer.main.get_command(app)
+    parameters: dict[str, Any] = (
+        commands.commands["serve"].make_context("quire serve", list(arguments)).params
+    )
+    return parameters
+
+
+add_model_commands(app)
+launch_command(app)
+app.add_typer(service_commands(_parameters_of_serve), name="service")

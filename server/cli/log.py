@@ -1,44 +1,120 @@
-"""Structured logs, to standard error: text for people, JSON lines for machines."""
+"""Structured logs, to standard error or a file: text for people, JSON lines for machines."""
 
 import logging
 import sys
+from datetime import datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
 
 import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
 
-from server.config import LogSection
+from server.config import LogSection, SettingError
+
+# What every entry begins with, and what it ends with.
+FIRST, LAST = ("timestamp", "level", "logger", "event"), ("request_id",)
+# A request's, as one sentence at a terminal.
+SENTENCE = ("method", "endpoint", "status", "duration_s")
 
 
 def configure_log(section: LogSection) -> None:
-    """Send structlog's and the standard library's records the same way."""
-    shared: list[structlog.typing.Processor] = [
+    """Send structlog's and the standard library's records the same way. Raises SettingError for a
+    file that cannot be written."""
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # structlog's own choice of a traceback shows local variables, and prompts are among them.
-    last: structlog.typing.Processor = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-    )
     if section.format == "json":
         shared.append(structlog.processors.format_exc_info)
-        last = structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+    handlers = _handlers(section)
+    for handler, terminal in handlers:
+        handler.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=shared,
+                processors=[
+                    structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                    *_renderers(section.format, terminal=terminal),
+                ],
+            )
         )
-    )
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [handler for handler, _ in handlers]
     root.setLevel(section.level.upper())
     # The hub's client says what it asks for, over the bar of the download: it is for who debugs.
     logging.getLogger("httpx2").setLevel(
         logging.WARNING if section.level == "info" else logging.NOTSET
     )
+
+
+def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
+    """Return where the log goes, and whether a person looks at it there."""
+    terminal = sys.stderr.isatty()
+    stderr: tuple[logging.Handler, bool] = (logging.StreamHandler(sys.stderr), terminal)
+    if section.file is None:
+        return [stderr]
+    file = (rotating(section.file, section), False)
+    return [file, stderr] if terminal else [file]
+
+
+def rotating(file: Path, section: LogSection) -> logging.Handler:
+    """Open a file that is set aside before it becomes too large. Raises SettingError."""
+    try:
+        path = file.expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return RotatingFileHandler(
+            path,
+            maxBytes=section.max_file_bytes,
+            backupCount=section.max_files - 1,
+            encoding="utf-8",
+        )
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise SettingError(f"setting log.file: {file}: {why}") from error
+
+
+def _renderers(form: str, *, terminal: bool) -> list[Processor]:
+    if form == "json":
+        return [in_order, structlog.processors.JSONRenderer()]
+    console = structlog.dev.ConsoleRenderer(
+        colors=terminal,
+        # structlog's own choice of a traceback shows local variables, and prompts are among them.
+        exception_formatter=structlog.dev.plain_traceback,
+        sort_keys=False,
+        pad_event_to=0,
+    )
+
+    def page_or_line(logger: WrappedLogger, name: str, entry: EventDict) -> str:
+        """Return a page of text as it is."""
+        page = entry.get("banner")
+        return console(logger, name, entry) if page is None else str(page)
+
+    return [*([for_a_terminal] if terminal else []), in_order, page_or_line]
+
+
+def in_order(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
+    """Return an entry in the order in which it is read."""
+    ends = {*FIRST, *LAST}
+    middle = [name for name in entry if name not in ends]
+    return {name: entry[name] for name in (*FIRST, *middle, *LAST) if name in entry}
+
+
+def for_a_terminal(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
+    """Return an entry as short as a person wants it: the time of day here, a request as a
+    sentence."""
+    timestamp = datetime.fromisoformat(entry["timestamp"]).astimezone()
+    short: dict[str, Any] = {**entry, "timestamp": f"{timestamp:%H:%M:%S}"}
+    del short["logger"]
+    if entry["event"] == "request":
+        method, endpoint, status, duration_s = (short.pop(name) for name in SENTENCE)
+        short["event"] = f"{method} {endpoint} {status or 'unanswered'} in {duration_s:.2f} s"
+        # What is not known, or usual, is left out.
+        short = {name: value for name, value in short.items() if value not in (None, False)}
+    return short

@@ -1,32 +1,34 @@
 """A model's files: checked against the settings and this machine before a weight is loaded."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
+from pydantic import ValidationError
 
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
-from engine.substrate import plan_for_this_machine
-from kvcache.choice import SubstrateError
+from engine.substrate import plan_for_this_machine, plan_on
+from kvcache.choice import SubstrateChoice, SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
+from server.catalogue.hub import FoundModel, find_model, model_names
+from server.catalogue.names import ModelNotFoundError
 from server.chat.served_model import ServedModel
-from server.cli.hub import (
-    ModelNotFoundError,
-    SamplingDefaultsError,
-    find_model,
-    model_names,
-    sampling_defaults,
-)
+from server.cli.model_facts import model_facts
 from server.config import Config, SettingError, StartError, engine_config, without_effect
+from server.protocol.common import OpenAISamplingFields
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 EMBEDS = {"auto": None, "generate": False, "embed": True}
+
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 log = structlog.get_logger("quire")
 
@@ -37,10 +39,24 @@ class ModelError(StartError):
     exit_code = 3
 
 
-def make_plan(settings: Config, checkpoint: Checkpoint) -> EnginePlan:
-    """Fit model and cache into this machine. Raises SettingError with the figure that does not."""
+class SamplingDefaultsError(ValueError):
+    """Recommended parameters that no request may have; one sentence that names file and field."""
+
+
+def make_plan(
+    settings: Config,
+    checkpoint: Checkpoint,
+    budget_bytes: int | None = None,
+    choice: SubstrateChoice | None = None,
+) -> EnginePlan:
+    """Fit model and cache into this machine, or into a part of its memory. choice: of the
+    substrate, where it has been made for another model; a GPU's is tried otherwise. Raises
+    SettingError with the figure that does not fit."""
+    config = engine_config(settings)
     try:
-        return plan_for_this_machine(engine_config(settings), checkpoint)
+        if choice is not None:
+            return plan_on(choice, config, checkpoint, budget_bytes)
+        return plan_for_this_machine(config, checkpoint, budget_bytes)
     except (BudgetError, LayoutError, SubstrateError) as error:
         raise SettingError(str(error)) from error
 
@@ -54,36 +70,58 @@ class ModelFiles:
     served: ServedModel
 
 
-def read_model(name: str, settings: Config) -> ModelFiles:
+def read_model(name: str, settings: Config, *, any_name: bool = False) -> ModelFiles:
     """Read a model's files. Weights of the hub are fetched once all else is right and they fit into
-    this machine. Raises StartError."""
-    embeds = EMBEDS[settings.engine.task]
+    this machine. any_name: whether clients may call it as they like. Raises StartError."""
     with model_errors():
-        found = find_model(name)
-        folder = found.folder
-        if found.missing:
-            checkpoint = promised_checkpoint(folder, found.weights_bytes, embeds=embeds)
-        else:
-            checkpoint = read_checkpoint(folder, embeds=embeds)
+        found = find_model(name, settings.models.folders)
+        if found.notice:
+            log.warning(found.notice)
+        checkpoint = checkpoint_of(found, settings)
         engine_plan = make_plan(settings, checkpoint)
-        tokenizer = Tokenizer(folder, settings.prompts)
-        check_vocabulary(folder, tokenizer, checkpoint)
-        served = ServedModel(
-            model_names(name, folder, settings.server.served_model_name),
-            sampling_defaults(folder),
-            frozenset(checkpoint.eos_token_ids or tokenizer.end_ids),
-        )
+        tokenizer, served = check_files(found, checkpoint, settings, any_name=any_name)
         if not checkpoint.embeds and (warning := tokenizer.template.try_out()):
             log.warning(warning)
         if found.missing:
-            log.info(f"downloading {name}: {gib(found.missing_bytes)} of weights")
+            log.info(f"downloading {found.asked}: {gib(found.missing_bytes)} of weights")
             found.fetch_weights()
-            engine_plan = make_plan(settings, read_checkpoint(folder, embeds=embeds))
+            whole = read_checkpoint(found.folder, embeds=EMBEDS[settings.engine.task])
+            engine_plan = make_plan(settings, whole)
     for line in engine_plan.lines():
-        log.info(line)
+        log.debug(line)
     for line in (*without_effect(settings, os.environ), *engine_plan.warnings):
         log.warning(line)
-    return ModelFiles(engine_plan, tokenizer, served)
+    facts = model_facts(
+        engine_plan.checkpoint,
+        weights_bytes=engine_plan.memory.demand.weights_bytes,
+        on_gpu=engine_plan.on_gpu,
+    )
+    return ModelFiles(engine_plan, tokenizer, replace(served, facts=facts))
+
+
+def checkpoint_of(found: FoundModel, settings: Config) -> Checkpoint:
+    """Read a model's checkpoint, or what it is going to be where weights are missing. Raises
+    CheckpointError."""
+    embeds = EMBEDS[settings.engine.task]
+    if found.missing:
+        return promised_checkpoint(found.folder, found.weights_bytes, embeds=embeds)
+    return read_checkpoint(found.folder, embeds=embeds)
+
+
+def check_files(
+    found: FoundModel, checkpoint: Checkpoint, settings: Config, *, any_name: bool = False
+) -> tuple[Tokenizer, ServedModel]:
+    """Read all but the weights. any_name: as for ``read_model``. Raises StartError, TokenizerError
+    and SamplingDefaultsError for what cannot be served."""
+    tokenizer = Tokenizer(found.folder, settings.prompts)
+    check_vocabulary(found.folder, tokenizer, checkpoint)
+    served = ServedModel(
+        model_names(found, settings.server.served_model_name),
+        sampling_defaults(found.folder),
+        frozenset(checkpoint.eos_token_ids or tokenizer.end_ids),
+        any_name=any_name,
+    )
+    return tokenizer, served
 
 
 @contextmanager
@@ -102,3 +140,23 @@ def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint)
             f"{folder / 'tokenizer.json'}: it has {tokenizer.vocab_size} tokens, but config.json's "
             f"vocab_size is {checkpoint.vocab_size}"
         )
+
+
+def sampling_defaults(folder: Path) -> dict[str, Any]:
+    """Return what generation_config.json recommends; greedy where it turns sampling off.
+
+    Raises SamplingDefaultsError.
+    """
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return {}
+    config = json.loads(file.read_text(encoding="utf-8"))
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found = {key: config[key] for key in SAMPLING_DEFAULTS if config.get(key) is not None}
+    try:
+        OpenAISamplingFields.model_validate(found)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise SamplingDefaultsError(f"{file}: {problem['loc'][0]}: {problem['msg']}") from error
+    return found

@@ -5,6 +5,7 @@ and before anybody can connect, as one sentence.
 """
 
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -14,18 +15,22 @@ from engine.build import EnginePlan, build_engine
 from engine.client import EngineClient
 from engine.machine import machine_memory, raise_descriptor_limit
 from engine.monitor import EngineMonitor
+from engine.power import KeepAwake, power_of
 from engine.pressure import pressure_source
 from kvcache.canary.footprint import footprint_with
+from server.chat.drain import Drain
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
+from server.cli.banner import announcement
 from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model
+from server.cli.neighbours import neighbours
 from server.cli.salt_secret import salt_secret
 from server.cli.settings import read_settings
 from server.config import Config, StartError, Tables, engine_config
-from server.http.guards.access import check_access
+from server.http.guards.access import check_access, only_this_machine
 from server.http.idle_memory import keep_what_is_there, use_one_arena
-from server.http.listener import reserve
+from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import listen
 from server.metrics import Metrics
 from server.metrics.registry import About
@@ -38,6 +43,8 @@ from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 
 STOP_TIMEOUT_S = 30.0
+Progress = Callable[[int, int], None]
+Ready = Callable[[EngineClient, Drain], None]
 
 log = structlog.get_logger("quire")
 
@@ -60,15 +67,31 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     raise_descriptor_limit()  # the engine's heaps are the first that need it
     settings = read_settings(file, flags)
     configure_log(settings.log)
+    if (strangers := neighbours()) is not None:
+        log.warning(strangers)
     check_access(settings)
     salts = Salts(salt_secret(settings.access.salt_secret_file))
-    with reserve(settings.server.host, settings.server.port) as listener:
-        serve_on(listener, settings, salts, read_model(name, settings))
+    with (
+        reserve(settings.server.host, settings.server.port) as listener,
+        reserved_for_ollama(settings.server) as others,
+    ):
+        serve_on(listener, settings, salts, read_model(name, settings), others=others)
 
 
-def serve_on(listener: socket.socket, settings: Config, salts: Salts, model: ModelFiles) -> None:
-    """Load the weights and let clients in. Raises StartError."""
-    client = start_engine(settings, model.plan)
+def serve_on(
+    listener: socket.socket,
+    settings: Config,
+    salts: Salts,
+    model: ModelFiles,
+    *,
+    progress: Progress | None = None,
+    ready: Ready | None = None,
+    others: Sequence[socket.socket] = (),
+) -> None:
+    """Load the weights and let clients in. progress: told how many bytes are loaded, and of how
+    many; a bar, where nobody is. ready: called when clients can come. others: sockets that serve
+    the same. Raises StartError."""
+    client = start_engine(settings, model.plan, progress)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
     if not checkpoint.embeds and (warning := grammars.load()):
@@ -78,6 +101,7 @@ def serve_on(listener: socket.socket, settings: Config, salts: Salts, model: Mod
         watchdog_s=settings.engine.watchdog_s,
         exit_code=lambda: engine_error(model.plan.on_gpu and client.substrate_failed).exit_code,
         pressure=pressure_source() if settings.cache.heed_pressure else None,
+        awake=keep_awake(settings),
     )
     monitor.start()
     try:
@@ -96,7 +120,8 @@ def serve_on(listener: socket.socket, settings: Config, salts: Salts, model: Mod
             salts,
         )
         keep_what_is_there()
-        listen(settings, service, listener)
+        announce = announcement(settings, model.plan, model.served.id)
+        listen(settings, service, listener, ready, announce, others)
         if not client.alive:
             raise engine_error(model.plan.on_gpu and client.substrate_failed)
     finally:
@@ -104,6 +129,20 @@ def serve_on(listener: socket.socket, settings: Config, salts: Salts, model: Mod
             log.error("the engine did not end in time: its memory is left to the system")
         monitor.stop()
     log.info("ended")
+
+
+def keep_awake(settings: Config) -> KeepAwake | None:
+    """Return what keeps this machine awake while it answers; None where it is left alone. Warn of
+    a low power mode."""
+    power = power_of()
+    if power is None or not settings.server.keep_awake:
+        return None
+    if power.saves():
+        log.warning(
+            "this Mac is in its low power mode: answers take two to three times as long (System "
+            "Settings > Battery)"
+        )
+    return KeepAwake(power, others_may_ask=not only_this_machine(settings.server.host))
 
 
 def grammar_compiler(
@@ -118,18 +157,26 @@ def grammar_compiler(
     )
 
 
-def start_engine(settings: Config, engine_plan: EnginePlan) -> EngineClient:
-    """Start the engine, loaded and warm. Raises EngineError."""
+def start_engine(
+    settings: Config, engine_plan: EnginePlan, progress: Progress | None = None
+) -> EngineClient:
+    """Start the engine, loaded and warm. progress: see ``serve_on``. Raises EngineError."""
+    # A bar is shown on terminals alone.
     bar = tqdm(
-        unit="B", unit_scale=True, unit_divisor=1024, desc="loading", disable=None, leave=False
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        desc="loading",
+        disable=True if progress else None,
+        leave=False,
     )
 
-    def progress(done: int, total: int) -> None:
+    def advance(done: int, total: int) -> None:
         bar.total = total
         bar.update(done - bar.n)
 
     client = EngineClient(
-        lambda emit: build_engine(engine_plan, engine_config(settings), progress, emit),
+        lambda emit: build_engine(engine_plan, engine_config(settings), progress or advance, emit),
         max_queue=settings.limits.max_queued_requests,
         max_backlog=settings.limits.max_stream_backlog_events,
         max_share_ratio=(

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from kvcache.user_folders import config_folder
 from server.config import (
     BLAS_VARIABLE,
     ENV_PREFIX,
@@ -19,6 +20,7 @@ from server.config import (
     load,
     read_file,
 )
+from server.shipped import SETTINGS_FILE
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
 """The fields of every section."""
@@ -31,11 +33,35 @@ OTHER_FLAGS = {
 }
 
 
-def read_settings(file: Path | None, flags: Tables) -> Config:
-    """Read the settings in force. Raises SettingError that names the field, and the file if it is
-    at fault."""
+def home_file() -> Path | None:
+    """Return the settings file that is read where none is named; None where the user has no
+    home."""
     try:
-        from_file = {} if file is None else read_file(file)
+        return config_folder() / SETTINGS_FILE
+    except RuntimeError:
+        return None
+
+
+def own_settings_file() -> Path:
+    """Return where the user's own settings file is, or would be. Raises SettingError."""
+    file = home_file()
+    if file is None:
+        raise SettingError("there is no home folder for settings: set XDG_CONFIG_HOME, or --config")
+    return file
+
+
+def read_settings(file: Path | None, flags: Tables) -> Config:
+    """Read the settings in force. file: None is the user's own, if there is one. Raises
+    SettingError that names the field, and the file if it is at fault."""
+    from_file: Tables = {}
+    named = file is not None
+    file = file or home_file()
+    try:
+        if file is not None:
+            from_file = read_file(file)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if named:
+            raise SettingError(f"{file}: {error.strerror}") from error
     except ValidationError as error:
         raise SettingError(f"{file}: {_first_problem(error)}") from error
     except OSError as error:

@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from server.config import engine_config
+from server.chat.drain import Drain
+from server.config import Config, engine_config
 from server.http.errors import add_error_handlers
 from server.http.guards.body import BodyLimit
 from server.http.guards.bugs import BugGuard
@@ -22,12 +23,16 @@ from server.http.guards.slashes import TrailingSlash
 from server.http.guards.unread import UnreadBody
 from server.http.idle_memory import release_when_idle
 from server.http.observer import RequestObserver
+from server.metrics import HttpMetrics
+from server.metrics.recent_requests import RecentRequests
+from server.metrics.requests import CountRefusal
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
 from server.routes.embeddings import embedding_routes
 from server.routes.memory import memory_routes
 from server.routes.messages import message_routes
 from server.routes.models import model_routes
+from server.routes.ollama import ollama_routes
 from server.routes.openapi import DescribedApp
 from server.routes.operations import operation_routes
 from server.routes.page import page_routes
@@ -41,6 +46,7 @@ ROUTES = (
     response_routes,
     message_routes,
     embedding_routes,
+    ollama_routes,
     tokenize_routes,
     model_routes,
     memory_routes,
@@ -62,18 +68,10 @@ def create_app(service: Service) -> FastAPI:
         releasing.cancel()
         await service.grammars.close()
 
-    app = ObservedApp(
-        service,
-        title="quire",
-        version=version("quire"),
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    app = ObservedApp(service.metrics, service.recent, service.config, lifespan=lifespan)
     for routes in ROUTES:
         app.include_router(routes(service))
-    _add_guards(app, service)
+    add_guards(app, service.config, service.drain, service.metrics.count_refusal)
     add_error_handlers(app)
     return app
 
@@ -81,29 +79,40 @@ def create_app(service: Service) -> FastAPI:
 class ObservedApp(DescribedApp):
     """An application whose observer surrounds even its answers to bugs."""
 
-    def __init__(self, service: Service, **options: Any) -> None:
-        self._service = service
-        super().__init__(**options)
+    def __init__(
+        self, metrics: HttpMetrics, recent: RecentRequests, config: Config, **options: Any
+    ) -> None:
+        """recent: where requests that have ended are kept."""
+        self._metrics = metrics
+        self._recent = recent
+        self._config = config
+        super().__init__(
+            title="quire",
+            version=version("quire"),
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            **options,
+        )
 
     def build_middleware_stack(self) -> ASGIApp:
         """Put the observer around the whole application."""
         return RequestObserver(
             super().build_middleware_stack(),
-            self._service.metrics,
-            self._service.recent,
-            logs_requests=self._service.config.log.requests,
+            self._metrics,
+            self._recent,
+            logs_requests=self._config.log.requests,
         )
 
 
-def _add_guards(app: FastAPI, service: Service) -> None:
+def add_guards(app: FastAPI, config: Config, drain: Drain, count: CountRefusal) -> None:
     """Add the guards, each around those before it. Raises SettingError."""
-    config, count = service.config, service.metrics.count_refusal
     app.add_middleware(TrailingSlash)
     app.add_middleware(BodyLimit, max_body_bytes=int(config.limits.max_body_bytes), count=count)
     app.add_middleware(BugGuard)
     app.add_middleware(
         DrainGuard,
-        drain=service.drain,
+        drain=drain,
         retry_after_s=config.limits.retry_after_s,
         count_refusal=count,
     )

@@ -8,10 +8,11 @@ from starlette.types import Receive, Scope, Send
 
 from server.http.guards.headers import SAFE_HEADERS
 from server.protocol.messages.errors import message_error
+from server.protocol.ollama.errors import ollama_error
 from server.protocol.request_ids import current_request_id
 from server.protocol.wire_errors import ApiError
 from server.routes.answering import CLIENT_CLOSED_REQUEST
-from server.routes.openapi import speaks_anthropic
+from server.routes.openapi import speaks_anthropic, speaks_ollama
 
 REQUEST_ID_HEADER = "request-id"
 """Anthropic's name for it. It is added to every response of its API, with our own one."""
@@ -22,6 +23,8 @@ def error_response(scope: Scope, error: ApiError) -> JSONResponse:
     body = error.body()
     if speaks_anthropic(scope):
         body = message_error(error, current_request_id())
+    elif speaks_ollama(scope):
+        body = ollama_error(error)
     return JSONResponse(body, error.status, error.headers)
 
 

@@ -4,19 +4,25 @@ import errno
 import re
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from server.config import SettingError
+from server.config import ServerSection, SettingError
 
+PORT = "server.port"
 # For a stranger at our address to say who it is.
 ASK_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 8192
-QUIRE_ANSWERS = re.compile(rb'"name": ?"quire", ?"version": ?"([\w.+-]{1,32})"')
+QUIRE_ANSWERS = re.compile(
+    rb'(?:"name": ?"quire", ?"version": ?"|\r\nserver: quire/)([\w.+-]{1,32})', re.IGNORECASE
+)
+OLLAMA_ANSWERS = b"Ollama is running"
 
 
-def reserve(host: str, port: int) -> socket.socket:
+def reserve(host: str, port: int, setting: str = PORT) -> socket.socket:
     """Bind a socket to the address, which refuses connections until it listens. It is ours, so that
-    the log can name the port that 0 stands for. Raises SettingError."""
+    the log can name the port that 0 stands for. setting: where the port comes from, for errors.
+    Raises SettingError."""
     # SO_REUSEADDR is for connections of an earlier server that linger. Linux lets two have an
     # address by it until one of them listens: so it is tried without, first.
     with suppress(OSError):
@@ -24,7 +30,18 @@ def reserve(host: str, port: int) -> socket.socket:
     try:
         return _bound(host, port, reuses=True)
     except OSError as error:
-        raise _cannot_be_had(host, port, error) from error
+        raise _cannot_be_had(host, port, error, setting) from error
+
+
+@contextmanager
+def reserved_for_ollama(server: ServerSection) -> Iterator[tuple[socket.socket, ...]]:
+    """Bind a second socket where Ollama's clients look, if the settings ask for it. Raises
+    SettingError."""
+    if server.ollama_port is None:
+        yield ()
+        return
+    with reserve(server.host, server.ollama_port, "server.ollama_port") as second:
+        yield (second,)
 
 
 def listen_on(listener: socket.socket, backlog: int) -> None:
@@ -52,17 +69,20 @@ def _bound(host: str, port: int, *, reuses: bool) -> socket.socket:
     return listener
 
 
-def _cannot_be_had(host: str, port: int, error: OSError) -> SettingError:
+def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) -> SettingError:
     """Say why, and who is there already."""
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         version = quire_at(host, port)
         if version is not None:
             why = f"quire {version} serves there already; stop that one"
+        elif ollama_at(host, port):
+            why = "Ollama serves there already; stop it"
         else:
             why = f"another program has this address ({why}); stop it"
-        why += f", or choose another port: --port {port + 1}, or --port 0 for a free one"
-    return SettingError(f"setting server.port: {host}:{port} cannot be listened on: {why}")
+        flag = "--port " if setting == PORT else f"--set {setting}="
+        why += f", or choose another port: {flag}{port + 1}, or {flag}0 for a free one"
+    return SettingError(f"setting {setting}: {host}:{port} cannot be listened on: {why}")
 
 
 def quire_at(host: str, port: int) -> str | None:
@@ -73,6 +93,13 @@ def quire_at(host: str, port: int) -> str | None:
             if found := QUIRE_ANSWERS.search(_answer(host, port, path)):
                 return found[1].decode()
     return None
+
+
+def ollama_at(host: str, port: int) -> bool:
+    """Return whether Ollama, or what says so, answers at an address."""
+    with suppress(OSError):
+        return OLLAMA_ANSWERS in _answer(host, port, "/")
+    return False
 
 
 def _answer(host: str, port: int, path: str) -> bytes:

@@ -6,7 +6,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http.errors import REQUEST_ID_HEADER
-from server.metrics import Metrics
+from server.metrics import HttpMetrics
 from server.metrics.answer_times import RequestTimes
 from server.metrics.recent_requests import RecentRequests
 from server.protocol.request_ids import HEADER, bind_request_id
@@ -17,7 +17,7 @@ NOT_SHOWN_HEADER = "X-Images-Not-Shown"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Asked every few seconds by machines; and by the page, which looks at the memory twice a second.
-QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics", "/memory", "/", "/page/{name}"})
+QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics", "/memory", "/", "/page/{name:path}"})
 
 
 class RequestObserver:
@@ -25,7 +25,7 @@ class RequestObserver:
     which may repeat what a client sent; so nobody outside is to say it again."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, recent: RecentRequests, *, logs_requests: bool
+        self, app: ASGIApp, metrics: HttpMetrics, recent: RecentRequests, *, logs_requests: bool
     ) -> None:
         """recent: where those that have ended are kept. logs_requests: whether each leaves a
         line."""
@@ -49,6 +49,8 @@ class RequestObserver:
             self._end(exchange)
 
     def _end(self, exchange: "Exchange") -> None:
+        if exchange.forwarded:
+            return
         seconds = exchange.times.clock() - exchange.times.arrived
         self._metrics.request_ended(exchange.endpoint, seconds)
         self._recent.add(exchange.times)
@@ -65,7 +67,7 @@ class RequestObserver:
 class Exchange:
     """One request and its response, as they pass."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: HttpMetrics) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -91,6 +93,11 @@ class Exchange:
         assert isinstance(path, str)
         return path
 
+    @property
+    def forwarded(self) -> bool:
+        """Whether a model's process answers, which observes the request itself."""
+        return bool(self._scope["state"].get("forwarded"))
+
     async def receive(self) -> Message:
         """Receive from the client, and note whether it has left."""
         message = await self._receive()
@@ -106,7 +113,8 @@ class Exchange:
             if self._not_shown:
                 own.append((NOT_SHOWN_HEADER.encode(), str(self._not_shown).encode()))
             message["headers"] = [*message.get("headers", ()), *own]
-            self._metrics.count_request(self.endpoint, message["status"])
+            if not self.forwarded:
+                self._metrics.count_request(self.endpoint, message["status"])
         elif not message.get("more_body"):
             self._complete = True
         try:
@@ -126,9 +134,10 @@ class Exchange:
             "duration_s": round(seconds, 4),
         }
         if times.answers:
-            first = times.first_token_s
+            first, rate = times.first_token_s, times.tokens_per_s(seconds)
             fields |= {
                 "first_token_s": None if first is None else round(first, 4),
+                "tokens_per_s": None if rate is None else round(rate, 1),
                 "prompt_tokens": times.prompt_tokens,
                 "cached_tokens": times.cached_tokens,
                 "generated_tokens": times.generated_tokens,

@@ -2,18 +2,21 @@
 
 import signal
 import socket
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 from engine.client import EngineClient
 from engine.machine import raise_descriptor_limit
-from server.chat.drain import Drain
+from server.chat.drain import Drain, Requests
 from server.config import Config
 from server.http.app import create_app
 from server.http.guards.connections import guarded_protocol
 from server.http.listener import listen_on
+from server.metrics import HttpMetrics
 from server.routes.service import Service
 
 # What is left to close when everything has been answered: connections whose client does not read.
@@ -31,26 +34,45 @@ FEWEST_OTHER_DESCRIPTORS = 32
 log = structlog.get_logger("quire")
 
 
-def listen(settings: Config, service: Service, listener: socket.socket) -> None:
-    """Serve until told to end, or until the engine has failed. Raises SettingError."""
-    config = http_config(settings, service)
-    drain_s = settings.server.drain_s
-    server = DrainedServer(config, service.client, service.drain, drain_s)
-    # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
-    # work, and the process ends with 0.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
-    listen_on(listener, LISTEN_BACKLOG)
+def listen(
+    settings: Config,
+    service: Service,
+    listener: socket.socket,
+    ready: Callable[[EngineClient, Drain], None] | None = None,
+    announce: Callable[[str], None] | None = None,
+    others: Sequence[socket.socket] = (),
+) -> None:
+    """Serve until told to end, or until the engine has failed.
+
+    ready: called once clients can come, by whoever started this process. announce: else, with the
+    address, and says it to people; None is a line in the log. others: sockets that serve the same.
+    Raises SettingError.
+    """
+    config = http_config(settings, create_app(service), service.metrics)
+    server = DrainedServer(config, service.client, service.drain, settings.server.drain_s)
+
+    def tell() -> None:
+        if ready is not None:
+            ready(service.client, service.drain)
+        elif announce is not None:
+            announce(url_of(listener))
+        else:
+            log.info(f"serving {service.model.id} on {url_of(listener)}")
+        for other in others:
+            log.info(f"also on {url_of(other)}")
+
+    run(server, listener, tell, others)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address that a socket is bound to."""
     host, port = listener.getsockname()[:2]
-    log.info(
-        f"serving {service.model.id} on http://{host}:{port}",
-        max_model_len=service.rules.max_model_len,
-    )
-    server.run(sockets=[listener])
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def http_config(settings: Config, service: Service) -> uvicorn.Config:
-    """Return how the service is served by uvicorn. Raises this process's limit of open files."""
+def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn.Config:
+    """Return how an application is served by uvicorn. Raises this process's limit of open
+    files."""
     limits = settings.limits
     most = connections_that_fit(limits.max_connections)
     if most < limits.max_connections:
@@ -60,10 +82,10 @@ def http_config(settings: Config, service: Service) -> uvicorn.Config:
         )
         limits = limits.model_copy(update={"max_connections": most})
     return uvicorn.Config(
-        create_app(service),
+        app,
         host=settings.server.host,
         port=settings.server.port,
-        http=guarded_protocol(limits, service.metrics),
+        http=guarded_protocol(limits, metrics),
         h11_max_incomplete_event_size=limits.max_header_bytes,
         ws="none",
         backlog=ACCEPTS_AT_ONCE,
@@ -104,10 +126,10 @@ class DrainedServer(GuardedServer):
     failed, ends at once: it is better started again."""
 
     def __init__(
-        self, config: uvicorn.Config, client: EngineClient, drain: Drain, drain_s: float
+        self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float
     ) -> None:
         super().__init__(config)
-        self._client = client
+        self._requests = requests
         self._drain = drain
         self._drain_s = drain_s
 
@@ -117,12 +139,36 @@ class DrainedServer(GuardedServer):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to close; called ten times a second."""
-        if await super().on_tick(counter) or not self._client.alive:
+        if await super().on_tick(counter) or not self._requests.alive:
             return True
         if not self._drain.draining:
             return False
-        wait = "a second signal does not wait for them"
-        running = f"; running answers have {self._drain_s:g} s more: {wait}"
-        log.info(f"ending{running if self._drain.answering else ''}")
-        await self._drain.finish(self._client, self._drain_s)
+        if count := self._drain.answering:
+            answers = f"{count} running answer{'s' if count > 1 else ''}"
+            log.info(
+                f"ending; waits up to {self._drain_s:g} s for {answers}: Ctrl-C again, or a second "
+                "signal, ends at once"
+            )
+        else:
+            log.info("ending")
+        await self._drain.finish(self._requests, self._drain_s)
         return True
+
+
+def run(
+    server: DrainedServer,
+    listener: socket.socket,
+    announce: Callable[[], None],
+    others: Sequence[socket.socket] = (),
+) -> None:
+    """Run a server until it is told to end. announce: called once clients can come. others: sockets
+    that serve the same."""
+    # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
+    # work, and the process ends with 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    listeners = [listener, *others]
+    for found in listeners:
+        listen_on(found, LISTEN_BACKLOG)
+    announce()
+    server.run(sockets=listeners)

@@ -78,9 +78,26 @@ class RequestTimes:
         return min((a.first_token_s for a in self.answers if a.first_token_s), default=None)
 
     @property
+    def elapsed_s(self) -> float:
+        """Seconds since the request came."""
+        return self.clock() - self.arrived
+
+    @property
+    def generating_s(self) -> float:
+        """Seconds from the first token of an answer to its newest, of that with the most."""
+        return max((answer.generating_s for answer in self.answers), default=0.0)
+
+    @property
     def generated_tokens(self) -> int:
         """Generated tokens of all answers."""
         return sum(answer.tokens for answer in self.answers)
+
+    def tokens_per_s(self, ended_s: float) -> float | None:
+        """Return the rate from the first token to the end; None for fewer than two tokens. ended_s:
+        seconds from the arrival to the end."""
+        tokens, first_s = self.generated_tokens, self.first_token_s
+        elapsed_s = 0.0 if first_s is None else ended_s - first_s
+        return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None
 
     @property
     def cached_tokens(self) -> int:
@@ -112,6 +129,13 @@ class AnswerTimes:
         """Tokens that the cache had of its prompt."""
         self.first_token_s: float | None = None
         self.finish: str | None = None
+
+    @property
+    def generating_s(self) -> float:
+        """Seconds from its first token to the newest; 0 while there is none."""
+        if self.first_token_s is None:
+            return 0.0
+        return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
         """Measure a delivery of tokens. tokens: of the answer so far. finish: with the last of

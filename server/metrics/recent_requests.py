@@ -48,8 +48,8 @@ class RecentRequests:
         are not kept."""
         if not times.answers:
             return
-        now, tokens, first_s = self.clock(), times.generated_tokens, times.first_token_s
-        elapsed = 0.0 if first_s is None else now - times.arrived - first_s
+        now = self.clock()
+        duration_s = now - times.arrived
         self._ended.append(
             RecentRequest(
                 number=next(self._numbers),
@@ -57,10 +57,10 @@ class RecentRequests:
                 answers=len(times.answers),
                 prompt_tokens=times.prompt_tokens,
                 cached_tokens=times.cached_tokens,
-                generated_tokens=tokens,
-                first_token_s=first_s,
-                duration_s=now - times.arrived,
-                tokens_per_s=(tokens - 1) / elapsed if tokens > 1 and elapsed > 0 else None,
+                generated_tokens=times.generated_tokens,
+                first_token_s=times.first_token_s,
+                duration_s=duration_s,
+                tokens_per_s=times.tokens_per_s(duration_s),
                 tenant=times.tenant,
                 finish=times.finish or "",
             )

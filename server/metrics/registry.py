@@ -49,35 +49,14 @@ NOTHING_KNOWN = About()
 SETTINGS = MetricsSection()
 
 
-class Metrics:
-    """The registry of one server. Only its event loop calls."""
+class HttpMetrics:
+    """The registry of what answers HTTP. Only its event loop calls."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        about: About = NOTHING_KNOWN,
-        *,
-        settings: MetricsSection = SETTINGS,
-        footprint: Footprint = int,
-        memory: SystemMemory = machine_alone,
-    ) -> None:
-        """settings: what is shown beside our own names. footprint: see ProcessCollector; without
-        it, K and V alone. memory: see SystemCollector."""
-        latencies = Latencies(about.max_model_len)
-        self._latencies = latencies
-        self._requests = RequestFigures(latencies)
+    def __init__(self, max_model_len: int) -> None:
+        """max_model_len: tokens of the longest sequence."""
+        self._latencies = Latencies(max_model_len)
+        self._requests = RequestFigures(self._latencies)
         self.registry = CollectorRegistry()
-        collectors: list[Collector] = [
-            about,
-            self._requests,
-            EngineCollector(client),
-            ProcessCollector(client, footprint),
-            SystemCollector(client, memory),
-        ]
-        if settings.vllm_names:
-            collectors.append(VllmCollector(client, latencies, about.model))
-        for collector in collectors:
-            self.registry.register(collector)
 
     def request_arrived(self) -> RequestTimes:
         """Begin to measure a request that begins now."""
@@ -111,3 +90,31 @@ class Metrics:
     def render(self) -> bytes:
         """Write the text that Prometheus scrapes."""
         return generate_latest(self.registry)
+
+
+class Metrics(HttpMetrics):
+    """The registry of a server with an engine."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        about: About = NOTHING_KNOWN,
+        *,
+        settings: MetricsSection = SETTINGS,
+        footprint: Footprint = int,
+        memory: SystemMemory = machine_alone,
+    ) -> None:
+        """settings: what is shown beside our own names. footprint: see ProcessCollector; without
+        it, K and V alone. memory: see SystemCollector."""
+        super().__init__(about.max_model_len)
+        collectors: list[Collector] = [
+            about,
+            self._requests,
+            EngineCollector(client),
+            ProcessCollector(client, footprint),
+            SystemCollector(client, memory),
+        ]
+        if settings.vllm_names:
+            collectors.append(VllmCollector(client, self._latencies, about.model))
+        for collector in collectors:
+            self.registry.register(collector)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, ClassVar, Protocol
 
 from engine.types import PrefixReport
@@ -10,6 +11,19 @@ from server.protocol.wire_errors import ApiError
 from server.text.pieces import Delta, TokenReport, Usage
 
 TokenText = Callable[[int], bytes]
+
+
+class StreamForm(Enum):
+    """How the objects of a stream are written."""
+
+    EVENTS = auto()
+    """Server-sent events, of which ``[DONE]`` is the last."""
+    NAMED_EVENTS = auto()
+    """Server-sent events that are named by their objects' type."""
+    LINES = auto()
+    """An object in each line. What is sent first means nothing, and may come again."""
+
+
 Json = dict[str, Any]
 
 
@@ -95,8 +109,7 @@ def usage_chunks(
 class Answer(Protocol):
     """An answer in the form of one endpoint: deltas in, objects out."""
 
-    events_have_names: ClassVar[bool]
-    """Whether streamed events are named by their objects' type; without names, [DONE] ends them."""
+    stream_form: ClassVar[StreamForm]
 
     def first_chunks(self) -> list[Json]:
         """Return what is streamed before anything is generated."""

@@ -113,15 +113,25 @@ def too_many_tokens(most: int, param: str) -> ApiError:
     )
 
 
+class UnknownModelError(ApiError):
+    """A model that is not served: 404."""
+
+    def __init__(self, name: str) -> None:
+        """name: as the client wrote it."""
+        super().__init__(
+            404,
+            f"The model {quoted(name)} does not exist here; GET /v1/models lists those that do.",
+            type="not_found_error",
+            param="model",
+            code="model_not_found",
+        )
+        self.ollama_message = f"model {quoted(name)} not found"
+        """In the words that Ollama's clients look for."""
+
+
 def model_not_found(name: str) -> ApiError:
     """Make the 404 for a model that is not served."""
-    return ApiError(
-        404,
-        f"The model {quoted(name)} does not exist here; GET /v1/models lists those that do.",
-        type="not_found_error",
-        param="model",
-        code="model_not_found",
-    )
+    return UnknownModelError(name)
 
 
 def come_back(

@@ -17,8 +17,8 @@ from server.config import Config
 from server.metrics.answer_times import RequestTimes
 from server.protocol.answers import Answer
 from server.protocol.wire_errors import generation_failed
+from server.routes.answer_stream import AnswerStream
 from server.routes.json_response import json_pieces, json_response
-from server.routes.sse import AnswerStream
 from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

@@ -54,6 +54,19 @@ async def _all_encoded(service: Service, wire: CompletionRequest) -> list[Encode
     return found
 
 
+async def encoded_text(
+    service: Service, text: str, place: str, *, offsets: bool = False
+) -> EncodedText:
+    """Encode a text to go on with. place: how errors name it. Raises ApiError for far too many
+    tokens."""
+    most = service.rules.max_model_len
+    try:
+        async with service.encoding:
+            return await service.tokenizer.encode_text(text, most, offsets=offsets)
+    except TextTooLongError as error:
+        raise ContextOverflowError(None, most, place) from error
+
+
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
@@ -61,13 +74,7 @@ async def _encoded(
     that cannot be answered."""
     rules = service.rules
     if isinstance(prompt, str):
-        try:
-            async with service.encoding:
-                encoded = await service.tokenizer.encode_text(
-                    prompt, rules.max_model_len, offsets=bool(wire.echo)
-                )
-        except TextTooLongError as error:
-            raise ContextOverflowError(None, rules.max_model_len, place) from error
+        encoded = await encoded_text(service, prompt, place, offsets=bool(wire.echo))
     else:
         rules.check_token_ids(prompt, place)
         encoded = EncodedText("", tuple(prompt), ())

@@ -34,25 +34,35 @@ Inputs = list[tuple[int, ...]]
 def embedding_routes(service: Service) -> APIRouter:
     """Return the route, for one service."""
     router = APIRouter()
-    reader, admission = service.reader, service.admission
+    reader = service.reader
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
         wire = await reader.read(request, EmbeddingRequest)
-        salt = reader.salt(request, wire.cache_salt)
-        admission.check_vectors(salt.tenant, wire.dimensions)
-        inputs = await _inputs(service, wire)
-        batch = Batch(service, inputs, salt, wire.priority or 0, request.state.times)
-        vectors = await unless_left(request, batch.vectors())
-        if vectors is None:
+        made = await vectors_of(service, request, wire)
+        if made is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        tokens = sum(len(ids) for ids in inputs)
-        short = cut(vectors, wire.dimensions)
+        vectors, tokens = made
         return await json_response(
-            embedding_pieces(short, wire.encoding_format, service.model.id, tokens)
+            embedding_pieces(vectors, wire.encoding_format, service.model.id, tokens)
         )
 
     return router
+
+
+async def vectors_of(
+    service: Service, request: Request, wire: EmbeddingRequest
+) -> tuple[Vectors, int] | None:
+    """Return a vector for each input, and the tokens of all inputs; None where the client has left.
+    wire: what is wanted, which has been checked. Raises ApiError."""
+    salt = service.reader.salt(request, wire.cache_salt)
+    service.admission.check_vectors(salt.tenant, wire.dimensions)
+    inputs = await _inputs(service, wire)
+    batch = Batch(service, inputs, salt, wire.priority or 0, request.state.times)
+    vectors = await unless_left(request, batch.vectors())
+    if vectors is None:
+        return None
+    return cut(vectors, wire.dimensions), sum(len(ids) for ids in inputs)
 
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:

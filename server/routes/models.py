@@ -6,7 +6,6 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from server.chat.served_model import ServedModel
 from server.routes.openapi import speaks_anthropic
 from server.routes.service import Service
 
@@ -25,15 +24,8 @@ def model_routes(service: Service) -> APIRouter:
 
     def entry(request: Request) -> dict[str, Any]:
         if speaks_anthropic(request.scope):
-            return anthropic_model(model)
-        return {
-            "id": model.id,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "quire",
-            "max_model_len": max_model_len,
-            "context_length": max_model_len,
-        }
+            return anthropic_model(model.id, model.created)
+        return listed(model.id, model.created, max_model_len)
 
     async def list_models(request: Request) -> dict[str, Any]:
         found = [entry(request)]
@@ -56,12 +48,24 @@ def model_routes(service: Service) -> APIRouter:
     return router
 
 
-def anthropic_model(model: ServedModel) -> dict[str, Any]:
-    """Return the model as Anthropic's clients have it."""
-    created = datetime.fromtimestamp(model.created, UTC)
+def listed(name: str, created: int, max_model_len: int | None) -> dict[str, Any]:
+    """Return a model as OpenAI's clients have it. created: Unix seconds. max_model_len: tokens of
+    the longest sequence, where that is known."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "quire",
+        "max_model_len": max_model_len,
+        "context_length": max_model_len,
+    }
+
+
+def anthropic_model(name: str, created: int) -> dict[str, Any]:
+    """Return a model as Anthropic's clients have it."""
     return {
         "type": "model",
-        "id": model.id,
-        "display_name": model.id,
-        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
     }

@@ -48,8 +48,19 @@ ANTHROPIC_ERROR: Json = {
         "request_id": {"type": "string", "minLength": 1},
     },
 }
-ERRORS = {"OpenAIError": OPENAI_ERROR, "AnthropicError": ANTHROPIC_ERROR}
+OLLAMA_ERROR: Json = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string", "minLength": 1}},
+}
+ERRORS = {
+    "OpenAIError": OPENAI_ERROR,
+    "AnthropicError": ANTHROPIC_ERROR,
+    "OllamaError": OLLAMA_ERROR,
+}
 ANTHROPIC_PATHS = "/v1/messages"
+OLLAMA_PATHS = "/api/"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 SHARED_PATHS = ("/v1/models", "/models")
 ANTHROPIC_HEADER = "anthropic-version"
 
@@ -63,12 +74,18 @@ def speaks_anthropic(scope: Scope) -> bool:
     return path.startswith(ANTHROPIC_PATHS)
 
 
-def takes(model: type[WireModel]) -> Json:
+def speaks_ollama(scope: Scope) -> bool:
+    """Return whether a request is one of Ollama's API."""
+    path: str = scope["path"]
+    return path.startswith(OLLAMA_PATHS)
+
+
+def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
     """Return what a route with that body adds to its operation: the body, and that answers are
-    JSON, or events where the body may ask for a stream."""
+    JSON, or what a stream is made of where the body may ask for one."""
     answers: Json = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in model.model_fields:
-        answers["text/event-stream"] = {"schema": {"type": "string"}}
+        answers[stream] = {"schema": {"type": "string"}}
     body = {"required": True, "content": {"application/json": {"schema": _schema_of(model)}}}
     return {
         "requestBody": body,
@@ -99,7 +116,7 @@ def _completed(schema: Json) -> Json:
     # FastAPI describes its own errors, which no route here answers.
     components: Json = dict(ERRORS)
     for path, operations in schema["paths"].items():
-        error = "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "OpenAIError"
+        error = _error_of(path)
         for operation in operations.values():
             for media in operation.get("requestBody", {}).get("content", {}).values():
                 parts = media["schema"].pop("$defs", {})
@@ -109,6 +126,12 @@ def _completed(schema: Json) -> Json:
             operation["responses"] |= {"4XX": _failure(error), "5XX": _failure(error)}
     schema["components"] = {"schemas": components}
     return schema
+
+
+def _error_of(path: str) -> str:
+    if path.startswith(OLLAMA_PATHS):
+        return "OllamaError"
+    return "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "OpenAIError"
 
 
 def _failure(error: str) -> Json:

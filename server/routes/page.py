@@ -1,21 +1,24 @@
 """GET and HEAD / and /page/{name}: the page for people, where browsers ask for one.
 
 Its files are read once, and nothing else below ``server/page`` is ever opened: what a client names
-is looked up and never made a path.
+is looked up and never made a path. Libraries that the page uses are below ``vendor``, in folders
+whose names have their versions.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from importlib.resources.abc import Traversable
+from typing import Any, Protocol
 
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
-from server.routes.operations import who_answers
-from server.routes.service import Service
+from server.config import Config
 
 INDEX = "index.html"
 KINDS = {
@@ -23,15 +26,22 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
-# Beside those that every answer has.
+VENDORED = "vendor/"
+# Beside those that every answer has. DOMPurify alone may make markup of text.
 HEADERS = {
-    "Cache-Control": "no-cache",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types dompurify"
     ),
 }
+# What Ollama's clients look for before they ask it anything.
+RUNNING = "Ollama is running"
+# A file whose path has a version never changes.
+CACHED_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+ASKED_AGAIN = {"Cache-Control": "no-cache"}
 # What "/" answers depends on who asks.
 VARY = {"Vary": "Accept"}
 
@@ -43,17 +53,26 @@ class PageFile:
     content: bytes
     kind: str
     etag: str
+    caching: dict[str, str]
 
     def response(self, request: Request) -> Response:
         """Return the file; 304 where the client has it already."""
-        headers = HEADERS | VARY | {"ETag": self.etag}
+        headers = HEADERS | VARY | self.caching | {"ETag": self.etag}
         known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known or f"W/{self.etag}" in known:
             return Response(status_code=304, headers=headers)
         return Response(self.content, media_type=self.kind, headers=headers)
 
 
-def page_routes(service: Service) -> APIRouter:
+class Configured(Protocol):
+    """Has settings."""
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+
+
+def page_routes(service: Configured) -> APIRouter:
     """Return the routes, for one service; without a page ``/`` is the same for all."""
     router = APIRouter()
     page = read_page() if service.config.server.page else {}
@@ -62,7 +81,7 @@ def page_routes(service: Service) -> APIRouter:
     async def root(request: Request) -> Response:
         if INDEX in page and wants_html(request.headers.get("accept", "")):
             return page[INDEX].response(request)
-        return JSONResponse(who_answers(), headers=VARY)
+        return PlainTextResponse(RUNNING, headers=VARY | {"Server": f"quire/{version('quire')}"})
 
     async def file(request: Request, name: str) -> Response:
         if name not in page:
@@ -70,21 +89,30 @@ def page_routes(service: Service) -> APIRouter:
         return page[name].response(request)
 
     router.add_api_route("/", root, **options)
-    router.add_api_route("/page/{name}", file, **options)
+    router.add_api_route("/page/{name:path}", file, **options)
     return router
 
 
 def read_page() -> dict[str, PageFile]:
-    """Return all files of the page, by name."""
-    folder = files("server").joinpath("page")
+    """Return all files of the page, by their paths below its folder."""
+    below = _files_below(files("server").joinpath("page"))
     # A desktop may have put files of its own there.
-    served = [file for file in folder.iterdir() if _suffix(file.name) in KINDS]
+    served = [(name, file) for name, file in below if _suffix(name) in KINDS]
     found: dict[str, PageFile] = {}
-    for file in served:
+    for name, file in served:
         content = file.read_bytes()
         etag = f'"{sha256(content).hexdigest()[:32]}"'
-        found[file.name] = PageFile(content, KINDS[_suffix(file.name)], etag)
+        caching = CACHED_FOREVER if name.startswith(VENDORED) else ASKED_AGAIN
+        found[name] = PageFile(content, KINDS[_suffix(name)], etag, caching)
     return found
+
+
+def _files_below(folder: Traversable, path: str = "") -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files_below(entry, f"{path}{entry.name}/")
+        else:
+            yield path + entry.name, entry
 
 
 def _suffix(name: str) -> str:

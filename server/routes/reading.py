@@ -20,7 +20,7 @@ from server.text.conversation import Conversation
 
 # RFC 6839, section 3.1: application/json, and types that are written in it.
 JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
-Api = Literal["chat", "responses", "messages"]
+Api = Literal["chat", "responses", "messages", "ollama"]
 
 
 class Body(Protocol):

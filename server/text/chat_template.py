@@ -49,7 +49,10 @@ class ChatTemplate:
         self.exists = text is not None
         self.tool_format = tool_format(text or "")
         """How the model writes calls; None where its template knows no tools."""
-        self._knows_thoughts = OPEN in (text or "") or CLOSE in (text or "")
+        self.text = text or ""
+        """As its makers wrote it."""
+        self.knows_thoughts = OPEN in self.text or CLOSE in self.text
+        """Whether it writes thoughts."""
         self.unusable = ""
         """Why it must not be rendered in this process; empty where it may be."""
 
@@ -137,7 +140,7 @@ class ChatTemplate:
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking
-        if not self._knows_thoughts:
+        if not self.knows_thoughts:
             return BegunAnswer(text=turn.text)
         closed = ""
         if turn.text and first_channel_of(prompt) is None:

@@ -23,7 +23,7 @@ class Defect:
 
 ROUTES, TEXT = "server/routes/", "server/text/"
 FORMS, GRAMMAR, BODIES = ROUTES + "test_forms.py::", TEXT + "grammar/", "abuse/test_bodies.py::"
-CLI, HUB = "server/cli/test_commands.py::", "server/cli/test_hub.py::"
+CLI, HUB = "server/cli/test_commands.py::", "server/catalogue/test_hub.py::"
 LISTENER = "server/http/test_listener.py::"
 NAMES, UNREAD = "server/cli/test_settings.py::", "abuse/test_refusals.py::"
 HOLDS_UP = BODIES + "test_a_body_holds_up_nobody_and_takes_little_memory"

@@ -72,7 +72,7 @@ class Row:
     @property
     def embeds(self) -> bool:
         """Whether its model makes vectors."""
-        return self.path == EMBEDDINGS
+        return self.path in (EMBEDDINGS, "/api/embed", "/api/embeddings")
 
     def request(self, n: int, mark: str) -> bytes:
         """All that is sent."""
@@ -125,6 +125,17 @@ TEXT_FRAMES = {
     "/v1/responses/input_tokens": '{"input":[{"role":"user","content":%s}]}',
     "/tokenize": "{" + ONE_MESSAGE + "}",
 }
+# With a text, and with a list of texts.
+OLLAMA_FRAMES = {
+    "/api/chat": (
+        '{"options":{"num_predict":1},"messages":[{"role":"user","content":"§"}]}',
+        '{"messages":[{"role":"user","content":"Hi","images":[§]}]}',
+    ),
+    "/api/generate": ('{"options":{"num_predict":1},"prompt":"§"}', '{"prompt":"Hi","images":[§]}'),
+    "/api/embed": ('{"input":"§"}', '{"input":[§]}'),
+    "/api/embeddings": ('{"prompt":"§"}', '{"prompt":"Hi","options":{"x":[§]}}'),
+    "/api/show": ('{"model":"§"}', '{"verbose":[§]}'),
+}
 ID_FRAMES = {
     COMPLETIONS: '{"max_tokens":1,"prompt":[%s]}',
     EMBEDDINGS: '{"input":[%s]}',
@@ -141,7 +152,10 @@ def _of_bodies() -> Iterator[Row]:
     """For each route what BodyLimits has."""
     for path, limits in BY_PATH.items():
         if path not in ALIASES:
-            yield from _of_texts(path, limits) if path in TEXT_FRAMES else _of_ids(path, limits)
+            if path in OLLAMA_FRAMES:
+                yield from _of_ollama(path, limits)
+            else:
+                yield from _of_texts(path, limits) if path in TEXT_FRAMES else _of_ids(path, limits)
             frame = '{"x":' + SLOT + "}"
             yield Row("max_depth", "levels", MAX_DEPTH, path, partial(nested, frame))
 
@@ -158,6 +172,15 @@ def _of_texts(path: str, limits: BodyLimits) -> Iterator[Row]:
     # Two for each, and the comma behind it.
     make = partial(parts, many, one, each=3, base=counted(many) - 1)
     yield Row("max_body_values", "values", limits.max_values, path, make, "parts", grain=3)
+
+
+def _of_ollama(path: str, limits: BodyLimits) -> Iterator[Row]:
+    whole, many = OLLAMA_FRAMES[path]
+    row = partial(Row, "max_body_bytes", "bytes", limits.max_bytes, path, refusal=413)
+    yield row(partial(text, whole), what="one word")
+    yield row(partial(text, whole, word="a b, "), what="words")
+    make = partial(parts, many, '"a"', base=counted(many) - 1)
+    yield Row("max_body_values", "values", limits.max_values, path, make, "texts")
 
 
 def _of_ids(path: str, limits: BodyLimits) -> Iterator[Row]:

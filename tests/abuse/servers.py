@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from server.config import Config
+from server.http.app import create_app
 from server.http.server import LISTEN_BACKLOG, GuardedServer, http_config
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ async def abused(
     config = Config.model_validate(settings or {})
     engine = start_engine(**changes)
     service = make_service(engine.client, tokenizer, config)
-    server = GuardedServer(http_config(config, service))
+    server = GuardedServer(http_config(config, create_app(service), service.metrics))
     with socket.create_server(("127.0.0.1", 0), backlog=LISTEN_BACKLOG) as listener:
         if send_buffer_bytes is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)

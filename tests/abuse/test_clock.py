@@ -21,13 +21,18 @@ WALL_CLOCKS = {
     "datetime": {"now", "utcnow", "today"},
     "date": {"today"},
 }
-# Each says when an answer or a model was made, a fault was met, or how old a file is.
+# Each says when an answer or a model was made, a fault was met, how old a file is or until when a
+# model stays, or finds out that a machine has slept.
 ALLOWED = {
     ("server/chat/served_model.py", "ServedModel"),
     ("server/chat/served_model.py", "new_metadata"),
     ("server/protocol/responses/answer.py", "whole"),
     ("kvcache/fault_memory.py", "_write"),
     ("engine/models/identity.py", "content_digest"),
+    ("engine/power.py", "__init__"),
+    ("server/cli/running.py", "_stays"),
+    ("server/protocol/ollama/answer.py", "OllamaAnswer"),
+    ("server/supervisor/ollama.py", "card_of"),
 }
 
 

@@ -86,6 +86,7 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
     that the next version would have to know."""
     program = """
         import os, signal, sys, threading
+        import tests  # finds out where temporary files may be
         written = []
 
         def hook(event, arguments):

@@ -216,6 +216,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": chat(max_tokens=1),
     "/v1/messages/count_tokens": {"messages": chat()["messages"]},
     "/v1/embeddings": {"input": "a"},
+    "/api/chat": {"messages": chat()["messages"]},
+    "/api/generate": {"prompt": "a"},
+    "/api/embed": {"input": "a"},
+    "/api/embeddings": {"prompt": "a"},
+    "/api/show": {"model": "a"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
 }
@@ -275,7 +280,9 @@ async def test_threat_08_what_does_not_say_that_it_is_json_is_not_read(
     body = json.dumps(BODIES[path])
     response = await http.post(path, content=body, headers={"Content-Type": kind})
     assert response.status_code == 415
-    assert "Content-Type: application/json" in response.json()["error"]["message"]
+    error = response.json()["error"]
+    said = error if isinstance(error, str) else error["message"]
+    assert "Content-Type: application/json" in said
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.bench import blas
 from tests.bench.agents import run_agents
 from tests.bench.attention import run_attention
 from tests.bench.constraints import run_constraints
+from tests.bench.front import run_front
 from tests.bench.interference import run_interference
 from tests.bench.limits import measure_limits
 from tests.bench.models import ModelStore
@@ -90,6 +91,7 @@ def _run(options: Options) -> list[Part]:
                 threads,
                 folder,
             ),
+            "front": lambda: run_front(size.serving, threads, folder),
             "servers": lambda: run_servers(
                 size.servers, 1, contest, store, quantised=options.quantised
             ),

@@ -1,7 +1,8 @@
 """Runs every client against a server: ``make clients``.
 
-Two servers answer: ``quire serve`` with random weights, which says something sensible only where a
-grammar holds it, and a model that says what it is told (tests/clients/parrot.py).
+Three servers answer: ``quire serve`` with random weights, which says something sensible only where
+a grammar holds it, the same with weights that make vectors, and a model that says what it is told
+(tests/clients/parrot.py).
 """
 
 import argparse
@@ -13,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from tests.clients.environments import Client, all_clients, environment, install_tools
-from tests.clients.servers import parrot_server, random_server
+from tests.clients.servers import embedding_server, parrot_server, random_server
 
 CHECK_TIMEOUT_S = 300
 
@@ -29,12 +30,13 @@ class Result:
     run_s: float
 
 
-def check(client: Client, random: str, parrot: str) -> Result:
-    """Installs a client and runs its checks; what they say is shown where one fails."""
+def check(client: Client, addresses: dict[str, str]) -> Result:
+    """Installs a client and runs its checks; what they say is shown where one fails. addresses: of
+    the servers, by the variables that tell them."""
     started = time.monotonic()
     client.install()
     installed = time.monotonic()
-    passed, output = _run(client, environment(QUIRE_RANDOM=random, QUIRE_PARROT=parrot))
+    passed, output = _run(client, environment(**addresses))
     ended = time.monotonic()
     if not passed:
         print(output, flush=True)
@@ -74,14 +76,21 @@ def main() -> int:
     known = {client.name: client for client in all_clients()}
     parser = argparse.ArgumentParser(description="Clients against quire.")
     parser.add_argument("clients", nargs="*", choices=[*known, []], help="only these")
-    chosen = parser.parse_args().clients or list(known)
+    parser.add_argument("--several", action="store_true", help="behind a front, not directly")
+    options = parser.parse_args()
+    chosen, several = options.clients or list(known), options.several
     # However it is ended, the servers end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
     install_tools()
     tools_s = time.monotonic() - started
-    with random_server() as random, parrot_server() as parrot:
-        results = [check(known[name], random, parrot) for name in chosen]
+    with (
+        random_server(several=several) as random,
+        parrot_server(several=several) as parrot,
+        embedding_server(several=several) as embedder,
+    ):
+        addresses = {"QUIRE_RANDOM": random, "QUIRE_PARROT": parrot, "QUIRE_EMBEDDER": embedder}
+        results = [check(known[name], addresses) for name in chosen]
     print(f"{'client':16}{'install':>9}{'checks':>9}")
     print(f"{'(uv and Node)':16}{tools_s:7.1f} s")
     for result in results:

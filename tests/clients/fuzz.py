@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 
 from server.config import Config
 from server.http.app import create_app
-from server.routes.openapi import ANTHROPIC_PATHS
+from server.routes.openapi import ANTHROPIC_PATHS, OLLAMA_PATHS
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
@@ -43,9 +43,11 @@ Statuses = dict[str, Counter[int]]
 
 
 def error_has_its_shape(_: Any, response: Response, case: Case[Any]) -> None:
-    """OpenAI's, or Anthropic's on Anthropic's paths."""
+    """OpenAI's, or Anthropic's and Ollama's on their paths."""
     if response.status_code >= 400:
         has_it = is_anthropic_error if case.path.startswith(ANTHROPIC_PATHS) else is_openai_error
+        if case.path.startswith(OLLAMA_PATHS):
+            has_it = is_ollama_error
         assert has_it(response.json()), response.text
 
 
@@ -76,6 +78,14 @@ def is_anthropic_error(body: Any) -> bool:
             **others,
         }:
             return bool(message and kind) and not more and not others
+    return False
+
+
+def is_ollama_error(body: Any) -> bool:
+    """Exactly ``{"error": message}``."""
+    match body:
+        case {"error": str(message), **others}:
+            return bool(message) and not others
     return False
 
 
@@ -132,8 +142,9 @@ def _blamed_field(response: Response) -> str | None:
     if response.status_code != 400:
         return None
     error = response.json()["error"]
-    # Anthropic's errors begin with it.
-    named = re.match(r"\w*", error.get("param") or error["message"])
+    said = error if isinstance(error, str) else error.get("param") or error["message"]
+    # Anthropic's errors begin with it, and Ollama's.
+    named = re.match(r"\w*", said)
     assert named is not None
     return named[0]
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from tests.clients.environments import ROOT
 from tests.clients.models import random_model
+from tests.models import write_embedding_model
 
 QUIRE = str(Path(sys.executable).with_name("quire"))
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
 Process = subprocess.Popen[bytes]
-ANNOUNCED = re.compile(r"serving \S+ on (http://127\.0\.0\.1:\d+)")
+ANNOUNCED = re.compile(r"serving .+? on (http://127\.0\.0\.1:\d+)")
 
 
 class ServerError(Exception):
@@ -46,19 +47,41 @@ def serving(*command: str) -> Iterator[tuple[str, Process]]:
 
 
 @contextmanager
-def random_server() -> Iterator[str]:
-    """``quire serve`` with random weights."""
+def random_server(*, several: bool = False) -> Iterator[str]:
+    """``quire serve`` with random weights; several: and with a second model."""
     with tempfile.TemporaryDirectory() as folder:
         model = random_model(Path(folder) / "random")
         limits = ("--kv-budget", "256MiB", "--max-model-len", "8192", "--max-num-seqs", "8")
-        with serving(QUIRE, "serve", str(model), "--port", "0", *limits) as (address, _):
+        command = (QUIRE, "serve", *_models(model, several=several), "--port", "0", *limits)
+        with serving(*command) as (address, _):
             yield address
 
 
 @contextmanager
-def parrot_server() -> Iterator[str]:
-    """The model that says what it is told."""
-    with serving(sys.executable, "-m", "tests.clients.parrot") as (address, _):
+def embedding_server(*, several: bool = False) -> Iterator[str]:
+    """``quire serve`` with random weights that make vectors; several: and with a second model."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_embedding_model(Path(folder) / "embedder")
+        limits = ("--kv-budget", "64MiB", "--max-model-len", "1024")
+        command = (QUIRE, "serve", *_models(model, several=several), "--port", "0", *limits)
+        with serving(*command) as (address, _):
+            yield address
+
+
+def _models(model: Path, *, several: bool) -> list[str]:
+    """Arguments for a model alone, or beside another one; then who names none means it, too."""
+    if not several:
+        return [str(model)]
+    settings = model.parent / "settings.toml"
+    settings.write_text(f'[models]\npinned = ["{model.name}"]\naliases = {{}}\n')
+    return [str(model), "demo", "--config", str(settings)]
+
+
+@contextmanager
+def parrot_server(*, several: bool = False) -> Iterator[str]:
+    """The model that says what it is told; several: behind the front of several models."""
+    module = "tests.clients.several" if several else "tests.clients.parrot"
+    with serving(sys.executable, "-m", module) as (address, _):
         yield address
 
 

@@ -20,6 +20,8 @@ def test_every_client_that_the_readme_promises_is_there() -> None:
         "anthropic_npm",
         "instructor",
         "langchain",
+        "ollama_npm",
+        "ollama_python",
         "openai_npm",
         "pydantic_ai",
     }

@@ -98,6 +98,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.cached.remove(block)
         self.sealed.remove(block)
 
+    @rule(blocks=st.integers(0, 16))
+    def limit(self, blocks: int) -> None:
+        used, allowed = self.pool.used_blocks, self.pool.set_limit(blocks)
+        assert allowed >= used
+        releasing = self.pool.count(BlockState.RELEASING)
+        assert self.pool.capacity_blocks <= allowed + releasing
+        if self.backend.releases is Releases.BLOCKS:
+            assert allowed <= max(used, blocks)
+
     @rule(slack_blocks=st.integers(0, 8))
     def trim(self, slack_blocks: int) -> None:
         self.pool.release_memory(slack_blocks * self.group.block_bytes, self.pool.free_blocks)

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 import structlog
 from fastapi import FastAPI
+from huggingface_hub import close_session, constants
 from typer.testing import CliRunner, Result
 
 from engine import substrate
@@ -32,6 +33,7 @@ from tests.server.harness import (
     start_engine,
     token_id,
 )
+from tests.server.hub_server import Files, Hub, files_of, serving_hub
 
 GIB = 1024**3
 
@@ -99,6 +101,8 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     level = root.level
     monkeypatch.setattr(root, "handlers", [])
     yield
+    for handler in root.handlers:
+        handler.close()
     root.setLevel(level)
     structlog.reset_defaults()
 
@@ -119,3 +123,20 @@ def quire(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Run:
         return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
     return run
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub of this machine's, and an empty cache."""
+    with serving_hub() as started:
+        template = started.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", started.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield started
+        close_session()
+
+
+@pytest.fixture(scope="module")
+def tiny_files(tiny_model: Path) -> Files:
+    return files_of(tiny_model) | {"README.md": b"words", "pytorch_model.bin": b"other weights"}

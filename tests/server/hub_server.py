@@ -4,10 +4,11 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 Files = dict[str, bytes | int]
@@ -28,8 +29,23 @@ class Hub:
     commits: dict[str, Files] = field(default_factory=dict)
     heads: dict[str, str] = field(default_factory=dict)
     """The newest commit of every repository."""
+    branches: dict[str, str] = field(default_factory=dict)
+    """Other branches: the commit of ``NAME@BRANCH``."""
+    gated: set[str] = field(default_factory=set)
+    """Repositories whose contents nobody gets."""
     fetched: list[str] = field(default_factory=list)
     """``COMMIT/PATH`` of all contents that were sent, in order."""
+    sent_bytes: dict[str, int] = field(default_factory=dict)
+    """How many bytes of a path were sent."""
+    lfs: bool = True
+    """Whether weights are known by the checksum of their contents."""
+    ranges: bool = True
+    """Whether it sends a file from where it is asked to."""
+    stop_at: int | None = None
+    """A byte of weights where it waits until it is let go on."""
+    go_on: threading.Event = field(default_factory=threading.Event)
+    waits: threading.Event = field(default_factory=threading.Event)
+    """Set while it waits."""
 
     def push(self, name: str, files: Files) -> str:
         """A new commit of a repository."""
@@ -38,9 +54,36 @@ class Hub:
         self.heads[name] = commit
         return commit
 
+    def commit_of(self, name: str, revision: str) -> str | None:
+        """Of a branch or a commit."""
+        if revision == "main":
+            return self.heads.get(name)
+        return revision if revision in self.commits else self.branches.get(f"{name}@{revision}")
+
     def fetched_files(self) -> list[str]:
         """Their paths alone."""
         return [entry.partition("/")[2] for entry in self.fetched]
+
+
+def etag(commit: str, path: str, content: bytes | int, *, lfs: bool) -> str:
+    """Of large files the checksum of their contents."""
+    lfs = lfs and path.endswith(".safetensors")
+    if lfs and isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    if lfs:
+        return hashlib.sha256(path.encode()).hexdigest()
+    return hashlib.sha1(f"{commit}{path}".encode()).hexdigest()
+
+
+def listing(commit: str, path: str, content: bytes | int, *, lfs: bool) -> dict[str, Any]:
+    """What the hub says of a file."""
+    size = content if isinstance(content, int) else len(content)
+    oid = hashlib.sha1(f"{commit}{path}".encode()).hexdigest()
+    found = {"type": "file", "path": path, "oid": oid, "size": size}
+    if lfs and path.endswith(".safetensors"):
+        checksum = etag(commit, path, content, lfs=lfs)
+        found["lfs"] = {"oid": checksum, "size": size, "pointerSize": 134}
+    return found
 
 
 @contextmanager
@@ -60,52 +103,79 @@ def serving_hub() -> Iterator[Hub]:
         def _answer(self) -> None:
             parts = unquote(urlsplit(self.path).path).strip("/").split("/")
             if parts[:2] == ["api", "models"]:
-                self._tell(hub.heads.get("/".join(parts[2:4])), parts[4])
+                self._tell("/".join(parts[2:4]), parts[4], "/".join(parts[5:]))
             elif len(parts) > 4 and parts[2] == "resolve":
-                commit = hub.heads["/".join(parts[:2])] if parts[3] == "main" else parts[3]
-                self._send_file(commit, "/".join(parts[4:]))
+                self._send_file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
             else:
                 self._send(404, b"")
 
-        def _tell(self, commit: str | None, what: str) -> None:
-            if commit is None:
-                self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        def _tell(self, name: str, what: str, revision: str) -> None:
+            commit = hub.commit_of(name, revision)
+            if name not in hub.heads or commit is None:
+                code = "RevisionNotFound" if name in hub.heads else "RepoNotFound"
+                self._send(404, b"{}", {"X-Error-Code": code})
             elif what == "revision":
-                self._send(200, json.dumps({"id": "x/y", "sha": commit, "siblings": []}).encode())
+                self._send(200, json.dumps({"id": name, "sha": commit, "siblings": []}).encode())
             else:
                 listed = [
-                    {
-                        "type": "file",
-                        "path": path,
-                        "oid": hashlib.sha1(f"{commit}{path}".encode()).hexdigest(),
-                        "size": content if isinstance(content, int) else len(content),
-                    }
+                    listing(commit, path, content, lfs=hub.lfs)
                     for path, content in hub.commits[commit].items()
                 ]
                 self._send(200, json.dumps(listed).encode())
 
-        def _send_file(self, commit: str, path: str) -> None:
-            content = hub.commits[commit].get(path)
-            if content is None:
-                self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+        def _send_file(self, name: str, revision: str, path: str) -> None:
+            if name in hub.gated:
+                self._send(403, b"", {"X-Error-Code": "GatedRepo"})
+                return
+            commit = hub.commit_of(name, revision)
+            content = hub.commits[commit].get(path) if commit else None
+            if commit is None or content is None:
+                headers = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": str(commit)}
+                self._send(404, b"", headers)
                 return
             if self.command == "GET":
                 hub.fetched.append(f"{commit}/{path}")
             body = b"" if isinstance(content, int) else content
-            etag = hashlib.sha1(f"{commit}{path}".encode()).hexdigest()
-            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
+            headers = {
+                "ETag": f'"{etag(commit, path, content, lfs=hub.lfs)}"',
+                "X-Repo-Commit": commit,
+            }
             if isinstance(content, int):
                 headers["X-Linked-Size"] = str(content)
-            self._send(200, body, headers)
+            begin = self.headers.get("Range", "")
+            if hub.ranges and begin.startswith("bytes="):
+                first = int(begin.removeprefix("bytes=").rstrip("-"))
+                headers["Content-Range"] = f"bytes {first}-{len(body) - 1}/{len(body)}"
+                self._send(206, body[first:], headers, path)
+            else:
+                self._send(200, body, headers, path)
 
-        def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        def _send(
+            self,
+            status: int,
+            body: bytes,
+            headers: dict[str, str] | None = None,
+            path: str = "",
+        ) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             for name, value in (headers or {}).items():
                 self.send_header(name, value)
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "GET":
+                return
+            if hub.stop_at is not None and path.endswith(".safetensors"):
+                self._write(path, body[: hub.stop_at])
+                hub.waits.set()
+                hub.go_on.wait()
+                body = body[hub.stop_at :]
+            self._write(path, body)
+
+        def _write(self, path: str, body: bytes) -> None:
+            with suppress(ConnectionError):  # who asked may have been ended
                 self.wfile.write(body)
+                if path:
+                    hub.sent_bytes[path] = hub.sent_bytes.get(path, 0) + len(body)
 
         def log_message(self, *_: object) -> None:
             """Says nothing."""
@@ -118,6 +188,7 @@ def serving_hub() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.go_on.set()
         server.shutdown()
         thread.join()
         server.server_close()

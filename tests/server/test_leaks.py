@@ -53,6 +53,7 @@ del MESSAGES_TOOLS[0]["parameters"]
 SCHEMA = {"type": "object", "properties": {"zebra-schema-canary": {"const": "zebra-const-canary"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "zebra-name-canary", "schema": SCHEMA}}
 COMMON: Json = {"max_tokens": 2, "temperature": 0, "user": "zebra-user-canary"}
+TWO_TOKENS = {"num_predict": 2, "stop": ["zebra-stop-canary"], "zebra-option-canary": 1}
 BODIES: list[tuple[str, Json]] = [
     (CHAT, COMMON | {"messages": [SYSTEM, *TURN], "stop": ["zebra-stop-canary"]}),
     (CHAT, COMMON | {"messages": TURN, "cache_salt": "zebra-salt-canary", "logprobs": True}),
@@ -77,6 +78,11 @@ BODIES: list[tuple[str, Json]] = [
         {"model": "recall", "max_tokens": 2, "messages": TURN, "tools": MESSAGES_TOOLS},
     ),
     ("/v1/messages/count_tokens", {"model": "recall", "messages": TURN}),
+    ("/api/chat", {"messages": [SYSTEM, *TURN], "tools": CHAT_TOOLS, "options": TWO_TOKENS}),
+    ("/api/chat", {"messages": TURN, "format": SCHEMA, "think": False, "options": TWO_TOKENS}),
+    ("/api/generate", {"prompt": "zebra-prompt-canary", "raw": True, "options": TWO_TOKENS}),
+    ("/api/embed", {"input": ["zebra-input-canary"]}),
+    ("/api/show", {"model": "zebra-model-canary"}),
     ("/tokenize", {"prompt": "zebra-text-canary", "return_token_strs": True}),
     ("/v1/embeddings", {"input": ["zebra-input-canary"], "model": "recall"}),
 ]

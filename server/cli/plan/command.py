@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.machine import machine_memory
-from engine.models.checkpoint import read_checkpoint
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
 from engine.planning.shape import read_shape
 from engine.substrate import metal_device
 from kvcache.layout import LayoutError
-from server.cli.hub import find_model
+from kvcache.memory_budget import gib
+from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
 from server.cli.model_files import (
+    checkpoint_of,
     make_plan,
     model_errors,
 )
@@ -38,19 +39,20 @@ class PlanOptions:
 
 
 def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
-    """Write the plan of a model for people. Downloads and loads nothing. Raises StartError."""
+    """Write the plan of a model for people. Of the hub it fetches
+    what a model is, and no weights; it loads nothing. Raises StartError."""
     settings = read_settings(file, {})
     device = _device(options)
     memory_bytes, working_set_bytes = _memory_bytes(options, device)
     with model_errors():
-        folder = find_model(name, download=False).folder
-        shape = read_shape(folder)
+        found = find_model(name, settings.models.folders, files=CONFIG_FILES)
+        shape = read_shape(found.folder)
     context = options.context
     if context is None:
         context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
     if context < MIN_CONTEXT:
         raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
-    here = _on_this_machine(settings, folder)
+    here = _on_this_machine(settings, found)
     try:
         report = plan_capacity(
             shape,
@@ -64,7 +66,9 @@ def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
         raise SettingError(str(error)) from error
     lines = [here, "", *report_lines(report)]
     lines += (
-        ["Pictures: --out FOLDER draws them."] if options.out is None else _draw(report, options)
+        ["Pictures: --out FOLDER draws them."]
+        if options.out is None
+        else _draw(report, options, found.name)
     )
     return "\n".join(lines)
 
@@ -96,27 +100,36 @@ def _memory_bytes(options: PlanOptions, device: Device) -> tuple[int, int | None
     return machine_memory().total_bytes, here.working_set_bytes if here and device.on_gpu else None
 
 
-def _on_this_machine(settings: Config, folder: Path) -> str:
+def _on_this_machine(settings: Config, found: FoundModel) -> str:
     """Write how the checkpoint would lie in this machine's memory, or why that cannot be said."""
-    if not any(folder.glob("model*.safetensors")):
-        return f"This machine: {folder} holds no weights that could be served."
+    if not (found.missing or any(found.folder.glob("model*.safetensors"))):
+        return f"This machine: {found.folder} holds no weights that could be served."
     with model_errors():
-        checkpoint = read_checkpoint(folder)
+        checkpoint = checkpoint_of(found, settings)
     try:
         plan = make_plan(settings, checkpoint)
     except SettingError as error:
         return f"This machine cannot serve it: {error}"
-    return "\n".join([*plan.lines(), *plan.warnings])
+    return "\n".join([*_notes(found), *plan.lines(), *plan.warnings])
 
 
-def _draw(report: CapacityReport, options: PlanOptions) -> list[str]:
+def _notes(found: FoundModel) -> list[str]:
+    """Write where the figures are from, where they are not from weights that are here."""
+    notes = [found.notice] if found.notice else []
+    if found.missing:
+        to_fetch = f"{gib(found.missing_bytes)} of {gib(found.weights_bytes)} of weights"
+        notes.append(f"not here yet: {to_fetch}; sizes are what the hub says")
+    return notes
+
+
+def _draw(report: CapacityReport, options: PlanOptions, model: str) -> list[str]:
     assert options.out is not None
     # Here and not above: matplotlib takes half a second, and serving must not pay for it.
     from server.cli.plan.pictures import draw_pictures
 
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        files = draw_pictures(report, options.out)
+        files = draw_pictures(report, options.out, model)
     except OSError as error:
         raise SettingError(f"--out {options.out}: {error.strerror}") from error
     return [f"Pictures: {options.out}", *(f"  {file.name}" for file in files)]

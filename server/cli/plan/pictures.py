@@ -10,9 +10,11 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
 from engine.planning.accountant import BlockAccount
+from engine.planning.arithmetic import BF16
 from engine.planning.capacity import CHUNK_TOKENS, CapacityReport
 from server.cli.plan.text import pair_name
 
@@ -20,19 +22,22 @@ GIB = 1024**3
 KIB = 1024
 WEIGHTS_COLOUR = "#4878a8"
 KV_COLOUR = "#e49444"
-# One colour for each allocation, and for each mean length: they can be told apart without colours,
-# by the order that their legends keep.
-SERIES_COLOURS = ("#a14a3b", "#e49444", "#4f8a5b", "#4878a8")
+# One colour for each allocation, and for each mean length, that people tell apart who confuse red
+# and green: of Okabe and Ito (jfly.uni-koeln.de/color). Legends keep the order, too.
+SERIES_COLOURS = ("#d55e00", "#56b4e9", "#0072b2", "#e69f00")
 LIMIT_COLOUR = "#444444"
 WIDE_INCHES = (11.0, 4.6)
 SIZE_INCHES = (8.0, 4.6)
 CURVE_POINTS = 400
+# Of a figure's height.
+SIGNATURE_HEIGHT = 0.04
 # The same report makes the same bytes: no date, and no random names inside.
 SVG_METADATA = {"Date": None, "Creator": "quire plan"}
 
 
-def draw_pictures(report: CapacityReport, folder: Path) -> list[Path]:
-    """Draw all pictures into an existing folder, and return the files. Raises OSError."""
+def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path]:
+    """Draw all pictures into an existing folder, and return the files. model: its name, which each
+    of them tells. Raises OSError."""
     pictures: dict[str, Callable[[CapacityReport], Figure]] = {
         "weights-and-kv": weights_and_kv,
         "quantisation": quantisation,
@@ -46,7 +51,9 @@ def draw_pictures(report: CapacityReport, folder: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "quire", "font.size": 10}):
         for name, draw in pictures.items():
             file = folder / f"{name}.svg"
-            draw(report).savefig(file, metadata=SVG_METADATA)
+            figure = draw(report)
+            _sign(figure, model)
+            figure.savefig(file, metadata=SVG_METADATA)
             files.append(file)
     return files
 
@@ -54,7 +61,8 @@ def draw_pictures(report: CapacityReport, folder: Path) -> list[Path]:
 def weights_and_kv(report: CapacityReport) -> Figure:
     """Draw weights against K and V by context length."""
     figure, axes = _one("Weights against K and V by context (bf16)", report)
-    labels = [tokens_label(r.context) for r in report.by_context]
+    known = report.shape.max_position_embeddings
+    labels = [tokens_label(r.context) + " *" * (r.context > known) for r in report.by_context]
     weights = [r.weights_bytes / GIB for r in report.by_context]
     kv = [r.kv_bytes / GIB for r in report.by_context]
     axes.bar(labels, weights, color=WEIGHTS_COLOUR, label="weights", width=0.6)
@@ -62,7 +70,8 @@ def weights_and_kv(report: CapacityReport) -> Figure:
     totals = [f"{r.total_bytes / GIB:.1f}" for r in report.by_context]
     axes.bar_label(bars, totals, padding=3)
     _limit(axes, report)
-    axes.set_xlabel("context (tokens)")
+    beyond = f"; * beyond the {known} positions that the model knows"
+    axes.set_xlabel("context (tokens)" + beyond * (report.by_context[-1].context > known))
     axes.set_ylabel("resident (GiB)")
     axes.legend(loc="upper left", frameon=False)
     axes.margins(y=0.1)
@@ -73,7 +82,7 @@ def quantisation(report: CapacityReport) -> Figure:
     """Draw what each packing of weights and of K and V needs for one context."""
     figure, axes = _one(f"What quantisation buys at {report.context} tokens", report)
     steps = [step.resident for step in reversed(report.steps)]
-    labels = [pair_name(r.weights, r.kv) for r in steps]
+    labels = [pair_name(r.weights, r.kv) + " *" * (r.kv != BF16) for r in steps]
     weights = [r.weights_bytes / GIB for r in steps]
     kv = [r.kv_bytes / GIB for r in steps]
     axes.barh(labels, weights, color=WEIGHTS_COLOUR, label="weights", height=0.6)
@@ -81,7 +90,7 @@ def quantisation(report: CapacityReport) -> Figure:
     axes.bar_label(bars, [f"{r.total_bytes / GIB:.1f}" for r in steps], padding=3)
     room = _room_bytes(report) / GIB
     axes.axvline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
-    axes.set_xlabel("resident (GiB)")
+    axes.set_xlabel("resident (GiB); * not to be had: quire keeps K and V in bf16 or float32")
     axes.set_ylabel("weights / K and V")
     axes.set_xlim(0, 1.12 * max(room, *(r.total_bytes / GIB for r in steps)))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
@@ -197,6 +206,14 @@ def crowd(report: CapacityReport) -> Figure:
         axes.set_ylim(bottom=0)
         _plain(axes)
     return figure
+
+
+def _sign(figure: Figure, model: str) -> None:
+    """Write a model's name below a figure."""
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, SIGNATURE_HEIGHT, 1, 1 - SIGNATURE_HEIGHT))
+    figure.text(0.99, 0.01, model, ha="right", va="bottom", fontsize=8, color=LIMIT_COLOUR)
 
 
 def tokens_label(tokens: int) -> str:

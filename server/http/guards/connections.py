@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from server.config import LimitsSection
 from server.http.errors import whole_answer
 from server.http.guards.overflow import OverflowProtocol, too_many_connections
-from server.metrics import Metrics
+from server.metrics import HttpMetrics
 from server.metrics.requests import Refusal
 from server.protocol.wire_errors import ApiError
 
@@ -38,7 +38,7 @@ class Rules:
     """The rules that the connections of a server share."""
 
     limits: LimitsSection
-    metrics: Metrics
+    metrics: HttpMetrics
     overflow: set[OverflowProtocol] = field(default_factory=set)
     """Connections beyond the limit that are still open."""
     incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
@@ -260,7 +260,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.abort()
 
 
-def guarded_protocol(limits: LimitsSection, metrics: Metrics) -> type[GuardedProtocol]:
+def guarded_protocol(limits: LimitsSection, metrics: HttpMetrics) -> type[GuardedProtocol]:
     """Make the protocol of one server."""
 
     class ServerProtocol(GuardedProtocol):

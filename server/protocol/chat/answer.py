@@ -6,6 +6,7 @@ from typing import ClassVar
 from server.protocol.answers import (
     Json,
     ResponseMetadata,
+    StreamForm,
     TokenText,
     token_objects,
     usage_chunks,
@@ -65,7 +66,7 @@ class _ChatChoice:
 class ChatAnswer:
     """One chat completion, streamed or whole."""
 
-    events_have_names: ClassVar[bool] = False
+    stream_form: ClassVar[StreamForm] = StreamForm.EVENTS
 
     metadata: ResponseMetadata
     token_bytes: TokenText

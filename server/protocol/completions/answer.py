@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from engine.types import TokenLogprobs
-from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_chunks, usage_object
+from server.protocol.answers import (
+    Json,
+    ResponseMetadata,
+    StreamForm,
+    TokenText,
+    usage_chunks,
+    usage_object,
+)
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
 from server.text.pieces import Delta, TextPiece, Usage
@@ -39,7 +46,7 @@ class _TextChoice:
 class TextAnswer:
     """One text completion, streamed or whole, ``response_options.choices`` of each prompt."""
 
-    events_have_names: ClassVar[bool] = False
+    stream_form: ClassVar[StreamForm] = StreamForm.EVENTS
 
     metadata: ResponseMetadata
     token_bytes: TokenText

@@ -1,15 +1,14 @@
 """Deltas of an answer -> the events and the object of /v1/messages."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from server.protocol.answers import Json, ResponseMetadata, cache_miss, written_tokens
+from server.protocol.answers import Json, ResponseMetadata, StreamForm, cache_miss, written_tokens
+from server.protocol.gathered_call import GatheredCall
 from server.protocol.messages.errors import message_error
 from server.protocol.request_ids import current_request_id
 from server.protocol.wire_errors import ApiError
-from server.text.calls.tool_format import CALL_OPEN
 from server.text.json_object import json_object
 from server.text.pieces import AnswerPiece, Channel, Delta, ToolCallArguments, ToolCallStart, Usage
 
@@ -18,30 +17,6 @@ from server.text.pieces import AnswerPiece, Channel, Delta, ToolCallArguments, T
 SIGNATURE = "quire"
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 PING: Json = {"type": "ping"}
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call that is not all there: what follows may show that it is none."""
-
-    start: ToolCallStart
-    arguments: str = ""
-
-    @property
-    def input(self) -> Json | None:
-        """The arguments; None where they are no object, or have what JSON has no number for."""
-        found = json_object(self.arguments)
-        try:
-            json.dumps(found, allow_nan=False)
-        except ValueError:
-            return None
-        return found
-
-    @property
-    def text(self) -> str:
-        """As content, for a call that nobody could make."""
-        name = json.dumps(self.start.name, ensure_ascii=False)
-        return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {self.arguments}'
 
 
 @dataclass(slots=True)
@@ -55,7 +30,7 @@ class _Blocks:
     _count: int = 0
     _kind: str | None = None
     """The type of the open block."""
-    _call: _Call | None = None
+    _call: GatheredCall | None = None
 
     def feed(self, piece: AnswerPiece) -> list[Json]:
         """Return the events that are certain with that piece."""
@@ -65,7 +40,7 @@ class _Blocks:
             return []
         events = self._end_call()
         if isinstance(piece, ToolCallStart):
-            self._call = _Call(piece)
+            self._call = GatheredCall(piece)
             return events
         if piece.channel is Channel.REASONING:
             return events + self._thought(piece.text)
@@ -122,7 +97,7 @@ class _Blocks:
 class MessageAnswer:
     """One message, streamed or whole. Whole it is what the events of its stream add up to."""
 
-    events_have_names: ClassVar[bool] = True
+    stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
     prompt_tokens: int

@@ -5,7 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from server.protocol.answers import Json, ResponseMetadata, TokenText, usage_object, written_tokens
+from server.protocol.answers import (
+    Json,
+    ResponseMetadata,
+    StreamForm,
+    TokenText,
+    usage_object,
+    written_tokens,
+)
 from server.protocol.responses.output import Output
 from server.protocol.wire_errors import ApiError
 from server.text.pieces import Delta, Usage
@@ -15,7 +22,7 @@ from server.text.pieces import Delta, Usage
 class ResponseAnswer:
     """One response, streamed or whole."""
 
-    events_have_names: ClassVar[bool] = True
+    stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
     """Its id is ``resp_`` and what no other response has."""

@@ -33,6 +33,11 @@ def test_a_model_has_one_id_and_several_names(service: Service) -> None:
         (("/models/name",), "models/name", False),
         (("name", "/models/name"), "models/name", True),
         (("/",), "/", False),
+        (("org/name",), "name:latest", True),
+        (("name",), "org/name:latest", True),
+        (("name:latest",), "name", True),
+        (("name",), "name:4b", False),
+        (("name",), ":latest", False),
     ],
 )
 def test_a_name_may_have_its_owner_or_not(names: tuple[str, ...], asked: str, ours: bool) -> None:

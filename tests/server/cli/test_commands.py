@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx2
@@ -27,12 +28,19 @@ from server.cli.settings import FIELDS, OTHER_FLAGS, default_of, read_settings
 from tests.abuse.processes import port_of
 from tests.clients.servers import QUIRE
 from tests.models import TINY, write_config, write_model, write_tokenizer
-from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
+from tests.server.commands import ENGINE, MODEL, SETTINGS, Run, one_sentence
 from tests.server.harness import CHAT, COMPLETIONS, DEADLINE_S, chat, events, prompt, streamed
 
 SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
 SMALL += ["--max-num-seqs", "4", "--threads", "1"]
 Edit = Callable[[Path], object]
+
+
+class NotFitting(ModuleType):
+    """A module whose import ends as that of metal_ext does where MLX is another one."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError("built for another mlx", name="metal_ext")
 
 
 # --- what is refused, and with which exit code ------------------------------------------------
@@ -336,6 +344,22 @@ def test_the_settings_that_are_printed_are_a_settings_file_with_the_defaults(
     assert read_settings(tmp_path / "quire.toml", {}) == read_settings(None, {})
 
 
+@pytest.mark.parametrize("command", ["serve", "plan"])
+def test_an_extension_that_does_not_fit_its_mlx_is_one_sentence(
+    quire: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    module = "server.cli.serve" if command == "serve" else "server.cli.plan.command"
+    monkeypatch.setitem(sys.modules, module, NotFitting(module))
+    assert one_sentence(quire(command, "demo"), ENGINE) == "quire: built for another mlx"
+
+
+def test_any_other_import_that_fails_is_a_defect(
+    quire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "server.cli.serve", None)
+    assert isinstance(quire("serve", "demo").exception, ModuleNotFoundError)
+
+
 def test_the_process_ends_with_the_code_of_the_command(
     quire: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,8 +467,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_server_says_what_it_serves_where_and_how(served: Server) -> None:
     text = "".join(served.log)
     assert "serving served on http://127.0.0.1:" in text
+    assert f"OPENAI_BASE_URL={served.url}/v1\n" in text
+    assert f"ANTHROPIC_BASE_URL={served.url}\n" in text
+    assert "K and V up to " in text
     assert "substrate: posix" in text
     assert "max_model_len=" in text
+    assert len(served.log) < 15
 
 
 def test_a_server_answers_over_its_socket(served: Server) -> None:
@@ -494,16 +522,16 @@ def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_wit
     assert served.process.stdout is not None
     assert not [line for line in served.log if "error" in line or "Traceback" in line]
     said = "".join(served.log)
-    assert "ending; running answers have 20 s more: a second signal does not wait" in said
-    assert said.index("ending; ") < said.index(" ended ")
+    assert "ending; waits up to 20 s for 1 running answer: Ctrl-C again" in said
+    assert said.index("ending; ") < said.index("] ended")
 
 
 def test_a_server_that_nobody_asks_says_that_it_ends(tmp_path: Path) -> None:
     server = Server(str(write_model(tmp_path / "idle")))
     assert server.end() == 0
     first, last = server.log[-2:]
-    assert " ending " in first
-    assert " ended " in last
+    assert "] ending" in first
+    assert "] ended" in last
 
 
 def test_an_interrupt_while_it_starts_ends_it_without_a_traceback(tmp_path: Path) -> None:

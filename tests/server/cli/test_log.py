@@ -1,11 +1,14 @@
 import json
 import logging
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import structlog
 
 from server.cli.log import configure_log
-from server.config import LogSection
+from server.config import LogSection, SettingError
 
 pytestmark = pytest.mark.usefixtures("own_log")
 SECRET = "zebra-canary"
@@ -80,3 +83,124 @@ def test_configuring_twice_does_not_say_things_twice(
         configure_log(LogSection(format="json"))
     logging.getLogger("theirs").warning("once")
     assert len(lines(capsys)) == 1
+
+
+# --- at a terminal, in a file -----------------------------------------------------------------
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A person looks at standard error."""
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)
+
+
+def plain(line: str) -> str:
+    """The line without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", line)
+
+
+def log_request(**fields: object) -> None:
+    line: dict[str, object] = {
+        "method": "POST",
+        "endpoint": "/v1/chat/completions",
+        "status": 200,
+        "duration_s": 1.25,
+        "tokens_per_s": 41.2,
+        "prompt_tokens": 812,
+        "client_left": False,
+    }
+    with structlog.contextvars.bound_contextvars(request_id="req_7"):
+        structlog.get_logger("quire.requests").info("request", **(line | fields))
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_request_is_a_short_line_at_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_log(LogSection())
+    log_request()
+    (line,) = map(plain, lines(capsys))
+    said = re.fullmatch(r"\d\d:\d\d:\d\d \[info *\] (.*)", line)
+    assert said is not None, line
+    assert said[1] == (
+        "POST /v1/chat/completions 200 in 1.25 s "
+        "tokens_per_s=41.2 prompt_tokens=812 request_id=req_7"
+    )
+
+
+@pytest.mark.usefixtures("terminal")
+def test_at_a_terminal_what_is_unknown_is_left_out_and_a_client_that_left_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_log(LogSection())
+    log_request(status=None, tokens_per_s=None, client_left=True)
+    structlog.get_logger("quire").warning("short of memory", pages=3)
+    request, other = map(plain, lines(capsys))
+    assert "POST /v1/chat/completions unanswered in 1.25 s prompt_tokens=812" in request
+    assert "client_left=True" in request
+    assert other.endswith("] short of memory pages=3")
+
+
+def test_an_entry_has_its_fields_in_the_order_in_which_they_were_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_log(LogSection(format="json"))
+    log_request()
+    (line,) = lines(capsys)
+    assert list(json.loads(line)) == [
+        *("timestamp", "level", "logger", "event"),
+        *("method", "endpoint", "status", "duration_s", "tokens_per_s", "prompt_tokens"),
+        *("client_left", "request_id"),
+    ]
+
+
+def test_a_page_of_text_is_said_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_log(LogSection())
+    structlog.get_logger("quire").info("serving", banner="one\n  two\n")
+    assert lines(capsys) == ["one", "  two", ""]
+
+
+def test_a_file_has_the_log_in_place_of_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "made" / "quire.log"
+    configure_log(LogSection(file=file))
+    structlog.get_logger("quire").info("serving", port=8000)
+    assert lines(capsys) == []
+    assert "serving [quire] port=8000" in file.read_text()
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_file_and_a_terminal_both_have_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_log(LogSection(file=tmp_path / "quire.log"))
+    log_request()
+    (line,) = lines(capsys)
+    assert "in 1.25 s" in plain(line)
+    written = (tmp_path / "quire.log").read_text()
+    assert re.match(r"\d{4}-\d\d-\d\dT", written), "a file has the whole date"
+    assert "duration_s=1.25" in written
+    assert "\x1b" not in written
+
+
+def test_a_file_that_is_full_is_set_aside_and_the_oldest_goes(tmp_path: Path) -> None:
+    file = tmp_path / "quire.log"
+    configure_log(LogSection(file=file, max_file_bytes=65536, max_files=3))
+    for number in range(4000):
+        structlog.get_logger("quire").info("x" * 100, number=number)
+    kept = sorted(tmp_path.iterdir())
+    assert [path.name for path in kept] == ["quire.log", "quire.log.1", "quire.log.2"]
+    assert all(path.stat().st_size <= 65536 for path in kept)
+    assert "number=3999" in file.read_text()
+    assert "number=0 " not in "".join(path.read_text() for path in kept)
+
+
+def test_a_file_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    file = tmp_path / "taken" / "quire.log"
+    with pytest.raises(SettingError, match=rf"^setting log\.file: {re.escape(str(file))}: \w"):
+        configure_log(LogSection(file=file))
+
+
+def test_a_file_in_a_home_that_is_not_there_is_refused_in_one_sentence() -> None:
+    with pytest.raises(SettingError, match=r"^setting log\.file: ~nobody-here/x: .*home"):
+        configure_log(LogSection(file=Path("~nobody-here/x")))

@@ -1,5 +1,7 @@
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,9 +10,11 @@ from server.cli import model_files
 from server.cli.log import configure_log
 from server.cli.model_files import (
     ModelError,
+    SamplingDefaultsError,
     check_vocabulary,
     make_plan,
     read_model,
+    sampling_defaults,
 )
 from server.cli.plan.command import PlanOptions, plan_model
 from server.cli.serve import serve_model
@@ -71,7 +75,7 @@ def test_threat_21_a_mac_in_use_serves_with_a_warning_and_plan_says_what_serve_s
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = write_model(tmp_path / "model", replace(TINY, head_dim=64))
-    settings = read_settings(None, {})
+    settings = read_settings(None, {"log": {"level": "debug"}})
     configure_log(settings.log)
     memory = read_model(str(folder), settings).plan.memory
     logged = capsys.readouterr().err.splitlines()
@@ -159,3 +163,50 @@ def test_the_template_of_a_model_that_makes_vectors_is_not_tried(
 ) -> None:
     monkeypatch.delattr(ChatTemplate, "try_out")
     read_model(str(write_embedding_model(tmp_path)), read_settings(None, SMALL))
+
+
+# --- recommendations -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "defaults"),
+    [
+        ({}, {}),
+        ({"eos_token_id": 5, "max_length": 7}, {}),
+        ({"temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20}),
+        ({"do_sample": True, "top_p": 0.95, "min_p": None}, {"top_p": 0.95}),
+        ({"do_sample": False, "top_p": 0.95}, {"temperature": 0.0}),
+        ({"repetition_penalty": 1, "min_p": 0}, {"repetition_penalty": 1, "min_p": 0}),
+    ],
+)
+def test_the_makers_of_a_model_recommend_how_to_sample(
+    config: dict[str, Any], defaults: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert sampling_defaults(tmp_path) == defaults
+
+
+def test_a_model_without_recommendations_has_none(tmp_path: Path) -> None:
+    assert sampling_defaults(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", float("nan")),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_k", 1.5),
+        ("min_p", True),
+        ("repetition_penalty", [1]),
+    ],
+)
+def test_a_recommendation_that_no_request_could_make_is_refused(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({field: value}))
+    with pytest.raises(SamplingDefaultsError) as caught:
+        sampling_defaults(tmp_path)
+    assert str(caught.value).startswith(f"{file}: {field}: ")

@@ -19,7 +19,7 @@ NOT_KEPT = "the secret of the salts ends with this process"
 def served(monkeypatch: pytest.MonkeyPatch, own_log: None) -> list[Service]:
     """Whatever would have been served, instead of serving it."""
     found: list[Service] = []
-    monkeypatch.setattr(serve, "listen", lambda _, service, __: found.append(service))
+    monkeypatch.setattr(serve, "listen", lambda _, service, *__: found.append(service))
     return found
 
 

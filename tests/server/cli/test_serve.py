@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +25,17 @@ from server.cli.model_files import (
     ModelError,
     make_plan,
 )
-from server.cli.serve import EngineError, SubstrateFailedError, serve_model, start_engine
+from server.cli.serve import (
+    EngineError,
+    SubstrateFailedError,
+    keep_awake,
+    serve_model,
+    start_engine,
+)
 from server.cli.settings import read_settings
 from server.config import MIB, Config, ServerSection
 from server.http import server
-from server.http.listener import reserve
+from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import listen
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
@@ -102,7 +109,9 @@ def test_fault_08_a_server_whose_engine_has_failed_ends(
     with ThreadPoolExecutor(1) as clients:
         # A second failed step within a minute is the engine's own fault.
         answers = clients.map(lambda text: status_of(port, text), ["abc", "ab#", "ab#"])
-        listen(Config(), service, listener)
+        told: list[str] = []
+        listen(Config(), service, listener, announce=told.append)
+        assert told == [f"http://127.0.0.1:{port}"]
         assert list(answers) == [200, 500, 500]
     assert not engine.client.alive
 
@@ -127,6 +136,56 @@ def test_fault_21_answers_that_take_longer_than_the_drain_are_cut_off(
     assert engine.client.stats.running == 0
 
 
+def test_a_second_port_serves_the_same(
+    tokenizer: Tokenizer, listener: socket.socket, port: int
+) -> None:
+    engine = start_recall_engine()
+    service = make_service(engine.client, tokenizer)
+    settings = Config(server=ServerSection(ollama_port=0))
+
+    def ask(second: int) -> list[str]:
+        asyncio.run(eventually(lambda: is_there(second)))
+        with httpx2.Client(timeout=DEADLINE_S) as http:
+            answers = [http.get(f"http://localhost:{at}/api/tags").text for at in (port, second)]
+        signal.raise_signal(signal.SIGTERM)
+        return answers
+
+    with reserved_for_ollama(settings.server) as (other,), ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(ask, other.getsockname()[1])
+        listen(settings, service, listener, others=[other])
+        first, second = asked.result()
+    assert first == second
+    assert '"models":[{"name":"recall"' in first
+    engine.stop()
+
+
+def is_there(port: int) -> bool:
+    """Whether somebody listens."""
+    with suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), DEADLINE_S).close()
+        return True
+    return False
+
+
+def test_a_server_that_nobody_asks_ends_at_once(
+    tokenizer: Tokenizer, listener: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start_recall_engine()
+    said: list[str] = []
+    monkeypatch.setattr(server, "log", SimpleNamespace(info=said.append))
+
+    def end_when_it_answers() -> None:
+        status_of(port, "abc")
+        signal.raise_signal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(end_when_it_answers)
+        listen(Config(), make_service(engine.client, tokenizer), listener)
+        asked.result()
+    engine.stop()
+    assert said == [f"serving recall on http://127.0.0.1:{port}", "ending"]
+
+
 # --- all of it, but for the socket ------------------------------------------------------------
 
 
@@ -134,7 +193,7 @@ def test_fault_21_answers_that_take_longer_than_the_drain_are_cut_off(
 def served(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Iterator[list[Service]]:
     """Whatever would have been served, instead of serving it."""
     found: list[Service] = []
-    monkeypatch.setattr(serve, "listen", lambda _, service, __: found.append(service))
+    monkeypatch.setattr(serve, "listen", lambda _, service, *__: found.append(service))
     yield found
     assert all(not service.client.alive for service in found), "the engine has been stopped"
 
@@ -142,10 +201,12 @@ def served(monkeypatch: pytest.MonkeyPatch, own_log: None) -> Iterator[list[Serv
 def test_everything_is_put_together(
     tiny_model: Path, served: list[Service], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = SMALL | {"server": {"port": 0, "served_model_name": "alias"}, "log": {"level": "info"}}
+    flags = SMALL | {"server": {"port": 0, "served_model_name": "alias"}, "log": {"level": "debug"}}
     serve_model(str(tiny_model), None, flags)
     (service,) = served
     assert service.model.names == ("alias", "tiny", str(tiny_model))
+    assert service.model.facts.family == "qwen3"
+    assert service.model.facts.weights_bytes > 0
     ends = set(service.tokenizer.end_ids)
     assert ends < service.model.stop_token_ids
     assert "substrate: posix" in capsys.readouterr().err
@@ -211,8 +272,43 @@ def test_the_engine_is_looked_at_while_it_serves(
     flags["cache"] = SMALL["cache"] | {"heed_pressure": heeds}
     serve_model(str(tiny_model), None, flags)
     # To the very end: what would hang there must end, too.
-    assert told.pop(0) == {"watchdog_s": 7.0, "pressure": source, "exit_code": 1}
+    assert told.pop(0) == {"watchdog_s": 7.0, "pressure": source, "awake": None, "exit_code": 1}
     assert told == ["start", "listen", "engine", "stop"]
+
+
+class FakePower:
+    """A Mac's, in its low power mode or not."""
+
+    def __init__(self, saves: bool) -> None:
+        self.saves = lambda: saves
+        self.on_mains = lambda: True
+        self.held: list[str] = []
+
+    def hold(self, reason: str) -> int:
+        self.held.append(reason)
+        return 1
+
+
+@pytest.mark.parametrize(("host", "held"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
+def test_a_mac_on_mains_is_kept_awake_for_other_machines(
+    host: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    power = FakePower(saves=False)
+    monkeypatch.setattr(serve, "power_of", lambda: power)
+    awake = keep_awake(Config(server=ServerSection(host=host)))
+    assert awake is not None
+    awake.update(busy=False)
+    assert len(power.held) == held
+    assert keep_awake(Config(server=ServerSection(host=host, keep_awake=False))) is None
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_low_power_mode_is_said_once(saves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "power_of", lambda: FakePower(saves))
+    said: list[str] = []
+    monkeypatch.setattr(serve, "log", SimpleNamespace(warning=said.append))
+    keep_awake(Config())
+    assert ["low power mode" in line for line in said] == [True] * saves
 
 
 def test_an_engine_that_fails_while_it_serves_is_told(

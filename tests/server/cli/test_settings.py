@@ -1,11 +1,13 @@
 """Settings come from a file, the environment and flags, and whatever is wrong is named."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from server.cli import settings as module
 from server.cli.settings import read_settings, with_further
-from server.config import MIB, SettingError, engine_config, without_effect
+from server.config import MIB, Config, SettingError, engine_config, without_effect
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
 
@@ -197,3 +199,67 @@ def test_an_unknown_table_or_a_setting_outside_of_its_table_is_refused_likewise(
     folder = write_config(tmp_path / "model", TINY)
     line = one_sentence(quire("serve", folder, "--config", file), SETTINGS)
     assert line.startswith(f"quire: {file}: {said}")
+
+
+# --- the user's own file ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where it is read from."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "quire" / "quire.toml"
+    file.parent.mkdir()
+    return file
+
+
+def test_the_users_own_file_is_read_and_environment_and_flags_win(
+    own_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_file.write_text('[server]\nport = 9001\nhost = "localhost"\ndrain_s = 7\n')
+    monkeypatch.setenv("QUIRE_SERVER__HOST", "::1")
+    server = read_settings(None, {"server": {"port": 9002}}).server
+    assert (server.port, server.host, server.drain_s) == (9002, "::1", 7)
+
+
+def test_a_file_that_is_named_is_read_instead_of_the_users_own(
+    own_file: Path, tmp_path: Path
+) -> None:
+    own_file.write_text("[server]\nport = 9001\ndrain_s = 7\n")
+    named = tmp_path / "named.toml"
+    named.write_text("[server]\nport = 9003\n")
+    server = read_settings(named, {}).server
+    assert (server.port, server.drain_s) == (9003, 20)
+
+
+def test_nobody_needs_a_file_of_their_own(own_file: Path) -> None:
+    assert read_settings(None, {}) == Config()
+    own_file.parent.rmdir()
+    own_file.parent.touch()
+    assert read_settings(None, {}) == Config()
+
+
+def test_what_is_wrong_in_the_users_own_file_names_the_file(own_file: Path) -> None:
+    own_file.write_text("[server]\nprot = 9001\n")
+    with pytest.raises(SettingError, match=re.escape(f"{own_file}: server.prot: ")):
+        read_settings(None, {})
+    own_file.unlink()
+    own_file.mkdir()
+    with pytest.raises(SettingError, match=re.escape(f"{own_file}: Is a directory")):
+        read_settings(None, {})
+
+
+def test_the_path_of_the_users_own_file_is_printed(quire: Run, own_file: Path) -> None:
+    result = quire("settings", "--path")
+    assert (result.exit_code, result.stdout) == (0, f"{own_file}\n")
+
+
+def test_without_a_home_there_is_no_file_of_ones_own(
+    quire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(module, "config_folder", homeless)
+    assert read_settings(None, {}) == Config()
+    assert "there is no home folder" in one_sentence(quire("settings", "--path"), SETTINGS)

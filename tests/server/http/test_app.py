@@ -22,9 +22,7 @@ def error_of(response: httpx2.Response) -> dict[str, str]:
     "path",
     [
         "/v1",
-        "/api/tags",
-        "/api/version",
-        "/api/v0/models",
+        "/v0/models",
         "/props",
         "/v2/chat/completions",
         "/v1/rerank",

@@ -17,7 +17,14 @@ def test_anthropics_paths_have_anthropics_errors(path: str) -> None:
     assert body["request_id"].startswith("req_")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1", "/"])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/pull", "/api/"])
+def test_ollamas_paths_have_ollamas_errors(path: str) -> None:
+    response = error_response({"path": path, "headers": []}, overloaded(3))
+    assert json.loads(bytes(response.body)) == {"error": "The queue is full; try again later."}
+    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1", "/", "/api", "/apis/chat"])
 def test_all_others_have_openais(path: str) -> None:
     response = error_response({"path": path, "headers": []}, overloaded(3))
     assert json.loads(bytes(response.body))["error"]["code"] == "queue_full"

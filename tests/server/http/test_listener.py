@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from server.cli import serve
-from server.config import SettingError
+from server.config import ServerSection, SettingError
 from server.http import listener
-from server.http.listener import listen_on, reserve
+from server.http.listener import listen_on, reserve, reserved_for_ollama
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
 
 HOST = "127.0.0.1"
 VERSION = b'HTTP/1.1 200 OK\r\n\r\n{"name":"quire","version":"9.8.7","models":"/v1/models"}'
+SAYS_IT_IN_A_HEADER = b"HTTP/1.1 200 OK\r\nserver: quire/9.8.7\r\n\r\nOllama is running"
+OLLAMA = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nOllama is running"
 WANTS_KEY = b'HTTP/1.1 401 Unauthorized\r\n\r\n{"error":{}}'
 
 
@@ -99,14 +101,32 @@ def test_of_two_that_got_past_what_lingers_the_second_one_is_told_when_it_listen
             listen_on(second, 8)
 
 
-@pytest.mark.parametrize("wants_key", [False, True])
-def test_a_quire_that_is_there_already_is_named(wants_key: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [(VERSION, b""), (WANTS_KEY, VERSION), (WANTS_KEY, SAYS_IT_IN_A_HEADER)]
+)
+def test_a_quire_that_is_there_already_is_named(first: bytes, second: bytes) -> None:
     def answer(path: str, client: socket.socket) -> None:
-        client.sendall(WANTS_KEY if wants_key and path == "/version" else VERSION)
+        client.sendall(first if path == "/version" else second)
 
     with answering(answer) as port:
         said = refusal(port)
     assert "quire 9.8.7 serves there already; stop that one, or choose another port" in said
+
+
+def test_an_ollama_that_is_there_already_is_named() -> None:
+    with answering(lambda _, client: client.sendall(OLLAMA)) as port:
+        assert ": Ollama serves there already; stop it, or choose another port" in refusal(port)
+
+
+def test_a_second_port_is_reserved_only_where_it_is_asked_for() -> None:
+    with reserved_for_ollama(ServerSection()) as others:
+        assert others == ()
+    with reserved_for_ollama(ServerSection(ollama_port=0)) as (second,):
+        port = port_of(second)
+        named = f"^setting server.ollama_port: .* --set server.ollama_port={port + 1}, or --set"
+        taken = reserved_for_ollama(ServerSection(ollama_port=port))
+        with pytest.raises(SettingError, match=named), taken:
+            raise AssertionError("two have it")
 
 
 def test_a_stranger_who_never_stops_talking_is_not_listened_to_for_ever(

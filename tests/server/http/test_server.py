@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -38,7 +39,7 @@ from tests.server.harness import (
 
 
 def test_what_uvicorn_is_told(service: Service) -> None:
-    config = http_config(Config(), service)
+    config = http_config(Config(), create_app(service), service.metrics)
     assert not config.proxy_headers
     assert not config.server_header
     assert not config.access_log
@@ -47,12 +48,14 @@ def test_what_uvicorn_is_told(service: Service) -> None:
 
 
 def test_a_system_with_few_descriptors_takes_fewer_connections(
-    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(http_server, "log", SimpleNamespace(warning=said.append))
     monkeypatch.setattr(http_server, "connections_that_fit", lambda _: 7)
-    config = http_config(Config(), service)
+    config = http_config(Config(), create_app(service), service.metrics)
     assert config.http.rules.limits.max_connections == 7  # type: ignore[union-attr]
-    assert "open files for 7 only" in "".join(capsys.readouterr())
+    assert "open files for 7 only" in "".join(said)
 
 
 async def test_many_may_wait_to_be_accepted(
@@ -66,7 +69,7 @@ async def test_many_may_wait_to_be_accepted(
             asked.append(backlog)
             listen(self, backlog)
 
-    server = GuardedServer(http_config(Config(), service))
+    server = GuardedServer(http_config(Config(), create_app(service), service.metrics))
     with Listener() as listener:
         listener.bind(("127.0.0.1", 0))
         server.should_exit = True
@@ -76,7 +79,9 @@ async def test_many_may_wait_to_be_accepted(
 
 
 async def test_without_sockets_of_ours_there_is_nothing_to_set(service: Service) -> None:
-    config = http_config(Config.model_validate({"server": {"port": 0}}), service)
+    config = http_config(
+        Config.model_validate({"server": {"port": 0}}), create_app(service), service.metrics
+    )
     server = GuardedServer(config)
     server.should_exit = True
     await server.serve()

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import metal_ext  # noqa: F401  # before anything that imports MLX
 from engine.client import EngineClient
+from server.config import ModelsSection
 from server.metrics import Metrics
+from server.supervisor.metrics import ModelsCollector
+from server.supervisor.models import ModelSupervisor
 from tests.engines import recall_loop
 
 DOCUMENT = Path(__file__).parents[3] / "METRICS.md"
@@ -14,7 +17,8 @@ UNITS = ("seconds", "bytes", "tokens", "blocks", "ratio")
 def families(client: EngineClient) -> list[tuple[str, str, str, str]]:
     """Name, type, unit and help text of all, by name."""
     found = []
-    for family in Metrics(client).registry.collect():
+    several = ModelsCollector(ModelSupervisor(ModelsSection(), 0, retry_after_s=1))
+    for family in (*Metrics(client).registry.collect(), *several.collect()):
         name = family.name + ("_total" if family.type == "counter" else "")
         parts = family.name.split("_")
         unit = next((unit for unit in UNITS if unit in parts[-2:]), "")

@@ -46,6 +46,21 @@ def test_a_step_without_a_token_is_no_delivery() -> None:
     assert sum(latencies.inter_token_s.snapshot.counts) == 0
 
 
+def test_a_request_says_how_long_it_has_taken_and_its_answers() -> None:
+    times, clock = request(Latencies(1000))
+    assert (times.elapsed_s, times.generating_s) == (0.0, 0.0)
+    short, long = times.answers_to(7, 2, b"")
+    assert times.generating_s == 0.0
+    for now, tokens in ((100.5, 1), (100.75, 2)):
+        clock.now = now
+        short.delivered(tokens, None)
+    for now, tokens in ((101.0, 1), (103.0, 2)):
+        clock.now = now
+        long.delivered(tokens, None)
+    clock.now = 110.0
+    assert (times.elapsed_s, times.generating_s) == (10.0, 2.0)
+
+
 def test_only_the_first_end_counts() -> None:
     latencies = Latencies(1000)
     times, _ = request(latencies)

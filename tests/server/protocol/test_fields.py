@@ -35,6 +35,22 @@ from server.protocol.fields import (
 )
 from server.protocol.messages.fields import MESSAGES_FIELDS
 from server.protocol.messages.request import MessagesRequest
+from server.protocol.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from server.protocol.ollama.fields import (
+    OLLAMA_CHAT_FIELDS,
+    OLLAMA_EMBED_FIELDS,
+    OLLAMA_EMBEDDINGS_FIELDS,
+    OLLAMA_GENERATE_FIELDS,
+    OPTION_FIELDS,
+    SHOW_FIELDS,
+)
+from server.protocol.ollama.options import Options
+from server.protocol.ollama.request import (
+    KeptFields,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+)
 from server.protocol.responses.fields import RESPONSES_FIELDS
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -42,7 +58,13 @@ from server.protocol.wire_errors import ApiError
 
 API = Path(__file__).parents[3] / "API.md"
 Body = (
-    type[SamplingFields] | type[EmbeddingRequest] | type[TokenizeRequest] | type[DetokenizeRequest]
+    type[SamplingFields]
+    | type[EmbeddingRequest]
+    | type[TokenizeRequest]
+    | type[DetokenizeRequest]
+    | type[KeptFields]
+    | type[ShowRequest]
+    | type[Options]
 )
 TABLES: dict[Body, tuple[FieldRule, ...]] = {
     ChatRequest: CHAT_FIELDS,
@@ -53,6 +75,12 @@ TABLES: dict[Body, tuple[FieldRule, ...]] = {
     MessagesRequest: MESSAGES_FIELDS,
     TokenizeRequest: TOKENIZE_FIELDS,
     DetokenizeRequest: DETOKENIZE_FIELDS,
+    OllamaChatRequest: OLLAMA_CHAT_FIELDS,
+    OllamaGenerateRequest: OLLAMA_GENERATE_FIELDS,
+    OllamaEmbedRequest: OLLAMA_EMBED_FIELDS,
+    OllamaEmbeddingsRequest: OLLAMA_EMBEDDINGS_FIELDS,
+    ShowRequest: SHOW_FIELDS,
+    Options: OPTION_FIELDS,
 }
 BODIES: dict[Body, dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "Hello"}]},
@@ -63,6 +91,12 @@ BODIES: dict[Body, dict[str, Any]] = {
     MessagesRequest: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
     TokenizeRequest: {"prompt": "Hello"},
     DetokenizeRequest: {"tokens": [1]},
+    OllamaChatRequest: {"messages": [{"role": "user", "content": "Hello"}]},
+    OllamaGenerateRequest: {"prompt": "Hello"},
+    OllamaEmbedRequest: {"input": "Hello"},
+    OllamaEmbeddingsRequest: {"prompt": "Hello"},
+    ShowRequest: {},
+    Options: {},
 }
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
@@ -137,6 +171,12 @@ def test_what_nobody_has_heard_of_is_ignored(model: Body) -> None:
         ("/tokenize", TOKENIZE_FIELDS),
         ("/detokenize", DETOKENIZE_FIELDS),
         ("/v1/embeddings", EMBEDDING_FIELDS),
+        ("/api/chat", OLLAMA_CHAT_FIELDS),
+        ("/api/generate", OLLAMA_GENERATE_FIELDS),
+        ("options of /api/chat and /api/generate", OPTION_FIELDS),
+        ("/api/embed", OLLAMA_EMBED_FIELDS),
+        ("/api/embeddings", OLLAMA_EMBEDDINGS_FIELDS),
+        ("/api/show", SHOW_FIELDS),
     ],
 )
 def test_the_documentation_has_the_table(heading: str, table: tuple[FieldRule, ...]) -> None:

@@ -13,7 +13,8 @@ from starlette.responses import JSONResponse
 from server.protocol.chat.request import ChatRequest
 from server.protocol.common import WireModel
 from server.protocol.completions.request import CompletionRequest
-from server.routes.openapi import DescribedApp, takes
+from server.protocol.ollama.request import OllamaChatRequest
+from server.routes.openapi import LINES, DescribedApp, takes
 from tests.clients.fuzz import fuzz, fuzzed_app
 
 EXAMPLES = 10
@@ -65,6 +66,7 @@ async def test_errors_are_described_as_their_api_has_them(http: httpx2.AsyncClie
             assert "422" not in operation["responses"]
             content = operation["responses"]["4XX"]["content"]["application/json"]
             owner = "AnthropicError" if path.startswith("/v1/messages") else "OpenAIError"
+            owner = "OllamaError" if path.startswith("/api/") else owner
             assert content["schema"]["$ref"].endswith(owner)
 
 
@@ -75,14 +77,17 @@ class NeverStreamed(WireModel):
 
 
 @pytest.mark.parametrize(
-    ("model", "kinds"),
+    ("described", "kinds"),
     [
-        (CompletionRequest, {"application/json", "text/event-stream"}),
-        (NeverStreamed, {"application/json"}),
+        (takes(CompletionRequest), {"application/json", "text/event-stream"}),
+        (takes(OllamaChatRequest, LINES), {"application/json", "application/x-ndjson"}),
+        (takes(NeverStreamed), {"application/json"}),
     ],
 )
-def test_only_what_can_be_streamed_promises_events(model: type[WireModel], kinds: set[str]) -> None:
-    assert takes(model)["responses"]["200"]["content"].keys() == kinds
+def test_only_what_can_be_streamed_promises_a_stream(
+    described: dict[str, Any], kinds: set[str]
+) -> None:
+    assert described["responses"]["200"]["content"].keys() == kinds
 
 
 def test_a_schema_is_made_once() -> None:
@@ -97,12 +102,14 @@ def test_no_body_gives_a_500_and_every_error_has_its_shape() -> None:
     assert {200, 400} <= set(chat)
     assert {200, 400} <= set(completions)
     assert {200, 400} <= set(found["POST /v1/responses"])
+    assert {200, 400} <= set(found["POST /api/chat"]) & set(found["POST /api/generate"])
 
 
 def test_no_body_gives_a_500_where_vectors_are_made() -> None:
     with fuzzed_app(pools=True) as app:
         found = fuzz(app, EXAMPLES)
     assert {200, 400} <= set(found["POST /v1/embeddings"])
+    assert {200, 400} <= set(found["POST /api/embed"])
     assert 200 not in found["POST /v1/chat/completions"]
 
 

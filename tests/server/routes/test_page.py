@@ -1,23 +1,27 @@
-"""What browsers get, and what other programs still get."""
+"""What browsers get, and what other programs do."""
 
+import hashlib
 import re
-from importlib.resources import files
+from importlib.resources import as_file, files
 
 import httpx2
 import pytest
 from structlog.testing import capture_logs
 
 from server.config import Config, ServerSection
-from server.routes.page import KINDS, read_page, wants_html
+from server.routes.page import KINDS, RUNNING, VENDORED, read_page, wants_html
 from server.text.tokenizer import Tokenizer
+from tests.page.libraries import read_lock
 from tests.server.harness import Engine, http_client, make_service, running
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 NO_PAGE = Config(server=ServerSection(page=False))
 SOURCES = {name: file.content.decode() for name, file in read_page().items()}
+OWN = {name: text for name, text in SOURCES.items() if not name.startswith(VENDORED)}
+MAX_VENDORED_BYTES = 400_000
 
 
-async def test_a_browser_gets_the_page_and_everybody_else_what_they_always_got(
+async def test_a_browser_gets_the_page_and_everybody_else_what_ollama_says(
     http: httpx2.AsyncClient,
 ) -> None:
     response = await http.get("/", headers=BROWSER)
@@ -27,11 +31,11 @@ async def test_a_browser_gets_the_page_and_everybody_else_what_they_always_got(
     assert response.text == SOURCES["index.html"]
     for accept in ("*/*", "application/json", ""):
         response = await http.get("/", headers={"accept": accept})
-        assert response.json()["name"] == "quire"
+        assert response.text == RUNNING
         assert response.headers["vary"] == "Accept"
     response = await http.head("/")
     assert (response.status_code, response.content) == (200, b"")
-    assert response.headers["content-type"] == "application/json"
+    assert response.headers["content-type"].startswith("text/plain")
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
@@ -41,16 +45,28 @@ async def test_files_are_sent_with_their_kind_and_safe_headers(
     response = await http.get(f"/page/{name}")
     assert response.status_code == 200
     assert response.text == SOURCES[name]
-    assert response.headers["content-type"] == KINDS[name[name.index(".") :]]
+    assert response.headers["content-type"] == KINDS[name[name.rindex(".") :]]
     assert response.headers["x-content-type-options"] == "nosniff"
-    assert response.headers["cache-control"] == "no-cache"
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
+    assert "require-trusted-types-for 'script'; trusted-types dompurify" in policy
     head = await http.head(f"/page/{name}")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["etag"] == response.headers["etag"]
+
+
+async def test_what_has_a_version_in_its_path_is_kept_and_all_else_is_asked_for_again(
+    http: httpx2.AsyncClient,
+) -> None:
+    for name in SOURCES:
+        caching = (await http.get(f"/page/{name}")).headers["cache-control"]
+        if name.startswith(VENDORED):
+            assert re.match(r"vendor/[a-z-]+-\d+\.\d+\.\d+/", name)
+            assert caching == "public, max-age=31536000, immutable"
+        else:
+            assert caching == "no-cache"
 
 
 @pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}'])
@@ -66,7 +82,18 @@ async def test_who_has_a_file_already_is_not_sent_it_again(
 
 
 @pytest.mark.parametrize(
-    "path", ["/page/", "/page/nothing.js", "/page/../app.py", "/page/%2e%2e%2fapp.py", "/page"]
+    "path",
+    [
+        "/page",
+        "/page/",
+        "/page/nothing.js",
+        "/page/../app.py",
+        "/page/%2e%2e%2fapp.py",
+        "/page/vendor",
+        "/page/vendor/",
+        "/page/vendor/%2e%2e/style.css",
+        "/page//style.css",
+    ],
 )
 async def test_nothing_else_is_served(http: httpx2.AsyncClient, path: str) -> None:
     assert (await http.get(path)).status_code == 404
@@ -77,7 +104,7 @@ async def test_the_page_can_be_turned_off(engine: Engine, tokenizer: Tokenizer) 
         running(make_service(engine.client, tokenizer, NO_PAGE)) as app,
         http_client(app) as http,
     ):
-        assert (await http.get("/", headers=BROWSER)).json()["name"] == "quire"
+        assert (await http.get("/", headers=BROWSER)).text == RUNNING
         assert (await http.get("/page/style.css")).status_code == 404
         assert (await http.get("/memory")).status_code == 200
 
@@ -100,37 +127,74 @@ def test_html_must_be_asked_for_by_name(accept: str, wanted: bool) -> None:
 
 
 def test_the_folder_holds_nothing_that_is_not_served() -> None:
-    folder = {file.name for file in files("server").joinpath("page").iterdir()}
-    assert folder == set(SOURCES)
+    with as_file(files("server").joinpath("page")) as folder:
+        held = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert held == set(SOURCES)
+
+
+def test_the_libraries_are_those_of_their_lock_and_have_their_licences() -> None:
+    packages = read_lock()
+    locked = {
+        f"{VENDORED}{package['folder']}/{file['as']}": file["sha256"]
+        for package in packages
+        for file in package["files"].values()
+    }
+    contents = {n: f.content for n, f in read_page().items() if n.startswith(VENDORED)}
+    assert {
+        name: hashlib.sha256(content).hexdigest() for name, content in contents.items()
+    } == locked
+    assert sum(map(len, contents.values())) < MAX_VENDORED_BYTES
+    for package in packages:
+        assert package["integrity"].startswith("sha512-")
+        assert any("LICENSE" in file["as"] for file in package["files"].values()), package["name"]
+        assert package["licence"] in ("MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause")
 
 
 def test_the_page_asks_nobody_else_and_runs_nothing_inline() -> None:
-    for name, text in SOURCES.items():
+    for name, text in OWN.items():
         addresses = set(re.findall(r"https?://[^\s\"'`)]+", text))
         assert addresses <= {"http://www.w3.org/2000/svg"}, name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
-    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", SOURCES["index.html"])
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", OWN["index.html"])
+
+
+def test_only_one_file_makes_elements_of_html() -> None:
+    users = {name for name, text in OWN.items() if "vendor/dompurify" in text}
+    assert users == {"safe.js"}
+    assert "DOMPurify.sanitize(html, RULES)" in OWN["safe.js"]
 
 
 def test_modules_import_only_files_that_are_there() -> None:
-    for name, text in SOURCES.items():
+    for name, text in OWN.items():
         for imported in re.findall(r"from \"\./([^\"]+)\"", text):
             assert imported in SOURCES, f"{name} imports {imported}"
-    used = set(re.findall(r"/page/([\w.]+)", SOURCES["index.html"]))
-    assert used <= set(SOURCES)
+    used = set(re.findall(r"/page/([\w.]+)", OWN["index.html"]))
+    assert used <= set(OWN)
+
+
+def test_every_language_that_code_may_be_coloured_in_has_its_grammar() -> None:
+    code = OWN["code.js"]
+    found = re.search(r"LANGUAGES = new Set\(\[(.*?)\]\)", code, re.DOTALL)
+    folder = re.search(r'GRAMMARS = "\./(.*)"', code)
+    assert found is not None
+    assert folder is not None
+    languages = re.findall(r'"(\w+)"', found[1])
+    grammars = {name for name in SOURCES if name.startswith(folder[1]) and name.endswith(".js")}
+    assert {f"{folder[1]}/{language}.js" for language in [*languages, "core"]} == grammars
+    others = re.search(r"Object.entries\(\{(.*?)\}\)", code, re.DOTALL)
+    assert others is not None
+    assert set(re.findall(r': "(\w+)"', others[1])) <= set(languages)
 
 
 async def test_a_page_that_is_open_leaves_no_line_in_the_log(http: httpx2.AsyncClient) -> None:
     """But the one of /v1/models, which any client asks for its name."""
-    scripts = " ".join(text for name, text in SOURCES.items() if name.endswith(".js"))
-    asked = set(re.findall(r'ask\("([^"]+)"\)', scripts))
-    assert asked == {"/memory", "/v1/models"}
     with capture_logs() as entries:
         assert (await http.get("/", headers=BROWSER)).status_code == 200
         for name in SOURCES:
             assert (await http.get(f"/page/{name}")).status_code == 200
         for _ in range(5):
             assert (await http.get("/memory")).status_code == 200
+        assert (await http.get("/memory", params={"model": "any"})).status_code == 200
     said = [entry for entry in entries if entry["event"] == "request"]
-    assert len(said) == 6 + len(SOURCES)
+    assert len(said) == 7 + len(SOURCES)
     assert {entry["log_level"] for entry in said} == {"debug"}

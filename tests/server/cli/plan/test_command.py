@@ -10,6 +10,7 @@ from server.cli.plan import command
 from server.cli.plan.command import PlanOptions, plan_model
 from server.config import SettingError
 from tests.models import TINY, write_config, write_model
+from tests.server.hub_server import Hub
 
 GIB = 1024**3
 M4 = PlanOptions(device="M4 Pro", memory="24GiB", context=2048)
@@ -47,8 +48,8 @@ def test_a_model_that_is_nowhere_is_refused() -> None:
         plan_model("no-such-model", None, PlanOptions())
 
 
-def test_a_model_of_the_hub_is_planned_only_where_it_is_cached() -> None:
-    with pytest.raises(ModelError, match="it is not in the hub's cache"):
+def test_a_model_that_the_hub_does_not_have_is_refused(hub: Hub) -> None:
+    with pytest.raises(ModelError, match="there is no such repository, or it is private"):
         plan_model("someone/no-such-model", None, PlanOptions())
 
 

@@ -23,21 +23,22 @@ def test_every_axis_says_what_it_shows(report: CapacityReport, name: str) -> Non
 
 
 def test_all_pictures_are_drawn_as_svg(report: CapacityReport, tmp_path: Path) -> None:
-    files = draw_pictures(report, tmp_path)
+    files = draw_pictures(report, tmp_path, "org/model")
     assert [file.name for file in files] == [f"{name}.svg" for name in PICTURES]
     for file in files:
         assert ElementTree.parse(file).getroot().tag.endswith("svg")
+        assert "org/model" in file.read_text(), "it tells of which model it is"
 
 
 def test_the_same_report_draws_the_same_bytes(report: CapacityReport, tmp_path: Path) -> None:
-    first = [file.read_bytes() for file in draw_pictures(report, tmp_path)]
-    assert first == [file.read_bytes() for file in draw_pictures(report, tmp_path)]
+    first = [file.read_bytes() for file in draw_pictures(report, tmp_path, "org/model")]
+    assert first == [file.read_bytes() for file in draw_pictures(report, tmp_path, "org/model")]
 
 
 def test_a_crowd_that_was_not_simulated_is_not_drawn(
     hopeless: CapacityReport, tmp_path: Path
 ) -> None:
-    assert "crowd.svg" not in [file.name for file in draw_pictures(hopeless, tmp_path)]
+    assert "crowd.svg" not in [file.name for file in draw_pictures(hopeless, tmp_path, "org/model")]
 
 
 def test_the_stacked_bars_are_the_report(report: CapacityReport) -> None:
@@ -48,3 +49,17 @@ def test_the_stacked_bars_are_the_report(report: CapacityReport) -> None:
 
 def test_lengths_are_written_as_people_say_them() -> None:
     assert [tokens_label(n) for n in (256, 2048, 131072)] == ["256", "2k", "128k"]
+
+
+def test_what_cannot_be_had_is_marked(report: CapacityReport) -> None:
+    """K and V in 8 or 4 bits, and contexts beyond the positions that the model knows."""
+    (axes,) = pictures.quantisation(report).axes
+    marked = [label.get_text() for label in axes.get_yticklabels() if "*" in label.get_text()]
+    assert marked
+    assert all(name.partition("/")[2].strip().startswith("q") for name in marked)
+    assert "* not to be had" in axes.get_xlabel()
+    (axes,) = pictures.weights_and_kv(report).axes
+    known = report.shape.max_position_embeddings
+    beyond = [r.context > known for r in report.by_context]
+    assert ["*" in label.get_text() for label in axes.get_xticklabels()] == beyond
+    assert ("* beyond" in axes.get_xlabel()) == any(beyond)

@@ -4,38 +4,32 @@ import pty
 import re
 import subprocess
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from huggingface_hub import close_session, constants, snapshot_download
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm import tqdm
 
 import server
 from engine.models.checkpoint import read_checkpoint
-from server.cli import hub as hub_module
+from server.catalogue import hub as hub_module
+from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, model_names
+from server.catalogue.names import ModelNotFoundError
 from server.cli import model_files
-from server.cli.hub import (
-    ModelNotFoundError,
-    SamplingDefaultsError,
-    find_model,
-    model_names,
-    sampling_defaults,
-)
 from server.cli.log import configure_log
 from server.cli.settings import read_settings
-from server.cli.shipped import shipped
+from server.shipped import shipped
 from tests.clients.servers import QUIRE
 from tests.models import QWEN3_4B
 from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
 from tests.server.harness import DEADLINE_S
-from tests.server.hub_server import Files, Hub, files_of, serving_hub
+from tests.server.hub_server import Files, Hub
 
 
 def no_download(*_: Any, **__: Any) -> str:
@@ -56,25 +50,26 @@ def response(status: int) -> httpx2.Response:
 def test_a_folder_is_found_by_any_path_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "snapshot_download", no_download)
+    monkeypatch.setattr(hub_module, "HfApi", no_download)
     folder = tmp_path / "models" / "tiny"
     folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (str(folder), "models/tiny", "./models/tiny/", "~/models/tiny"):
-        assert find_model(name) == hub_module.FoundModel(name, folder)
+        assert find_model(name) == FoundModel(name, "tiny", folder)
 
 
 def test_the_demo_model_is_found_by_its_word_unless_there_is_such_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = find_model("demo").folder
-    assert read_checkpoint(folder).vocab_size > 0
-    assert model_names("demo", folder, None)[:2] == ("quire-demo", "model")
+    found = find_model("demo")
+    assert read_checkpoint(found.folder).vocab_size > 0
+    assert model_names(found, None)[:3] == ("quire-demo", "model", "demo")
+    assert find_model("quire-demo").folder == found.folder
     Path("demo").mkdir()
     assert find_model("demo").folder == tmp_path / "demo"
-    assert model_names("demo", tmp_path / "demo", None)[0] == "demo"
+    assert model_names(find_model("demo"), None)[0] == "demo"
 
 
 def test_what_a_wheel_has_beside_its_code_lies_in_the_package(
@@ -93,7 +88,7 @@ def test_what_a_wheel_has_beside_its_code_lies_in_the_package(
 def test_what_is_neither_a_folder_nor_a_hub_id_is_not_looked_up(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "snapshot_download", no_download)
+    monkeypatch.setattr(hub_module, "HfApi", no_download)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError, match="it is not a hub id"):
         find_model(name)
@@ -102,7 +97,7 @@ def test_what_is_neither_a_folder_nor_a_hub_id_is_not_looked_up(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("qwen3:4b", "this is how Ollama names models: .*Qwen/Qwen3-4B"),
+        ("gemma3:4b", "this is how Ollama names models: .*Qwen/Qwen3-4B"),
         ("me/qwen3:4b-q4", "this is how Ollama names models: .*Qwen/Qwen3-4B"),
         ("Qwen3-4B", "no such folder, and it is not a hub id, such as Qwen/Qwen3-4B or mlx-commu"),
         ("models/model.safetensors", "this is a file: name the folder that it lies in, .*/models$"),
@@ -129,7 +124,7 @@ def test_a_name_that_is_none_is_told_what_to_write_without_asking_the_hub(
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes(b"")
     monkeypatch.setattr("socket.socket.connect", no_download)
-    monkeypatch.setattr(hub_module, "snapshot_download", no_download)
+    monkeypatch.setattr(hub_module, "HfApi", no_download)
     monkeypatch.chdir(tmp_path)
     line = one_sentence(quire(command, name), MODEL)
     assert line.startswith(f"quire: {name}: ")
@@ -148,14 +143,14 @@ def test_a_name_that_is_none_is_told_what_to_write_without_asking_the_hub(
 def test_a_model_that_the_hub_does_not_give_is_refused_in_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "snapshot_download", refusing(error))
+    monkeypatch.setattr(hub_module, "HfApi", refusing(error))
     with pytest.raises(ModelNotFoundError) as caught:
         find_model("someone/model")
     assert str(caught.value).startswith("someone/model: ")
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_id_that_may_not_be_downloaded_is_found_where_it_is_cached(
+def test_offline_a_model_is_found_where_it_is_cached_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = tmp_path / "models--someone--model" / "snapshots" / "0123abc"
@@ -163,12 +158,15 @@ def test_a_hub_id_that_may_not_be_downloaded_is_found_where_it_is_cached(
     refs = tmp_path / "models--someone--model" / "refs"
     refs.mkdir()
     (refs / "main").write_text("0123abc")
-    cached = partial(snapshot_download, cache_dir=tmp_path)
-    monkeypatch.setattr(hub_module, "snapshot_download", cached)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("socket.socket.connect", no_download)
-    assert find_model("someone/model", download=False).folder == snapshot
-    with pytest.raises(ModelNotFoundError, match="it is not in the hub's cache"):
-        find_model("someone/else", download=False)
+    for name in ("someone/model", "someone/model@main", "someone/model@0123abc"):
+        found = find_model(name)
+        assert (found.folder, found.name, found.notice) == (snapshot, "someone/model", "")
+    for name in ("someone/else", "someone/model@other"):
+        with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE is set: unset it to download"):
+            find_model(name)
 
 
 @pytest.mark.parametrize("name", ["../tiny", "models/..", "a--b/c"])
@@ -182,23 +180,6 @@ def test_a_name_that_the_hub_could_not_have_is_refused_without_asking(
 
 
 # --- the hub -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A hub of this machine's, and an empty cache."""
-    with serving_hub() as started:
-        template = started.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", started.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        yield started
-        close_session()
-
-
-@pytest.fixture(scope="module")
-def tiny_files(tiny_model: Path) -> Files:
-    return files_of(tiny_model) | {"README.md": b"words", "pytorch_model.bin": b"other weights"}
 
 
 def changed(files: Files, **changes: Any) -> Files:
@@ -296,7 +277,6 @@ def test_all_of_it_happens_in_order_when_a_model_of_the_hub_is_served(
     assert hub.fetched_files()[-1] == "model.safetensors"
     said = capsys.readouterr().err
     assert re.search(r"downloading someone/model: \d+ bytes of weights", said)
-    assert said.index("downloading") < said.index("substrate: posix")
     assert "HTTP" not in said
 
 
@@ -311,7 +291,26 @@ def test_what_is_cached_is_served_when_the_hub_cannot_be_reached(
     for listing in found.folder.parents[1].glob("trees/*"):
         listing.unlink()
     monkeypatch.setattr("huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE", {})
-    assert find_model("someone/model") == hub_module.FoundModel("someone/model", found.folder)
+    again = find_model("someone/model")
+    assert (again.folder, again.missing) == (found.folder, ())
+    assert re.search("commit .* of the cache is taken, .* the hub did not answer", again.notice)
+
+
+def test_who_is_served_from_the_cache_is_told_so(
+    hub: Hub,
+    tiny_files: Files,
+    own_log: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commit = hub.push("someone/model", tiny_files)
+    find_model("someone/model").fetch_weights()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    settings = read_settings(None, {"cache": {"kv_budget": "8MiB", "heap_size": "1MiB"}})
+    configure_log(settings.log)
+    assert model_files.read_model("someone/model", settings).served.names[0] == "someone/model"
+    (warning,) = (line for line in capsys.readouterr().err.splitlines() if "[warning" in line)
+    assert f"commit {commit[:12]} of the cache is taken" in warning
 
 
 def test_weights_that_the_hub_does_not_give_after_all_are_said(hub: Hub, tiny_files: Files) -> None:
@@ -323,12 +322,13 @@ def test_weights_that_the_hub_does_not_give_after_all_are_said(hub: Hub, tiny_fi
     assert "\n" not in str(caught.value)
 
 
-def test_a_plan_needs_a_models_small_files_alone(hub: Hub, tiny_files: Files) -> None:
+def test_a_plan_needs_no_weights_and_no_tokenizer(hub: Hub, tiny_files: Files) -> None:
     hub.push("someone/model", tiny_files)
-    folder = find_model("someone/model").folder
-    assert find_model("someone/model", download=False) == hub_module.FoundModel(
-        "someone/model", folder
-    )
+    found = find_model("someone/model", files=CONFIG_FILES)
+    assert found.missing_bytes == len(tiny_files["model.safetensors"])  # type: ignore[arg-type]
+    assert set(hub.fetched_files()) <= {"config.json", "generation_config.json"}
+    found.fetch_small_files()
+    assert "tokenizer.json" in hub.fetched_files()
 
 
 @pytest.mark.parametrize(
@@ -383,61 +383,19 @@ def all_of(terminal: int) -> str:
     return said.decode(errors="replace")
 
 
-# --- names and recommendations --------------------------------------------------------------------
+# --- names --------------------------------------------------------------------
 
 
 def test_a_folder_answers_to_its_name_and_path(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     folder.mkdir()
-    assert model_names(str(folder), folder, None) == ("tiny", str(folder))
-    assert model_names(str(folder), folder, "alias") == ("alias", "tiny", str(folder))
+    found = find_model(str(folder))
+    assert model_names(found, None) == ("tiny", str(folder))
+    assert model_names(found, "alias") == ("alias", "tiny", str(folder))
 
 
 def test_a_model_of_the_hub_answers_to_its_id_first(tmp_path: Path) -> None:
-    snapshot = tmp_path / "0123abc"
-    assert model_names("someone/model", snapshot, None)[0] == "someone/model"
-    assert model_names("someone/model", snapshot, "alias")[:2] == ("alias", "someone/model")
-
-
-@pytest.mark.parametrize(
-    ("config", "defaults"),
-    [
-        ({}, {}),
-        ({"eos_token_id": 5, "max_length": 7}, {}),
-        ({"temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20}),
-        ({"do_sample": True, "top_p": 0.95, "min_p": None}, {"top_p": 0.95}),
-        ({"do_sample": False, "top_p": 0.95}, {"temperature": 0.0}),
-        ({"repetition_penalty": 1, "min_p": 0}, {"repetition_penalty": 1, "min_p": 0}),
-    ],
-)
-def test_the_makers_of_a_model_recommend_how_to_sample(
-    config: dict[str, Any], defaults: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    assert sampling_defaults(tmp_path) == defaults
-
-
-def test_a_model_without_recommendations_has_none(tmp_path: Path) -> None:
-    assert sampling_defaults(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", "hot"),
-        ("temperature", float("nan")),
-        ("temperature", -1),
-        ("top_p", 0),
-        ("top_k", 1.5),
-        ("min_p", True),
-        ("repetition_penalty", [1]),
-    ],
-)
-def test_a_recommendation_that_no_request_could_make_is_refused(
-    field: str, value: Any, tmp_path: Path
-) -> None:
-    file = tmp_path / "generation_config.json"
-    file.write_text(json.dumps({field: value}))
-    with pytest.raises(SamplingDefaultsError) as caught:
-        sampling_defaults(tmp_path)
-    assert str(caught.value).startswith(f"{file}: {field}: ")
+    found = FoundModel("someone/model@main", "someone/model", tmp_path / "0123abc")
+    assert model_names(found, None)[0] == "someone/model"
+    assert model_names(found, "alias")[:2] == ("alias", "someone/model")
+    assert "someone/model@main" in model_names(found, None)

@@ -1,10 +1,11 @@
-"""What comes along with quire beside its code: the settings file and the demo model."""
+"""What comes along with quire beside its code: settings, short names, the demo model."""
 
 from pathlib import Path
 
 import server
 
 SETTINGS_FILE = "quire.toml"
+ALIASES_FILE = "aliases.toml"
 DEMO_MODEL = "demo/model"
 
 

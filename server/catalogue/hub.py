@@ -1,0 +1,261 @@
+"""Find a model's files: a local folder, or a repository of the Hugging Face hub.
+
+Of a repository the small files are fetched first, and its weights when they are asked for: between
+the two whoever serves sees whether he can. Both are of one commit. A branch is written down as
+being of that commit once all of it is here, so that a download that has not ended takes nothing
+from who is not online.
+"""
+
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import HfApi, constants, get_token, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from kvcache.memory_budget import gib
+from server.catalogue.download import fetch_files
+from server.catalogue.hub_cache import (
+    MAIN,
+    WeightFile,
+    best_snapshot,
+    cache_folder,
+    listed_weights,
+    move_branch,
+    repository_folder,
+    snapshot_of,
+)
+from server.catalogue.lookup import InFolder, OnHub, look_up
+from server.catalogue.names import ModelNotFoundError
+
+SMALL_FILES = ("*.json", "*.jinja", "*.txt")
+# Enough to know what a model is, how large, and what it is for.
+CONFIG_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "modules.json",
+    "*/config.json",
+)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model's folder, which may lack weights that its repository has."""
+
+    asked: str
+    """The name that was asked for."""
+    name: str
+    """Its own: the repository's, or the folder's."""
+    folder: Path
+    repository: str | None = None
+    """None where the folder is not the hub's."""
+    branch: str | None = None
+    """The branch or tag that is of this commit, as the hub has just said."""
+    missing: tuple[WeightFile, ...] = ()
+    """Files of weights that are not there yet."""
+    weights_bytes: int = 0
+    """Bytes of all files of weights, where some are missing."""
+    is_cached: bool = False
+    """Whether the hub did not answer, and the cache did."""
+    notice: str = ""
+    """What a person should know about where it was found, a sentence."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that are still to be fetched."""
+        return sum(file.size_bytes - file.here_bytes for file in self.missing)
+
+    def fetch_small_files(self) -> None:
+        """Fetch all files but weights, of the commit that the folder is of. Raises
+        ModelNotFoundError."""
+        assert self.repository is not None
+        try:
+            _fetch_matching(self.repository, self.folder.name, SMALL_FILES)
+        except Exception as error:
+            raise not_given(self.asked, self.repository, error) from error
+
+    def check_room(self) -> None:
+        """Raise ModelNotFoundError where the disk has no room for what is missing."""
+        free = free_bytes(self.folder)
+        if self.missing_bytes > free:
+            raise ModelNotFoundError(
+                f"{self.asked}: {gib(self.missing_bytes)} are to be fetched, and the disk of "
+                f"{cache_folder()} has {gib(free)} left: make room (`quire models` shows what is "
+                "here), or have HF_HUB_CACHE name a folder on another disk"
+            )
+
+    def fetch_weights(self) -> None:
+        """Fetch what is missing, of the commit that the folder is of, with one bar of progress.
+        Raises ModelNotFoundError, before the first byte where the disk has no room."""
+        assert self.repository is not None
+        self.check_room()
+        try:
+            commit, names = self.folder.name, [file.path for file in self.missing]
+            fetch_files(self.repository, commit, _weight_files(self.repository, commit, names))
+        except Exception as error:
+            raise not_given(self.asked, self.repository, error) from error
+        self.follow_branch()
+
+    def follow_branch(self) -> None:
+        """Write down that the branch is of this commit, of which all is here."""
+        if self.repository is not None and self.branch is not None:
+            move_branch(self.repository, self.branch, self.folder.name)
+
+
+def find_model(
+    name: str, folders: Sequence[Path] = (), *, files: Sequence[str] = SMALL_FILES
+) -> FoundModel:
+    """Find a model by name. Of the hub's it has all small files; weights are fetched later unless
+    they are cached. Where the hub does not answer, what is cached is found.
+
+    folders: with models beside the hub's cache. files: patterns of the small files that are
+    needed. Raises ModelNotFoundError.
+    """
+    place = look_up(name, folders)
+    if isinstance(place, InFolder):
+        return FoundModel(name, place.name, place.folder)
+    try:
+        commit = _commit(place)
+        folder = _fetch_matching(place.repository, commit, files)
+        branch = (place.revision or MAIN) if commit != place.revision else None
+        found = _with_missing(FoundModel(name, place.repository, folder, place.repository, branch))
+    except ModelNotFoundError:
+        raise
+    except RevisionNotFoundError as error:
+        raise not_given(name, place.repository, error) from error
+    except Exception as error:
+        return _cached(name, place, error)
+    if not found.missing and files == SMALL_FILES:
+        found.follow_branch()
+    return found
+
+
+def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Path:
+    """Fetch the small files of a commit, and return its folder. Raises what the client raises."""
+    with disable_progress_bars():
+        return Path(snapshot_download(repository, revision=commit, allow_patterns=list(patterns)))
+
+
+def _commit(place: OnHub) -> str:
+    """Ask the hub for the commit of a branch."""
+    revision = place.revision or MAIN
+    if COMMIT.fullmatch(revision):
+        return revision
+    timeout = constants.HF_HUB_ETAG_TIMEOUT
+    commit = HfApi().model_info(place.repository, revision=revision, timeout=timeout).sha
+    assert commit is not None
+    return commit
+
+
+def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
+    """Find what the hub's cache has. error: why the hub did not give it."""
+    repository, revision = place.repository, place.revision
+    folder = snapshot_of(repository, revision) if revision else best_snapshot(repository)
+    if folder is None:
+        raise not_given(name, repository, error) from error
+    notice = ""
+    if not isinstance(error, OfflineModeIsEnabled):
+        notice = (
+            f"{name}: commit {folder.name[:12]} of the cache is taken, because the hub did not "
+            f"answer: {_first_line(error)}"
+        )
+    return _with_missing(
+        FoundModel(name, repository, folder, repository, is_cached=True, notice=notice)
+    )
+
+
+def _with_missing(found: FoundModel) -> FoundModel:
+    """Add what the repository has besides, as it was listed when the small files were fetched.
+    Raises what the hub's client raises."""
+    assert found.repository is not None
+    listed = listed_weights(found.repository, found.folder.name)
+    if listed is None:
+        return found  # the hub cannot be asked: the cache is all there is
+    names = [name for name in listed if not (found.folder / name).exists()]
+    if not names:
+        return found
+    if found.is_cached:
+        files = tuple(WeightFile(name, listed[name], None) for name in sorted(names))
+    else:
+        files = _weight_files(found.repository, found.folder.name, names)
+    return replace(found, missing=files, weights_bytes=sum(listed.values()))
+
+
+def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple[WeightFile, ...]:
+    """Ask the hub for files of weights with their checksums, which its client does not keep."""
+    blobs = repository_folder(repository) / "blobs"
+    listed = HfApi().list_repo_tree(repository, revision=commit)
+    found = {file.path: file for file in listed if isinstance(file, RepoFile)}
+    files = []
+    for name in sorted(names):
+        lfs = found[name].lfs
+        checksum = found[name].blob_id if lfs is None else lfs.sha256
+        files.append(WeightFile(name, found[name].size, blobs / checksum))
+    return tuple(files)
+
+
+def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundError:
+    """Say why the hub did not give something, and what to do: no network, no such repository, no
+    permission, no room; many libraries' errors."""
+    page = f"{constants.ENDPOINT}/{repository}"
+    if isinstance(error, GatedRepoError):
+        how = (
+            "then set HF_TOKEN to a token of yours, or run `hf auth login`"
+            if get_token() is None
+            else "the account of the token that is set has not been let in yet"
+        )
+        return ModelNotFoundError(
+            f"{name}: its makers give it only to who has accepted their licence: do so at {page}; "
+            f"{how}"
+        )
+    what = f"{name}: there is no such folder, and the hub did not give it: "
+    if isinstance(error, RevisionNotFoundError):
+        what = f"{name}: the repository has no such branch, tag or commit: see {page}"
+    elif isinstance(error, RepositoryNotFoundError):
+        what += (
+            "there is no such repository, or it is private: then set HF_TOKEN or run `hf auth "
+            "login`"
+        )
+    elif OfflineModeIsEnabled in (type(error), type(error.__cause__)):
+        what = (
+            f"{name}: not all of it is in {cache_folder()}, and HF_HUB_OFFLINE is set: unset it to "
+            "download"
+        )
+    elif isinstance(error, httpx2.ConnectError | httpx2.TimeoutException):
+        what += f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}): are you online?"
+    else:
+        what += _first_line(error)
+    return ModelNotFoundError(what)
+
+
+def model_names(found: FoundModel, alias: str | None) -> tuple[str, ...]:
+    """Return what clients may call the model: its alias, its own name, its folder's name, the name
+    it was asked for by, and its path. The first one is its id."""
+    names = ([alias] if alias else []) + [
+        found.name,
+        found.folder.name,
+        found.asked,
+        str(found.folder),
+    ]
+    return tuple(dict.fromkeys(names))
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the room on the disk of a folder that is there."""
+    return shutil.disk_usage(folder).free
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

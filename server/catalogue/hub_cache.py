@@ -1,0 +1,173 @@
+"""The Hugging Face hub's cache on this disk, which other programs share.
+
+It has a folder for each repository, ``models--org--name``, with files by their checksums in
+``blobs``, links to them in ``snapshots/COMMIT``, and the commits of branches in ``refs``
+(huggingface.co/docs/huggingface_hub, "Understand caching"). It is read here and not by
+``scan_cache_dir``, which leaves out what it finds broken and gives up where one folder may not be
+read: these are what people want to hear about.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from huggingface_hub import constants, get_cached_repo_tree
+from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+from engine.models.safetensors_headers import CheckpointError, read_index
+from server.catalogue.names import GGUF, ModelNotFoundError
+
+REPOSITORY = "models--"
+MAIN = "main"
+WEIGHTS = "model*.safetensors"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# Of other programs' parts nobody knows whether they have holes: these are quire's own, under a name
+# that the hub's tools take for a download's as well.
+PART_SUFFIX = ".quire.incomplete"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """A file of weights as a repository lists it."""
+
+    path: str
+    size_bytes: int
+    blob: Path | None
+    """Where its contents are once they are here, called by their checksum; None where only the
+    hub knows it."""
+
+    @property
+    def part(self) -> Path:
+        """Return where its contents are while they arrive."""
+        assert self.blob is not None
+        return self.blob.with_name(self.blob.name + PART_SUFFIX)
+
+    @property
+    def sha256(self) -> str | None:
+        """Return the checksum of its contents, in hexadecimal digits; None where it has another."""
+        assert self.blob is not None
+        return self.blob.name if SHA256.fullmatch(self.blob.name) else None
+
+    @property
+    def here_bytes(self) -> int:
+        """Return how many bytes of it need not be fetched."""
+        if self.blob is None:
+            return 0
+        if self.blob.exists():
+            return self.size_bytes
+        part = self.part
+        return part.stat().st_size if part.exists() else 0
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache, as the hub's client is told by the environment."""
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def cached_repositories() -> Iterator[str]:
+    """Yield the names of the models that something is here of."""
+    for folder in folders_in(cache_folder()):
+        if folder.name.startswith(REPOSITORY):
+            yield folder.name.removeprefix(REPOSITORY).replace("--", "/")
+
+
+def repository_folder(repository: str) -> Path:
+    """Return the folder of a repository, which may not be there."""
+    return cache_folder() / f"{REPOSITORY}{repository.replace('/', '--')}"
+
+
+def snapshot_of(repository: str, revision: str) -> Path | None:
+    """Return the folder of a commit, or of what a branch or tag was last; None where it is not
+    here."""
+    snapshots = repository_folder(repository) / "snapshots"
+    for commit in (revision, _commit_of(repository, revision)):
+        if commit and (snapshots / commit).is_dir():
+            return snapshots / commit
+    return None
+
+
+def best_snapshot(repository: str) -> Path | None:
+    """Return the folder of the commit to serve without asking the hub: main's, but for one whose
+    weights are not all here while another's are. None where there is none."""
+    main = _commit_of(repository, MAIN)
+    found = folders_in(repository_folder(repository) / "snapshots")
+
+    def rank(snapshot: Path) -> tuple[bool, bool, float]:
+        complete = not lacks_weights(repository, snapshot)
+        return complete, snapshot.name == main, snapshot.stat().st_mtime
+
+    return max(found, key=rank, default=None)
+
+
+def move_branch(repository: str, branch: str, commit: str) -> None:
+    """Has a branch be a commit from now on, for all who are not online."""
+    if _commit_of(repository, branch) == commit:
+        return
+    file = repository_folder(repository) / "refs" / branch
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    with suppress(OSError):  # a cache that may only be read stays as it is
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(commit, encoding="utf-8")
+        new.replace(file)
+
+
+def listed_weights(repository: str, commit: str) -> dict[str, int] | None:
+    """Return the files of weights that a repository has at a commit, and their bytes, as they were
+    listed when something of it was fetched; None where nothing was. Raises ModelNotFoundError
+    where the repository has none."""
+    try:
+        listed = get_cached_repo_tree(repository, revision=commit)
+    except CachedRepoTreeNotFoundError:
+        return None
+    weights = {file.path: file.size for file in listed if is_weights(file.path)}
+    if not weights:
+        has_gguf = any(file.path.endswith(".gguf") for file in listed)
+        reason = GGUF if has_gguf else f"the repository has no {WEIGHTS} file"
+        raise ModelNotFoundError(f"{repository}: {reason}")
+    return weights
+
+
+def is_weights(path: str) -> bool:
+    """Return whether a file of a repository is one of the weights that are read."""
+    return "/" not in path and fnmatchcase(path, WEIGHTS)
+
+
+def missing_weights(repository: str | None, folder: Path) -> list[str]:
+    """Return the files of weights that must be in a folder and are not: as the hub lists them, else
+    as the index of the files does. repository: whose commit it is. Raises ModelNotFoundError and
+    CheckpointError."""
+    listed = listed_weights(repository, folder.name) if repository else None
+    named = set(read_index(folder).values()) if listed is None else set(listed)
+    return sorted(file for file in named if not (folder / file).exists())
+
+
+def lacks_weights(repository: str, snapshot: Path) -> bool:
+    """Return whether a commit has no weights here, or not all of them."""
+    try:
+        missing = missing_weights(repository, snapshot)
+    except (CheckpointError, ModelNotFoundError):
+        return True
+    # A link may lead nowhere.
+    return bool(missing) or not any(file.exists() for file in snapshot.glob(WEIGHTS))
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder, but for hidden ones; none where it may not be read."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return []
+    return [path for path in entries if not path.name.startswith(".") and path.is_dir()]
+
+
+def _commit_of(repository: str, branch: str) -> str | None:
+    """Return the commit that a branch was last; None where nobody wrote it down."""
+    try:
+        file = repository_folder(repository) / "refs" / branch
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,93 @@
+"""Find what a person means by a model's name: a folder, a repository of the hub, a short name."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from server.catalogue.local_models import LocalModel, local_models
+from server.catalogue.names import (
+    DEMO,
+    DEMO_ID,
+    GGUF,
+    ModelNotFoundError,
+    has_gguf_alone,
+    is_hub_id,
+    split_revision,
+    why_not,
+)
+from server.shipped import ALIASES_FILE, DEMO_MODEL, shipped
+
+
+@dataclass(frozen=True, slots=True)
+class InFolder:
+    """A model in a folder that is not the hub's."""
+
+    name: str
+    """The folder's name, or ``org/name`` where a configured folder has it so."""
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class OnHub:
+    """A repository, and the branch, tag or commit that it is pinned to."""
+
+    repository: str
+    revision: str | None
+
+
+@cache
+def aliases() -> dict[str, str]:
+    """Return the short names that come along, and the repositories that they stand for."""
+    found: dict[str, str] = tomllib.loads(shipped(ALIASES_FILE).read_text(encoding="utf-8"))[
+        "aliases"
+    ]
+    return found
+
+
+def look_up(name: str, folders: Sequence[Path] = ()) -> InFolder | OnHub:
+    """Find what a name means. folders: with models beside the hub's cache.
+
+    The first of these counts: a path; the word for the demo model; the whole name of a model in
+    these folders that can be served; a short name that comes along; an id of the hub; the last part
+    of the name of one model on this disk. Raises ModelNotFoundError.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if has_gguf_alone(path):
+            raise ModelNotFoundError(f"{name}: {GGUF}")
+        return InFolder(path.resolve().name, path.resolve())
+    if name in (DEMO, DEMO_ID):
+        return InFolder(DEMO_ID, shipped(DEMO_MODEL).resolve())
+    base, revision = split_revision(name)
+    if not path.is_file():
+        base = aliases().get(base, base)
+        for model in local_models(folders, hub=False) if revision is None else ():
+            if model.name == base and model.problem is None:
+                return _place(model)
+        if is_hub_id(base):
+            return OnHub(base, revision)
+        if model_here := _by_last_part(name, folders):
+            return _place(model_here)
+    raise ModelNotFoundError(f"{name}: {why_not(name, path, aliases())}")
+
+
+def _by_last_part(name: str, folders: Sequence[Path]) -> LocalModel | None:
+    """Return the one model of this disk whose name ends so, behind the organisation. Raises
+    ModelNotFoundError where there are several."""
+    found = [
+        model
+        for model in local_models(folders)
+        if model.name.rpartition("/")[2].lower() == name.lower()
+    ]
+    if len(found) > 1:
+        names = " or ".join(model.name for model in found)
+        raise ModelNotFoundError(f"{name}: there are several on this disk: name {names}")
+    return found[0] if found else None
+
+
+def _place(model: LocalModel) -> InFolder | OnHub:
+    if model.revision is None:
+        return InFolder(model.name, model.folder)
+    return OnHub(model.name, None)

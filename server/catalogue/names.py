@@ -1,0 +1,56 @@
+"""Names of models: folders, ids of the Hugging Face hub, and what is neither."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+# A small model that comes along, and is called so unless there is a folder of that name.
+DEMO, DEMO_ID = "demo", "quire-demo"
+# What begins otherwise, or goes up, is a path.
+HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]*/[\w.-]*\w", re.ASCII)
+# A branch, a tag or a commit.
+REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
+# "qwen3:4b", with or without a person before it.
+OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
+# What repositories have, and are not called.
+FILES = (".gguf", ".safetensors")
+EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
+GGUF = (
+    "this is GGUF, and quire reads safetensors, in the format of Hugging Face or MLX: take the "
+    f"model's own repository, or one in MLX's format, such as {EXAMPLES}"
+)
+
+
+class ModelNotFoundError(ValueError):
+    """No such folder, and no such repository; one sentence."""
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether the hub may have a repository of that name."""
+    return HUB_ID.fullmatch(name) is not None and not name.lower().endswith(FILES)
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """Return a name without its pin, and the branch, tag or commit that it is pinned to."""
+    base, at, revision = name.partition("@")
+    return (base, revision) if at and REVISION.fullmatch(revision) else (name, None)
+
+
+def has_gguf_alone(folder: Path) -> bool:
+    """Return whether a folder's weights are in a format that is not read."""
+    return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
+
+
+def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
+    """Say why a name is none of a model, and what to write instead. path: that it may have been
+    meant for. aliases: the short names that there are."""
+    if path.suffix.lower() == ".gguf":
+        return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
+    if path.is_file():
+        return f"this is a file: name the folder that it lies in, {path.resolve().parent}"
+    if OLLAMA_NAME.fullmatch(name):
+        return (
+            "this is how Ollama names models: name a folder, or an id of the Hugging Face hub, "
+            f"such as {EXAMPLES}; of these names quire knows {', '.join(aliases)}"
+        )
+    return f"there is no such folder, and it is not a hub id, such as {EXAMPLES}"

@@ -1,0 +1,105 @@
+"""The program of one of several models' processes: takes the numbers of two sockets.
+
+It serves as a process with one model does, on a socket that it is given, and only while whoever
+started it is there. server/supervisor/process.py says what the two tell each other.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+from engine.client import EngineClient
+from engine.machine import raise_descriptor_limit
+from server.chat.drain import Drain
+from server.chat.salts import Salts
+from server.cli.log import configure_log
+from server.cli.model_files import read_model
+from server.cli.salt_secret import salt_secret
+from server.cli.serve import serve_on
+from server.config import Config, StartError
+from server.http.idle_memory import use_one_arena
+
+AT_THE_START = -1
+"""Stands for the number of a question, where none was asked."""
+
+
+class Control:
+    """Tells the supervisor, and does what it says."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Control":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.close()
+
+    def read(self) -> dict[str, Any] | None:
+        """Wait for the next message; None where there is nobody any more."""
+        line = self._lines.readline()
+        message: dict[str, Any] | None = json.loads(line) if line else None
+        return message
+
+    def tell(self, **message: Any) -> None:
+        """Tell something, from any thread. Nobody may be there any more."""
+        line = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            try:
+                self._connection.sendall(line)
+            except OSError:
+                return
+
+    def obey(self, client: EngineClient, drain: Drain) -> None:
+        """Do what is said, until it is to end; on a thread of its own."""
+        while (message := self.read()) is not None and "stop" not in message:
+            self.limit(client, message["kv_limit"], message["number"])
+        # The first one ends what is new, the second one what runs.
+        drain.begin()
+        drain.begin()
+
+    def limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
+        """Limit what K and V may take, and tell what they take. number: of the question."""
+        client.set_kv_limit(limit_bytes, lambda allowed: self.tell(kv_limit=allowed, number=number))
+
+
+def main() -> None:
+    """Serve a model until told to end."""
+    listener, connection = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    code = 0
+    with listener, connection, Control(connection) as control:
+        try:
+            _serve(listener, control)
+        except StartError as error:
+            control.tell(failed=str(error))
+            code = error.exit_code
+    sys.stderr.flush()
+    # As the command itself ends: see server/cli/commands.py.
+    os._exit(code)
+
+
+def _serve(listener: socket.socket, control: Control) -> None:
+    start = control.read()
+    if start is None:
+        return
+    use_one_arena()
+    raise_descriptor_limit()
+    settings = Config.model_validate(start["settings"])
+    configure_log(settings.log)
+    salts = Salts(salt_secret(settings.access.salt_secret_file))
+    model = read_model(start["model"], settings, any_name=True)
+
+    def ready(client: EngineClient, drain: Drain) -> None:
+        control.limit(client, start["kv_limit"], AT_THE_START)
+        threading.Thread(target=control.obey, args=(client, drain), daemon=True).start()
+        control.tell(ready=True)
+
+    def progress(done: int, total: int) -> None:
+        control.tell(loaded=done, of=total)
+
+    serve_on(listener, settings, salts, model, progress=progress, ready=ready)

@@ -1,0 +1,89 @@
+"""Ask a server that runs which models are loaded, and have it unload one."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx2
+
+from kvcache.memory_budget import gib
+from server.config import Config, StartError
+from server.http.guards.hosts import WILDCARDS
+
+ASK_TIMEOUT_S = 5.0
+# Running answers may come to their end before.
+STOP_TIMEOUT_S = 60.0
+COLUMNS = "{:<44}{:>12}{:>10}   {}"
+
+
+class NotRunningError(StartError):
+    """No server answers, or it does not do what it is asked."""
+
+    exit_code = 1
+
+
+def loaded_models(settings: Config) -> str:
+    """Return which models are loaded, as a table. Raises NotRunningError."""
+    with _asking(settings) as client:
+        models = _answer(client.get("/api/ps"))["models"]
+    lines = [COLUMNS.format("MODEL", "MEMORY", "CONTEXT", "STAYS")]
+    for model in models:
+        size, context = gib(model["size"]), model["context_length"]
+        lines.append(COLUMNS.format(model["name"], size, context, _stays(model["expires_at"])))
+    return "\n".join(lines if models else ["no model is loaded"])
+
+
+def unload(settings: Config, model: str) -> str:
+    """Have a model unloaded that nobody uses; return a sentence. Raises NotRunningError."""
+    with _asking(settings) as client:
+        _answer(client.post("/api/generate", json={"model": model, "keep_alive": 0}))
+        left = [its["name"] for its in _answer(client.get("/api/ps"))["models"]]
+    if model in left:
+        raise NotRunningError(
+            f"{model} stays loaded: it is in use, pinned, or served alone, by a process that ends "
+            "with it (Ctrl-C)"
+        )
+    return f"{model} is unloaded"
+
+
+@contextmanager
+def _asking(settings: Config) -> Iterator[httpx2.Client]:
+    """Give a client of the server that the settings are of. Raises NotRunningError."""
+    host, port = settings.server.host, settings.server.port
+    name = "127.0.0.1" if host in WILDCARDS else host
+    url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    keys = settings.access.api_keys
+    headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
+    timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)
+    try:
+        with httpx2.Client(base_url=url, headers=headers, timeout=timeout) as client:
+            yield client
+    except httpx2.HTTPError as error:
+        raise NotRunningError(
+            f"no server answers at {url}: {error or 'it took too long'}; start one with `quire "
+            "serve`, or name its address with --host and --port"
+        ) from error
+
+
+def _answer(response: httpx2.Response) -> dict[str, Any]:
+    """Return what was answered. Raises NotRunningError for an error, and for a stranger."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and response.status_code == 200:
+        return found
+    said = found.get("error") if isinstance(found, dict) else None
+    what = said if isinstance(said, str) else f"another program answers ({response.status_code})"
+    raise NotRunningError(f"{response.request.url.copy_with(path='/')}: {what}")
+
+
+def _stays(expires_at: str) -> str:
+    """Say for how long a model is kept, if nobody asks it."""
+    left_s = (datetime.fromisoformat(expires_at) - datetime.now(UTC)).total_seconds()
+    minutes = math.ceil(left_s / 60)
+    if minutes > 60 * 24 * 365:
+        return "for ever"
+    return f"{minutes} min" if left_s > 0 else "until its answers end"

@@ -1,0 +1,262 @@
+"""Serve several models: a front, and a process for each model that is asked for."""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import structlog
+from pydantic import SecretStr
+
+from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.substrate import memory_of_all_models
+from kvcache.choice import SubstrateChoice
+from server.catalogue.local_models import LocalModel, local_models
+from server.catalogue.lookup import InFolder, OnHub, look_up
+from server.catalogue.names import ModelNotFoundError
+from server.cli.banner import announce_several
+from server.cli.log import configure_log
+from server.cli.model_facts import model_facts
+from server.cli.model_files import EMBEDS, ModelError, make_plan
+from server.cli.neighbours import neighbours
+from server.cli.serve import STOP_TIMEOUT_S, keep_awake
+from server.cli.settings import read_settings
+from server.config import Config, StartError, Tables, engine_config
+from server.http.guards.access import check_access
+from server.http.listener import reserve, reserved_for_ollama
+from server.http.server import DrainedServer, http_config, run, url_of
+from server.protocol.ollama.card import ModelFacts, capabilities
+from server.supervisor.app import create_front
+from server.supervisor.errors import LoadError
+from server.supervisor.front import Front
+from server.supervisor.keep_alive import KeepAlive
+from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
+from server.supervisor.process import IDLE_CONNECTION_S, ModelProcess, Start
+from server.text.tokenizer import Tokenizer
+
+# What a process has besides what its plan counts: Python and the libraries.
+PROCESS_BYTES = 160 * 1024**2
+COMMAND = (sys.executable, "-c", "from server.cli.model_process import main; main()")
+# Prefixes stay as long as their model does; until then they go only when memory is short.
+FOR_EVER_S = 1e9
+# Where there is no model to serve: so many are said why.
+NAMED_PROBLEMS = 3
+
+log = structlog.get_logger("quire")
+
+
+def serve_models(names: Sequence[str], file: Path | None, flags: Tables) -> None:
+    """Serve models until told to end. names: which; none means all of this disk. Raises
+    StartError."""
+    settings = read_settings(file, flags)
+    configure_log(settings.log)
+    if (strangers := neighbours()) is not None:
+        log.warning(strangers)
+    check_access(settings)
+    with (
+        reserve(settings.server.host, settings.server.port) as listener,
+        reserved_for_ollama(settings.server) as others,
+    ):
+        budget_bytes = settings.models.memory_budget or memory_of_all_models(
+            engine_config(settings)
+        )
+        with TemporaryDirectory(prefix="quire-") as folder:
+            start = Start(COMMAND, Path(folder), settings.server.drain_s + STOP_TIMEOUT_S)
+            disk = Disk(settings.models.folders, names)
+            substrate = SharedChoice()
+            models = ModelSupervisor(
+                settings.models, budget_bytes, retry_after_s=settings.limits.retry_after_s
+            )
+            numbers = itertools.count(1)
+
+            def find() -> Iterator[ManagedModel]:
+                for local in disk.models():
+                    its = ModelOnDisk(
+                        local, settings, budget_bytes, start, lambda: next(numbers), substrate
+                    )
+                    yield ManagedModel(its, KeepAlive(settings.models.keep_alive_s))
+
+            front = Front(settings, models, find, keep_awake(settings))
+            for model in front.find():
+                models.add(model)
+            disk.check()
+            app, metrics = create_front(front)
+            config = http_config(settings, app, metrics)
+
+            def announce() -> None:
+                announce_several(settings, url_of(listener), list(models.models), budget_bytes)
+
+            run(
+                DrainedServer(config, front, front.drain, settings.server.drain_s),
+                listener,
+                announce,
+                others,
+            )
+    log.info("ended")
+
+
+class Disk:
+    """The models of this disk that are to be served."""
+
+    def __init__(self, folders: Sequence[Path], names: Sequence[str]) -> None:
+        """folders: beside the hub's cache. names: of models, or their folders; none means all."""
+        self._named = {name: _looked_up(name, folders) for name in names}
+        known = {model.folder.resolve() for model in local_models(folders)}
+        given = [its.folder for its in self._named.values() if isinstance(its, InFolder)]
+        self._folders = (*(folder for folder in given if folder.resolve() not in known), *folders)
+
+    def models(self) -> Iterator[LocalModel]:
+        """Yield those that can be served."""
+        for model in local_models(self._folders):
+            if model.problem is None and self._is_meant(model):
+                yield model
+
+    def check(self) -> None:
+        """Raise ModelError for a name that no model has, and where there is no model at all."""
+        found = local_models(self._folders)
+        for name, place in self._named.items():
+            meant = [model for model in found if _is_at(place, model)]
+            if not meant:
+                raise ModelError(f"{name}: it is not on this disk: `quire pull {name}` fetches it")
+            if problem := meant[0].problem:
+                raise ModelError(f"{name}: {problem}")
+        if all(model.problem for model in found):
+            why = "".join(f"; {model.name}: {model.problem}" for model in found[:NAMED_PROBLEMS])
+            raise ModelError(
+                f"there is no model on this disk that can be served{why}: `quire pull ORG/NAME` "
+                "fetches one, and `quire serve demo` needs none"
+            )
+
+    def _is_meant(self, model: LocalModel) -> bool:
+        return not self._named or any(_is_at(place, model) for place in self._named.values())
+
+
+def _looked_up(name: str, folders: Sequence[Path]) -> InFolder | OnHub:
+    """Find what a name means. Raises ModelError."""
+    try:
+        return look_up(name, folders)
+    except ModelNotFoundError as error:
+        raise ModelError(str(error)) from error
+
+
+def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
+    """Return whether a model of this disk is what a name means. Of a repository the disk's newest
+    commit counts: another pin is not that model."""
+    if isinstance(place, InFolder):
+        return model.folder.resolve() == place.folder.resolve()
+    pinned = place.revision is None or (model.revision or "").startswith(place.revision)
+    return model.revision is not None and model.name == place.repository and pinned
+
+
+@dataclass(slots=True)
+class SharedChoice:
+    """What stands under K and V of all models, once it has been found for one: a GPU is tried once
+    here, and by each process with the pages of its own model."""
+
+    choice: SubstrateChoice | None = None
+
+
+@dataclass(frozen=True)
+class ModelOnDisk:
+    """One of several models: its files, and how its process is started."""
+
+    local: LocalModel
+    settings: Config
+    budget_bytes: int
+    """Of all models together."""
+    start: Start
+    number: Callable[[], int]
+    """Returns a number that no process has had."""
+    shared: SharedChoice
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.local.name
+
+    @property
+    def created(self) -> int:
+        """When its files were written; Unix seconds."""
+        return int(self.local.modified)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it stays, once it is loaded."""
+        return self.name in self.settings.models.pinned
+
+    def needs(self) -> MemoryNeeds:
+        """Read what it takes. Raises LoadError."""
+        try:
+            room = self.budget_bytes - PROCESS_BYTES
+            found = make_plan(self.settings, self._checkpoint, room, self.shared.choice)
+        except (CheckpointError, StartError) as error:
+            raise LoadError(str(error)) from error
+        self.shared.choice = found.substrate
+        plan, layout = found.memory, found.memory.layout
+        longest = layout.blocks_for(plan.max_model_len) * layout.block_bytes
+        heaps = -(-longest // layout.heap_bytes)
+        return MemoryNeeds(
+            plan.demand.fixed_bytes + PROCESS_BYTES,
+            min(heaps * layout.heap_bytes, plan.kv_budget_bytes),
+            plan.kv_budget_bytes,
+            plan.max_model_len,
+            found.on_gpu,
+        )
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        return read_checkpoint(self.local.folder, embeds=EMBEDS[self.settings.engine.task])
+
+    @cached_property
+    def _facts(self) -> ModelFacts:
+        return model_facts(self._checkpoint)
+
+    @cached_property
+    def _abilities(self) -> Abilities:
+        template = Tokenizer(self.local.folder, self.settings.prompts).template
+        found = capabilities(
+            embeds=self._checkpoint.embeds,
+            calls=template.tool_format is not None,
+            thinks=template.knows_thoughts,
+        )
+        return Abilities(found, template.text)
+
+    def facts(self) -> ModelFacts:
+        """Read what its files say of it."""
+        return self._facts
+
+    def abilities(self) -> Abilities:
+        """Read what it can do."""
+        return self._abilities
+
+    async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
+        """Start its process, whose K and V may take so many bytes at first. Raises OSError."""
+        message = {
+            "model": str(self.local.folder),
+            "settings": settings_of(self.settings, self.name, needs),
+            "kv_limit": kv_bytes,
+        }
+        return await ModelProcess.start(self.name, self.number(), self.start, message)
+
+
+def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, Any]:
+    """Return the settings of a model's process, as JSON has them."""
+    tables: dict[str, Any] = json.loads(json.dumps(settings.model_dump(), default=_plain))
+    tables["server"] |= {"served_model_name": name, "page": False}
+    tables["engine"] |= {"max_model_len": needs.max_model_len}
+    tables["cache"] |= {"kv_budget": needs.most_kv_bytes, "prefix_keep_s": FOR_EVER_S}
+    if file := settings.log.file:
+        # Each process sets its own file aside.
+        own = f"{file.stem}.{name.replace('/', '--')}{file.suffix}"
+        tables["log"]["file"] = str(file.with_name(own))
+    tables["limits"] |= {"keep_alive_s": int(10 * IDLE_CONNECTION_S)}
+    return tables
+
+
+def _plain(value: object) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)

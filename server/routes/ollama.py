@@ -1,0 +1,189 @@
+"""Ollama's API, for a server of one model: /api/version, tags, ps, show, chat, generate, embed and
+embeddings."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.types import PrefixSalt
+from server.chat.generation import Prompt
+from server.chat.prompting import ChatSpec
+from server.metrics.answer_times import RequestTimes
+from server.protocol.ollama.answer import Durations, Kind, OllamaAnswer, nanoseconds
+from server.protocol.ollama.card import (
+    Loaded,
+    ModelCard,
+    capabilities,
+    model_card,
+    ps_answer,
+    show_answer,
+    tags_answer,
+    version_answer,
+)
+from server.protocol.ollama.embed import (
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    embed_pieces,
+)
+from server.protocol.ollama.options import LENGTH_PARAM
+from server.protocol.ollama.request import (
+    AnswerFields,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+)
+from server.routes.answering import CLIENT_CLOSED_REQUEST
+from server.routes.completions import encoded_text
+from server.routes.embeddings import vectors_of
+from server.routes.json_response import json_response
+from server.routes.openapi import LINES, takes
+from server.routes.service import Service
+
+
+def ollama_routes(service: Service) -> APIRouter:
+    """Return the routes, for one service."""
+    router = APIRouter()
+    _add_lists(router, service)
+    _add_answers(router, service)
+    _add_vectors(router, service)
+    return router
+
+
+def card_of(service: Service) -> ModelCard:
+    """Return the card of the one model, which is loaded."""
+    template, kv, facts = service.tokenizer.template, service.client.stats.kv, service.model.facts
+    return model_card(
+        service.model.id,
+        facts,
+        service.rules.max_model_len,
+        capabilities(
+            embeds=service.client.limits.embedding_size is not None,
+            calls=template.tool_format is not None,
+            thinks=template.knows_thoughts,
+        ),
+        loaded=Loaded(
+            facts.weights_bytes + (0 if kv is None else kv.committed_bytes), on_gpu=facts.on_gpu
+        ),
+        template=template.text,
+    )
+
+
+def _add_lists(router: APIRouter, service: Service) -> None:
+    """Add what is asked before a model is: which there are, and what they can do."""
+
+    async def version() -> dict[str, Any]:
+        return version_answer()
+
+    async def tags() -> dict[str, Any]:
+        return tags_answer([card_of(service)])
+
+    async def ps() -> dict[str, Any]:
+        return ps_answer([card_of(service)])
+
+    for path, answer in (("version", version), ("tags", tags), ("ps", ps)):
+        router.add_api_route(f"/api/{path}", answer)
+        router.add_api_route(f"/api/{path}", answer, methods=["HEAD"], include_in_schema=False)
+
+    @router.post("/api/show", openapi_extra=takes(ShowRequest))
+    async def show(request: Request) -> dict[str, Any]:
+        wire = await service.reader.read(request, ShowRequest)
+        service.model.check(wire.name)
+        return show_answer(card_of(service))
+
+
+def _add_answers(router: APIRouter, service: Service) -> None:
+    """Add what generates."""
+    reader, prompts, answering = service.reader, service.prompts, service.answering
+
+    @router.post("/api/chat", openapi_extra=takes(OllamaChatRequest, LINES))
+    async def chat(request: Request) -> Response:
+        wire = await reader.read(request, OllamaChatRequest)
+        answer = new_answer(request, "chat")
+        if wire.only_loads:
+            return loaded(wire, answer)
+        prompt = await templated(request, wire, admitted(request, wire))
+        return await answering.respond(request, answer, prompt, stream=wire.streams)
+
+    @router.post("/api/generate", openapi_extra=takes(OllamaGenerateRequest, LINES))
+    async def generate(request: Request) -> Response:
+        wire = await reader.read(request, OllamaGenerateRequest)
+        answer = new_answer(request, "generate")
+        if wire.only_loads:
+            return loaded(wire, answer)
+        salt = admitted(request, wire)
+        make = raw if wire.raw else templated
+        prompt = await make(request, wire, salt)
+        return await answering.respond(request, answer, prompt, stream=wire.streams)
+
+    def admitted(request: Request, wire: AnswerFields) -> PrefixSalt:
+        salt = reader.salt(request, wire.cache_salt)
+        service.admission.check_answers(salt.tenant)
+        return salt
+
+    def loaded(wire: AnswerFields, answer: OllamaAnswer) -> Response:
+        """Answer who only wants the model to be in memory: it is, as long as there is an engine."""
+        if not service.client.alive:
+            raise service.admission.no_engine()
+        return JSONResponse(answer.nothing(unloads=wire.unloads))
+
+    def new_answer(request: Request, kind: Kind) -> OllamaAnswer:
+        times: RequestTimes = request.state.times
+
+        def durations() -> Durations:
+            return Durations(times.elapsed_s, times.first_token_s or 0.0, times.generating_s)
+
+        return OllamaAnswer(kind, service.model.id, service.tokenizer.token_bytes, durations)
+
+    async def templated(
+        request: Request, wire: OllamaChatRequest | OllamaGenerateRequest, salt: PrefixSalt
+    ) -> Prompt:
+        conversation, options = reader.conversation(request, wire, "ollama"), wire.chosen_options
+        spec = ChatSpec(
+            conversation, options.sampling, options.max_tokens, LENGTH_PARAM, wire.num_logprobs
+        )
+        return await prompts.prompt(spec, salt)
+
+    async def raw(_: Request, wire: OllamaGenerateRequest, salt: PrefixSalt) -> Prompt:
+        rules, options = service.rules, wire.chosen_options
+        ids = (await encoded_text(service, wire.prompt or "", "prompt")).ids
+        rules.check_prompt(ids, "prompt")
+        sampling = options.sampling
+        params = rules.sampling_params(
+            sampling, len(ids), options.max_tokens, LENGTH_PARAM, wire.num_logprobs
+        )
+        return Prompt(ids, params, sampling.stop_strings(), salt=salt)
+
+
+def _add_vectors(router: APIRouter, service: Service) -> None:
+    """Add what makes vectors."""
+    reader, model = service.reader, service.model
+
+    @router.post("/api/embed", openapi_extra=takes(OllamaEmbedRequest))
+    async def embed(request: Request) -> Response:
+        wire = await reader.read(request, OllamaEmbedRequest)
+        times: RequestTimes = request.state.times
+        if (neutral := wire.neutral) is None:
+            return JSONResponse({"model": model.id, "embeddings": []})
+        neutral.check(service.config.limits)
+        if (made := await vectors_of(service, request, neutral)) is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        vectors, tokens = made
+        head = {
+            "model": model.id,
+            "total_duration": nanoseconds(times.elapsed_s),
+            "load_duration": 0,
+            "prompt_eval_count": tokens,
+        }
+        return await json_response(embed_pieces(vectors, head))
+
+    @router.post("/api/embeddings", openapi_extra=takes(OllamaEmbeddingsRequest))
+    async def embeddings(request: Request) -> Response:
+        wire = await reader.read(request, OllamaEmbeddingsRequest)
+        if (neutral := wire.neutral) is None:
+            return JSONResponse({"embedding": []})
+        if (made := await vectors_of(service, request, neutral)) is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        (vector,) = made[0]
+        return JSONResponse({"embedding": vector.tolist()})

@@ -1,0 +1,1 @@
+"""Several models behind one address: a process for each, one budget of memory over all."""

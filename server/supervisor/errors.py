@@ -1,0 +1,40 @@
+"""Why a model cannot answer now."""
+
+from server.protocol.wire_errors import ApiError, come_back
+
+
+class LoadError(Exception):
+    """A model was not loaded; the reason is a sentence."""
+
+
+class NoRoomError(Exception):
+    """All memory is in use by others."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        """retry_after_s: when to ask again."""
+        super().__init__("other models have the memory, and are in use")
+        self.retry_after_s = retry_after_s
+
+
+def no_room(model: str, error: NoRoomError) -> ApiError:
+    """Make the 503 for a model that others leave no memory."""
+    message = f"There is no memory for {model} now: {error}"
+    return come_back(503, message, "no_memory_for_model", error.retry_after_s, "server_error")
+
+
+def not_loaded(model: str, error: LoadError, retry_after_s: int) -> ApiError:
+    """Make the 503 for a model that did not start."""
+    message = f"The model {model} was not loaded: {error}"
+    return come_back(503, message, "model_not_loaded", retry_after_s, "server_error")
+
+
+def still_loading(model: str, retry_after_s: int) -> ApiError:
+    """Make the 503 for a model that takes longer to load than a request waits."""
+    message = f"The model {model} is still being loaded"
+    return come_back(503, message, "model_loading", retry_after_s, "server_error")
+
+
+def model_ended(model: str, retry_after_s: int) -> ApiError:
+    """Make the 503 for an answer whose model has ended."""
+    message = f"The process of {model} has ended before its answer"
+    return come_back(503, message, "model_ended", retry_after_s, "server_error")

@@ -1,0 +1,118 @@
+"""The model that says what it is told, behind the front of several models: ``python -m
+tests.clients.several``. Its process is started as that of any model, and says what it is told."""
+
+import socket
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.client import EngineClient
+from server.chat.drain import Drain
+from server.cli.log import configure_log
+from server.cli.model_process import AT_THE_START, Control
+from server.config import Config
+from server.http.listener import reserve
+from server.http.server import DrainedServer, http_config, listen, run, url_of
+from server.protocol.ollama.card import ModelFacts
+from server.supervisor.app import create_front
+from server.supervisor.front import Front
+from server.supervisor.keep_alive import KeepAlive
+from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
+from server.supervisor.process import ModelProcess, Start
+from server.text.tokenizer import Tokenizer
+from tests.clients.models import tokenizer_only
+from tests.clients.parrot import (
+    MAX_MODEL_LEN,
+    STOP_TIMEOUT_S,
+    Parrot,
+    told_engine,
+    told_service,
+)
+from tests.engines import VOCAB
+from tests.server.harness import MODEL, OTHER_NAMES
+
+COMMAND = (sys.executable, "-m", "tests.clients.several", "process")
+SETTINGS = Config.model_validate(
+    {
+        "server": {"port": 0},
+        "models": {"aliases": dict.fromkeys(OTHER_NAMES, MODEL), "pinned": [MODEL]},
+    }
+)
+BYTES = 1 << 40
+
+
+@dataclass
+class ParrotSource:
+    """Has no files: all that is asked of them is known."""
+
+    folder: Path
+    template: Tokenizer
+    name: str = MODEL
+    created: int = 0
+    pinned: bool = True
+
+    def needs(self) -> MemoryNeeds:
+        return MemoryNeeds(1, 1, BYTES, MAX_MODEL_LEN)
+
+    def facts(self) -> ModelFacts:
+        return ModelFacts()
+
+    def abilities(self) -> Abilities:
+        return Abilities(("completion", "tools", "thinking"), self.template.template.text)
+
+    async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
+        del needs
+        start = Start(COMMAND, self.folder, STOP_TIMEOUT_S)
+        return await ModelProcess.start(self.name, 1, start, {"kv_limit": kv_bytes})
+
+
+def serve_front() -> None:
+    """Serve on a free port until told to end."""
+    configure_log(SETTINGS.log)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        reserve(SETTINGS.server.host, SETTINGS.server.port) as listener,
+    ):
+        tokenizer = Tokenizer(tokenizer_only(Path(folder) / "tokenizer", VOCAB))
+        models = ModelSupervisor(SETTINGS.models, BYTES, retry_after_s=1)
+
+        def find() -> list[ManagedModel]:
+            return [ManagedModel(ParrotSource(Path(folder), tokenizer), KeepAlive(-1.0))]
+
+        front = Front(SETTINGS, models, find)
+        for model in front.find():
+            models.add(model)
+        app, metrics = create_front(front)
+        server = DrainedServer(http_config(SETTINGS, app, metrics), front, front.drain, 1.0)
+        run(server, listener, lambda: print(f"serving a parrot on {url_of(listener)}", flush=True))
+
+
+def serve_process(listener: socket.socket, connection: socket.socket) -> None:
+    """Serve on a socket that was given, as long as somebody holds the other end."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = Tokenizer(tokenizer_only(Path(folder), VOCAB))
+    client = told_engine(Parrot(tokenizer))
+    with listener, connection, Control(connection) as control:
+        start = control.read()
+        assert start is not None
+        service = told_service(client, tokenizer, SETTINGS)
+        service = replace(service, model=replace(service.model, any_name=True))
+
+        def ready(client: EngineClient, drain: Drain) -> None:
+            control.limit(client, start["kv_limit"], AT_THE_START)
+            threading.Thread(target=control.obey, args=(client, drain), daemon=True).start()
+            control.tell(ready=True)
+
+        try:
+            listen(SETTINGS, service, listener, ready)
+        finally:
+            client.stop(STOP_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["process"]:
+        serve_process(*(socket.socket(fileno=int(number)) for number in sys.argv[2:4]))
+    else:
+        serve_front()

@@ -1,0 +1,273 @@
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.file_download import http_get
+from tqdm import tqdm
+
+from server.catalogue import download
+from server.catalogue import hub as hub_module
+from server.catalogue.hub import FoundModel, find_model
+from server.catalogue.names import ModelNotFoundError
+from tests.clients.servers import QUIRE
+from tests.server.harness import DEADLINE_S
+from tests.server.hub_server import Files, Hub
+
+MIB = 1024**2
+# What the hub's client keeps back until it writes.
+CHUNK = constants.DOWNLOAD_CHUNK_SIZE
+
+
+def cut(found: FoundModel, size: int, content: bytes) -> Path:
+    """A download that has ended after so many bytes."""
+    (file,) = found.missing
+    file.part.parent.mkdir(parents=True, exist_ok=True)
+    file.part.write_bytes(content[:size])
+    return file.part
+
+
+def weights_of(files: Files) -> bytes:
+    weights = files["model.safetensors"]
+    assert isinstance(weights, bytes)
+    return weights
+
+
+def test_a_download_that_is_killed_at_half_goes_on_there_and_the_next_start_needs_no_network(
+    hub: Hub, tiny_files: Files, tmp_path: Path
+) -> None:
+    size = 6 * CHUNK
+    weights = weights_of(tiny_files).ljust(size, b"\0")
+    hub.push("someone/model", tiny_files | {"model.safetensors": weights})
+    hub.stop_at = size // 2 + MIB
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": constants.HF_HUB_CACHE}
+    command = [QUIRE, "pull", "someone/model"]
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    assert hub.waits.wait(DEADLINE_S)
+    (file,) = find_model("someone/model").missing
+    while file.here_bytes < size // 2:
+        assert first.poll() is None
+    first.kill()
+    first.communicate()
+    hub.stop_at = None
+    hub.go_on.set()
+    hub.sent_bytes.clear()
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert hub.sent_bytes["model.safetensors"] <= size // 2
+    assert "It is here: `quire serve someone/model` serves it." in second.stdout
+    found = find_model("someone/model")
+    assert (found.folder / "model.safetensors").read_bytes() == weights
+    assert not list(tmp_path.rglob("*.incomplete"))
+    hub.fetched.clear()
+    offline = environment | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    third = subprocess.run(command, env=offline, capture_output=True, text=True, check=True)
+    assert "all of them here" in third.stdout
+    assert hub.fetched == []
+
+
+def test_what_has_arrived_is_not_fetched_again(hub: Hub, tiny_files: Files) -> None:
+    hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+    weights = weights_of(tiny_files)
+    cut(found, 100_000, weights)
+    assert found.missing_bytes == len(weights) - 100_000
+    found.fetch_weights()
+    assert hub.sent_bytes["model.safetensors"] == len(weights) - 100_000
+    assert find_model("someone/model").missing == ()
+
+
+@pytest.mark.parametrize("size", [1000, None])
+def test_a_hub_that_sends_no_ranges_sends_it_from_the_beginning(
+    size: int | None, hub: Hub, tiny_files: Files
+) -> None:
+    hub.push("someone/model", tiny_files)
+    hub.ranges = False
+    found = find_model("someone/model")
+    weights = weights_of(tiny_files)
+    cut(found, len(weights) if size is None else size, weights)
+    found.fetch_weights()
+    assert (found.folder / "model.safetensors").read_bytes() == weights
+
+
+def test_a_part_that_is_too_long_is_begun_anew(hub: Hub, tiny_files: Files) -> None:
+    hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+    part = cut(found, 0, b"")
+    part.write_bytes(b"x" * (len(weights_of(tiny_files)) + 1))
+    found.fetch_weights()
+    assert (found.folder / "model.safetensors").read_bytes() == weights_of(tiny_files)
+
+
+def test_what_does_not_fit_together_is_removed_and_said(hub: Hub, tiny_files: Files) -> None:
+    hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+    part = cut(found, 1000, b"other bytes" * 1000)
+    with pytest.raises(ModelNotFoundError, match="has another checksum than the hub says, and was"):
+        found.fetch_weights()
+    assert not part.exists()
+    assert find_model("someone/model").missing
+    find_model("someone/model").fetch_weights()
+
+
+def test_weights_that_are_known_by_another_checksum_are_fetched(
+    hub: Hub, tiny_files: Files
+) -> None:
+    hub.push("someone/model", tiny_files)
+    hub.lfs = False
+    found = find_model("someone/model")
+    cut(found, 1000, weights_of(tiny_files))
+    found.fetch_weights()
+    assert hub.sent_bytes["model.safetensors"] == len(weights_of(tiny_files)) - 1000
+    assert (found.folder / "model.safetensors").read_bytes() == weights_of(tiny_files)
+
+
+def test_contents_that_another_commit_has_are_only_linked(hub: Hub, tiny_files: Files) -> None:
+    hub.push("someone/model", tiny_files)
+    find_model("someone/model").fetch_weights()
+    hub.push("someone/model", tiny_files | {"README.md": b"more words"})
+    hub.sent_bytes.clear()
+    found = find_model("someone/model")
+    assert (len(found.missing), found.missing_bytes) == (1, 0)
+    found.fetch_weights()
+    assert "model.safetensors" not in hub.sent_bytes
+    assert (found.folder / "model.safetensors").exists()
+
+
+def test_where_one_file_fails_the_others_end_and_what_has_arrived_stays(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards: Files = {f"model-{i}.safetensors": bytes([i]) * 10_000 for i in range(3)}
+    hub.push("someone/model", {"config.json": tiny_files["config.json"]} | shards)
+    found = find_model("someone/model")
+    monkeypatch.setattr(download, "FILES_AT_ONCE", 1)
+    calls: list[str] = []
+
+    def failing(url: str, *arguments: object, **named: object) -> None:
+        calls.append(url)
+        if len(calls) == 2:
+            raise OSError("No space left on device")
+        http_get(url, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(download, "http_get", failing)
+    with pytest.raises(ModelNotFoundError, match="No space left on device"):
+        found.fetch_weights()
+    assert len(find_model("someone/model").missing) == 2
+    monkeypatch.setattr(download, "http_get", http_get)
+    hub.sent_bytes.clear()
+    found.fetch_weights()
+    assert sum(hub.sent_bytes.values()) == 20_000
+
+
+def test_a_file_that_goes_on_while_another_has_failed_is_ended() -> None:
+    stopped = threading.Event()
+    with tqdm(total=10, disable=True) as whole:
+        part = download._part_of(whole, 0, stopped)()
+        part.update(1)
+        stopped.set()
+        with pytest.raises(download.DownloadError, match="another file has failed"):
+            part.update(1)
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_first_byte(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+    monkeypatch.setattr(hub_module, "free_bytes", lambda _: 1000)
+    with pytest.raises(ModelNotFoundError, match=r"the disk of .* has 1000 bytes left: make room"):
+        found.fetch_weights()
+    assert "model.safetensors" not in hub.fetched_files()
+
+
+# --- revisions -----------------------------------------------------------------------------------
+
+
+def test_a_pin_is_a_branch_or_a_commit(hub: Hub, tiny_files: Files) -> None:
+    old = hub.push("someone/model", tiny_files | {"README.md": b"old"})
+    branch = hub.push("someone/model", tiny_files | {"README.md": b"branch"})
+    main = hub.push("someone/model", tiny_files)
+    hub.branches["someone/model@dev/4-bit"] = branch
+    for pin, commit in (("", main), (f"@{old}", old), ("@dev/4-bit", branch), ("@main", main)):
+        found = find_model(f"someone/model{pin}")
+        assert (found.folder.name, found.name) == (commit, "someone/model")
+    find_model(f"someone/model@{old}").fetch_weights()
+    assert find_model(f"someone/model@{old}").missing == ()
+    with pytest.raises(ModelNotFoundError, match="has no such branch, tag or commit: see http"):
+        find_model("someone/model@nowhere")
+
+
+def test_a_download_that_has_not_ended_takes_nothing_from_who_is_offline(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = hub.push("someone/model", tiny_files)
+    find_model("someone/model").fetch_weights()
+    refs = Path(constants.HF_HUB_CACHE) / "models--someone--model/refs/main"
+    assert refs.read_text() == old
+    weights = weights_of(tiny_files)[:-8] + b"newer..."
+    new = hub.push("someone/model", tiny_files | {"model.safetensors": weights})
+    found = find_model("someone/model")
+    assert found.folder.name == new
+    assert refs.read_text() == old
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert find_model("someone/model").folder.name == old
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    found.fetch_weights()
+    assert refs.read_text() == new
+    found.follow_branch()
+
+
+def test_a_cache_that_may_only_be_read_is_no_error(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push("someone/model", tiny_files)
+    found = find_model("someone/model")
+
+    def read_only(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_text", read_only)
+    found.follow_branch()
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("token", "how"),
+    [(None, "then set HF_TOKEN to a token of yours, or run `hf auth login`"), ("hf_x", "not been")],
+)
+def test_a_gated_model_says_what_to_do(
+    token: str | None,
+    how: str,
+    hub: Hub,
+    tiny_files: Files,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub.push("someone/model", tiny_files)
+    hub.gated.add("someone/model")
+    monkeypatch.setattr(hub_module, "get_token", lambda: token)
+    with pytest.raises(ModelNotFoundError) as caught:
+        find_model("someone/model")
+    assert f"accepted their licence: do so at {hub.url}/someone/model; " in str(caught.value)
+    assert how in str(caught.value)
+
+
+def test_weights_are_refused_offline_and_the_small_files_too(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push("someone/model", tiny_files)
+    found = find_model("someone/model", files=["config.json"])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE is set: unset it to download"):
+        found.fetch_weights()
+    with pytest.raises(ModelNotFoundError, match="not all of it is in"):
+        found.fetch_small_files()
+
+
+def test_a_repository_that_is_not_there_may_be_private(hub: Hub) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        find_model("someone/nothing")
+    assert re.search("there is no such repository, or it is private: .*HF_TOKEN", str(caught.value))

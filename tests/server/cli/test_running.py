@@ -1,0 +1,137 @@
+"""`quire ps` and `quire stop`, against a server that answers as a front does."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.server.commands import ENGINE, Run, one_sentence
+
+KEY = "a-key-of-sixteen-characters"
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.models: dict[str, float | None] = {"one": 600.0, "two": None, "three": -1.0}
+        """How many seconds each stays; None for ever."""
+        self.keeps: set[str] = set()
+        self.raw: bytes | None = None
+        self.keys: list[str | None] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        until = {
+            name: "2300-01-01T00:00:00Z"
+            if seconds is None
+            else (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+            for name, seconds in self.server.models.items()
+        }
+        models = [
+            {"name": name, "size": 3 << 30, "context_length": 4096, "expires_at": time}
+            for name, time in until.items()
+        ]
+        self._answer(200, {"models": models})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if body["model"] not in self.server.models:
+            self._answer(404, {"error": "model 'nobody' not found"})
+            return
+        if body["model"] not in self.server.keeps:
+            del self.server.models[body["model"]]
+        self._answer(200, {"done_reason": "unload"})
+
+    def _answer(self, status: int, said: Any) -> None:
+        self.server.keys.append(self.headers["authorization"])
+        content = json.dumps(said).encode() if self.server.raw is None else self.server.raw
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *_: object) -> None:
+        del format
+
+
+@contextmanager
+def running() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with running() as started:
+        yield started
+
+
+def port_of(server: Server) -> tuple[str, str]:
+    return "--port", str(server.server_address[1])
+
+
+def test_models_that_are_loaded_are_told_with_how_long_they_stay(
+    quire: Run, server: Server
+) -> None:
+    result = quire("ps", *port_of(server))
+    assert result.exit_code == 0
+    head, *lines = [line.split() for line in result.stdout.splitlines()]
+    assert head == ["MODEL", "MEMORY", "CONTEXT", "STAYS"]
+    assert lines[0] == ["one", "3.00", "GiB", "4096", "10", "min"]
+    assert lines[1][-2:] == ["for", "ever"]
+    assert lines[2][-4:] == ["until", "its", "answers", "end"]
+    server.models.clear()
+    assert quire("ps", *port_of(server)).stdout == "no model is loaded\n"
+
+
+def test_a_model_is_unloaded(quire: Run, server: Server) -> None:
+    result = quire("stop", "one", *port_of(server))
+    assert (result.exit_code, result.stdout) == (0, "one is unloaded\n")
+    assert "one" not in server.models
+
+
+def test_a_model_that_stays_is_told(quire: Run, server: Server) -> None:
+    server.keeps.add("one")
+    assert "one stays loaded" in one_sentence(quire("stop", "one", *port_of(server)), ENGINE)
+
+
+def test_a_key_of_the_settings_is_sent(
+    quire: Run, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_ACCESS__API_KEYS", KEY)
+    quire("ps", "--host", "0.0.0.0", *port_of(server))
+    assert server.keys == [f"Bearer {KEY}"]
+
+
+def test_errors_are_sentences(quire: Run, server: Server) -> None:
+    said = one_sentence(quire("stop", "nobody", *port_of(server)), ENGINE)
+    assert said.endswith("model 'nobody' not found")
+    for raw in (b"hello", b"[]"):
+        server.raw = raw
+        said = one_sentence(quire("ps", *port_of(server)), ENGINE)
+        assert said.endswith("another program answers (200)")
+
+
+def test_where_nobody_answers_the_sentence_says_what_to_do(quire: Run) -> None:
+    with running() as server:
+        port = port_of(server)
+    said = one_sentence(quire("ps", *port), ENGINE)
+    assert "start one with `quire serve`" in said
+    said = one_sentence(quire("ps", "--host", "::1", *port), ENGINE)
+    assert "no server answers at http://[::1]:" in said

@@ -1,0 +1,303 @@
+"""Several models with processes of their own, and one such process."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+from huggingface_hub import constants
+
+from server.cli import model_process, serve_models
+from server.cli.model_files import ModelError
+from server.cli.settings import read_settings
+from server.config import Config, Tables
+from server.http.listener import reserve
+from server.supervisor.errors import LoadError
+from server.supervisor.models import MemoryNeeds
+from server.supervisor.process import Start
+from tests.server.commands import SMALL, Run, one_sentence
+from tests.server.harness import COMPLETIONS, DEADLINE_S, prompt
+
+MODEL_ERROR = 3
+MIB = 1024**2
+KEY = "a-key-of-sixteen-characters"
+
+
+@pytest.fixture(autouse=True)
+def nothing_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no cache"))
+
+
+@pytest.fixture(autouse=True)
+def own_signals(own_log: None) -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def three(tiny_model: Path, tmp_path: Path) -> Path:
+    """A folder with three models, one of an organisation, and one that is broken."""
+    for name in ("first", "second", "org/third", "broken"):
+        shutil.copytree(tiny_model, tmp_path / "models" / name)
+    (tmp_path / "models/broken/config.json").write_text("{", encoding="utf-8")
+    return tmp_path / "models"
+
+
+def settings_with(folder: Path, **models: Any) -> Tables:
+    return SMALL | {"models": {"folders": str(folder), **models}}
+
+
+def on_disk(settings: Config, budget_bytes: int) -> serve_models.ModelOnDisk:
+    """The model that is called first."""
+    (first,) = serve_models.Disk(settings.models.folders, ["first"]).models()
+    return serve_models.ModelOnDisk(
+        first, settings, budget_bytes, Start((), Path(), 1.0), int, serve_models.SharedChoice()
+    )
+
+
+# --- all of it -------------------------------------------------------------------------------
+
+
+def test_models_of_a_folder_are_served_by_processes_that_end_with_the_server(
+    three: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port: Future[int] = Future()
+
+    def reserved(host: str, _: int) -> socket.socket:
+        listener = reserve(host, 0)
+        port.set_result(listener.getsockname()[1])
+        return listener
+
+    def use() -> list[Any]:
+        try:
+            found: list[Any] = []
+            url = f"http://127.0.0.1:{port.result(DEADLINE_S)}"
+            with httpx2.Client(base_url=url, timeout=DEADLINE_S) as client:
+                while not found:
+                    try:
+                        found.append(client.get("/v1/models").json())
+                    except httpx2.ConnectError:
+                        time.sleep(0.01)
+                for model in ("first", "third"):
+                    asked = prompt("abc", max_tokens=2, model=model)
+                    found.append(client.post(COMPLETIONS, json=asked).json())
+            return found
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(serve_models, "reserve", reserved)
+    monkeypatch.setattr(serve_models, "neighbours", lambda: "somebody is called so, too")
+    with ThreadPoolExecutor(1) as clients:
+        using = clients.submit(use)
+        serve_models.serve_models((), None, settings_with(three))
+        listed, first, third = using.result()
+    assert [entry["id"] for entry in listed["data"]] == ["first", "org/third", "second"]
+    assert {entry["max_model_len"] for entry in listed["data"]} == {256}
+    assert (first["model"], third["model"]) == ("first", "org/third")
+    assert first["choices"] == third["choices"], "they are copies"
+    said = capsys.readouterr().err
+    assert "somebody is called so, too" in said
+    assert "serving 3 models" in said
+    assert "org/third is loaded" in said
+    assert not psutil.Process().children()
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ((), ["first", "org/third", "second"]),
+        (("second", "third"), ["org/third", "second"]),
+        (("org/third",), ["org/third"]),
+        (("demo", "first"), ["first", "quire-demo"]),
+    ],
+)
+def test_models_may_be_named(three: Path, names: tuple[str, ...], found: list[str]) -> None:
+    disk = serve_models.Disk([three], names)
+    disk.check()
+    assert [model.name for model in disk.models()] == found
+
+
+def test_models_may_be_named_by_their_folders(three: Path) -> None:
+    disk = serve_models.Disk([], [str(three / "first"), str(three / "org" / "third")])
+    disk.check()
+    assert [model.name for model in disk.models()] == ["first", "third"]
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("first", "org/nobody"), "org/nobody: it is not on this disk: `quire pull org/nobody`"),
+        (("first", "nobody"), "nobody: there is no such folder, and it is not a hub id"),
+        (("first", "qwen3:4b"), "qwen3:4b: it is not on this disk"),
+        (("first", "broken"), "broken: "),
+    ],
+)
+def test_a_name_that_cannot_be_served_is_refused(
+    three: Path, names: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(ModelError) as error:
+        serve_models.Disk([three], names).check()
+    assert str(error.value).startswith(sentence)
+
+
+def test_a_disk_without_models_says_what_to_do(quire: Run, three: Path, tmp_path: Path) -> None:
+    said = one_sentence(quire("serve", "--port", "0"), MODEL_ERROR)
+    assert "`quire pull ORG/NAME` fetches one, and `quire serve demo` needs none" in said
+    said = one_sentence(
+        quire("serve", "--port", "0", "--set", f"models.folders={three / 'broken'}"), MODEL_ERROR
+    )
+    assert "; broken: " in said
+
+
+def test_what_a_model_needs_is_what_its_process_is_given(three: Path) -> None:
+    """Its context is the same whatever is loaded beside it, and one such sequence always fits."""
+    settings = read_settings(None, settings_with(three, pinned="first"))
+    model = on_disk(settings, 4096 * MIB)
+    assert model.pinned
+    assert model.created > 0
+    needs = model.needs()
+    assert needs.max_model_len == 256
+    assert 0 < needs.least_kv_bytes <= needs.most_kv_bytes == 8 * MIB
+    assert needs.fixed_bytes > serve_models.PROCESS_BYTES
+    tables = serve_models.settings_of(settings, "first", needs)
+    assert (tables["cache"]["kv_budget"], tables["engine"]["max_model_len"]) == (8 * MIB, 256)
+
+
+def test_what_a_model_can_do_is_read_from_its_files(three: Path) -> None:
+    model = on_disk(read_settings(None, settings_with(three)), 4096 * MIB)
+    for _ in range(2):
+        assert (model.facts().family, model.facts().parameters > 0) == ("qwen3", True)
+        assert model.abilities().capabilities[0] == "completion"
+        assert model.abilities().template
+
+
+def test_a_model_that_does_not_fit_says_which_figure(three: Path) -> None:
+    settings = read_settings(None, {"models": {"folders": str(three)}})
+    with pytest.raises(LoadError, match=r"[GM]iB"):
+        on_disk(settings, serve_models.PROCESS_BYTES + MIB).needs()
+
+
+def test_each_process_has_a_log_file_of_its_own(three: Path, tmp_path: Path) -> None:
+    log = {"log": {"file": str(tmp_path / "quire.log")}}
+    settings = read_settings(None, settings_with(three) | log)
+    tables = serve_models.settings_of(settings, "org/first", MemoryNeeds(1, 1, 1, 2))
+    read = Config.model_validate(json.loads(json.dumps(tables)))
+    assert read.log.file == tmp_path / "quire.org--first.log"
+
+
+def test_the_process_of_a_model_gets_the_keys(three: Path) -> None:
+    settings = read_settings(None, settings_with(three) | {"access": {"api_keys": KEY}})
+    tables = serve_models.settings_of(settings, "first", MemoryNeeds(1, 1, 1, 2))
+    assert json.loads(json.dumps(tables))["access"]["api_keys"] == [KEY]
+
+
+# --- one process -----------------------------------------------------------------------------
+
+
+class Supervisor:
+    """The other end of a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.connection, self.theirs = socket.socketpair()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.path = str(folder / "own.sock")
+        self.listener.bind(self.path)
+        self.lines = self.connection.makefile("rb")
+
+    def tell(self, **message: Any) -> None:
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self, what: str) -> dict[str, Any]:
+        """The next message with that."""
+        while what not in (message := json.loads(self.lines.readline())):
+            pass
+        found: dict[str, Any] = message
+        return found
+
+    def close(self) -> None:
+        self.lines.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    made = Supervisor(tmp_path)
+    yield made
+    made.close()
+
+
+def run_process(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the process's program here, with its sockets; return its exit code."""
+    codes: list[int] = []
+    numbers = [str(one.detach()) for one in (supervisor.listener, supervisor.theirs)]
+    monkeypatch.setattr("sys.argv", ["model_process", *numbers])
+    monkeypatch.setattr(os, "_exit", codes.append)
+    model_process.main()
+    return codes[0]
+
+
+def test_a_process_serves_tells_and_obeys(
+    tiny_model: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = json.loads(json.dumps(read_settings(None, SMALL).model_dump(), default=str))
+
+    def use() -> tuple[Any, dict[str, Any]]:
+        supervisor.tell(model=str(tiny_model), settings=tables, kv_limit=8 * MIB)
+        try:
+            assert supervisor.hear("loaded")["of"] > 0
+            supervisor.hear("ready")
+            transport = httpx2.HTTPTransport(uds=supervisor.path)
+            with httpx2.Client(
+                transport=transport, base_url="http://localhost", timeout=DEADLINE_S
+            ) as client:
+                answer = client.post(
+                    COMPLETIONS, json=prompt("abc", max_tokens=2, model="whatever")
+                )
+            supervisor.tell(kv_limit=0, number=7)
+            return answer.json(), supervisor.hear("number")
+        finally:
+            supervisor.tell(stop=True)
+
+    with ThreadPoolExecutor(1) as clients:
+        using = clients.submit(use)
+        assert run_process(supervisor, monkeypatch) == 0
+        answer, told = using.result()
+    assert answer["usage"]["completion_tokens"] == 2
+    while told["number"] != 7:
+        told = supervisor.hear("number")
+    assert 0 < told["kv_limit"] < 8 * MIB, "one sequence fits all the same"
+
+
+def test_a_process_says_why_it_cannot_serve(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = json.loads(json.dumps(read_settings(None, SMALL).model_dump(), default=str))
+    supervisor.tell(model=str(tmp_path), settings=tables, kv_limit=1)
+    assert run_process(supervisor, monkeypatch) == MODEL_ERROR
+    assert "config.json" in supervisor.hear("failed")["failed"]
+
+
+def test_a_process_whose_supervisor_has_gone_ends(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor.close()
+    assert run_process(supervisor, monkeypatch) == 0
+
+
+def test_nobody_need_hear_what_a_process_tells() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, model_process.Control(theirs) as control:
+        ours.close()
+        control.tell(ready=True)
+        assert control.read() is None

@@ -1,0 +1,149 @@
+"""Several models behind a front, whose processes are stand-ins."""
+
+import asyncio
+import itertools
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from server.config import Config
+from server.http.server import DrainedServer, http_config
+from server.protocol.ollama.card import ModelFacts
+from server.supervisor.app import create_front
+from server.supervisor.errors import LoadError
+from server.supervisor.front import Front
+from server.supervisor.keep_alive import KeepAlive
+from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
+from server.supervisor.process import ModelProcess, Start
+from tests.server.harness import DEADLINE_S, eventually
+
+STAND_IN = Path(__file__).parent / "stand_in.py"
+NEEDS = MemoryNeeds(fixed_bytes=100, least_kv_bytes=20, most_kv_bytes=50, max_model_len=64)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Several:
+    """Models, and what their processes do otherwise."""
+
+    folder: Path
+    budget_bytes: int
+    config: Config
+    does: dict[str, dict[str, Any]] = field(default_factory=dict)
+    needs: dict[str, MemoryNeeds | LoadError] = field(default_factory=dict)
+    names: list[str] = field(default_factory=lambda: ["a", "b", "c"])
+    stop_s: float = DEADLINE_S
+    clock: Callable[[], float] = field(default_factory=Clock)
+    command: tuple[str, ...] = (sys.executable, str(STAND_IN))
+
+    def __post_init__(self) -> None:
+        self.models = ModelSupervisor(
+            self.config.models,
+            self.budget_bytes,
+            retry_after_s=self.config.limits.retry_after_s,
+            clock=self.clock,
+        )
+        self.front = Front(self.config, self.models, lambda: map(self.make, self.names))
+        self._numbers = itertools.count()
+        for model in self.front.find():
+            self.models.add(model)
+
+    def make(self, name: str) -> ManagedModel:
+        return ManagedModel(Source(self, name), KeepAlive(self.config.models.keep_alive_s))
+
+    async def launch(self, name: str, kv_bytes: int) -> ModelProcess:
+        start = Start(self.command, self.folder, self.stop_s)
+        message = {"model": name, "settings": self.does.get(name, {}), "kv_limit": kv_bytes}
+        return await ModelProcess.start(name, next(self._numbers), start, message)
+
+    def model(self, name: str) -> ManagedModel:
+        return self.models.models[name]
+
+    def pid(self, name: str) -> int:
+        process = self.model(name).process
+        assert process is not None
+        return process.pid
+
+
+def clock_of(models: Several) -> Clock:
+    assert isinstance(models.clock, Clock)
+    return models.clock
+
+
+@dataclass
+class Source:
+    """One of them."""
+
+    models: Several
+    name: str
+    created: int = 0
+
+    @property
+    def pinned(self) -> bool:
+        return self.name in self.models.config.models.pinned
+
+    def needs(self) -> MemoryNeeds:
+        found = self.models.needs.get(self.name, NEEDS)
+        if isinstance(found, LoadError):
+            raise found
+        return found
+
+    def facts(self) -> ModelFacts:
+        return ModelFacts("qwen3", 4_000_000_000, "4bit", 2_000_000_000)
+
+    def abilities(self) -> Abilities:
+        return Abilities(("completion", "tools"), "the template")
+
+    async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
+        del needs
+        return await self.models.launch(self.name, kv_bytes)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Callable[..., Several]:
+    """Makes the models a, b and c. budget_bytes: for all of them, unless less is said."""
+
+    def make(
+        budget_bytes: int = 1000, models: dict[str, Any] | None = None, **more: Any
+    ) -> Several:
+        settings = {"models": models or {}} | more.pop("settings", {})
+        return Several(tmp_path, budget_bytes, Config.model_validate(settings), **more)
+
+    return make
+
+
+@asynccontextmanager
+async def served(models: Several) -> AsyncIterator[httpx2.AsyncClient]:
+    """Their front, on a port of its own. Afterwards nothing is left."""
+    app, metrics = create_front(models.front)
+    server = DrainedServer(
+        http_config(models.config, app, metrics), models.front, models.front.drain, 1.0
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await eventually(lambda: server.started)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            async with httpx2.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
+                yield client
+        finally:
+            models.front.drain.begin()
+            async with asyncio.timeout(DEADLINE_S):
+                await serving
+    assert not list(models.folder.glob("*.sock"))
+    assert not [child for child in psutil.Process().children() if child.status() != "zombie"]

@@ -1,0 +1,300 @@
+"""What the front forwards, and what it answers itself."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from engine.power import KeepAwake
+from server.http.guards.headers import SAFE_HEADERS
+from tests.server.harness import CHAT, eventually
+from tests.server.supervisor.conftest import Several, clock_of, served
+
+Make = Callable[..., Several]
+KEY = "a-key-of-sixteen-characters"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data:")]
+    return [json.loads(line) for line in lines]
+
+
+async def test_headers_go_to_the_model_and_come_back_once(several: Make) -> None:
+    async with served(several()) as client:
+        headers = {"x-request-id": "mine", "x-more": "1", "connection": "keep-alive"}
+        answer = await client.post(CHAT, json={"model": "a"}, headers=headers)
+        got = answer.json()["headers"]
+        assert (got["x-request-id"], got["x-more"], got["host"]) == (
+            "mine",
+            "1",
+            client.base_url.netloc.decode(),
+        )
+        assert "connection" not in got
+        names = [name.lower() for name, _ in answer.headers.raw]
+        for name in ("x-request-id", "x-own", "date", *(its.lower() for its in SAFE_HEADERS)):
+            assert names.count(name.encode()) == 1, name
+
+
+async def test_a_stream_comes_as_it_is_made(several: Make) -> None:
+    async with served(several()) as client:
+        body = {"model": "a", "stream": True, "pause_s": 0.2}
+        async with client.stream("POST", CHAT, json=body) as answer:
+            pieces = [piece async for piece in answer.aiter_text()]
+        assert pieces == [f'data: {{"piece": {number}}}\n\n' for number in range(3)]
+
+
+async def test_an_error_of_the_model_is_the_answer(several: Make) -> None:
+    async with served(several()) as client:
+        answer = await client.post(CHAT, json={"model": "a", "stream": True, "status": 400})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, "as asked")
+
+
+async def test_a_stream_whose_model_loads_begins_at_once_and_tells_errors_as_events(
+    several: Make,
+) -> None:
+    models = several(does={"a": {"load_s": 0.4}}, settings={"server": {"sse_ping_s": 0.05}})
+    async with served(models) as client:
+        answer = await client.post(CHAT, json={"model": "a", "stream": True})
+        assert answer.text.startswith(": waiting\n\n: waiting")
+        assert [event["piece"] for event in events_of(answer.text)] == [0, 1, 2]
+        models.does["b"] = {"load_s": 0.4}
+        answer = await client.post(CHAT, json={"model": "b", "stream": True, "status": 400})
+        assert answer.status_code == 200
+        assert events_of(answer.text)[-1]["error"]["message"] == "as asked"
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_a_stream_that_breaks_ends_with_an_error_of_its_api(several: Make, path: str) -> None:
+    async with served(several()) as client:
+        body = {"model": "a", "stream": True, "die_after": 1, "pause_s": 0.05}
+        answer = await client.post(path, json=body, headers=ANTHROPIC)
+        last = events_of(answer.text)[-1]
+        if path == CHAT:
+            assert last["error"]["code"] == "model_ended"
+        else:
+            assert last["type"] == "error"
+            assert "event: error\n" in answer.text
+        if path == RESPONSES:
+            assert (last["code"], last["sequence_number"]) == ("model_ended", 2)
+        if path == MESSAGES:
+            assert last["error"]["type"] == "overloaded_error"
+
+
+async def test_an_answer_that_breaks_before_it_begins_is_a_503_and_a_whole_one_is_cut_off(
+    several: Make,
+) -> None:
+    async with served(several()) as client:
+        answer = await client.post(CHAT, json={"model": "a", "die": 9})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await client.post(CHAT, json={"model": "a", "die_after": 0, "pause_s": 0.05})
+
+
+async def test_a_request_waits_for_its_model_only_so_long(several: Make) -> None:
+    models = several(models={"load_timeout_s": 0.1}, does={"a": {"load_s": 1}})
+    async with served(models) as client:
+        answer = await client.post(CHAT, json={"model": "a"})
+        assert answer.json()["error"]["code"] == "model_loading"
+        await eventually(lambda: models.model("a").loaded)
+        assert (await client.post(CHAT, json={"model": "a"})).status_code == 200
+
+
+async def test_a_client_that_leaves_ends_its_request_and_not_the_load(several: Make) -> None:
+    models = several(does={"a": {"load_s": 0.5}})
+    async with served(models) as client:
+        with pytest.raises(httpx2.ReadTimeout):
+            await client.post(CHAT, json={"model": "a"}, timeout=0.2)
+        await eventually(lambda: models.model("a").users == 0)
+        await eventually(lambda: models.model("a").loaded)
+        with pytest.raises(httpx2.ReadTimeout):
+            await client.post(CHAT, json={"model": "a", "pause_s": 60}, timeout=0.2)
+        await eventually(lambda: models.model("a").users == 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b'{"model": "a"}', {}, 415),
+        (b'{"model": ', {"content-type": "application/json"}, 400),
+        (b'{"model": 3}', {"content-type": "application/json"}, 400),
+        (b'{"model": "nobody"}', {"content-type": "application/json"}, 404),
+        (b"{}", {"content-type": "application/json"}, 404),
+        (
+            b'{"model": "a", "x": [' + b"1," * 40_000 + b"1]}",
+            {"content-type": "application/json"},
+            400,
+        ),
+    ],
+)
+async def test_what_no_model_would_answer_loads_none(
+    several: Make, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    models = several()
+    async with served(models) as client:
+        answer = await client.post(CHAT, content=body, headers=headers)
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"]
+        assert all(model.process is None for model in models.models.models.values())
+
+
+async def test_who_names_no_model_gets_the_one_that_was_used_last(several: Make) -> None:
+    models = several(models={"aliases": {"gpt-*": "loaded", "small": "b"}, "keep_alive_s": 0})
+    async with served(models) as client:
+        for asked, meant in ((None, "a"), ("gpt-5", "a"), ("small", "b"), (None, "b"), ("a", "a")):
+            if asked is None and meant == "a":
+                await client.post(CHAT, json={"model": "a"})
+            clock_of(models).now += 1
+            answer = await client.post(CHAT, json={"model": asked} if asked else {})
+            assert answer.json()["name"] == meant
+
+
+async def test_models_are_listed_as_each_api_has_them(several: Make) -> None:
+    async with served(several()) as client:
+        await client.post(CHAT, json={"model": "b"})
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [(entry["id"], entry["loaded"]) for entry in listed] == [
+            ("a", False),
+            ("b", True),
+            ("c", False),
+        ]
+        assert {entry["context_length"] for entry in listed} == {64}
+        one = (await client.get("/v1/models/c")).json()
+        assert (one["id"], one["max_model_len"]) == ("c", 64)
+        theirs = (await client.get("/v1/models", headers=ANTHROPIC)).json()
+        assert (theirs["first_id"], theirs["last_id"]) == ("a", "c")
+        assert (await client.get("/v1/models/d")).status_code == 404
+
+
+async def test_a_list_without_models_is_a_list(several: Make) -> None:
+    async with served(several(names=[])) as client:
+        assert (await client.get("/v1/models")).json()["data"] == []
+        theirs = (await client.get("/v1/models", headers=ANTHROPIC)).json()
+        assert (theirs["data"], theirs["first_id"]) == ([], None)
+
+
+async def test_a_stored_response_is_found_at_its_model(several: Make) -> None:
+    async with served(several()) as client:
+        for model in ("a", "b"):
+            await client.post(CHAT, json={"model": model})
+        for method in ("GET", "DELETE"):
+            answer = await client.request(method, "/v1/responses/resp_a")
+            assert answer.json()["name"] == "a"
+        assert (await client.get("/v1/responses/resp_z")).status_code == 404
+
+
+async def test_metrics_are_of_the_front_and_of_every_model(several: Make) -> None:
+    models = several(settings={"access": {"api_keys": [KEY]}})
+    async with served(models) as client:
+        client.headers["authorization"] = f"Bearer {KEY}"
+        await client.post(CHAT, json={"model": "a"})
+        page = (await client.get("/metrics")).text
+        lines = page.splitlines()
+        assert 'own_total{model="other"} 1.0' in lines
+        assert 'quire_requests_total{endpoint="/x",model="a"} 2.0' in lines
+        assert 'quire_model_loaded_ratio{model="a"} 1.0' in lines
+        assert 'quire_model_memory_bytes{kind="kv",model="a"} 50.0' in lines
+        assert sum(line.startswith("# TYPE quire_requests_total") for line in lines) == 1
+        assert not any('endpoint="/v1/chat/completions"' in line for line in lines), "the model's"
+
+
+async def test_a_model_that_does_not_show_its_metrics_is_left_out(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.supervisor.metrics.SCRAPE_TIMEOUT_S", 0.0)
+    async with served(several()) as client:
+        await client.post(CHAT, json={"model": "a"})
+        page = (await client.get("/metrics")).text
+        assert "own_total" not in page
+        assert 'quire_model_loads_total{model="a"} 1.0' in page
+
+
+async def test_the_memory_is_that_of_the_model_which_is_named(several: Make) -> None:
+    async with served(several()) as client:
+        for model in ("a", "b"):
+            await client.post(CHAT, json={"model": model})
+        assert (await client.get("/memory")).json()["name"] == "a"
+        assert (await client.get("/memory?model=b")).json()["name"] == "b"
+        answer = await client.get("/memory?model=c")
+        assert (answer.status_code, "not loaded" in answer.text) == (503, True)
+
+
+async def test_operators_and_browsers_find_what_they_look_for(several: Make) -> None:
+    models = several()
+    async with served(models) as client:
+        assert (await client.get("/version")).json()["name"] == "quire"
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        assert (await client.get("/ready")).json() == {"status": "ready"}
+        page = await client.get("/", headers={"accept": "text/html"})
+        assert page.text.startswith("<!doctype html>")
+        slow = asyncio.create_task(client.post(CHAT, json={"model": "a", "pause_s": 0.5}))
+        await eventually(lambda: "a" in models.models.models and models.model("a").loaded)
+        models.front.drain.begin()
+        assert (await client.get("/health")).json() == {"status": "draining"}
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.post(CHAT, json={"model": "a"})).status_code == 503
+        assert (await slow).status_code == 200, "it may end"
+
+
+async def test_guards_stand_before_all_models(several: Make) -> None:
+    models = several(settings={"access": {"api_keys": [KEY]}})
+    async with served(models) as client:
+        assert (await client.post(CHAT, json={"model": "a"})).status_code == 401
+        headers = {"authorization": f"Bearer {KEY}", "host": "evil.example"}
+        assert (await client.post(CHAT, json={"model": "a"}, headers=headers)).status_code == 403
+        assert all(model.process is None for model in models.models.models.values())
+
+
+async def test_short_names_that_come_along_count_and_the_settings_before_them(
+    several: Make,
+) -> None:
+    name = "mlx-community/Qwen3-4B-4bit"
+    models = several(names=[name, "b"], models={"aliases": {"qwen3:8b": "b"}})
+    async with served(models) as client:
+        for asked, meant in (("qwen3:4b", name), ("qwen3:8b", "b")):
+            answer = await client.post(CHAT, json={"model": asked})
+            assert answer.json()["name"] == meant
+
+
+class Power:
+    """A machine on mains, and whether it is held awake."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.mains = False
+
+    def hold(self, reason: str) -> int:
+        assert reason
+        self.held.append(1)
+        return 1
+
+    def release(self, assertion: int) -> None:
+        self.held.remove(assertion)
+
+    def on_mains(self) -> bool:
+        return self.mains
+
+    def saves(self) -> bool:
+        return False
+
+
+async def test_a_machine_stays_awake_while_others_may_ask_and_sleeps_afterwards(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.supervisor.front.AWAKE_POLL_S", 0.01)
+    power, models = Power(), several()
+    models.front.awake = KeepAwake(power, others_may_ask=True)
+    async with served(models) as client:
+        assert power.held == []
+        power.mains = True
+        await eventually(lambda: power.held == [1])
+        power.mains = False
+        await eventually(lambda: power.held == [])
+        await client.post(CHAT, json={"model": "a"})
+        async with models.models.use(models.model("a"), b"somebody"):
+            await eventually(lambda: power.held == [1])
+    assert power.held == []

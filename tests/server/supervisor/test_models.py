@@ -1,0 +1,307 @@
+"""Loading, memory and ends, as clients of the front meet them."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from server.supervisor.errors import LoadError
+from server.supervisor.models import MemoryNeeds
+from server.supervisor.process import ANSWER_TIMEOUT_S
+from tests.server.harness import CHAT, eventually
+from tests.server.supervisor.conftest import NEEDS, Several, clock_of, served
+
+Make = Callable[..., Several]
+JSON = {"content-type": "application/json"}
+# Of the budget: a model with its least K and V takes 120, with all that it can use 150.
+ROOM_FOR_TWO = 260
+
+
+async def ask(client: httpx2.AsyncClient, model: str, **fields: Any) -> httpx2.Response:
+    return await client.post(CHAT, json={"model": model} | fields)
+
+
+async def test_a_model_is_loaded_when_it_is_asked_for_and_stays(several: Make) -> None:
+    models = several()
+    async with served(models) as client:
+        first, second = await ask(client, "a"), await ask(client, "a")
+        assert (first.status_code, first.json()["name"]) == (200, "a")
+        assert first.json()["pid"] == second.json()["pid"]
+        assert [its.name for its in models.models.loaded] == ["a"]
+        assert (await ask(client, "b")).json()["pid"] != first.json()["pid"]
+
+
+async def test_requests_that_come_together_load_a_model_once(several: Make) -> None:
+    models = several(does={"a": {"load_s": 0.2}})
+    async with served(models) as client:
+        answers = await asyncio.gather(*(ask(client, "a") for _ in range(5)))
+        assert len({answer.json()["pid"] for answer in answers}) == 1
+        assert models.model("a").loads == 1
+
+
+async def test_a_newcomer_gets_idle_k_and_v_of_others_before_any_model_ends(several: Make) -> None:
+    models = several(ROOM_FOR_TWO)
+    async with served(models) as client, asyncio.timeout(ANSWER_TIMEOUT_S):
+        assert (await ask(client, "a")).json()["limit"] == 50
+        assert (await ask(client, "b")).json()["limit"] == 20
+        assert (await ask(client, "a")).json()["limit"] == 40
+        assert models.models.free_bytes == 0
+
+
+async def test_k_and_v_that_are_in_use_are_not_taken(several: Make) -> None:
+    models = several(ROOM_FOR_TWO, does={"a": {"keeps": 45}})
+    async with served(models) as client:
+        await ask(client, "a")
+        refused = await ask(client, "b")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "no_memory_for_model"
+        assert models.model("a").kv_bytes >= 45
+
+
+async def test_a_process_that_does_not_say_what_it_gives_back_keeps_it(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.supervisor.process.ANSWER_TIMEOUT_S", 0.05)
+    models = several(ROOM_FOR_TWO, does={"a": {"answers_after_s": 0.3}})
+    async with served(models) as client:
+        await ask(client, "a")
+        assert (await ask(client, "b")).status_code == 503
+        assert models.model("a").kv_bytes == 50
+        await asyncio.sleep(0.4)
+        assert models.model("a").kv_bytes == 50, "it was told otherwise since"
+
+
+async def test_a_process_that_ends_when_it_is_asked_for_memory_leaves_all_of_it(
+    several: Make,
+) -> None:
+    models = several(ROOM_FOR_TWO, does={"a": {"dies": True}})
+    async with served(models) as client:
+        await ask(client, "a")
+        assert (await ask(client, "b")).json()["limit"] == 50
+        assert models.model("a").ends["failed"] == 1
+
+
+async def test_the_model_that_was_used_longest_ago_makes_room_once_it_is_idle(
+    several: Make,
+) -> None:
+    models = several(ROOM_FOR_TWO)
+    clock = clock_of(models)
+    async with served(models) as client:
+        await ask(client, "a")
+        clock.now += 10
+        await ask(client, "b")
+        clock.now += 30
+        refused = await ask(client, "c")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "20")
+        clock.now += 25
+        assert (await ask(client, "c")).status_code == 200
+        assert {its.name for its in models.models.loaded} == {"b", "c"}
+        assert models.model("a").ends["room"] == 1
+
+
+async def test_no_model_ends_for_one_that_would_not_fit_all_the_same(several: Make) -> None:
+    models = several(ROOM_FOR_TWO, models={"pinned": ["a"], "evict_after_idle_s": 0})
+    models.needs["c"] = MemoryNeeds(200, 20, 50, 64)
+    async with served(models) as client:
+        await eventually(lambda: len(models.models.loaded) == 1)
+        await ask(client, "b")
+        assert (await ask(client, "c")).status_code == 503
+        assert {its.name for its in models.models.loaded} == {"a", "b"}
+
+
+async def test_a_model_that_can_never_fit_is_not_listed_and_says_why(several: Make) -> None:
+    models = several(ROOM_FOR_TWO)
+    models.needs["c"] = MemoryNeeds(300, 20, 50, 64)
+    async with served(models) as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [entry["id"] for entry in listed] == ["a", "b"]
+        message = (await ask(client, "c")).json()["error"]["message"]
+        assert "needs 320 bytes, and all models together may have 260" in message
+
+
+async def test_a_model_whose_files_are_wrong_is_not_listed_and_says_why(several: Make) -> None:
+    models = several()
+    models.needs["b"] = LoadError("config.json: it has no layers")
+    async with served(models) as client:
+        for _ in range(2):
+            found = [entry["id"] for entry in (await client.get("/v1/models")).json()["data"]]
+            assert found == ["a", "c"]
+        assert "it has no layers" in (await ask(client, "b")).json()["error"]["message"]
+
+
+async def test_a_model_goes_when_nobody_wants_it_any_more(several: Make) -> None:
+    models = several(models={"keep_alive_s": 60})
+    async with served(models) as client:
+        await ask(client, "a")
+        clock_of(models).now += 59
+        await ask(client, "b")
+        assert {its.name for its in models.models.loaded} == {"a", "b"}
+        clock_of(models).now += 2
+        await ask(client, "b")
+        await eventually(lambda: [its.name for its in models.models.loaded] == ["b"])
+        assert models.model("a").ends["keep_alive"] == 1
+        assert models.model("b").kv_bytes == NEEDS.most_kv_bytes
+
+
+async def test_what_a_model_leaves_goes_to_the_others(several: Make) -> None:
+    models = several(ROOM_FOR_TWO, models={"keep_alive_s": 60})
+    async with served(models) as client:
+        await ask(client, "a")
+        clock_of(models).now += 30
+        assert (await ask(client, "b")).json()["limit"] == 20
+        clock_of(models).now += 31
+        await ask(client, "b")
+        await eventually(lambda: models.model("b").kv_bytes == 50)
+        assert (await ask(client, "b")).json()["limit"] == 50
+
+
+async def test_pinned_models_are_loaded_at_the_start_and_stay(several: Make) -> None:
+    models = several(models={"pinned": ["b"], "keep_alive_s": 0})
+    async with served(models) as client:
+        waits = await client.get("/ready")
+        await eventually(lambda: models.model("b").loaded)
+        assert waits.status_code in (200, 503)
+        assert (await client.get("/ready")).status_code == 200
+        clock_of(models).now += 1000
+        await ask(client, "a")
+        await eventually(lambda: not models.model("a").loaded)
+        assert models.model("b").loaded
+
+
+async def test_a_pinned_model_that_does_not_load_keeps_the_server_from_being_ready(
+    several: Make,
+) -> None:
+    models = several(models={"pinned": ["b"]}, does={"b": {"fail": "it is broken"}})
+    async with served(models) as client:
+        await eventually(lambda: models.model("b").failed is not None)
+        assert (await client.get("/ready")).status_code == 503
+
+
+async def test_a_model_that_does_not_load_says_why_and_is_tried_again_later(
+    several: Make,
+) -> None:
+    models = several(does={"a": {"fail": "its tokenizer is missing"}})
+    async with served(models) as client:
+        for _ in range(2):
+            answer = await ask(client, "a")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "its tokenizer is missing" in answer.json()["error"]["message"]
+        assert models.models.free_bytes == 1000
+        models.does.clear()
+        clock_of(models).now += 10
+        assert (await ask(client, "a")).status_code == 200
+
+
+async def test_a_process_that_ended_unseen_is_replaced_before_it_is_asked(
+    several: Make,
+) -> None:
+    models = several()
+    async with served(models) as client:
+        await ask(client, "a")
+        os.kill(models.pid("a"), signal.SIGKILL)
+        answers = await asyncio.gather(*(ask(client, "a") for _ in range(3)))
+        assert {answer.status_code for answer in answers} <= {200, 503}
+        assert (await ask(client, "a")).status_code == 200
+
+
+async def test_a_process_that_cannot_be_started_is_an_answer(several: Make) -> None:
+    models = several(command=("/no/such/program",))
+    async with served(models) as client:
+        answer = await ask(client, "a")
+        assert answer.status_code == 503
+        assert "No such file" in answer.json()["error"]["message"]
+
+
+async def test_a_process_that_ends_before_it_is_ready_is_an_answer(several: Make) -> None:
+    models = several(command=("/bin/false",))
+    async with served(models) as client:
+        message = (await ask(client, "a")).json()["error"]["message"]
+        assert "ended before it was ready" in message
+
+
+async def test_a_killed_process_ends_its_answers_and_the_next_request_has_the_model_again(
+    several: Make,
+) -> None:
+    models = several()
+    async with served(models) as client:
+        await ask(client, "a")
+        slow = asyncio.create_task(ask(client, "a", stream=True, pause_s=20))
+        await eventually(lambda: models.model("a").users == 1)
+        await asyncio.sleep(0.1)
+        os.kill(models.pid("a"), signal.SIGKILL)
+        assert '"code":"model_ended"' in (await slow).text
+        assert (await ask(client, "a")).status_code == 200
+        assert (models.model("a").loads, models.model("a").ends["failed"]) == (2, 1)
+
+
+async def test_a_process_whose_gpu_memory_failed_is_started_again_at_once(several: Make) -> None:
+    models = several()
+    async with served(models) as client:
+        await ask(client, "a")
+        assert (await ask(client, "a", die=4)).status_code == 503
+        await eventually(lambda: models.model("a").loads == 2 and models.model("a").loaded)
+
+
+async def test_a_process_that_does_not_end_is_killed(several: Make) -> None:
+    models = several(models={"keep_alive_s": 60}, does={"a": {"deaf": True}}, stop_s=0.1)
+    async with served(models) as client:
+        await ask(client, "a")
+        clock_of(models).now += 61
+        await ask(client, "b")
+        await eventually(lambda: not models.model("a").loaded)
+        await eventually(lambda: models.model("a").process is None)
+
+
+async def test_a_request_during_an_unload_waits_for_the_next_load(several: Make) -> None:
+    models = several(models={"keep_alive_s": 60}, does={"a": {"deaf": True}}, stop_s=0.3)
+    async with served(models) as client:
+        await ask(client, "a")
+        clock_of(models).now += 61
+        await ask(client, "b")
+        await eventually(
+            lambda: models.model("a").process is not None and not models.model("a").loaded
+        )
+        models.does.clear()
+        assert (await ask(client, "a")).status_code == 200
+        assert models.model("a").loads == 2
+
+
+async def test_a_model_can_be_stopped_while_nobody_uses_it(several: Make) -> None:
+    models = several()
+    async with served(models) as client:
+        await ask(client, "a")
+        slow = asyncio.create_task(ask(client, "a", pause_s=0.2))
+        await eventually(lambda: models.model("a").users == 1)
+        assert not await models.models.stop_model(models.model("a"))
+        await slow
+        for _ in range(2):
+            assert await models.models.stop_model(models.model("a"))
+        assert models.model("a").ends["stopped"] == 1
+        assert models.models.free_bytes == 1000
+
+
+async def test_models_come_and_go_with_the_disk(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = several()
+    async with served(models) as client:
+        await ask(client, "b")
+        models.names[:] = ["a", "d"]
+        monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
+        assert (await ask(client, "d")).status_code == 200
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [entry["id"] for entry in listed] == ["a", "b", "d"], "b is loaded"
+
+
+async def test_the_server_ends_while_a_model_is_being_loaded(several: Make) -> None:
+    models = several(does={"a": {"load_s": 60}})
+    async with served(models) as client:
+        waiting = asyncio.create_task(ask(client, "a"))
+        await eventually(lambda: "a" in models.models.models)
+        await eventually(lambda: models.model("a").process is not None)
+    with pytest.raises(httpx2.HTTPError):
+        (await waiting).raise_for_status()

@@ -1,0 +1,127 @@
+"""Ollama's API over several models."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic_core import from_json
+
+from server.supervisor.errors import LoadError
+from tests.server.harness import eventually
+from tests.server.supervisor.conftest import Several, clock_of, served
+
+Make = Callable[..., Several]
+CHAT, GENERATE, PS = "/api/chat", "/api/generate", "/api/ps"
+TALK = [{"role": "user", "content": "Hello"}]
+
+
+async def loaded(client: httpx2.AsyncClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await client.get(PS)).json()["models"]
+    return found
+
+
+async def test_all_models_are_listed_and_those_that_are_loaded_too(several: Make) -> None:
+    models = several(models={"pinned": ["b"]})
+    models.needs["c"] = LoadError("it is broken")
+    async with served(models) as client:
+        await eventually(lambda: models.model("b").loaded)
+        tags = (await client.get("/api/tags")).json()["models"]
+        assert [(its["name"], its["details"]["parameter_size"]) for its in tags] == [
+            ("a", "4.0B"),
+            ("b", "4.0B"),
+        ]
+        await client.post(CHAT, json={"model": "a", "messages": TALK, "stream": False})
+        first, second = sorted(await loaded(client), key=lambda its: str(its["name"]))
+        assert (first["name"], first["size"], first["context_length"]) == ("a", 150, 64)
+        left = datetime.fromisoformat(first["expires_at"]) - datetime.now(UTC)
+        assert timedelta(minutes=59) < left < timedelta(minutes=61)
+        assert second["expires_at"].startswith("2300"), "it is pinned"
+        assert (await client.get("/api/version")).json()["version"]
+        assert (await client.head("/api/tags")).status_code == 200
+
+
+async def test_a_model_is_shown_without_being_loaded(several: Make) -> None:
+    models = several()
+    models.needs["c"] = LoadError("it is broken")
+    async with served(models) as client:
+        shown = (await client.post("/api/show", json={"model": "a"})).json()
+        assert shown["model_info"]["qwen3.context_length"] == 64
+        assert (shown["capabilities"], shown["template"]) == (
+            ["completion", "tools"],
+            "the template",
+        )
+        assert not models.model("a").loaded
+        for name in ("c", "c", "nobody"):
+            answer = await client.post("/api/show", json={"model": name})
+            assert (answer.status_code, answer.json()) == (
+                404,
+                {"error": f"model '{name}' not found"},
+            )
+        assert (await client.post("/api/show", json={"model": 3})).status_code == 400
+
+
+async def test_a_request_without_text_that_cannot_be_read_is_refused(several: Make) -> None:
+    models = several()
+    async with served(models) as client:
+        for path, status in ((CHAT, 400), ("/api/embed", 200)):
+            body = {"model": "a", "keep_alive": 0, "messages": 3, "input": "x"}
+            assert (await client.post(path, json=body)).status_code == status
+        body = {"model": "a", "input": "x", "stream": True}
+        assert (await client.post("/api/embed", json=body)).status_code == 200
+
+
+async def test_a_client_says_how_long_a_model_stays(several: Make) -> None:
+    models = several(models={"keep_alive_s": 60})
+    async with served(models) as client:
+        for kept, seconds in ((None, 60), ("10m", 600), (5, 5), (True, 60)):
+            body = {"model": "a", "messages": TALK, "stream": False, "keep_alive": kept}
+            await client.post(CHAT, json=body)
+            assert models.models.kept_for_s(models.model("a")) == seconds
+        await client.post(CHAT, json={"model": "a", "messages": TALK, "keep_alive": -1})
+        assert models.models.kept_for_s(models.model("a")) is None
+        body = {"model": "a", "messages": TALK, "stream": False, "keep_alive": 0}
+        await client.post(CHAT, json=body)
+        await eventually(lambda: not models.model("a").loaded)
+
+
+@pytest.mark.parametrize(("path", "nothing"), [(CHAT, {"messages": []}), (GENERATE, {})])
+async def test_a_request_without_text_unloads_a_model_and_never_loads_it_for_that(
+    several: Make, path: str, nothing: dict[str, Any]
+) -> None:
+    models = several()
+    async with served(models) as client:
+        for _ in range(2):
+            answer = await client.post(path, json={"model": "a", "keep_alive": 0} | nothing)
+            assert (answer.json()["model"], answer.json()["done_reason"]) == ("a", "unload")
+            assert models.model("a").loads == 0
+        await client.post(path, json={"model": "a", "stream": False} | nothing)
+        assert models.model("a").loaded
+        await client.post(path, json={"model": "a", "keep_alive": 0} | nothing)
+        assert not models.model("a").loaded
+        refused = await client.post(path, json={"model": "a", "keep_alive": 0, "messages": 3})
+        assert refused.status_code == 400 if path == CHAT else refused.status_code == 200
+
+
+async def test_a_stream_begins_at_once_and_every_line_is_json(several: Make) -> None:
+    models = several(does={"a": {"load_s": 0.4}}, settings={"server": {"sse_ping_s": 0.05}})
+    async with served(models) as client:
+        answer = await client.post(CHAT, json={"model": "a", "messages": TALK, "die_after": 0})
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        lines = [from_json(line) for line in answer.text.splitlines()]
+        assert lines[0]["message"] == {"role": "assistant", "content": ""}
+        assert len(lines) > 3
+        assert lines[-1] == {"error": lines[-1]["error"]}
+        assert "has ended" in lines[-1]["error"]
+
+
+async def test_a_model_that_is_in_use_is_not_unloaded(several: Make) -> None:
+    models = several()
+    async with served(models) as client:
+        await client.post(CHAT, json={"model": "a", "messages": TALK, "stream": False})
+        async with models.models.use(models.model("a"), b"somebody"):
+            answer = await client.post(GENERATE, json={"model": "a", "keep_alive": 0})
+            assert answer.json()["done_reason"] == "load"
+        clock_of(models).now += 1
+        assert models.model("a").loaded
