@@ -53,5 +53,9 @@ class KVCache(Protocol):
         """Close the sequence."""
 
     @property
+    def wants_mapping_point(self) -> bool:
+        """Return whether something was refused that can be had when no step is in flight."""
+
+    @property
     def recovering(self) -> bool:
         """Return whether memory of closed sequences is not free yet."""

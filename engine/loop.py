@@ -192,9 +192,12 @@ class EngineLoop:
         return int(self._config.overlap and self._scheduler.can_overlap)
 
     def _next_plan(self) -> StepPlan:
-        """Return the next step's plan; an empty one where a step in flight must be read first."""
+        """Return the next step's plan; an empty one where a step in flight must be read first, also
+        because memory is mapped only while there is none."""
         depth = self._pipeline.depth
         if depth > self._max_in_flight or self._pipeline.has_failed_step:
+            return NO_STEP
+        if depth and self._kv.wants_mapping_point:
             return NO_STEP
         plan = self._scheduler.schedule(overlapped=depth > 0)
         if plan.begun:

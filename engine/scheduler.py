@@ -204,7 +204,7 @@ class Scheduler:
             fits = self.kv.reserve(sequence.seq_id, tokens)
             if fits or (not overlapped and self._make_room(sequence)):
                 entries.append(plan_entry(sequence, tokens, self._plans))
-            elif overlapped and not self.kv.recovering:
+            elif overlapped and (self.kv.wants_mapping_point or not self.kv.recovering):
                 return [], True
             else:
                 starving = starving or sequence.status is SequenceStatus.RUNNING

@@ -125,6 +125,9 @@ class PageBackend(Protocol):
     """How many heaps the process may have; None where there is no limit."""
     shares_blocks: bool
     """Whether one block may stand in several buffers."""
+    maps_while_running: bool
+    """Whether memory may be mapped and unmapped while steps are in flight. Else only at *mapping
+    points*, while none is, and what was begun there is done when ``finish_mappings`` returns."""
 
     @property
     def copied_bytes(self) -> int:
@@ -132,6 +135,11 @@ class PageBackend(Protocol):
 
     def add_heap(self) -> bool:
         """Make the next heap (0, 1, ...); False when the system refuses."""
+
+    def commit_heap(self, heap: int) -> bool:
+        """Give a heap its memory where it has none, from when it was made or released: then no
+        mapping of its blocks is refused for want of it. False when the system refuses. Nothing
+        happens where memory comes with the mapping."""
 
     def add_buffer(self) -> bool:
         """Make the next buffer (0, 1, ...); False when the system refuses."""
@@ -168,6 +176,9 @@ class PageBackend(Protocol):
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
         """Wait for a ticket; False when the time passed first."""
+
+    def finish_mappings(self) -> None:
+        """Wait until all that was begun at a mapping point is done. Raises BackendFailedError."""
 
     def committed_bytes(self) -> int:
         """Return what the system charges for all heaps. Any thread."""

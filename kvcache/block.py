@@ -1,7 +1,11 @@
 """The one record of a physical block: page tables and the index of prefixes refer to it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcache.sparse_buffer import SparseBuffer
 
 
 class BlockState(IntEnum):
@@ -40,11 +44,21 @@ class Block:
     dirty: bool = False
     """Whether it may hold memory of the system."""
     buffers: int = 0
-    """How many have it mapped, those of closed sequences included."""
+    """How many have it mapped in their tables, those of closed sequences included."""
     sequences: int = 0
     """How many open ones have it."""
     prefix: Prefix | None = None
     """None where it cannot be found."""
+    keepers: "list[SparseBuffer]" = field(default_factory=list)
+    """Buffers that have it mapped behind their tables, of no sequence any more."""
+    is_sealed: bool = False
+    """Whether it was sealed since it was mapped: then no sequence may write it through that
+    mapping."""
+
+    @property
+    def can_be_taken(self) -> bool:
+        """Return whether it is free, and mapped nowhere."""
+        return self.state is BlockState.FREE and not self.keepers
 
     @property
     def found_by(self) -> Prefix:

@@ -13,6 +13,9 @@ from kvcache.sequences import CachedSequence
 # A block is mapped so many tokens before a decoding sequence needs it; a prompt's next chunk while
 # the one before it is computed.
 MAP_AHEAD_TOKENS = 8
+# At a mapping point so much is mapped ahead, and all that is set aside: a point makes every sequence
+# wait, and sequences that are topped up together need the next one together.
+MAP_AHEAD_AT_POINT_TOKENS = 128
 # Memory is released on the thread that also maps ahead: 40 ms of its time.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
@@ -25,14 +28,26 @@ class BlockAllocator:
     """Puts blocks behind the buffers of open sequences. No block is reserved twice."""
 
     def __init__(
-        self, group: Group, pool: HeapPool, buffers: BufferPool, prefixes: PrefixCache
+        self,
+        group: Group,
+        pool: HeapPool,
+        buffers: BufferPool,
+        prefixes: PrefixCache,
+        *,
+        maps_while_running: bool,
     ) -> None:
+        """maps_while_running: whether mappings may change while steps are in flight."""
         self._group = group
         self._pool = pool
         self._buffers = buffers
         self._prefixes = prefixes
         self._reserved_blocks = 0
         self._num_sequences = 0
+        self._maps_while_running = maps_while_running
+        self.is_at_mapping_point = True
+        """Whether no step is in flight."""
+        self.wants_mapping_point = False
+        """Whether something was refused that can be had at a mapping point."""
         self.has_waited = False
         """Whether a mapping had to be waited for; whoever counts that sets it back."""
         self.keeps_slack = True
@@ -57,8 +72,17 @@ class BlockAllocator:
         self._num_sequences -= 1
         self._reserved_blocks -= sequence.reserved_blocks
 
+    @property
+    def may_map(self) -> bool:
+        """Return whether mappings may change now."""
+        return self._maps_while_running or self.is_at_mapping_point
+
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
-        """Map sealed blocks of others, for reading only; False when the system refuses."""
+        """Map sealed blocks of others, for reading only; False when the system refuses, or where
+        that must wait for a mapping point."""
+        if not self.may_map and sequence.buffer.keeps_first(blocks) < len(blocks):
+            self.wants_mapping_point = True
+            return False
         with self._updating_counts(sequence):
             return not blocks or self._buffers.map(sequence.buffer, blocks, writable=False)
 
@@ -69,7 +93,8 @@ class BlockAllocator:
 
     def grow(self, sequence: CachedSequence, num_tokens: int) -> int | None:
         """Map memory that the sequence does not have yet, for tokens [0, num_tokens). Return how
-        many blocks that was; None, with nothing mapped, where it cannot be."""
+        many blocks that was; None, with nothing mapped, where it cannot be, or must wait for a
+        mapping point."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
             return None
@@ -80,7 +105,10 @@ class BlockAllocator:
             return 0
         if missing - sequence.reserved_blocks > self.available_blocks:
             return None
-        self.has_waited = True
+        if not self.may_map and len(buffer.own_kept(missing)) < missing:
+            self.wants_mapping_point = True
+            return None
+        self.has_waited = self.has_waited or self.may_map
         blocks = self._take(sequence, missing)
         if blocks is None:
             return None
@@ -95,22 +123,32 @@ class BlockAllocator:
         self._pool.free_unmapped(self.cut(sequence, count))
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
-        """Start mapping what the steps after one of ``count`` tokens up to ``end`` will need. Take
-        more blocks than are reserved only while there is one for every sequence."""
-        buffer = sequence.buffer
-        ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
-        missing = self._group.blocks_for(ahead) - len(buffer.table)
-        if missing > sequence.reserved_blocks + self.available_blocks - self._num_sequences:
-            missing = min(missing, sequence.reserved_blocks)
-        if missing <= 0 or buffer.pending:
-            return
-        blocks = self._take(sequence, missing)
-        if blocks is None:
-            return
+        """Start mapping what the steps after one of ``count`` tokens up to ``end`` will need."""
+        if not sequence.buffer.pending:
+            blocks = self._take_ahead(sequence, end + max(count, MAP_AHEAD_TOKENS))
+            with self._updating_counts(sequence):
+                if self._buffers.map_ahead(sequence.buffer, blocks):
+                    return
+            self._pool.free_unmapped(blocks)
+
+    def top_up(self, sequence: CachedSequence, end: int) -> None:
+        """Map what the steps after one up to ``end`` will need, at a mapping point: all that is set
+        aside, and enough for many more."""
+        aside = sequence.reservation * self._group.tokens_per_block
+        blocks = self._take_ahead(sequence, max(end + MAP_AHEAD_AT_POINT_TOKENS, aside))
         with self._updating_counts(sequence):
-            if self._buffers.map_ahead(buffer, blocks):
+            if self._buffers.map(sequence.buffer, blocks, writable=True):
                 return
         self._pool.free_unmapped(blocks)
+
+    def _take_ahead(self, sequence: CachedSequence, num_tokens: int) -> list[Block]:
+        """Take blocks for up to so many tokens; none where there are too few. More than are
+        reserved only while there is one for every sequence."""
+        ahead = min(num_tokens, sequence.final_tokens)
+        missing = self._group.blocks_for(ahead) - len(sequence.buffer.table)
+        if missing > sequence.reserved_blocks + self.available_blocks - self._num_sequences:
+            missing = min(missing, sequence.reserved_blocks)
+        return (self._take(sequence, missing) or []) if missing > 0 else []
 
     def set_limit(self, blocks: int) -> int:
         """Allow so many blocks from now on, and what one sequence may need at least; evict prefixes
@@ -125,7 +163,7 @@ class BlockAllocator:
 
     def release_memory(self, slack_bytes: int) -> None:
         """Release memory of free blocks beyond the slack; keep a heap's, and as much as is
-        reserved."""
+        reserved. Unmap those that are still mapped before."""
         reserved_bytes = self._reserved_blocks * self._group.block_bytes
         slack_bytes = (
             max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes) + reserved_bytes
@@ -134,6 +172,8 @@ class BlockAllocator:
         at_once -= self._pool.count(BlockState.RELEASING)
         cached = self._pool.count(BlockState.CACHED)
         unreserved = self._pool.unused_blocks + cached - self._reserved_blocks
+        if self._pool.releases_any and self._pool.free_committed_bytes > slack_bytes:
+            self._buffers.unmap_all_free()
         self._pool.release_memory(slack_bytes, min(unreserved, at_once))
 
     def _settle(self, sequence: CachedSequence) -> None:
@@ -142,26 +182,43 @@ class BlockAllocator:
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
-        """Free blocks, if possible those behind the sequence's last one; evicts cached ones when
-        there are not enough."""
-        blocks = sequence.buffer.table.blocks
-        after = blocks[-1] if blocks else None
+        """Take free blocks: those that its buffer keeps, then others, if possible those behind the
+        last one; evict cached ones when there are not enough."""
+        while self._pool.free_blocks < count:
+            if not self._prefixes.evict():
+                return None
+        kept = sequence.buffer.own_kept(count)
+        for block in kept:
+            self._pool.take_kept(block)
+        if len(kept) == count:
+            return kept
+        blocks = kept or sequence.buffer.table.blocks
+        others = self._take_others(count - len(kept), blocks[-1] if blocks else None)
+        if others is None:
+            self._pool.free_unmapped(kept)
+            return None
+        return kept + others
+
+    def _take_others(self, count: int, after: Block | None) -> list[Block] | None:
+        """Take blocks that nothing maps."""
         if self.spares_heaps:
             self._spare_a_heap(count)
         while (taken := self._pool.allocate(count, after)) is None:
-            if not self._prefixes.evict():
+            if not (self._buffers.unmap_free() or self._prefixes.evict()):
                 return None
         return taken
 
     def _spare_a_heap(self, count: int) -> None:
-        """Evict prefixes that no sequence uses, where the heaps that are there have ``count`` free
-        blocks then."""
+        """Evict prefixes that no sequence uses, and unmap what is free, where the heaps that are
+        there have ``count`` free blocks then."""
         made = self._pool.num_heaps * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
         is_large = made >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
         if is_large and missing <= self._pool.count(BlockState.CACHED):
             for _ in range(missing):
                 self._prefixes.evict()
+            while self._pool.takeable_blocks < count and self._buffers.unmap_free():
+                pass
 
     @contextmanager
     def _updating_counts(self, sequence: CachedSequence) -> Iterator[None]:

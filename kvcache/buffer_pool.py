@@ -1,7 +1,10 @@
 """Hands out sparse buffers, and counts their mappings."""
 
+from collections.abc import Sequence
+
 from kvcache.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
-from kvcache.block import Block
+from kvcache.block import Block, BlockState
+from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
 from kvcache.sparse_buffer import MappedRun, PageTable, Pending, SparseBuffer
 
@@ -9,33 +12,78 @@ from kvcache.sparse_buffer import MappedRun, PageTable, Pending, SparseBuffer
 class BufferPool:
     """Hands out buffers; maps and unmaps blocks behind them within the system's limit."""
 
-    def __init__(self, group: Group, backend: PageBackend, max_buffers: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        pool: HeapPool,
+        backend: PageBackend,
+        max_buffers: int,
+        max_sharers: int,
+    ) -> None:
+        """max_sharers: buffers in which one block may be mapped."""
+        # Mappings are counted in tables alone, and a limit on them is a CPU's.
+        assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
         self._blocks_per_heap = group.blocks_per_heap
+        self._pool = pool
         self._backend = backend
         self._max_buffers = max_buffers
+        self._max_sharers = max_sharers
+        self._buffers: list[SparseBuffer] = []
+        """All, by number."""
         self._idle: list[SparseBuffer] = []
-        self._num_buffers = 0
+        """Those of no sequence, in the order in which they were left."""
         self._mappings = 0
         self.mapped_blocks = 0
         """Blocks that were mapped behind a buffer, in all regions, since the start."""
         self.unmapped_blocks = 0
         """Blocks that were taken from behind a buffer."""
 
-    def take(self) -> SparseBuffer | None:
-        """Return an empty buffer; None when all are taken or the system refuses to make one."""
-        if self._idle:
-            return self._idle.pop()
-        if self._num_buffers == self._max_buffers or not self._backend.add_buffer():
+    def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
+        """Return a buffer with an empty table for a sequence that begins with these blocks: if
+        there is one, that which keeps most of them and nothing that others may come back for. None
+        when all are taken or the system refuses to make one."""
+        fitting = [b for b in self._idle if _is_spent(b.kept[b.keeps_first(prefix) :])]
+        if fitting:
+            found = max(fitting, key=lambda buffer: buffer.keeps_first(prefix))
+        elif len(self._buffers) < self._max_buffers and self._backend.add_buffer():
+            found = SparseBuffer(len(self._buffers))
+            self._buffers.append(found)
+            return found
+        elif self._idle:
+            found = self._idle[0]
+        else:
             return None
-        self._num_buffers += 1
-        return SparseBuffer(self._num_buffers - 1)
+        self._idle.remove(found)
+        return found
 
     def free(self, buffer: SparseBuffer) -> None:
-        """Free a buffer: nothing is mapped behind it any more."""
+        """Free a buffer: nothing of its table is mapped any more."""
         self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)
+
+    def keep(self, buffer: SparseBuffer) -> list[Block]:
+        """Free a buffer whose blocks stay mapped; return these: its sequence has them no more."""
+        self._idle.append(buffer)
+        return self._keep_from(buffer, 0)
+
+    def unmap_free(self) -> bool:
+        """Unmap free blocks behind a buffer, if possible an idle one, and what is kept behind them.
+        False where no free block is mapped."""
+        buffers = (buffer for buffer in (*self._idle, *self._buffers) if buffer.free_kept)
+        buffer = next(buffers, None)
+        if buffer is None:
+            return False
+        states = [block.state for block in buffer.kept]
+        self._unmap_kept(buffer, states.index(BlockState.FREE))
+        return True
+
+    def unmap_all_free(self) -> None:
+        """Unmap all free blocks, and wait until they are."""
+        while self.unmap_free():
+            pass
+        self._backend.finish_mappings()
 
     def has_room_for(self, new_blocks: int, shared: list[Block]) -> bool:
         """Return whether a new buffer with these blocks is likely to stay within the limit, if its
@@ -49,28 +97,33 @@ class BufferPool:
         return self._mappings + self._regions * runs <= limit
 
     def map(self, buffer: SparseBuffer, blocks: list[Block], *, writable: bool) -> bool:
-        """Map blocks behind the buffer's last one; False, with nothing changed, when refused."""
+        """Map blocks behind the buffer's last one, but for those that it keeps there; False, with
+        nothing changed, when refused."""
         assert not buffer.pending
-        first = len(buffer.table)
-        pieces = self._append(buffer, blocks, writable)
+        first, done = len(buffer.table), self._use_kept(buffer, blocks, writable)
+        if done == len(blocks):
+            return True
+        self._unmap_kept(buffer, 0)
+        if not writable:
+            self._make_sharable(blocks[done:])
+        pieces = self._append(buffer, blocks[done:], writable)
         if pieces is None:
             return False
-        done = 0
         for run in pieces:
             if not self._backend.map(
                 buffer.number, run.block, run.heap, run.heap_block, run.count, writable
             ):
                 break
             done += run.count
-        self.mapped_blocks += done
+            self.mapped_blocks += run.count
         if done == len(blocks):
             return True
         self._unmap_from(buffer, first, done)
         return False
 
     def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
-        """Unmap the last ``count`` blocks, which no step has used, and wait until they are; return
-        them."""
+        """Unmap the last ``count`` blocks, which no step has used, and wait until they are; or keep
+        them, where mappings stay. Return them."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
@@ -112,8 +165,49 @@ class BufferPool:
         assert not buffer.pending
         return self._backend.unmap(buffer.number, 0, len(buffer.table))
 
+    # --- blocks that stay mapped ----------------------------------------------------------------
+
+    def _use_kept(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
+        """Move the blocks that the buffer keeps, as far as they are these, to its table. Return how
+        many."""
+        count = buffer.keeps_first(blocks)
+        for block in blocks[:count]:
+            self._pool.drop(block, buffer)
+        del buffer.kept[:count]
+        self._append(buffer, blocks[:count], writable)
+        return count
+
+    def _keep_from(self, buffer: SparseBuffer, length: int) -> list[Block]:
+        """Cut the table to a length; keep what it loses, and return it."""
+        blocks = self._cut(buffer, length)
+        for block in blocks:
+            self._pool.keep(block, buffer)
+        buffer.kept[:0] = blocks
+        return blocks
+
+    def _unmap_kept(self, buffer: SparseBuffer, first: int) -> None:
+        """Start unmapping the blocks that the buffer keeps, from the ``first`` one on."""
+        gone = buffer.kept[first:]
+        if not gone:
+            return
+        self._backend.unmap(buffer.number, len(buffer.table) + first, len(gone))
+        self.unmapped_blocks += len(gone)
+        del buffer.kept[first:]
+        for block in gone:
+            self._pool.drop(block, buffer)
+
+    def _make_sharable(self, blocks: list[Block]) -> None:
+        """Unmap blocks where they are kept, as far as they could not be mapped once more."""
+        for block in blocks:
+            while block.keepers and block.buffers + len(block.keepers) >= self._max_sharers:
+                keeper = block.keepers[0]
+                self._unmap_kept(keeper, keeper.kept.index(block))
+
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to a length; wait until so many of the blocks behind it are unmapped."""
+        """Cut the table to a length; wait until so many of the blocks behind it are unmapped. Where
+        mappings stay none was refused, and these stay, too."""
+        if not self._backend.maps_while_running:
+            return self._keep_from(buffer, length)
         if mapped:
             self._wait(self._backend.unmap(buffer.number, length, mapped))
             self.unmapped_blocks += mapped
@@ -147,8 +241,17 @@ class BufferPool:
     def check_invariants(self, taken: list[SparseBuffer]) -> None:
         """Check the counts. taken: every buffer that is not free. Raises AssertionError."""
         buffers = taken + self._idle
-        assert sorted(buffer.number for buffer in buffers) == list(range(self._num_buffers))
+        assert {b.number for b in buffers} == {b.number for b in self._buffers}
+        assert len(buffers) == len(self._buffers)
         assert all(not b.table.blocks and not b.table.runs for b in self._idle)
-        behind = sum(buffer.mapped_blocks for buffer in taken)
+        for buffer in buffers:
+            assert all(buffer in block.keepers for block in buffer.kept)
+            assert buffer.free_kept == sum(b.state is BlockState.FREE for b in buffer.kept)
+        behind = sum(buffer.mapped_blocks + len(buffer.kept) for buffer in buffers)
         assert self.mapped_blocks - self.unmapped_blocks == behind
         assert self._mappings == sum(buffer.mappings(self._regions) for buffer in buffers)
+
+
+def _is_spent(kept: Sequence[Block]) -> bool:
+    """Return whether nobody comes back for what is kept: its blocks are free."""
+    return all(block.state is BlockState.FREE for block in kept)

@@ -21,6 +21,7 @@ class CountingBackend:
     charge: Charge = Charge.BLOCKS
     zeroes_blocks: bool = False
     shares_blocks: bool = True
+    maps_while_running: bool = True
     mapping_limit: int | None = None
     heap_limit: int | None = None
     copied_bytes: int = 0
@@ -31,6 +32,13 @@ class CountingBackend:
     def add_heap(self) -> bool:
         """Return True: there is always one more."""
         return True
+
+    def commit_heap(self, heap: int) -> bool:
+        """Return True: memory comes with the mapping."""
+        return True
+
+    def finish_mappings(self) -> None:
+        """Nothing is begun that is not done."""
 
     def add_buffer(self) -> bool:
         """Return True: there is always one more."""

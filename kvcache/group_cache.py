@@ -26,14 +26,20 @@ class GroupCache:
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
         # Twice as many buffers as sequences: one that leaves need not be unmapped before the next
         # one joins.
-        self.buffers = BufferPool(group, backend, 2 * limits.max_sequences)
+        max_sharers = limits.settings.max_sharers
+        self.buffers = BufferPool(
+            group, self.pool, backend, 2 * limits.max_sequences, max_sharers
+        )
         self.prefixes = PrefixCache(
             self.pool,
-            max_sharers=limits.settings.max_sharers,
+            max_sharers=max_sharers,
             enabled=limits.settings.prefix_cache and backend.shares_blocks,
         )
         parts = group, self.pool, self.buffers, self.prefixes
-        self.allocator = BlockAllocator(*parts)
+        self._keeps_mappings = not backend.maps_while_running
+        self.allocator = BlockAllocator(
+            *parts, maps_while_running=backend.maps_while_running
+        )
         self._inspector = CacheInspector(*parts, backend)
         self._closed: list[ClosedSequence] = []
 
@@ -49,7 +55,7 @@ class GroupCache:
         # For a sequence alone, the system itself decides whether it may have so many mappings.
         if not alone and not self.buffers.has_room_for(own, prefix):
             return None
-        return self.buffers.take()
+        return self.buffers.take(prefix)
 
     def blocks_to_fork(
         self, parent: CachedSequence, child: CachedSequence, whole: int
@@ -84,12 +90,19 @@ class GroupCache:
         return bool(self._closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal full blocks. Move closed buffers on: epoch passed -> unmapping -> free."""
+        """Seal full blocks. Move closed buffers on: epoch passed -> unmapping -> free; or, where
+        mappings stay, epoch passed -> free."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []
         for closed in self._closed:
             buffer = closed.sequence.buffer
+            if self._keeps_mappings:
+                if closed.epoch <= completed_epoch:
+                    self.prefixes.cache_or_free(self.buffers.keep(buffer))
+                else:
+                    still_closed.append(closed)
+                continue
             if closed.ticket is None and closed.epoch <= completed_epoch and buffer.table:
                 closed.ticket = self.buffers.unmap(buffer)
             if buffer.table and (closed.ticket is None or closed.ticket > done):
@@ -107,9 +120,12 @@ class GroupCache:
                 break
 
     @property
-    def releases_when_idle(self) -> bool:
-        """Return whether memory may be released only while nothing runs."""
-        return self.backend.releases is Releases.IDLE
+    def may_release(self) -> bool:
+        """Return whether memory may be released now, though sequences are open: at any time, or
+        only at mapping points. Where neither, it is released while there are none."""
+        if self._keeps_mappings:
+            return self.allocator.is_at_mapping_point
+        return self.backend.releases is not Releases.IDLE
 
     # --- statistics -----------------------------------------------------------------------------
 

@@ -12,6 +12,9 @@ An *owned* block is written by its only sequence. A *sealed* one is full, never 
 stands in any number of buffers. A *quarantined* one waits until the device can no longer touch it
 and no buffer has it mapped; then it is *cached* if it can be found by its prefix, or free.
 A *releasing* one waits until its memory is released.
+
+A *kept* block is free or cached, or another sequence's, and is still mapped behind the buffer of a
+sequence that has left. It can be handed out where that mapping is used again, or has gone.
 """
 
 from collections import defaultdict
@@ -20,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.block import Block, BlockState
 from kvcache.layout import Group
+from kvcache.sparse_buffer import SparseBuffer
 from kvcache.sparse_heap import PendingRelease, SparseHeap, runs_of
 
 # Free blocks that a new run of blocks would like around it: as many as can be had.
@@ -68,6 +72,11 @@ class HeapPool:
         return min(self._limit_blocks - self.used_blocks, self.unused_blocks)
 
     @property
+    def takeable_blocks(self) -> int:
+        """Return how many blocks of made heaps are free and mapped nowhere."""
+        return sum(free * len(heaps) for free, heaps in self._by_free.items())
+
+    @property
     def unused_blocks(self) -> int:
         """Return how many blocks are free, whatever the limit; those of heaps to be made too."""
         unmade = self._max_heaps - len(self._heaps)
@@ -83,6 +92,11 @@ class HeapPool:
     def free_committed_bytes(self) -> int:
         """Return the bytes of free blocks that may hold memory of the system: the pool's slack."""
         return self._dirty_free * self._group.block_bytes
+
+    @property
+    def releases_any(self) -> bool:
+        """Return whether memory of free blocks can be released at all."""
+        return self._backend.releases is not Releases.NOTHING
 
     def count(self, state: BlockState) -> int:
         """Return how many blocks of made heaps are in that state."""
@@ -119,17 +133,18 @@ class HeapPool:
         taken: list[Block] = []
         while len(taken) < count:
             block = self._next(after) or self._start(count - len(taken))
-            if block is None:
+            if block is None or not self._has_memory(block):
                 self.free_unmapped(taken)
                 return None
-            self._move(block, BlockState.OWNED)
-            block.buffers = block.sequences = 1
+            self._own(block)
+            block.is_sealed = False
             taken.append(block)
             after = block
         return taken
 
     def seal(self, block: Block) -> None:
         """Seal a block: it is full, and its writer has completed. Its sequence may be closed."""
+        block.is_sealed = True
         if block.state is not BlockState.QUARANTINED:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
 
@@ -162,16 +177,38 @@ class HeapPool:
         self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
 
     def free(self, block: Block) -> None:
-        """Free the block: nothing has it mapped, and it cannot be found."""
+        """Free the block: no sequence has it mapped, and it cannot be found."""
         assert not block.buffers, f"{block} is mapped"
         assert block.prefix is None, f"{block} can be found"
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
 
     def free_unmapped(self, blocks: Iterable[Block]) -> None:
-        """Free blocks that were allocated and never mapped."""
+        """Free blocks that were allocated and never mapped; taken ones are kept again."""
         for block in blocks:
             block.buffers = block.sequences = 0
             self._move(block, BlockState.FREE, BlockState.OWNED)
+
+    # --- blocks that stay mapped ----------------------------------------------------------------
+
+    def keep(self, block: Block, buffer: SparseBuffer) -> None:
+        """Note that a buffer has the block mapped, of no sequence any more."""
+        assert block.state is not BlockState.FREE, f"{block} is free"
+        block.keepers.append(buffer)
+
+    def take_kept(self, block: Block) -> None:
+        """Take a free block that the taker's own buffer keeps, and nobody else."""
+        assert len(block.keepers) == 1, f"{block} is mapped elsewhere"
+        assert not block.is_sealed, f"{block} may only be read"
+        self._own(block)
+
+    def drop(self, block: Block, buffer: SparseBuffer) -> None:
+        """Note that a buffer keeps the block no more: it was unmapped there, or a sequence has it
+        now."""
+        block.keepers.remove(buffer)
+        if block.state is BlockState.FREE:
+            buffer.free_kept -= 1
+            if not block.keepers:
+                self._note_takeable(block, True)
 
     # --- releasing memory -----------------------------------------------------------------------
 
@@ -231,7 +268,7 @@ class HeapPool:
         if after is None or after.place + 1 == self._group.blocks_per_heap:
             return None
         following = self._heaps[after.heap].blocks[after.place + 1]
-        return following if following.state is BlockState.FREE else None
+        return following if following.can_be_taken else None
 
     def _start(self, count: int) -> Block | None:
         """Return where a run of ``count`` blocks begins; make a heap when all are full; None at
@@ -257,6 +294,15 @@ class HeapPool:
         self._heaps.append(SparseHeap.of(len(self._heaps), blocks))
         self._counts[BlockState.FREE] += blocks
         return True
+
+    def _has_memory(self, block: Block) -> bool:
+        """Return whether the block's heap has its memory, or gets it now."""
+        whole = self._backend.charge is not Charge.BLOCKS
+        return block.dirty or not whole or self._backend.commit_heap(block.heap)
+
+    def _own(self, block: Block) -> None:
+        self._move(block, BlockState.OWNED)
+        block.buffers = block.sequences = 1
 
     def _move(self, block: Block, new: BlockState, *old: BlockState) -> None:
         """Move a block to a new state, from one of the old ones; from FREE where none is named."""
@@ -284,6 +330,12 @@ class HeapPool:
             its.dirty = True
 
     def _note_free(self, block: Block, is_free: bool) -> None:
+        for keeper in block.keepers:
+            keeper.free_kept += 1 if is_free else -1
+        if not block.keepers:
+            self._note_takeable(block, is_free)
+
+    def _note_takeable(self, block: Block, is_free: bool) -> None:
         number, heap = block.heap, self._heaps[block.heap]
         if heap.free:
             peers = self._by_free[heap.free]
@@ -308,10 +360,10 @@ class HeapPool:
             assert counted == self._counts[state], f"{state.name}: {counted} blocks"
         dirty_free = 0
         for number, heap in enumerate(self._heaps):
-            assert list(heap.free_map) == [b.state is BlockState.FREE for b in heap.blocks]
+            assert list(heap.free_map) == [block.can_be_taken for block in heap.blocks]
             assert heap.free == sum(heap.free_map)
             assert heap.free == 0 or number in self._by_free[heap.free]
-            dirty_free += len(heap.free_and_dirty())
+            dirty_free += sum(b.dirty for b in heap.blocks if b.state is BlockState.FREE)
         assert dirty_free == self._dirty_free
         had = (block.sequences for heap in self._heaps for block in heap.blocks)
         assert self.saved_blocks == sum(max(0, sequences - 1) for sequences in had)

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 
 from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.block import Block
-from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS
+from kvcache.block_allocator import (
+    BLOCKS_EVICTED_AT_ONCE,
+    MAP_AHEAD_AT_POINT_TOKENS,
+    MAP_AHEAD_TOKENS,
+)
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.group_cache import GroupCache
 from kvcache.layout import KVLayout
@@ -52,6 +56,7 @@ class KVCacheManager:
         self.mapping_waits = 0
         """Steps that had to wait for a mapping."""
         self._issued_epoch = self._completed_epoch = 0
+        self._maps_while_running = self._first.backend.maps_while_running
 
     # --- the scheduler's side: joining ----------------------------------------------------------
 
@@ -109,6 +114,8 @@ class KVCacheManager:
             for group, part in zip(self._groups, parts, strict=True):
                 group.allocator.remove(part)
                 group.buffers.free(part.buffer)
+            if self.wants_mapping_point:
+                break  # the prefix is shared then
         return None
 
     def attach_cached(self, seq_id: int) -> int:
@@ -138,6 +145,7 @@ class KVCacheManager:
             return progress.computed
         shared = self._attach(child.parts, blocks)
         if shared and partial and self.reserve(child_id, num_tokens):
+            self._finish_mappings()
             for group, its, own in zip(self._groups, parent.parts, child.parts, strict=True):
                 source, target = its.buffer.number, own.buffer.number
                 group.backend.copy_block(source, whole, target, whole, partial)
@@ -207,6 +215,11 @@ class KVCacheManager:
             group.close(part, self._issued_epoch)
 
     @property
+    def wants_mapping_point(self) -> bool:
+        """Return whether something was refused that can be had when no step is in flight."""
+        return any(group.allocator.wants_mapping_point for group in self._groups)
+
+    @property
     def recovering(self) -> bool:
         """Return whether blocks or mappings of closed sequences are not free yet."""
         return any(group.recovering for group in self._groups)
@@ -215,38 +228,61 @@ class KVCacheManager:
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
         """Return what a step reads and writes: ``(seq_id, start, count)`` in the order of its rows,
-        segments of one row first. Opens the next epoch."""
+        segments of one row first. Opens the next epoch, and with it ends a mapping point."""
         segments: list[list[Segment]] = [[] for _ in self._groups]
         growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
+        ahead = MAP_AHEAD_TOKENS if self._maps_while_running else MAP_AHEAD_AT_POINT_TOKENS // 2
         for seq_id, start, count in plan:
             sequence = self._open[seq_id]
             assert start == sequence.next_start, f"{seq_id}: {start} != {sequence.next_start}"
             sequence.schedule(end := start + count, epoch)
             for number, part in enumerate(sequence.parts):
                 segments[number].append(Segment(part.buffer.number, start, count))
-                if end + max(count, MAP_AHEAD_TOKENS) > part.table_tokens:
+                if end + max(count, ahead) > part.table_tokens:
                     growing.append((self._groups[number], part, end, count))
         self._count_waits()
+        if not self._maps_while_running:
+            self._end_mapping_point(growing)
         rows = [g.backend.rows(its) for g, its in zip(self._groups, segments, strict=True)]
         views = KVViews(self._layers, self._tokens, rows, segments[0], epoch)
         self._issued_epoch = epoch
-        for group, part, end, count in growing:
-            group.allocator.map_ahead(part, end, count)
+        if self._maps_while_running:
+            for group, part, end, count in growing:
+                group.allocator.map_ahead(part, end, count)
         return views
+
+    def _end_mapping_point(
+        self, growing: Sequence[tuple[GroupCache, CachedSequence, int, int]]
+    ) -> None:
+        """Top up sequences that will soon need blocks, if this is a mapping point, and wait until
+        all is mapped."""
+        for group, part, end, _ in growing:
+            if group.allocator.may_map:
+                group.allocator.top_up(part, end)
+        self._finish_mappings()
+        for group in self._groups:
+            group.allocator.is_at_mapping_point = False
+
+    def _finish_mappings(self) -> None:
+        for group in self._groups:
+            group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
         """Note that the device has finished all steps up to that epoch; free what waited for it."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
         self._completed_epoch = max(before, completed_epoch)
+        is_quiet = self._completed_epoch == self._issued_epoch
         for group in self._groups:
+            group.allocator.is_at_mapping_point = is_quiet
+            group.allocator.wants_mapping_point &= not is_quiet
             closed = group.num_closed
             group.advance(self._completed_epoch)
             # After failed attempts to map blocks nothing is released: while the system refuses to
             # map them, the cache would seem to recover for ever.
             changed = (self._completed_epoch, group.num_closed) != (before, closed)
-            if changed and not group.releases_when_idle:
+            if changed and group.may_release:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
 
     def release_idle_memory(self) -> None:
@@ -310,7 +346,7 @@ class KVCacheManager:
         """Release memory of free blocks beyond the slack, where it may be released now."""
         runs = self._open or self._completed_epoch < self._issued_epoch
         for group in self._groups:
-            if not runs or not group.releases_when_idle:
+            if group.may_release or not runs:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
 
     def _parts(self, number: int) -> list[CachedSequence]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from kvcache.block import Block
+from kvcache.block import Block, BlockState
 
 
 @dataclass(slots=True)
@@ -67,19 +68,41 @@ class Pending:
     count: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SparseBuffer:
-    """A buffer of the backend and what is mapped behind it. Reused, never destroyed."""
+    """A buffer of the backend and what is mapped behind it. Reused, never destroyed::
+
+        table: its sequence's blocks ............ | kept: of those before it | nothing
+        mapped_blocks ............... | pending
+    """
 
     number: int
     table: PageTable = field(default_factory=PageTable)
     pending: list[Pending] = field(default_factory=list)
     """The oldest first; what they map stands at the end of the table already."""
+    kept: list[Block] = field(default_factory=list)
+    """Mapped behind the table's last block, of no sequence any more: for the next one."""
+    free_kept: int = 0
+    """How many of these are free."""
 
     @property
     def mapped_blocks(self) -> int:
         """Return how many leading blocks can be used now."""
         return len(self.table) - sum(item.count for item in self.pending)
+
+    def keeps_first(self, blocks: Iterable[Block]) -> int:
+        """Return how many of the blocks are those that are kept, from the first one on."""
+        same = takewhile(lambda pair: pair[0] is pair[1], zip(self.kept, blocks, strict=False))
+        return sum(1 for _ in same)
+
+    def own_kept(self, most: int) -> list[Block]:
+        """Return the blocks, no more than so many, that its sequence can go on with: from the first
+        kept one on those that are free, mapped nowhere else, and never were sealed."""
+        usable = takewhile(
+            lambda b: b.state is BlockState.FREE and len(b.keepers) == 1 and not b.is_sealed,
+            self.kept[:most],
+        )
+        return list(usable)
 
     def mappings(self, regions: int) -> int:
         """Return how many mappings the system counts: each run in every region, and the gap behind

@@ -20,7 +20,7 @@ class SparseHeap:
     blocks: list[Block]
     free: int
     free_map: bytearray
-    """1 for those that are free: room for a run is searched here, among thousands of blocks."""
+    """1 for those that can be taken: room for a run is searched here, among thousands of blocks."""
 
     @classmethod
     def of(cls, number: int, blocks: int) -> "SparseHeap":
@@ -42,8 +42,8 @@ class SparseHeap:
         return bytes(block.state for block in self.blocks)
 
     def free_and_dirty(self) -> list[int]:
-        """Return the places of blocks that are free and may hold memory."""
-        return [b.place for b in self.blocks if b.dirty and b.state is BlockState.FREE]
+        """Return the places of blocks that are free, mapped nowhere, and may hold memory."""
+        return [block.place for block in self.blocks if block.dirty and block.can_be_taken]
 
 
 def runs_of(indices: list[int]) -> list[tuple[int, int]]:

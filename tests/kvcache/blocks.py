@@ -37,6 +37,8 @@ class Block:
     """The newest step that wrote to it."""
     owner: object = None
     """With whom its contents may be shared."""
+    writer: object = None
+    """Who wrote them."""
 
     @property
     def follower(self) -> tuple[int, int]:

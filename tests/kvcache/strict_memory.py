@@ -15,7 +15,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from kvcache.backend import Charge, Releases, Segment
+from kvcache.backend import BackendFailedError, Charge, Releases, Segment
 from kvcache.layout import Group
 from tests.kvcache.blocks import (
     POISON,
@@ -70,16 +70,21 @@ class StrictMemory:
     zeroes_blocks: bool = False
     mapping_limit: int | None = None
     shares_blocks: bool = True
+    maps_while_running: bool = True
     heap_limit: int | None = None
     max_sharers: int = 1000
     """Buffers in which the cache may map a block."""
     name: str = "strict"
     copied_bytes: int = 0
     copies: int = 0
+    points: int = 0
+    """Mapping points at which anything was mapped or unmapped."""
     begun: int = 0
     """Mappings that were begun."""
     completed_epoch: int = 0
     """The newest step that the device has finished."""
+    opened_epoch: int = 0
+    """The newest step that was begun."""
     buffers: int = 0
     issued: int = 0
     completed: int = 0
@@ -93,6 +98,11 @@ class StrictMemory:
     _ahead: set[int] = field(default_factory=set)
     """Tickets of map_ahead whose outcome nobody has asked for."""
     _refused: set[int] = field(default_factory=set)
+    _has_memory: set[int] = field(default_factory=set)
+    """Heaps, where memory does not come with the mapping."""
+    _unfinished: list[Mapping] = field(default_factory=list)
+    """Those of this mapping point."""
+    _begun_here: bool = False
 
     # --- what the cache calls -------------------------------------------------------------------
 
@@ -106,6 +116,22 @@ class StrictMemory:
         places = range(self.group.blocks_per_heap)
         self._heaps.append([Block(number, place, stale[:]) for place in places])
         return True
+
+    def commit_heap(self, heap: int) -> bool:
+        if not self.maps_while_running:
+            if self.faults.refuse():
+                return False
+            self._has_memory.add(heap)
+        return True
+
+    def finish_mappings(self) -> None:
+        if self._begun_here and self.faults.stick():
+            raise BackendFailedError("a mapping operation took too long")
+        self.points += self._begun_here
+        self._begun_here = False
+        for mapping in self._unfinished:
+            mapping.state = MappingState.MAPPED
+        self._unfinished.clear()
 
     def add_buffer(self) -> bool:
         if self.faults.refuse():
@@ -124,15 +150,23 @@ class StrictMemory:
     ) -> bool:
         blocks = self._blocks(heap, heap_block, count)
         self._check_places(buffer, block, count)
-        if self.faults.refuse():
+        self._check_point("mapped")
+        if self.maps_while_running and self.faults.refuse():
             return False
+        if not self.maps_while_running and heap not in self._has_memory:
+            raise MistakeError(f"heap {heap} is mapped and has no memory")
+        now = MappingState.MAPPED if self.maps_while_running else MappingState.COMING
         for number, physical in enumerate(blocks, block):
-            self._begin(buffer, number, physical, writable, MappingState.MAPPED)
+            mapping = self._begin(buffer, number, physical, writable, now)
             physical.touched = True
+            if not self.maps_while_running:
+                self._unfinished.append(mapping)
         self._check_mapping_limit()
         return True
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
+        if not self.maps_while_running:
+            raise MistakeError("memory is mapped ahead beside steps")
         blocks = self._blocks(heap, heap_block, count)
         self._check_places(buffer, block, count)
         refused = self.faults.refuse() or self.faults.refuse_ahead
@@ -176,6 +210,10 @@ class StrictMemory:
             for number in range(block, block + count):
                 self._end(buffer, number)
 
+        if not self.maps_while_running:
+            self._check_point("unmapped")
+            done()  # what follows at this point is done after it
+            return self.issued
         return self._later(done)
 
     def release(self, heap: int, block: int, count: int) -> int:
@@ -184,6 +222,9 @@ class StrictMemory:
         whole = count == self.group.blocks_per_heap
         if not whole and self.releases is not Releases.BLOCKS:
             raise MistakeError(f"{count} blocks of heap {heap} are no whole heap")
+        if not self.maps_while_running:
+            self._check_point("released")
+            self._has_memory.discard(heap)
         blocks = self._blocks(heap, block, count)
         self.released.append((heap, block, count))
         for physical in blocks:
@@ -230,6 +271,7 @@ class StrictMemory:
         is_part = 0 < tokens <= self.group.tokens_per_block
         if not is_part or (self.holds_contents and POISON in taken.slots[:tokens]):
             raise MistakeError(f"{taken} is copied beyond what it holds")
+        given.poison()
         given.slots[:tokens] = taken.slots[:tokens]
         given.owner = taken.owner
         self.copies += 1
@@ -244,6 +286,7 @@ class StrictMemory:
         return sum(per_heap) * self.group.block_bytes
 
     def rows(self, segments: Sequence[Segment]) -> Any:
+        self.opened_epoch += 1
         for segment in segments:
             end = self.group.blocks_for(segment.start + segment.count)
             first_written = segment.start // self.group.tokens_per_block
@@ -290,19 +333,27 @@ class StrictMemory:
         return self._readable(buffer, number).block.slots[slot]
 
     def write(
-        self, buffer: int, start: int, slots: "array[int]", epoch: int, owner: object
+        self,
+        buffer: int,
+        start: int,
+        slots: "array[int]",
+        epoch: int,
+        owner: object,
+        writer: object = None,
     ) -> None:
-        """A step writes the slots of tokens ``start`` and beyond."""
+        """A step writes the slots of tokens ``start`` and beyond. writer: the life of a sequence."""
         size = self.group.tokens_per_block
         written = 0
         while written < len(slots):
             number, first = divmod(start + written, size)
             block = self._writable(buffer, number).block
             part = slots[written : written + size - first]
+            if block.writer != writer and first == 0:
+                block.poison()  # it was kept from the sequence that had this buffer before
             if block.slots[first : first + len(part)].tobytes() != POISON_BYTES * len(part):
                 raise MistakeError(f"{block} is written twice from slot {first} on")
             block.slots[first : first + len(part)] = part
-            block.epoch, block.owner = epoch, owner
+            block.epoch, block.owner, block.writer = epoch, owner, writer
             written += len(part)
 
     def forget(self, buffer: int, start: int, count: int) -> None:
@@ -312,6 +363,14 @@ class StrictMemory:
             self._writable(buffer, number).block.slots[place] = POISON
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _check_point(self, what: str) -> None:
+        """At a mapping point no step is in flight."""
+        if self.maps_while_running:
+            return
+        if self.opened_epoch > self.completed_epoch:
+            raise MistakeError(f"memory is {what} while step {self.opened_epoch} is in flight")
+        self._begun_here = True
 
     def _blocks(self, heap: int, place: int, count: int) -> list[Block]:
         if not 0 <= heap < len(self._heaps):

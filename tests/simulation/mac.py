@@ -81,7 +81,7 @@ def mac_world(memory: MemoryPlan) -> World:
     )
     return World(
         engine,
-        MemoryTraits(0.0, 0.0, 1, 0, 0.0, Manners.NOTHING, True, None, None),
+        MemoryTraits(0.0, 0.0, 1, 0, 0.0, Manners.NOTHING, True, None, None, False),
         DeviceTraits(VOCAB, 1, 0.0, 0.0, step_s=0.02, token_s=0.002),
         traffic,
         pressure_rate=0.0,

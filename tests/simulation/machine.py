@@ -90,7 +90,7 @@ class Machine:
         if left or stats.num_sequences or self.kv.recovering:
             raise SimulationError(f"something is left behind: {stats}")
         for memory in self.memories:
-            if memory.mappings:
+            if memory.mappings and memory.maps_while_running:
                 raise SimulationError(f"still mapped: {sorted(memory.mappings)}")
         kept = self.memory.releases is Releases.NOTHING
         if not kept and stats.committed_bytes > sum(m.group.heap_bytes for m in self.memories):
@@ -132,5 +132,6 @@ def _memory(
         mapping_limit=traits.mapping_limit,
         shares_blocks=traits.shares_blocks,
         heap_limit=traits.heap_limit,
+        maps_while_running=traits.maps_while_running,
         max_sharers=engine.max_sharers,
     )

@@ -7,8 +7,9 @@ it samples is the host's when the step is read, and before that only the next st
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -121,6 +122,7 @@ class SlotStep:
         if self.lost:
             raise SimulationError(f"step {self.epoch} is read, and the one before it failed")
         self.runner.flying.remove(self)
+        self.runner.has_ended(self.epoch)
         if self.fails:
             for later in self.runner.flying:
                 later.lost = True
@@ -178,6 +180,9 @@ class SlotRunner:
     """That step's number."""
     _salts: dict[int, PrefixSalt] = field(default_factory=dict)
     """By sequence."""
+    _lives: dict[int, int] = field(default_factory=dict)
+    """Of each sequence the number of its newest life: each has a buffer of its own."""
+    _numbers: Iterator[int] = field(default_factory=count)
     _spoilt: set[int] = field(default_factory=set)
     """Requests of a step in flight that is going to fail."""
     _ticks: int = 0
@@ -197,6 +202,7 @@ class SlotRunner:
         for decision in plan.decisions:
             if isinstance(decision, Opened):
                 self._salts[decision.seq_id] = decision.salt
+                self._lives[decision.seq_id] = next(self._numbers)
         if not overlapped:
             self._sampled = []
         views = self.kv.views(plan.segments)
@@ -208,6 +214,9 @@ class SlotRunner:
         buffers = [tuple(s.buffer for s in of_entry) for of_entry in zip(*by_group, strict=True)]
         try:
             results = self._compute_all(plan, buffers, step, fails_at)
+        except InjectedFaultError:
+            self.has_ended(views.epoch)
+            raise
         finally:
             self._complete()
         self.computed += sum(entry.count for entry in plan.entries)
@@ -235,6 +244,12 @@ class SlotRunner:
         rows = sum(entry.count for entry in plan.entries)
         seconds = self.traits.step_s + rows * self.traits.token_s
         self.clock.now += seconds * self.rng.uniform(0.5, 2.0)
+
+    def has_ended(self, epoch: int) -> None:
+        """A step is read, or cannot be begun: nothing of it runs any more, and where memory is
+        mapped at mapping points, the host goes by that."""
+        if not self.memories[0].maps_while_running:
+            self.complete_up_to(epoch)
 
     def complete_up_to(self, epoch: int) -> None:
         """Nothing of these steps runs any more."""
@@ -300,7 +315,8 @@ class SlotRunner:
         for memory, buffer in zip(self.memories, buffers, strict=True):
             last = SPOILT if spoilt else memory.slot(buffer, start - 1) if start else 0
             slots = slots_after(last, [token or 0 for token in tokens])
-            memory.write(buffer, start, slots, epoch, self._salts[seq_id])
+            life = self._lives[seq_id]
+            memory.write(buffer, start, slots, epoch, self._salts[seq_id], life)
             accesses.append(_Access(seq_id, memory, buffer, end, memory.read(buffer, end)))
             if not spoilt:
                 self._check_contents(accesses[-1])

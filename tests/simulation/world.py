@@ -44,6 +44,7 @@ class MemoryTraits:
     shares_blocks: bool
     mapping_limit: int | None
     heap_limit: int | None
+    maps_while_running: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +159,21 @@ def _draw_memory(rng: Random, engine: EngineTraits) -> MemoryTraits:
     # A sequence of single blocks takes one mapping per region and block, and the gap behind them.
     longest = len(group.regions) * (group.blocks_per_buffer + 1)
     limit = round(longest * rng.uniform(0.7, 3.0)) if rng.random() < 0.2 else None
+    manners, shares = Manners.drawn(rng.random()), group.blocks_per_buffer > 1
+    at_points = shares and rng.random() < 0.4
+    if at_points:
+        manners = rng.choice((Manners.IDLE, Manners.NOTHING))
     return MemoryTraits(
         slowness=rng.choice((0.0, 0.3, 0.7, 0.9)),
         fault_rate=rng.choice((0.01, 0.05, 0.2)) if refuses else 0.0,
         longest_storm=rng.choice((1, 3, 12)),
         most_refusals=rng.randint(1, 60),
         stuck_rate=0.2 if rng.random() < 0.03 else 0.0,
-        manners=Manners.drawn(rng.random()),
-        shares_blocks=group.blocks_per_buffer > 1,
-        mapping_limit=limit,
+        manners=manners,
+        shares_blocks=shares,
+        mapping_limit=None if at_points else limit,
         heap_limit=heaps if rng.random() < 0.1 else None,
+        maps_while_running=not at_points,
     )
 
 
