@@ -9,6 +9,7 @@ from contextlib import suppress
 from engine.config import EngineConfig
 from engine.constraints import MaskThread
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
+from engine.mapping_points import MappingPoints
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import (
     Abort,
@@ -69,6 +70,7 @@ class EngineLoop:
         self._mlx_memory = mlx_memory
         self.faults = faults
         self._pipeline = StepPipeline(runner, clock)
+        self._points = MappingPoints(kv, clock)
         self._mask_thread = MaskThread()
         self._woken_by: Message | None = None
         self._stopping = False
@@ -93,6 +95,7 @@ class EngineLoop:
         plan = self._next_plan()
         self._pipeline.launch(plan, self._begin_masks(plan))
         retired = self._pipeline.retire(self._max_in_flight if plan.entries else 0)
+        self._note_point(plan)
         events += self._commit(retired)
         self._publish([*plan.refused, *events])
         self._pipeline.flush()
@@ -155,6 +158,13 @@ class EngineLoop:
         """Return whether there are sequences, though they may only wait for memory."""
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
+    def _note_point(self, plan: StepPlan) -> None:
+        """Note whether a mapping point begins or ends."""
+        if plan.entries:
+            self._points.end()
+        if not self._pipeline.depth:
+            self._points.begin()
+
     # --- the parts of a step --------------------------------------------------------------------
 
     def _receive(self) -> list[TokenEvent]:
@@ -197,7 +207,7 @@ class EngineLoop:
         depth = self._pipeline.depth
         if depth > self._max_in_flight or self._pipeline.has_failed_step:
             return NO_STEP
-        if depth and self._kv.wants_mapping_point:
+        if depth and self._points.is_due():
             return NO_STEP
         plan = self._scheduler.schedule(overlapped=depth > 0)
         if plan.begun:

@@ -13,9 +13,11 @@ from kvcache.sequences import CachedSequence
 # A block is mapped so many tokens before a decoding sequence needs it; a prompt's next chunk while
 # the one before it is computed.
 MAP_AHEAD_TOKENS = 8
-# At a mapping point so much is mapped ahead, and all that is set aside: a point makes every sequence
-# wait, and sequences that are topped up together need the next one together.
+# At a mapping point so much is mapped ahead, behind whoever has less than half of it: every sequence
+# waits for a point, and those that are topped up together need the next one together.
 MAP_AHEAD_AT_POINT_TOKENS = 128
+# Of all blocks, those that may be free and mapped ahead before prefixes are evicted for it.
+MAPPED_AHEAD_RATIO = 1 / 8
 # Memory is released on the thread that also maps ahead: 40 ms of its time.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
@@ -123,32 +125,52 @@ class BlockAllocator:
         self._pool.free_unmapped(self.cut(sequence, count))
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
-        """Start mapping what the steps after one of ``count`` tokens up to ``end`` will need."""
-        if not sequence.buffer.pending:
-            blocks = self._take_ahead(sequence, end + max(count, MAP_AHEAD_TOKENS))
-            with self._updating_counts(sequence):
-                if self._buffers.map_ahead(sequence.buffer, blocks):
-                    return
-            self._pool.free_unmapped(blocks)
-
-    def top_up(self, sequence: CachedSequence, end: int) -> None:
-        """Map what the steps after one up to ``end`` will need, at a mapping point: all that is set
-        aside, and enough for many more."""
-        aside = sequence.reservation * self._group.tokens_per_block
-        blocks = self._take_ahead(sequence, max(end + MAP_AHEAD_AT_POINT_TOKENS, aside))
+        """Start mapping what the steps after one of ``count`` tokens up to ``end`` will need. Take
+        more blocks than are reserved only while there is one for every sequence."""
+        buffer = sequence.buffer
+        ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
+        missing = self._group.blocks_for(ahead) - len(buffer.table)
+        if missing > sequence.reserved_blocks + self.available_blocks - self._num_sequences:
+            missing = min(missing, sequence.reserved_blocks)
+        if missing <= 0 or buffer.pending:
+            return
+        blocks = self._take(sequence, missing)
+        if blocks is None:
+            return
         with self._updating_counts(sequence):
-            if self._buffers.map(sequence.buffer, blocks, writable=True):
+            if self._buffers.map_ahead(buffer, blocks):
                 return
         self._pool.free_unmapped(blocks)
 
-    def _take_ahead(self, sequence: CachedSequence, num_tokens: int) -> list[Block]:
-        """Take blocks for up to so many tokens; none where there are too few. More than are
-        reserved only while there is one for every sequence."""
-        ahead = min(num_tokens, sequence.final_tokens)
-        missing = self._group.blocks_for(ahead) - len(sequence.buffer.table)
-        if missing > sequence.reserved_blocks + self.available_blocks - self._num_sequences:
-            missing = min(missing, sequence.reserved_blocks)
-        return (self._take(sequence, missing) or []) if missing > 0 else []
+    def top_up(self, sequence: CachedSequence, end: int) -> None:
+        """Map what the steps after one up to ``end`` will need, at a mapping point: all that is set
+        aside, and behind it free blocks for many steps. Those are its own when it takes them, and
+        anybody's until then."""
+        aside = sequence.reservation * self._group.tokens_per_block
+        self.grow(sequence, min(aside, self._group.max_tokens))
+        spare = self._spare_blocks(sequence, end)
+        blocks = self._take(sequence, spare) if spare else None
+        if blocks is not None:
+            with self._updating_counts(sequence):
+                self._buffers.map(sequence.buffer, blocks, writable=True)
+            self.shrink(sequence, spare)
+
+    def _spare_blocks(self, sequence: CachedSequence, end: int) -> int:
+        """Return how many free blocks are to stand behind a sequence's table; 0 where those that do
+        are enough."""
+        buffer, size = sequence.buffer, self._group.tokens_per_block
+        ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, sequence.final_tokens)
+        wanted = self._group.blocks_for(ahead) - len(buffer.table)
+        kept = len(buffer.own_kept(wanted)) if wanted > 0 else 0
+        has = (len(buffer.table) + kept) * size
+        if has >= min(end + MAP_AHEAD_AT_POINT_TOKENS // 2, sequence.final_tokens):
+            return 0
+        others_kept = self._pool.kept_blocks
+        few = round(MAPPED_AHEAD_RATIO * self._pool.capacity_blocks) - others_kept
+        free = self._pool.takeable_blocks if self.spares_heaps else self._pool.free_blocks
+        room = min(wanted - kept, max(few, free - others_kept))
+        room = min(room, self.available_blocks - self._num_sequences)
+        return kept + room if room > 0 else 0
 
     def set_limit(self, blocks: int) -> int:
         """Allow so many blocks from now on, and what one sequence may need at least; evict prefixes
@@ -204,9 +226,18 @@ class BlockAllocator:
         if self.spares_heaps:
             self._spare_a_heap(count)
         while (taken := self._pool.allocate(count, after)) is None:
-            if not (self._buffers.unmap_free() or self._prefixes.evict()):
+            if not self._make_room(count):
                 return None
         return taken
+
+    def _make_room(self, count: int) -> bool:
+        """Make more blocks free that nothing maps: those that idle buffers keep, then cached ones,
+        then those that sequences have mapped ahead. False where there are none."""
+        if self._buffers.unmap_free(idle=True):
+            return True
+        missing = max(1, count - self._pool.takeable_blocks)
+        evicted = sum(self._prefixes.evict() for _ in range(missing))
+        return evicted > 0 or self._buffers.unmap_free(idle=False)
 
     def _spare_a_heap(self, count: int) -> None:
         """Evict prefixes that no sequence uses, and unmap what is free, where the heaps that are
@@ -217,7 +248,7 @@ class BlockAllocator:
         if is_large and missing <= self._pool.count(BlockState.CACHED):
             for _ in range(missing):
                 self._prefixes.evict()
-            while self._pool.takeable_blocks < count and self._buffers.unmap_free():
+            while self._pool.takeable_blocks < count and self._buffers.unmap_free(idle=False):
                 pass
 
     @contextmanager

@@ -68,11 +68,11 @@ class BufferPool:
         self._idle.append(buffer)
         return self._keep_from(buffer, 0)
 
-    def unmap_free(self) -> bool:
-        """Unmap free blocks behind a buffer, if possible an idle one, and what is kept behind them.
+    def unmap_free(self, *, idle: bool) -> bool:
+        """Unmap free blocks behind a buffer, and what is kept behind them: an idle one, or any.
         False where no free block is mapped."""
-        buffers = (buffer for buffer in (*self._idle, *self._buffers) if buffer.free_kept)
-        buffer = next(buffers, None)
+        buffers = self._idle if idle else self._buffers
+        buffer = next((buffer for buffer in buffers if buffer.free_kept), None)
         if buffer is None:
             return False
         states = [block.state for block in buffer.kept]
@@ -81,7 +81,7 @@ class BufferPool:
 
     def unmap_all_free(self) -> None:
         """Unmap all free blocks, and wait until they are."""
-        while self.unmap_free():
+        while self.unmap_free(idle=False):
             pass
         self._backend.finish_mappings()
 

@@ -27,9 +27,7 @@ class GroupCache:
         # Twice as many buffers as sequences: one that leaves need not be unmapped before the next
         # one joins.
         max_sharers = limits.settings.max_sharers
-        self.buffers = BufferPool(
-            group, self.pool, backend, 2 * limits.max_sequences, max_sharers
-        )
+        self.buffers = BufferPool(group, self.pool, backend, 2 * limits.max_sequences, max_sharers)
         self.prefixes = PrefixCache(
             self.pool,
             max_sharers=max_sharers,
@@ -37,9 +35,7 @@ class GroupCache:
         )
         parts = group, self.pool, self.buffers, self.prefixes
         self._keeps_mappings = not backend.maps_while_running
-        self.allocator = BlockAllocator(
-            *parts, maps_while_running=backend.maps_while_running
-        )
+        self.allocator = BlockAllocator(*parts, maps_while_running=backend.maps_while_running)
         self._inspector = CacheInspector(*parts, backend)
         self._closed: list[ClosedSequence] = []
 

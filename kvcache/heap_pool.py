@@ -77,6 +77,11 @@ class HeapPool:
         return sum(free * len(heaps) for free, heaps in self._by_free.items())
 
     @property
+    def kept_blocks(self) -> int:
+        """Return how many free blocks are still mapped behind a buffer."""
+        return self._counts[BlockState.FREE] - self.takeable_blocks
+
+    @property
     def unused_blocks(self) -> int:
         """Return how many blocks are free, whatever the limit; those of heaps to be made too."""
         unmade = self._max_heaps - len(self._heaps)

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 
 from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.block import Block
-from kvcache.block_allocator import (
-    BLOCKS_EVICTED_AT_ONCE,
-    MAP_AHEAD_AT_POINT_TOKENS,
-    MAP_AHEAD_TOKENS,
-)
+from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.group_cache import GroupCache
 from kvcache.layout import KVLayout
@@ -232,18 +228,17 @@ class KVCacheManager:
         segments: list[list[Segment]] = [[] for _ in self._groups]
         growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
-        ahead = MAP_AHEAD_TOKENS if self._maps_while_running else MAP_AHEAD_AT_POINT_TOKENS // 2
         for seq_id, start, count in plan:
             sequence = self._open[seq_id]
             assert start == sequence.next_start, f"{seq_id}: {start} != {sequence.next_start}"
             sequence.schedule(end := start + count, epoch)
             for number, part in enumerate(sequence.parts):
                 segments[number].append(Segment(part.buffer.number, start, count))
-                if end + max(count, ahead) > part.table_tokens:
+                if end + max(count, MAP_AHEAD_TOKENS) > part.table_tokens:
                     growing.append((self._groups[number], part, end, count))
         self._count_waits()
         if not self._maps_while_running:
-            self._end_mapping_point(growing)
+            self._end_mapping_point(plan)
         rows = [g.backend.rows(its) for g, its in zip(self._groups, segments, strict=True)]
         views = KVViews(self._layers, self._tokens, rows, segments[0], epoch)
         self._issued_epoch = epoch
@@ -252,14 +247,14 @@ class KVCacheManager:
                 group.allocator.map_ahead(part, end, count)
         return views
 
-    def _end_mapping_point(
-        self, growing: Sequence[tuple[GroupCache, CachedSequence, int, int]]
-    ) -> None:
-        """Top up sequences that will soon need blocks, if this is a mapping point, and wait until
-        all is mapped."""
-        for group, part, end, _ in growing:
-            if group.allocator.may_map:
-                group.allocator.top_up(part, end)
+    def _end_mapping_point(self, plan: Sequence[tuple[int, int, int]]) -> None:
+        """Top up the sequences that will soon need blocks, if this is a mapping point, and wait
+        until all is mapped."""
+        if not self._first.allocator.is_at_mapping_point:
+            return
+        for seq_id, start, count in plan:
+            for group, part in zip(self._groups, self._open[seq_id].parts, strict=True):
+                group.allocator.top_up(part, start + count)
         self._finish_mappings()
         for group in self._groups:
             group.allocator.is_at_mapping_point = False

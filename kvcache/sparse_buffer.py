@@ -72,8 +72,8 @@ class Pending:
 class SparseBuffer:
     """A buffer of the backend and what is mapped behind it. Reused, never destroyed::
 
-        table: its sequence's blocks ............ | kept: of those before it | nothing
-        mapped_blocks ............... | pending
+    table: its sequence's blocks ............ | kept: of those before it | nothing
+    mapped_blocks ............... | pending
     """
 
     number: int

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvcache.block import Block, BlockState
+from kvcache.block import Block
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ class CountingKV:
     blocks: int
     refuse: bool = False
     recovering: bool = False
+    wants_mapping_point: bool = False
     held: dict[int, int] = field(default_factory=dict)
     reserved: dict[int, int] = field(default_factory=dict)
     computed: dict[int, list[int]] = field(default_factory=dict)

@@ -341,7 +341,7 @@ class StrictMemory:
         owner: object,
         writer: object = None,
     ) -> None:
-        """A step writes the slots of tokens ``start`` and beyond. writer: the life of a sequence."""
+        """A step writes the slots of tokens ``start`` and beyond. writer: a sequence's life."""
         size = self.group.tokens_per_block
         written = 0
         while written < len(slots):

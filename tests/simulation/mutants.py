@@ -130,6 +130,43 @@ MUTANTS = (
         "self._buffers.map(sequence.buffer, blocks, writable=True)",
     ),
     Mutant(
+        "memory is mapped beside steps",
+        "kvcache/block_allocator.py",
+        "return self._maps_while_running or self.is_at_mapping_point",
+        "return True",
+    ),
+    Mutant(
+        "a step is begun before its mappings are done",
+        "kvcache/manager.py",
+        "                group.allocator.top_up(part, start + count)\n"
+        "        self._finish_mappings()\n",
+        "                group.allocator.top_up(part, start + count)\n",
+    ),
+    Mutant(
+        "a block that another buffer still maps is given away",
+        "kvcache/heap_pool.py",
+        "        if not block.keepers:\n            self._note_takeable(block, is_free)\n",
+        "        self._note_takeable(block, is_free)\n",
+    ),
+    Mutant(
+        "what was sealed is written through the mapping that is kept",
+        "kvcache/sparse_buffer.py",
+        " and len(b.keepers) == 1 and not b.is_sealed",
+        " and len(b.keepers) == 1",
+    ),
+    Mutant(
+        "a kept block is taken for another one",
+        "kvcache/sparse_buffer.py",
+        "takewhile(lambda pair: pair[0] is pair[1], zip(",
+        "takewhile(lambda pair: pair[0].state is pair[1].state, zip(",
+    ),
+    Mutant(
+        "a heap's memory is not asked for",
+        "kvcache/heap_pool.py",
+        "or self._backend.commit_heap(block.heap)",
+        "or True",
+    ),
+    Mutant(
         "blocks that the system refused to map ahead count as mapped",
         "kvcache/buffer_pool.py",
         "refused = self._backend.refused(item.ticket)",

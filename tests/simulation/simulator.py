@@ -186,7 +186,10 @@ class Simulation:
             raise SimulationError("somebody was let in although the system is short of memory")
         if machine.scheduler.holds_back != self._holds_back:
             raise SimulationError(f"let in one by one: {machine.scheduler.holds_back}")
-        if machine.begun == begun and not machine.unfriendly and not self._was_limited:
+        # Under a limit, a block that stays mapped is taken in place of one that is forgotten.
+        limited = self._limit_rate > 0 and not machine.memory.maps_while_running
+        limited = limited or self._was_limited
+        if machine.begun == begun and not machine.unfriendly and not limited:
             self._check_forgotten(machine.kv.stats().evicted_blocks - evicted, idle_since)
         if self._preemptions(first) > preempted and not is_tried:
             raise SimulationError("the first in order was preempted")

@@ -102,7 +102,11 @@ def draw_world(rng: Random, groups: int = 1) -> World:
     memory, traffic = _draw_memory(rng, engine), _draw_traffic(rng, engine)
     device = replace(device, model_is_broken=rng.random() < 0.02)
     pressure_rate = rng.choice((0.0, 0.0, 0.01, 0.2))
-    return World(engine, memory, device, traffic, pressure_rate, rng.random() < 0.75)
+    overlap = rng.random() < 0.75
+    if memory.shares_blocks and rng.random() < 0.4:
+        manners = rng.choice((Manners.IDLE, Manners.NOTHING))
+        memory = replace(memory, maps_while_running=False, mapping_limit=None, manners=manners)
+    return World(engine, memory, device, traffic, pressure_rate, overlap)
 
 
 def _layout(groups: int, tokens_per_block: int, heap_blocks: int, buffer_blocks: int) -> KVLayout:
@@ -159,21 +163,17 @@ def _draw_memory(rng: Random, engine: EngineTraits) -> MemoryTraits:
     # A sequence of single blocks takes one mapping per region and block, and the gap behind them.
     longest = len(group.regions) * (group.blocks_per_buffer + 1)
     limit = round(longest * rng.uniform(0.7, 3.0)) if rng.random() < 0.2 else None
-    manners, shares = Manners.drawn(rng.random()), group.blocks_per_buffer > 1
-    at_points = shares and rng.random() < 0.4
-    if at_points:
-        manners = rng.choice((Manners.IDLE, Manners.NOTHING))
     return MemoryTraits(
         slowness=rng.choice((0.0, 0.3, 0.7, 0.9)),
         fault_rate=rng.choice((0.01, 0.05, 0.2)) if refuses else 0.0,
         longest_storm=rng.choice((1, 3, 12)),
         most_refusals=rng.randint(1, 60),
         stuck_rate=0.2 if rng.random() < 0.03 else 0.0,
-        manners=manners,
-        shares_blocks=shares,
-        mapping_limit=None if at_points else limit,
+        manners=Manners.drawn(rng.random()),
+        shares_blocks=group.blocks_per_buffer > 1,
+        mapping_limit=limit,
         heap_limit=heaps if rng.random() < 0.1 else None,
-        maps_while_running=not at_points,
+        maps_while_running=True,
     )
 
 
