@@ -25,7 +25,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
 .PHONY: help setup serve quick test test-mac check lint types imports coverage covered-half covered-rest bench \
   soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries page-picture native \
   arm64 roofline metal metal-lint metal-kernels metal-core metal-graph metal-darwin metal-cross mac-wheels wheels \
-  headers wheel-root wheel-arm64 sdist docker docker-root boards lock demo clean
+  headers wheel-root wheel-arm64 sdist mapping-points docker docker-root boards lock demo clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ arm64:  ## the kernels on arm64, under an emulator (installs a cross compiler wi
 
 roofline: $(VENV)/.dev  ## write METAL.md's table of what Macs' memory and arithmetic allow
 	$(BIN)/python -m tests.metal.roofline
+
+mapping-points: $(VENV)/.dev  ## what mapping at points costs on a Mac, by the planner's arithmetic
+	$(BIN)/python -m tests.metal.mapping_points $(POINTS)
 
 metal: metal-lint metal-kernels metal-core metal-graph metal-darwin metal-cross  ## all that is known of Metal without a Mac
 

@@ -13,8 +13,8 @@ from kvcache.sequences import CachedSequence
 # A block is mapped so many tokens before a decoding sequence needs it; a prompt's next chunk while
 # the one before it is computed.
 MAP_AHEAD_TOKENS = 8
-# At a mapping point so much is mapped ahead, behind whoever has less than half of it: every sequence
-# waits for a point, and those that are topped up together need the next one together.
+# At a mapping point so much is mapped ahead, behind whoever has less than half of it: all sequences
+# wait for a point, and those that are topped up together need the next one together.
 MAP_AHEAD_AT_POINT_TOKENS = 128
 # Of all blocks, those that may be free and mapped ahead before prefixes are evicted for it.
 MAPPED_AHEAD_RATIO = 1 / 8
