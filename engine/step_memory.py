@@ -14,8 +14,9 @@ FLOAT32_BYTES = 4
 HIDDEN_COPIES = 6
 LOGIT_COPIES = 5
 # Positions of a row that decode kernels sum at a time, as in kernels/metal/arguments.h and
-# kernels/cpu/kernels.h.
+# kernels/cpu/kernels.h; and of rows that are short, which a GPU cuts smaller.
 SPLIT_TOKENS = 256
+SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 128, 2048
 # Layers whose K and V may lie gathered at once, where they lie in no one array: a bound.
 GATHERED_LAYERS = 2
 
@@ -72,7 +73,9 @@ def attention_scratch_bytes(
     """Return an upper bound of what attention computes with: a partial sum for every split of every
     sequence that decodes; and where pages are no one array, a copy of a prompt's past."""
     longest = config.max_model_len or spec.max_position_embeddings
-    splits = config.max_num_seqs * -(-longest // SPLIT_TOKENS)
+    short = min(longest, SHORT_ROW_TOKENS)
+    of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))
+    splits = config.max_num_seqs * of_row
     # A sum, and the two numbers that it is combined with others by.
     heads = (layer.attention for layer in spec.layers)
     partial = max(its.heads * (its.head_dim + 2) for its in heads) * FLOAT32_BYTES

@@ -81,10 +81,10 @@ class MetalStepRows:
         self, token: mx.array, layer: LayerRegions, segment: int
     ) -> tuple[mx.array, mx.array]:
         """A segment's keys and values, itself included, as ``[tokens, kv_heads, head_dim]``: a view
-        where they are one array, else a copy."""
+        where they are one array and may have been written in chunks, else a copy."""
         its = self._segments[segment]
         tokens = its.start + its.count
-        if not self._contiguous:
+        if not self._contiguous or its.count == 1:
             return metal_ext.gather(
                 token,
                 self._rows,

@@ -80,6 +80,7 @@ if HAS_METAL:
         gather,
         metal_capabilities,
         step_end,
+        swiglu,
     )
 
     __all__ += [
@@ -88,4 +89,5 @@ if HAS_METAL:
         "gather",
         "metal_capabilities",
         "step_end",
+        "swiglu",
     ]

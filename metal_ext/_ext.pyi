@@ -282,7 +282,8 @@ def region_view(
 
     The view keeps the addresses alive, not the mapping: it must not be read once the rows are
     unmapped. substrate: whose range it is, where it is one of Metal's; ValueError where that is
-    paged, whose rows lie in no one array (see ``gather``).
+    paged, whose rows lie in no one array (see ``gather``). RuntimeError where it is sparse, and the
+    range's newest step has one row of it and has not completed: ``gather`` alone waits for that.
     """
 
 def block_copy(
@@ -549,6 +550,11 @@ def gather(
 ) -> tuple[mx.array, mx.array]:
     """Keys and values of the first ``tokens`` rows of a segment's range, copied out of any kind of
     substrate: ``[tokens, kv_heads, head_dim]`` each, of the layer's dtype."""
+
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """``silu(gate) * up``, element by element, as one command. Both of one shape and dtype: float32,
+    float16 or bfloat16. Computed in float32, rounded once. ValueError for other types, IndexError
+    for no or more than 2**31 elements; on a CPU stream a RuntimeError when it is evaluated."""
 
 def step_end(arrays: list[mx.array], rows: MetalRows, substrate: MetalSubstrate) -> mx.array:
     """The end of a step: ``[1]`` uint64, its epoch.

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+import metal_ext
 from engine.models.forward import qk_transforms
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
@@ -47,8 +48,7 @@ class MlxOps:
         _, tensors = self._layers[number]
         normed = self._normed(x, tensors.mlp_norm)
         gate, up = (self._multiply(normed, matrix) for matrix in tensors.gate_up)
-        # nn.silu is compiled, and on Linux MLX compiles with g++ while it runs.
-        return x + self._multiply(gate * mx.sigmoid(gate) * up, tensors.down)
+        return x + self._multiply(_swiglu(gate, up), tensors.down)
 
     def norm(self, x: mx.array) -> mx.array:
         return self._normed(x, self._tensors.norm)
@@ -61,6 +61,14 @@ class MlxOps:
 
     def _multiply(self, x: mx.array, matrix: Matrix) -> mx.array:
         return _multiply(x, self._matrices[matrix.name])
+
+
+def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """Return ``silu(gate) * up``."""
+    if metal_ext.HAS_METAL:
+        return metal_ext.swiglu(gate, up)
+    # nn.silu is compiled, and on Linux MLX compiles with g++ while it runs.
+    return gate * mx.sigmoid(gate) * up
 
 
 def _multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import mlx.core as mx
@@ -72,8 +73,9 @@ def run_task(
         return attempt(pace_actions(), _begins)
     assert what == KERNELS, what
     steps: list[Step] = []
+    kernel_trial = partial(KernelTrial, on_gpu=substrate.on_gpu)
     for spec in kernel_specs(substrate.on_gpu):
-        tried = _try_out(substrate, KVShape.uniform(1, spec), KernelTrial, kernels.MAX_TOKENS)
+        tried = _try_out(substrate, KVShape.uniform(1, spec), kernel_trial, kernels.MAX_TOKENS)
         steps += [replace(step, name=f"{name_of(spec)}: {step.name}") for step in tried]
         if not steps[-1].passed:
             break

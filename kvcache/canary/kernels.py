@@ -14,6 +14,7 @@ from kvcache.views import layer_regions
 # Sequences of one row, of one more than a split of the decode kernel, and of several splits.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
+GATED_ROWS = 33
 KV_HEADS = 2
 QUERY_HEADS = 8
 ROPE_BASE = 1e6
@@ -38,8 +39,10 @@ def name_of(spec: KVSpec) -> str:
 class KernelTrial:
     """One layer; a heap and a buffer for every length."""
 
-    def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
+    def __init__(self, backend: PageBackend, layout: KVLayout, *, on_gpu: bool = False) -> None:
+        """on_gpu: whether the operations of a GPU's models are tried, too."""
         self._backend = backend
+        self._on_gpu = on_gpu
         (self._group,) = layout.groups
         (self._layer,) = layer_regions(layout)
         self._dtype = self._layer.dtype
@@ -59,6 +62,7 @@ class KernelTrial:
             ("chunk", self._chunk),
             ("decode", self._decode),
             ("project", self._project),
+            *([("gate", self._gate)] if self._on_gpu else []),
             ("end", self._end),
         ]
 
@@ -112,6 +116,12 @@ class KernelTrial:
         ]
         stored = np.stack([_numbers(region)[-1] for region in kept])
         return self._found(max(_difference(turned, want[0]), np.abs(stored - want[1]).max()))
+
+    def _gate(self) -> Finding:
+        """The gate of an MLP."""
+        gate, up = (self._draw(KV_HEADS, [(0, GATED_ROWS)]) for _ in range(2))
+        gated = metal_ext.swiglu(self._array(gate), self._array(up))
+        return self._found(_difference(gated, gate / (1 + np.exp(-gate)) * up))
 
     def _end(self) -> Finding:
         require(self._backend.shut_down(), "the device did not answer")

@@ -1,3 +1,4 @@
+#include <bit>
 #include <chrono>
 #include <set>
 #include <stdexcept>
@@ -54,6 +55,12 @@ std::shared_ptr<ops::MetalSubstrate> make_substrate(
     int64_t max_buffer_bytes, double residency_keep_s) {
   if (!(timeout_s > 0.0 && timeout_s <= kMaxTimeoutSeconds)) {
     throw std::out_of_range("timeout_s must be greater than 0, and 3600 at most");
+  }
+  if (kind == metal::name_of(metal::Kind::paged) &&
+      !std::has_single_bit(geometry.tokens_per_block())) {
+    throw std::invalid_argument(
+        "a paged block has " + std::to_string(geometry.tokens_per_block()) +
+        " tokens; the kernels find tokens in blocks of a power of two");
   }
   if (!(residency_keep_s >= 0.0 && residency_keep_s <= kMaxKeepSeconds)) {
     throw std::out_of_range("residency_keep_s must be 0 or more, and 86400 at most");
@@ -191,6 +198,7 @@ void bind_device_operations(nb::module_& m) {
                        substrate.object);
   }, "token"_a, "rows"_a, "segment"_a, "tokens"_a, "layer"_a, "kv_heads"_a, "head_dim"_a,
      "substrate"_a);
+  m.def("swiglu", &ops::swiglu, "gate"_a, "up"_a);
   m.def("step_end", [](const std::vector<mx::array>& arrays, const DeviceRowsHandle& rows,
                        const SubstrateHandle& substrate) {
     return ops::step_end(arrays, rows.object, substrate.object);

@@ -96,7 +96,7 @@ def test_greedy_answers_equal_mlx_lms_on_every_kind(
     run_dry(loop)
     for number, prompt in prompts.items():
         assert answers.tokens[number] == expected(folder, prompt, 6)
-    assert {"project_append", "decode_attention"} < set(device.calls)
+    assert {"project_append", "decode_attention", "swiglu"} < set(device.calls)
     assert "append" not in device.calls
     loop.mailbox.put(greedy(4, prompts[2], 6))
     run_dry(loop)
@@ -123,7 +123,7 @@ def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
     run_dry(loop)
     for number, prompt in prompts.items():
         assert answers.tokens[number] == expected(folder, prompt, 6)
-    assert {"project_append", "decode_attention"} < set(device.calls)
+    assert {"project_append", "decode_attention", "swiglu"} < set(device.calls)
     assert "append" not in device.calls
     loop.close()
 

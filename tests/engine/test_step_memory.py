@@ -11,6 +11,8 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.planning.shape import read_shape
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE
 from engine.step_memory import (
+    SHORT_ROW_TOKENS,
+    SHORT_SPLIT_TOKENS,
     SPLIT_TOKENS,
     activation_bytes,
     attention_scratch_bytes,
@@ -63,7 +65,8 @@ def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> Non
         assert scratch(substrate) == partials, substrate
     gathered = 2 * 2 * 40960 * 8 * 128 * 4
     assert scratch(Substrate.PAGED) == partials + gathered
-    assert scratch(Substrate.SPARSE, max_model_len=1025) == 32 * 5 * 32 * 130 * 4
+    for longest, splits in ((1025, 9), (2049, 16), (4097, 17)):
+        assert scratch(Substrate.SPARSE, max_model_len=longest) == 32 * splits * 32 * 130 * 4
     config = replace(config, kv_budget_bytes=None)
     machine = MachineMemory(1 << 36, 1 << 36, 1 << 33, on_gpu=True)
     for dtype, itemsize in (("BF16", 2), ("F16", 2), ("F32", 4)):
@@ -75,7 +78,10 @@ def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> Non
 
 def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> None:
     kernels = ROOT / "metal_ext" / "kernels"
-    assert f"kSplitTokens = {SPLIT_TOKENS}," in (kernels / "metal" / "arguments.h").read_text()
+    on_gpu = (kernels / "metal" / "arguments.h").read_text()
+    assert f"kSplitTokens = {SPLIT_TOKENS}," in on_gpu
+    assert f"kShortSplitTokens = {SHORT_SPLIT_TOKENS}," in on_gpu
+    assert f"kShortRowTokens = {SHORT_ROW_TOKENS}," in on_gpu
     assert f"kSplitTokens = {SPLIT_TOKENS};" in (kernels / "cpu" / "kernels.h").read_text()
 
 

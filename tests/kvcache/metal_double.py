@@ -441,6 +441,12 @@ class Operations:
         )
         return keys, values
 
+    def swiglu(self, gate: mx.array, up: mx.array) -> mx.array:
+        self.device.calls.append("swiglu")
+        assert (gate.shape, gate.dtype) == (up.shape, up.dtype)
+        wide = gate.astype(mx.float32)
+        return (wide * mx.sigmoid(wide) * up.astype(mx.float32)).astype(gate.dtype)
+
     def step_end(self, arrays: list[mx.array], rows: Rows, substrate: Substrate) -> mx.array:
         if rows.closed:
             raise RuntimeError("the rows' epoch has been closed already")
@@ -494,6 +500,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
         "decode_attention": operations.decode_attention,
         "region_view": operations.region_view,
         "gather": operations.gather,
+        "swiglu": operations.swiglu,
         "step_end": operations.step_end,
     }
     for name, value in names.items():

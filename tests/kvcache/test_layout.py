@@ -32,6 +32,23 @@ def test_the_geometry_of_qwen3_4b_is_that_of_the_design() -> None:
     assert group.max_tokens == 40960
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_blocks_of_a_metal_device_hold_a_power_of_two_tokens(kv_heads: int, head_dim: int) -> None:
+    """What rows divide is a power of two there; the kernels find tokens by it."""
+    wide, narrow = KVSpec(kv_heads, head_dim), KVSpec(1, 64)
+    layout = paged_layout(
+        KVShape((wide, narrow)),
+        max_tokens=1000,
+        heap_bytes=MIB,
+        system_page_bytes=min(METAL_PAGES),
+        device_pages=METAL_PAGES,
+    )
+    assert layout.tokens_per_block.bit_count() == 1
+    with pytest.raises(LayoutError, match="divide no page"):
+        choose_page(KVSpec(3, head_dim), min(METAL_PAGES), METAL_PAGES)
+
+
 def test_regions_alternate_keys_and_values_layer_by_layer() -> None:
     layout = paged_layout(DEMO, max_tokens=64, heap_bytes=MIB, system_page_bytes=4096)
     (group,) = layout.groups

@@ -12,11 +12,23 @@ namespace quire {
 namespace metal {
 
 enum : uint32_t {
-  kSplitTokens = 256,    // positions of a row that one threadgroup of decode_split reads
-  kTileHeads = 4,        // query heads of a KV head that share that reading
-  kDecodeThreads = 256,  // of a threadgroup of decode_split
+  kSplitTokens = 256,       // positions of a row that one threadgroup of decode_split reads at most
+  kShortSplitTokens = 128,  // of rows that too few threadgroups would read otherwise:
+  kShortRowTokens = 2048,   // those of so many positions at most
+  kTileHeads = 4,           // query heads of a KV head that share that reading
+  kDecodeThreads = 256,     // of a threadgroup of decode_split
   kMaxHeadDim = 256,
+  kSwigluNumbers = 4,  // of a thread of swiglu
 };
+
+// Positions of each split of a row whose last one is `position`; the last split may have fewer.
+// What fits one split is one, as nothing is left to combine then. Nothing else counts: a row is
+// summed in the same order in any company.
+inline uint32_t split_tokens(uint32_t position) {
+  return position < kSplitTokens || position >= kShortRowTokens ? kSplitTokens
+                                                                : kShortSplitTokens;
+}
+inline uint32_t split_count(uint32_t position) { return position / split_tokens(position) + 1; }
 
 // Where one row of the flat token array stands.
 struct RowEntry {
@@ -31,16 +43,16 @@ struct RowEntry {
 //
 //   sparse  address of token t = row.base + key_offset + t * row_bytes
 //   dense                      = arena + row.base + key_offset + t * row_bytes
-//   paged                      = pages[row.first_page + t / tokens_per_block] + key_offset
-//                                + (t % tokens_per_block) * row_bytes
+//   paged                      = pages[row.first_page + (t >> block_shift)] + key_offset
+//                                + (t % (1 << block_shift)) * row_bytes
 struct LayerPlace {
   uint64_t key_offset;
   uint64_t value_offset;
   uint32_t row_bytes;
-  uint32_t tokens_per_block;
+  uint32_t block_shift;  // paged: a block has 1 << block_shift tokens; a GPU divides slowly
 };
 
-// Positions [split * kSplitTokens, + kSplitTokens) of a row, up to the row's own.
+// Split number `split` of a row.
 struct DecodeTask {
   uint32_t row;  // of the call
   uint32_t split;

@@ -1,4 +1,4 @@
-// The splits of a row (decode.metal), put together in their order.
+// The splits of rows that have several (decode.metal), put together in their order.
 #include "rows.h"
 
 // Grid: (query_heads, rows) threadgroups of one simdgroup. Row r's splits are tasks
@@ -15,6 +15,9 @@ template <typename T, int D>
   constexpr uint kNumbers = D / 32;  // of a lane
   const uint first = first_task[group.y];
   const uint end = first_task[group.y + 1];
+  if (end - first == 1) {
+    return;  // decode_split has written it
+  }
   float highest = -INFINITY;
   for (uint task = first + lane; task < end; task += 32) {
     highest = max(highest, softened[ulong(task) * arguments.query_heads + group.x].x);

@@ -1,10 +1,10 @@
-// Attention of single rows over all positions up to their own, in splits of kSplitTokens positions
+// Attention of single rows over all positions up to their own, in splits of split_tokens positions
 // counted from 0. What is summed in which order depends on a row's position alone.
 //
 // A threadgroup of decode_split scores the tokens of one split, softens the scores, and weighs the
 // values with them, for up to kTileHeads query heads of one KV head: these are the components of a
 // float4, and every number of K and V is read once for all of them. combine.metal puts the splits
-// of a row together.
+// of a row together; what is a row's only one is its result, whatever other rows have.
 #include "rows.h"
 
 constant constexpr uint kDecodeSimdgroups = kDecodeThreads / 32;
@@ -31,8 +31,9 @@ inline Split split_of(
   const uint in_group = tile_of_all % tiles * kTileHeads;
   const uint kv_head = tile_of_all / tiles;
   const RowEntry row = rows[arguments.first_row + task.row];
-  const uint first = task.split * kSplitTokens;
-  const uint tokens = min(uint(kSplitTokens), row.position + 1 - first);
+  const uint most = split_tokens(row.position);
+  const uint first = task.split * most;
+  const uint tokens = min(most, row.position + 1 - first);
   const uint heads = min(uint(kTileHeads), group - in_group);
   return {row, first, tokens, kv_head, kv_head * group + in_group, heads};
 }
@@ -236,7 +237,8 @@ inline void add_simdgroups(
 
 // Grid: (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries: [rows][query_heads][D].
 // sums: [tasks][query_heads][D], weighed by exp(score - highest); softened:
-// [tasks][query_heads] (highest score, sum of the weights).
+// [tasks][query_heads] (highest score, sum of the weights). out: [rows][query_heads][D], of rows
+// that are one split; of those the others are not written.
 template <typename T, typename KV, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void decode_split(
     const device T* queries [[buffer(0)]],
@@ -246,7 +248,8 @@ template <typename T, typename KV, int D, Rows kind>
     device uchar* arena [[buffer(4)]],
     device float* sums [[buffer(5)]],
     device float2* softened [[buffer(6)]],
-    constant AttentionArguments& arguments [[buffer(7)]],
+    device T* out [[buffer(7)]],
+    constant AttentionArguments& arguments [[buffer(8)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -271,19 +274,26 @@ template <typename T, typename KV, int D, Rows kind>
   weigh_values<KV, D, kind>(space, split, arguments.place, simdgroup, lane, scores, sum);
   add_simdgroups<Share::kNumbers>(simdgroup, lane, shared_sums, sum);
 
+  const bool is_whole = split_count(split.row.position) == 1;
   const ulong first_result = ulong(group.y) * arguments.query_heads + split.head;
   QUIRE_UNROLL
   for (uint h = 0; h < kTileHeads; ++h) {
     if (simdgroup != 0 || h >= split.heads) {
       continue;
     }
-    device float* target = sums + (first_result + h) * D;
+    device T* result = out + (first_query + h) * D;
+    device float* part = sums + (first_result + h) * D;
     QUIRE_UNROLL
     for (uint i = 0; i < Share::kNumbers; ++i) {
       const uint piece = i / Share::kWidth;
-      target[(piece * 32 + lane) * Share::kWidth + i % Share::kWidth] = sum[i][h];
+      const uint dim = (piece * 32 + lane) * Share::kWidth + i % Share::kWidth;
+      if (is_whole) {
+        result[dim] = static_cast<T>(sum[i][h] / soft.total[h]);
+      } else {
+        part[dim] = sum[i][h];
+      }
     }
-    if (lane == 0) {
+    if (lane == 0 && !is_whole) {
       softened[first_result + h] = float2(soft.highest[h], soft.total[h]);
     }
   }

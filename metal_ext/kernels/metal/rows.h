@@ -26,8 +26,8 @@ template <Rows kind>
 inline device uchar* kv_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token) {
   if (kind == Rows::paged) {
-    const ulong block = space.pages[row.first_page + token / place.tokens_per_block];
-    const uint in_block = token % place.tokens_per_block;
+    const ulong block = space.pages[row.first_page + (token >> place.block_shift)];
+    const uint in_block = token & ((1u << place.block_shift) - 1);
     return reinterpret_cast<device uchar*>(
         block + region_offset + ulong(in_block) * place.row_bytes);
   }

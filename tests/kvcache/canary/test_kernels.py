@@ -22,7 +22,8 @@ SHAPE = KVShape.uniform(1, KVSpec(2, 64))
 
 def tried(substrate: Substrate, shape: KVShape, backend: Callable[[Any], Any]) -> list[Step]:
     layout = small_layout(substrate, shape, max_tokens=MAX_TOKENS, system_page_bytes=4096)
-    return attempt(KernelTrial(backend(layout.groups[0]), layout).actions(), lambda _: None)
+    trial = KernelTrial(backend(layout.groups[0]), layout, on_gpu=substrate.on_gpu)
+    return attempt(trial.actions(), lambda _: None)
 
 
 def on_cpu(group: Any) -> Any:
@@ -62,7 +63,7 @@ def test_a_gpus_kernels_are_tried_with_norm_and_rope_in_one(
 
     steps = tried(substrate, shape, make)
     assert all(step.passed for step in steps), steps[-1]
-    assert "project_append" in device.calls
+    assert {"project_append", "swiglu"} < set(device.calls)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,18 @@ def test_a_projection_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     steps = tried(Substrate.SPARSE, KVShape.uniform(1, KVSpec(2, 64, KVFormat.FLOAT32)), make)
     assert (steps[-1].name, steps[-1].passed) == ("project", False)
+
+
+def test_a_gate_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    swiglu = metal_ext.swiglu
+    monkeypatch.setattr(metal_ext, "swiglu", lambda gate, up: swiglu(up, gate))
+
+    def make(group: Any) -> Any:
+        return metal_backend("sparse", group, max_buffers=3, release_heaps=False)
+
+    steps = tried(Substrate.SPARSE, SHAPE, make)
+    assert (steps[-1].name, steps[-1].passed) == ("gate", False)
 
 
 @pytest.mark.parametrize(

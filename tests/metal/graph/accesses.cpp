@@ -31,11 +31,9 @@ class Rows {
   void touch(size_t row, uint32_t first, uint32_t count, bool write) {
     for (const uint64_t region : {place_.key_offset, place_.value_offset}) {
       for (uint32_t token = first; token < first + count;) {
-        const uint32_t run = kind_ == "paged"
-                                 ? std::min(first + count - token,
-                                            place_.tokens_per_block -
-                                                token % place_.tokens_per_block)
-                                 : first + count - token;
+        const uint32_t run = kind_ == "paged" ? std::min(first + count - token,
+                                                         block_tokens() - token % block_tokens())
+                                              : first + count - token;
         touched.push_back(
             {address(entries_[row], region, token), uint64_t{run} * place_.row_bytes, write});
         token += run;
@@ -46,11 +44,13 @@ class Rows {
   std::vector<Touch> touched;
 
  private:
+  uint32_t block_tokens() const { return 1u << place_.block_shift; }
+
   uint64_t address(const RowEntry& entry, uint64_t region, uint32_t token) const {
     const uint64_t bytes = place_.row_bytes;
     if (kind_ == "paged") {
-      const uint64_t block = pages_[entry.first_page + token / place_.tokens_per_block];
-      return block + region + token % place_.tokens_per_block * bytes;
+      const uint64_t block = pages_[entry.first_page + token / block_tokens()];
+      return block + region + token % block_tokens() * bytes;
     }
     const uint64_t start = kind_ == "dense" ? arena_ + entry.base : entry.base;
     return start + region + token * bytes;
@@ -80,13 +80,14 @@ std::vector<Touch> own_rows(
 
 std::vector<Touch> decode_reads(
     const std::string& kernel, void* const* buffers, uint64_t tasks) {
-  const auto& arguments = arguments_at<AttentionArguments>(buffers, 7);
+  const auto& arguments = arguments_at<AttentionArguments>(buffers, 8);
   Rows rows(kernel, buffers, 2, arguments.place);
   const auto* const task = static_cast<const DecodeTask*>(buffers[1]);
   for (uint64_t i = 0; i < tasks; ++i) {
     const uint32_t row = arguments.first_row + task[i].row;
-    const uint32_t first = task[i].split * kSplitTokens;
-    const uint32_t end = std::min<uint32_t>(first + kSplitTokens, rows.entry(row).position + 1);
+    const uint32_t position = rows.entry(row).position;
+    const uint32_t first = task[i].split * split_tokens(position);
+    const uint32_t end = std::min(first + split_tokens(position), position + 1);
     rows.touch(row, first, end - first, false);
   }
   return rows.touched;
@@ -96,8 +97,10 @@ std::vector<Touch> decode_reads(
 
 const Bindings& bindings_of(const std::string& kernel) {
   static const std::vector<std::pair<const char*, Bindings>> families{
-      {"append_", {6, {}}},         {"project_append_", {10, {8}}}, {"decode_split_", {8, {5, 6}}},
-      {"decode_combine_", {5, {3}}}, {"gather_", {6, {3, 4}}},       {"mark_step", {2, {0}}}};
+      {"append_", {6, {}}},              {"project_append_", {10, {8}}},
+      {"decode_split_", {9, {5, 6, 7}}}, {"decode_combine_", {5, {3}}},
+      {"gather_", {6, {3, 4}}},          {"swiglu_", {4, {2}}},
+      {"mark_step", {2, {0}}}};
   for (const auto& [family, bindings] : families) {
     if (begins(kernel, family)) {
       return bindings;

@@ -6,13 +6,13 @@ from tests.metal.graph import _standin
 from tests.metal.graph.planted import SEEDS, Program, found_with, plants, programs
 
 
-@pytest.mark.parametrize(("kind", "writer", "reader"), programs())
+@pytest.mark.parametrize(("kind", "writer", "reader", "uneven"), programs())
 def test_steps_may_overlap_wherever_mlx_ends_its_encoders(
-    kind: str, writer: str, reader: str
+    kind: str, writer: str, reader: str, uneven: bool
 ) -> None:
     for seed in SEEDS:
         _standin.seed(seed)
-        assert Program(kind, writer, reader).run() == []
+        assert Program(kind, writer, reader, uneven).run() == []
 
 
 def test_every_call_is_needed(report: list[str]) -> None:

@@ -134,6 +134,63 @@ def stage_heap_bytes(kind: str, shape: Shape) -> int:
     return 0 if kind == "sparse" else shape.geometry(kind).heap_bytes
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu_is_mlx_s_in_float32_rounded_once(dtype: mx.Dtype) -> None:
+    wide = mx.random.normal((3, 2, 2 * 333)).astype(dtype)
+    for gate, up in ((wide[0], wide[1]), (wide[2, :, ::2], wide[0, :, 1::2])):
+        found = metal_ext.swiglu(gate, up)
+        x = gate.astype(mx.float32)
+        right = (x * mx.sigmoid(x) * up.astype(mx.float32)).astype(dtype)
+        assert (found.dtype, found.shape) == (dtype, gate.shape)
+        # Another exp may round to the other side.
+        eps = 4 * mx.finfo(dtype).eps if dtype == mx.float32 else mx.finfo(dtype).eps
+        assert mx.allclose(found.astype(mx.float32), right.astype(mx.float32), eps, 1e-7)
+    assert _standin.calls("swiglu").count("dispatch_threads") == 1
+    assert _standin.calls("swiglu").count("ordered_copy") == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
+    shape = Shape(kv_heads=1, query_heads=4, layers=1, kept=mx.float32)
+    stage = Stage(kind, shape, heaps=3)
+    few, most, long = (stage.open(512) for _ in range(3))
+    for sequence, tokens in ((few, 100), (most, 255), (long, 256)):
+        stage.step((sequence, tokens))
+    rows = stage.rows((few, 1), (most, 1), (long, 1))
+    queries = stage.shape.numbers(3, 4)
+    stage.append(rows, 0, *(stage.shape.numbers(3, 1) for _ in "kv"))
+    alone = [stage.decode(rows, 0, n, queries[n : n + 1]) for n in range(3)]
+    pair, together = stage.decode(rows, 0, 0, queries[:2]), stage.decode(rows, 0, 0, queries)
+    mx.eval(metal_ext.step_end([*alone, pair, together], rows, stage.substrate))
+    assert mx.array_equal(mx.concatenate(alone), together)
+    assert mx.array_equal(pair, together[:2])
+    stage.end()
+
+
+@pytest.mark.parametrize(("past", "commands"), [(255, 1), (256, 2)])
+def test_what_is_one_split_is_one_command(past: int, commands: int) -> None:
+    stage = Stage("sparse", Shape(kv_heads=1, query_heads=4, layers=1, kept=mx.float32))
+    one, other = stage.open(512), stage.open(512)
+    stage.step((one, past), (other, 3))
+    stage.step((one, 1), (other, 1))
+    calls = _standin.calls("decode_attention")
+    assert calls.count("dispatch_threadgroups") == commands
+    assert calls.count("add_temporary") == 2 * (commands - 1)
+    stage.end()
+
+
+@pytest.mark.parametrize(("kind", "named"), [("sparse", 0), ("paged", 0), ("dense", 1)])
+def test_rows_that_are_decoded_name_no_buffer_but_the_arena(kind: str, named: int) -> None:
+    stage = Stage(kind, heaps=4)
+    every = [stage.open(64) for _ in range(4)]
+    stage.step(*((sequence, 2) for sequence in every))
+    in_chunks = {"sparse": 4, "paged": 0, "dense": 1}[kind]
+    assert _standin.calls("append").count("set_output_array") == 1 + in_chunks
+    stage.step(*((sequence, 1) for sequence in every))
+    assert _standin.calls("append").count("set_output_array") == 1 + named
+    stage.end()
+
+
 def test_arrays_may_have_any_strides() -> None:
     stage = Stage("sparse")
     shape, one = stage.shape, stage.open(64)
@@ -143,8 +200,16 @@ def test_arrays_may_have_any_strides() -> None:
     queries = wide[..., ::2]
     stage.append(rows, 0, keys, values)
     out = stage.decode(rows, 0, 0, queries)
-    mx.eval(metal_ext.step_end([out], rows, stage.substrate), out)
+    weight = mx.random.uniform(0.5, 1.5, (2 * shape.head_dim,))[::2]
+    stage.tokens[1], projected = metal_ext.project_append(
+        stage.tokens[1], queries, keys, values, (weight, weight, 1e-6), None, rows,
+        stage.layers[1], stage.substrate,
+    )  # fmt: skip
+    mx.eval(metal_ext.step_end([out, projected], rows, stage.substrate), out, projected)
+    for operation, copies in (("append", 2), ("decode_attention", 1), ("project_append", 5)):
+        assert _standin.calls(operation).count("ordered_copy") == copies
     stage.measure(out, stage.expected(0, [(one, 5)], queries, keys, values))
+    stage.measure(projected, mx.fast.rms_norm(queries, weight, 1e-6))
     stage.end()
 
 

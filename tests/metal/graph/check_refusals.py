@@ -10,6 +10,7 @@ from metal_ext import (
     AddressRange,
     CopyCounter,
     CpuWorkers,
+    Geometry,
     Heap,
     Layer,
     Mapper,
@@ -17,7 +18,7 @@ from metal_ext import (
     RopeTable,
     RowTable,
 )
-from tests.metal.graph.stage import KINDS, WAIT_S, Shape, Stage
+from tests.metal.graph.stage import KINDS, PAGE, WAIT_S, Shape, Stage
 
 ONES = mx.ones((64,))
 
@@ -105,6 +106,14 @@ WRONG: dict[str, tuple[Callable[[Set], object], type[Exception], str]] = {
     "the CPU's rows": (lambda s: s.append(workers=CpuWorkers(1)), TypeError, "incompatible"),
     "another substrate": (lambda s: s.append(workers=Stage("paged").substrate), ValueError,
                           "the rows are of another substrate"),
+    "no two shapes": (lambda s: metal_ext.swiglu(s.keys, s.queries), ValueError,
+                      "gate and up have different shapes"),
+    "no two types": (lambda s: metal_ext.swiglu(s.keys, s.keys.astype(mx.float16)), ValueError,
+                     "gate and up have different types"),
+    "a gate of integers": (lambda s: metal_ext.swiglu(mx.zeros((2,), mx.int32), s.keys),
+                           ValueError, "gate must be float32, float16 or bfloat16"),
+    "a gate of nothing": (lambda s: metal_ext.swiglu(mx.zeros((0, 4)), mx.zeros((0, 4))),
+                          IndexError, "elements of gate is 0"),
     "rows of the table": (lambda s: s.decode(first_row=1), IndexError, r"rows of the table \[1"),
     "heads": (lambda s: s.decode(queries=three(5)), ValueError, "5 query heads cannot share 2"),
     "a weight": (lambda s: s.project(norms=(ONES, ONES[:32], 1e-6)), ValueError,
@@ -144,6 +153,24 @@ def test_it_is_refused_by_name(case: str) -> None:
     with pytest.raises(error, match=words):
         call(made)
     made.end()
+
+
+def test_a_row_that_is_decoded_is_not_seen_in_a_view_before_its_step_is_complete() -> None:
+    stage = Stage("sparse")
+    one, other = stage.open(64), stage.open(64)
+    stage.step((one, 5), (other, 5))
+    rows, shape = stage.rows((one, 1), (other, 2)), stage.shape
+
+    def view(of: AddressRange) -> mx.array:
+        heads = (shape.kv_heads, shape.head_dim)
+        return metal_ext.region_view(stage.tokens[0], of, 0, 6, *heads, shape.kept, stage.substrate)
+
+    view(other.range)
+    with pytest.raises(RuntimeError, match=r"of which epoch 2 has one row: metal_ext\.gather"):
+        view(one.range)
+    stage.substrate.abandon(rows)
+    view(one.range)
+    stage.end()
 
 
 def test_a_paged_region_has_no_view() -> None:
@@ -212,6 +239,16 @@ def test_a_substrate_says_what_it_cannot_be() -> None:
         MetalSubstrate("sparse", geometry, 1, 0.0)
     with pytest.raises(ValueError, match="a dense range is one block"):
         MetalSubstrate("dense", geometry, 1)
+    row = Shape().row_bytes
+    uneven = Geometry(
+        page_bytes=PAGE,
+        tokens_per_block=3 * PAGE // row,
+        blocks_per_heap=1,
+        blocks_per_range=1,
+        region_row_bytes=[row, row],
+    )
+    with pytest.raises(ValueError, match=r"a paged block has 192 tokens; .* a power of two"):
+        MetalSubstrate("paged", uneven, 1)
 
 
 def test_memory_of_one_kind_is_no_other_kinds() -> None:

@@ -57,7 +57,6 @@ void encode_foreign(
     const mlx::core::Stream& stream, const std::vector<mlx::core::array>& reads,
     mlx::core::array& result) {
   Recorder& recorder = Recorder::instance();
-  recorder.begin(Recorder::kForeign);
   const Quietly quietly;
   auto& encoder = mlx::core::metal::get_command_encoder(stream);
   for (const mlx::core::array& array : reads) {

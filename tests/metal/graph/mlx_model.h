@@ -16,8 +16,8 @@ void end_encoder();
 // Gives the command buffer away; the encoder must have ended.
 void next_command_buffer();
 
-// An operation of MLX's own: one command that reads these arrays and writes the result, which in
-// truth MLX computes on its CPU stream.
+// A command of MLX's own, which reads these arrays and writes the result: in truth MLX computes it
+// on its CPU stream.
 void encode_foreign(
     const mlx::core::Stream& stream, const std::vector<mlx::core::array>& reads,
     mlx::core::array& result);

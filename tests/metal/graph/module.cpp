@@ -1,13 +1,18 @@
 // What tests ask of the stand-ins, from Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "fake/machine.h"
@@ -33,6 +38,7 @@ class Observed final : public mx::Primitive {
   const char* name() const override { return "observed"; }
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     out[0].copy_shared_buffer(in[0]);
+    Recorder::instance().begin(Recorder::kForeign);
     encode_foreign(stream(), {in.begin() + 1, in.end()}, out[0]);
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
@@ -60,6 +66,40 @@ std::vector<std::string> take_mistakes() {
     all.push_back(mistake);
   }
   return all;
+}
+
+// An operation of a graph: its name, and what it reads and makes, each as (id, elements).
+using Arrays = std::vector<std::pair<uint64_t, uint64_t>>;
+using Node = std::tuple<std::string, Arrays, Arrays>;
+
+Arrays noted(const std::vector<mx::array>& arrays) {
+  Arrays noted;
+  for (const mx::array& array : arrays) {
+    noted.emplace_back(array.id(), array.size());
+  }
+  return noted;
+}
+
+// What has to be computed for these arrays, inputs first.
+std::vector<Node> graph_behind(const std::vector<mx::array>& ends) {
+  std::vector<Node> nodes;
+  std::set<uint64_t> entered;
+  std::set<const mx::Primitive*> done;
+  std::vector<mx::array> open(ends.rbegin(), ends.rend());
+  while (!open.empty()) {
+    const mx::array array = open.back();
+    if (!array.has_primitive() || done.contains(&array.primitive())) {
+      open.pop_back();
+    } else if (entered.insert(array.id()).second) {
+      open.insert(open.end(), array.inputs().rbegin(), array.inputs().rend());
+    } else {
+      open.pop_back();
+      done.insert(&array.primitive());
+      nodes.emplace_back(
+          array.primitive().name(), noted(array.inputs()), noted(array.outputs()));
+    }
+  }
+  return nodes;
 }
 
 std::map<std::string, uint64_t> counts() {
@@ -95,6 +135,7 @@ NB_MODULE(_standin, m) {
   m.def("take_mistakes", &quire::graph::take_mistakes);
   m.def("counts", &quire::graph::counts);
   m.def("residency", &quire::graph::residency);
+  m.def("graph_behind", &quire::graph::graph_behind, "arrays"_a);
   m.def("calls", [](const std::string& operation) {
     return Recorder::instance().calls(operation); }, "operation"_a);
   m.def("stall_mappings", [] { quire::fake::Machine::current().stall_mappings(); });

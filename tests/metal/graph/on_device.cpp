@@ -3,8 +3,12 @@
 #include "ops/metal/on_device.h"
 
 #include <map>
+#include <vector>
 
 #include "mlx/backend/metal/device.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "mlx_model.h"
 #include "recorder.h"
 
 namespace quire::ops {
@@ -29,6 +33,17 @@ MTL::Buffer* metal_buffer(const mx::array& array) {
     buffer = mlx_device()->newBuffer(array.nbytes(), MTL::ResourceStorageModeShared);
   }
   return buffer;
+}
+
+mx::array ordered_copy(const mx::array& array, const mx::Stream& stream) {
+  if (graph::Recorder::instance().call("ordered_copy") == "drop") {
+    return array;
+  }
+  mx::array copy = mx::contiguous(array, /*allow_col_major=*/false, stream);
+  std::vector<mx::array> made{copy};
+  copy.primitive().eval_cpu({array}, made);
+  graph::encode_foreign(stream, {array}, copy);
+  return copy;
 }
 
 }  // namespace quire::ops

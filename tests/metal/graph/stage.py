@@ -213,10 +213,11 @@ class Stage:
     def past(
         self, rows: MetalRows, layer: int, number: int, sequence: Sequence, count: int
     ) -> tuple[mx.array, mx.array]:
-        """Keys and values of a segment's range up to its last row, as one array each."""
+        """Keys and values of a segment's range up to its last row, as one array each: a copy where
+        nothing else is ordered behind the rows."""
         shape, tokens = self.shape, sequence.tokens + count
         token, heads = self.tokens[layer], (shape.kv_heads, shape.head_dim)
-        if self.kind == "paged":
+        if self.kind == "paged" or count == 1:
             return metal_ext.gather(
                 token, rows, number, tokens, self.layers[layer], *heads, self.substrate
             )

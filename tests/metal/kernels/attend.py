@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.metal.kernels import reference
 from tests.metal.kernels.device import (
     ATTENTION,
     DECODE_TASK,
     DECODE_THREADS,
-    SPLIT_TOKENS,
     TILE_HEADS,
     Device,
+    split_tokens,
     struct,
 )
 from tests.metal.kernels.formats import FLOAT, FORMATS, Floats, Format, Stored
@@ -75,9 +76,15 @@ class Splits:
     tasks: np.ndarray[tuple[int], np.dtype[np.void]]
     first_task: np.ndarray[tuple[int], np.dtype[np.uint32]]
 
+    @property
+    def combined(self) -> NDArray[np.bool_]:
+        """Of every row, whether it has several."""
+        several: NDArray[np.bool_] = np.diff(self.first_task) > 1
+        return several
+
     @classmethod
     def of(cls, rows: Rows) -> "Splits":
-        counts = [position // SPLIT_TOKENS + 1 for _, position in rows]
+        counts = [position // split_tokens(position) + 1 for _, position in rows]
         tasks = [(row, split) for row, count in enumerate(counts) for split in range(count)]
         return cls(np.array(tasks, DECODE_TASK), np.cumsum([0, *counts]).astype(np.uint32))
 
@@ -85,7 +92,8 @@ class Splits:
 def attend(
     device: Device, shape: Shape, store: KVStore, queries: Stored, rows: Rows, before: int = 0
 ) -> Stored:
-    """Runs both kernels; queries and the result are [rows][query_heads][head_dim].
+    """Runs both kernels, the second where a row has several splits; queries and the result are
+    [rows][query_heads][head_dim].
 
     before: entries of the row table that stand before the call's first, and are not to be read.
     """
@@ -102,20 +110,29 @@ def attend(
     tiles = -(-(shape.query_heads // shape.kv_heads) // TILE_HEADS)
     device.threadgroups(
         f"decode_split_{shape.activations}_{shape.kv}_{shape.head_dim}_{shape.kind}",
-        [queries, splits.tasks, table, store.pages, store.arena, sums, softened, arguments],
+        [queries, splits.tasks, table, store.pages, store.arena, sums, softened, out, arguments],
         (shape.kv_heads * tiles, len(splits.tasks)),
         (DECODE_THREADS,),
     )
-    device.threadgroups(
-        f"decode_combine_{shape.activations}_{shape.head_dim}",
-        [sums, softened, splits.first_task, out, arguments],
-        (shape.query_heads, len(rows)),
-        (32,),
-    )
-    for written in (FLOAT.decode(sums), FLOAT.decode(softened), shape.number.decode(out)):
-        assert np.isnan(written[-1]).all(), "more than the results is written"
-        assert not np.isnan(written[:-1]).any(), "a result is missing"
+    check_written(shape.number.decode(out), ~splits.combined)
+    if splits.combined.any():
+        device.threadgroups(
+            f"decode_combine_{shape.activations}_{shape.head_dim}",
+            [sums, softened, splits.first_task, out, arguments],
+            (shape.query_heads, len(rows)),
+            (32,),
+        )
+    for parts in (FLOAT.decode(sums), FLOAT.decode(softened)):
+        check_written(parts, splits.combined[splits.tasks["row"]])
+    check_written(shape.number.decode(out), np.full(len(rows), True))
     return out[:-1]
+
+
+def check_written(found: Floats, wanted: NDArray[np.bool_]) -> None:
+    """Looks whether these of the results are there, and nothing else is, nor behind them."""
+    assert not np.isnan(found[:-1][wanted]).any(), "a result is missing"
+    assert np.isnan(found[:-1][~wanted]).all(), "a result is written that another kernel makes"
+    assert np.isnan(found[-1]).all(), "more than the results is written"
 
 
 def expected(shape: Shape, store: KVStore, queries: Stored, rows: Rows) -> Floats:

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from tests.metal.kernels.attend import Shape, attend, expected, filled, random_queries
-from tests.metal.kernels.device import SPLIT_TOKENS, Device
+from tests.metal.kernels.device import (
+    SHORT_ROW_TOKENS,
+    SHORT_SPLIT_TOKENS,
+    SPLIT_TOKENS,
+    Device,
+)
 from tests.metal.kernels.formats import FORMATS
 from tests.metal.kernels.store import KINDS
 
@@ -35,9 +40,10 @@ def small(shapes: list[Shape]) -> list[object]:
 def edges(shape: Shape) -> list[int]:
     """Lengths at and beside the ends of blocks and splits."""
     block = shape.store([1]).tokens_per_block
-    split = SPLIT_TOKENS
-    near = (1, 2, block - 1, block, block + 1, split - 1, split, split + 1, 2 * split + block)
-    return sorted({length for length in near if length > 0})
+    split, short = SPLIT_TOKENS, SHORT_SPLIT_TOKENS
+    near = {1, 2, block - 1, block, block + 1, short, short + 1, split - 1, split, split + 1}
+    near |= {3 * short, 3 * short + 1, 2 * split + block}
+    return sorted(length for length in near if length > 0)
 
 
 def last_rows(lengths: list[int]) -> list[tuple[int, int]]:
@@ -60,6 +66,13 @@ def largest_error(
 def test_lengths_at_the_edges_of_blocks_and_splits(device: Device, shape: Shape) -> None:
     error = largest_error(device, shape, edges(shape))
     assert error <= ROUNDING[shape.activations]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_cut_otherwise_from_a_length_on(device: Device, kind: str) -> None:
+    shape = Shape("bfloat", "bfloat", 64, kind)
+    lengths = [SHORT_ROW_TOKENS + beyond for beyond in (-1, 0, 1, SPLIT_TOKENS)]
+    assert largest_error(device, shape, lengths) <= ROUNDING["bfloat"]
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -117,9 +130,13 @@ def test_it_is_what_mlx_computes(device: Device, name: str, figures: list[str]) 
 
 @pytest.mark.parametrize("shape", small(SMALL))
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(device: Device, shape: Shape) -> None:
-    lengths = [300, 5, 513]
+    lengths = [300, 5, 513, SHORT_ROW_TOKENS + 9]
     store = filled(shape, lengths, 2.0)
-    rows = [(0, 299), (1, 4), (2, 512), (2, 256), (2, 255), (0, 3)]
+    one_split = [(1, 4), (2, 255), (0, 3), (3, 127)]
+    several = [(0, 299), (2, 512), (2, 256), (3, SHORT_ROW_TOKENS - 1), (3, SHORT_ROW_TOKENS)]
+    rows = [row for pair in zip(several, one_split, strict=False) for row in pair] + several[4:]
+    few = attend(device, shape, store, random_queries(shape, 4, 2.0), one_split)
+    assert not np.isnan(shape.number.decode(few)).any(), "nothing was left to combine"
     queries = random_queries(shape, len(rows), 2.0)
     together = attend(device, shape, store, queries, rows, before=3)
     for i, row in enumerate(rows):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 ROW_ENTRY = np.dtype([("base", "u8"), ("position", "u4"), ("first_page", "u4")])
 PLACE = [
     *(("key_offset", "u8"), ("value_offset", "u8")),
-    *(("row_bytes", "u4"), ("tokens_per_block", "u4")),
+    *(("row_bytes", "u4"), ("block_shift", "u4")),
 ]
 DECODE_TASK = np.dtype([("row", "u4"), ("split", "u4")])
 ATTENTION = np.dtype(
@@ -35,8 +35,9 @@ BLOCK = np.dtype(
         *(("bytes", "u8"), ("regions", "u4"), ("unused", "u4")),
     ]
 )
-SPLIT_TOKENS = 256
+SPLIT_TOKENS, SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 256, 128, 2048
 TILE_HEADS = 4
+SWIGLU_NUMBERS = 4
 DECODE_THREADS = 256
 
 Buffer = NDArray[Any] | int
@@ -70,6 +71,11 @@ class Device:
 
 def _sizes(sizes: Grid) -> Any:
     return (ctypes.c_uint * 3)(*sizes, *[1] * (3 - len(sizes)))
+
+
+def split_tokens(position: int) -> int:
+    """Of the splits of a row that ends at that position."""
+    return SHORT_SPLIT_TOKENS if SPLIT_TOKENS <= position < SHORT_ROW_TOKENS else SPLIT_TOKENS
 
 
 def struct(dtype: np.dtype[Any], *values: Any) -> NDArray[Any]:

@@ -17,8 +17,9 @@ constexpr uint32_t kHeadDim = 64;
 constexpr uint32_t kKVHeads = 2;
 constexpr uint32_t kQueryHeads = 10;  // two tiles per KV head
 constexpr uint32_t kRowElements = kKVHeads * kHeadDim;
-constexpr uint32_t kTokens = 300;  // of the longest sequence: two splits
-constexpr uint32_t kBlockTokens = 16;
+constexpr uint32_t kTokens = 300;  // of the longest sequence: three splits
+constexpr uint32_t kBlockShift = 4;
+constexpr uint32_t kBlockTokens = 1 << kBlockShift;
 constexpr uint32_t kThreads = kDecodeThreads / 2;
 
 using Numbers = std::vector<uint16_t>;  // of bfloat
@@ -48,7 +49,7 @@ struct Sequences {
 
   explicit Sequences(const std::string& kind) {
     const uint64_t region = 320 * kRowElements * sizeof(uint16_t);
-    place = {0, region, kRowElements * sizeof(uint16_t), kBlockTokens};
+    place = {0, region, kRowElements * sizeof(uint16_t), kBlockShift};
     const auto start = reinterpret_cast<uint64_t>(memory.data());
     for (uint32_t position : {kTokens - 1, 39u}) {
       const uint64_t base = rows.size() * 2 * region;
@@ -65,15 +66,15 @@ void decode(const std::string& kind) {
   Sequences all(kind);
   Numbers queries(2 * kQueryHeads * kHeadDim, 0x3c00);
   Numbers out(queries.size());
-  std::vector<DecodeTask> tasks{{0, 0}, {0, 1}, {1, 0}};
-  std::vector<uint32_t> first_task{0, 2, 3};
-  std::vector<float> sums(3 * kQueryHeads * kHeadDim);
-  std::vector<float> softened(3 * kQueryHeads * 2);
+  std::vector<DecodeTask> tasks{{0, 0}, {0, 1}, {0, 2}, {1, 0}};
+  std::vector<uint32_t> first_task{0, 3, 4};
+  std::vector<float> sums(4 * kQueryHeads * kHeadDim);
+  std::vector<float> softened(4 * kQueryHeads * 2);
   AttentionArguments arguments{all.place, kQueryHeads, kKVHeads, 0, 0.125f};
   run("decode_split_bfloat_bfloat_64_" + kind,
       {queries.data(), tasks.data(), all.rows.data(), all.pages.data(), all.memory.data(),
-       sums.data(), softened.data(), &arguments},
-      {{kKVHeads * 2, 3, 1}, {kThreads, 1, 1}});
+       sums.data(), softened.data(), out.data(), &arguments},
+      {{kKVHeads * 2, 4, 1}, {kThreads, 1, 1}});
   run("decode_combine_bfloat_64",
       {sums.data(), softened.data(), first_task.data(), out.data(), &arguments},
       {{kQueryHeads, 2, 1}, {32, 1, 1}});
@@ -105,6 +106,15 @@ void write(const std::string& kind) {
       {{kRowElements / 4, 40, 1}, {32, 4, 1}, true});
 }
 
+void swiglu() {
+  Numbers gate(999, 0x3c00);
+  Numbers up = gate;
+  Numbers out(gate.size());
+  uint32_t elements = static_cast<uint32_t>(gate.size());
+  run("swiglu_bfloat", {gate.data(), up.data(), out.data(), &elements},
+      {{250, 1, 1}, {64, 1, 1}, true});
+}
+
 void blocks() {
   std::vector<uint64_t> source(4 * 128);
   std::vector<uint64_t> target(4 * 128);
@@ -122,6 +132,7 @@ int main() {
     decode(kind);
     write(kind);
   }
+  swiglu();
   blocks();
   std::puts("every kernel has run under ThreadSanitizer");
   return 0;

@@ -32,6 +32,7 @@ class KVStore:
         self.row_bytes = self.row_elements * number.bytes
         assert PAGE % self.row_bytes == 0
         self.tokens_per_block = max(PAGE // self.row_bytes, 4)
+        assert self.tokens_per_block.bit_count() == 1
         self._block_bytes = self.tokens_per_block * self.row_bytes
         self._blocks = [-(-length // self.tokens_per_block) for length in self.lengths]
         self._paged() if kind == "paged" else self._contiguous()
@@ -68,7 +69,9 @@ class KVStore:
     def place(self) -> tuple[int, int, int, int]:
         """The members of LayerPlace."""
         key = 2 * LAYER * self._region_bytes
-        return (key, key + self._region_bytes, self.row_bytes, self.tokens_per_block)
+        # Nothing else than paged rows may depend on the size of blocks.
+        shift = self.tokens_per_block.bit_length() - 1 if self.kind == "paged" else 31
+        return (key, key + self._region_bytes, self.row_bytes, shift)
 
     @property
     def arena(self) -> int:

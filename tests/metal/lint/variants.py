@@ -5,6 +5,7 @@ from dataclasses import dataclass
 DECODE = "decode_split_bfloat_half_128_paged"
 APPEND = "append_half_bfloat_dense"
 BLOCKS = "copy_blocks"
+SWIGLU = "swiglu_half"
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,15 @@ VARIANTS = (
         APPEND,
         "static_cast<KV>(x.w)",
         "x.w",
+    ),
+    Variant(
+        "a product narrowed to half without a cast",
+        SWIGLU,
+        "static_cast<T>(x / (1.0f + precise::exp(-x)) * float(up[element]))",
+        "x / (1.0f + precise::exp(-x)) * float(up[element])",
+    ),
+    Variant(
+        "a write to what is only read", SWIGLU, "out[element] =", "up[element] = out[element] ="
     ),
     Variant(
         "a statement newer than C++14",

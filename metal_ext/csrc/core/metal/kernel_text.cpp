@@ -115,6 +115,10 @@ Kernel gather_kernel(Number kv, Kind kind) {
   return instance("gather.metal", "gather", kCopyThreads, kv, kind);
 }
 
+Kernel swiglu_kernel(Number activations) {
+  return instance("swiglu.metal", "swiglu", kCopyThreads, activations);
+}
+
 Kernel zero_blocks_kernel() { return instance("blocks.metal", "zero_blocks", kCopyThreads); }
 
 Kernel copy_blocks_kernel() { return instance("blocks.metal", "copy_blocks", kCopyThreads); }
@@ -124,6 +128,7 @@ Kernel mark_step_kernel() { return instance("step.metal", "mark_step", 1); }
 std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all{zero_blocks_kernel(), copy_blocks_kernel(), mark_step_kernel()};
   for (Number activations : kNumbers) {
+    all.push_back(swiglu_kernel(activations));
     for (int head_dim : kHeadDims) {
       all.push_back(decode_combine_kernel(activations, head_dim));
     }

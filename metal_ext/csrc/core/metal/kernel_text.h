@@ -29,6 +29,7 @@ Kernel decode_split_kernel(Number activations, Number kv, int head_dim, Kind kin
 Kernel decode_combine_kernel(Number activations, int head_dim);
 Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind);
 Kernel gather_kernel(Number kv, Kind kind);
+Kernel swiglu_kernel(Number activations);
 Kernel zero_blocks_kernel();
 Kernel copy_blocks_kernel();
 Kernel mark_step_kernel();

@@ -1,4 +1,3 @@
-#include "mlx/ops.h"
 #include "ops/checks.h"
 #include "ops/metal/layer.h"
 #include "ops/metal/ops.h"
@@ -18,13 +17,15 @@ class DeviceAppend final : public RowsPrimitive {
  protected:
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    const mx::array keys = encoder.contiguous(in[1]);
+    const mx::array values = encoder.contiguous(in[2]);
     out[0].copy_shared_buffer(in[0]);
     const metal::AppendArguments arguments{
         layer_.place, heads_.row_elements(), narrowed<uint32_t>("rows", rows().size())};
     encoder.kernel(kernel_);
     encoder.output(out[0], 0);  // the token; keys are bound there behind it
-    encoder.input(in[1], 0);
-    encoder.input(in[2], 1);
+    encoder.input(keys, 0);
+    encoder.input(values, 1);
     bind_rows(encoder, rows(), layer_, 2, RowAccess::write);
     encoder.bytes(arguments, 5);
     run_over_rows(encoder, heads_.row_elements(), rows().size());
@@ -54,7 +55,7 @@ mx::array append(
   return mx::array(
       token.shape(), token.dtype(),
       std::make_shared<DeviceAppend>(rows, place, std::move(kernel), heads),
-      {token, mx::contiguous(keys), mx::contiguous(values), rows->entries(), rows->pages()});
+      {token, keys, values, rows->entries(), rows->pages()});
 }
 
 }  // namespace quire::ops

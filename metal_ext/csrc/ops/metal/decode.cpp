@@ -1,4 +1,3 @@
-#include "mlx/ops.h"
 #include "ops/checks.h"
 #include "ops/metal/layer.h"
 #include "ops/metal/ops.h"
@@ -18,10 +17,11 @@ struct DecodeCall {
 
 class DeviceDecode final : public RowsPrimitive {
  public:
-  DeviceDecode(DeviceRows rows, DecodeCall call, size_t tasks)
+  DeviceDecode(DeviceRows rows, DecodeCall call, const DecodeCut& cut)
       : RowsPrimitive("decode_attention", std::move(rows)),
         call_(std::move(call)),
-        tasks_(tasks) {}
+        tasks_(cut.count),
+        combines_(cut.combines) {}
 
  protected:
   void encode(
@@ -33,8 +33,11 @@ class DeviceDecode final : public RowsPrimitive {
         call_.layer.place, narrowed<uint32_t>("query_heads", query_heads),
         narrowed<uint32_t>("kv_heads", kv_heads), narrowed<uint32_t>("rows", call_.first_row),
         call_.scale};
-    mx::array sums = floats(tasks_, query_heads * head_dim);
-    mx::array softened = floats(tasks_, query_heads * 2);
+    const mx::array queries = encoder.contiguous(in[1]);
+    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    // Where every row is one split the results are in `out` already, and these are not touched.
+    mx::array sums = combines_ ? floats(tasks_, query_heads * head_dim) : out[0];
+    mx::array softened = combines_ ? floats(tasks_, query_heads * 2) : out[0];
     const mx::array& tasks = in[2];
     const mx::array& first_task = in[3];
 
@@ -42,15 +45,17 @@ class DeviceDecode final : public RowsPrimitive {
     const size_t tiles = (group + metal::kTileHeads - 1) / metal::kTileHeads;
     encoder.kernel(call_.split);
     encoder.after(in[0]);
-    encoder.input(in[1], 0);
+    encoder.input(queries, 0);
     encoder.input(tasks, 1);
     bind_rows(encoder, rows(), call_.layer, 2, RowAccess::read);
     encoder.output(sums, 5);
     encoder.output(softened, 6);
-    encoder.bytes(arguments, 7);
+    encoder.output(out[0], 7);
+    encoder.bytes(arguments, 8);
     encoder.run_groups(MTL::Size(kv_heads * tiles, tasks_, 1));
-
-    out[0].set_data(mx::allocator::malloc(out[0].nbytes()));
+    if (!combines_) {
+      return;
+    }
     encoder.kernel(call_.combine);
     encoder.input(sums, 0);
     encoder.input(softened, 1);
@@ -71,6 +76,7 @@ class DeviceDecode final : public RowsPrimitive {
 
   const DecodeCall call_;
   const size_t tasks_;
+  const bool combines_;
 };
 
 }  // namespace
@@ -93,9 +99,8 @@ mx::array decode_attention(
   const DecodeCut& cut = rows->decode_cut(first, static_cast<size_t>(queries.shape(0)));
   return mx::array(
       queries.shape(), queries.dtype(),
-      std::make_shared<DeviceDecode>(rows, std::move(call), cut.count),
-      {token, mx::contiguous(queries), cut.tasks, cut.first_task, rows->entries(),
-       rows->pages()});
+      std::make_shared<DeviceDecode>(rows, std::move(call), cut),
+      {token, queries, cut.tasks, cut.first_task, rows->entries(), rows->pages()});
 }
 
 }  // namespace quire::ops

@@ -31,8 +31,11 @@ mx::metal::CommandEncoder& checked_encoder(const mx::Stream& stream, const char*
 
 }  // namespace
 
+Encoder::Encoder(const mx::Stream& stream, const char* operation)
+    : stream_(stream), encoder_(checked_encoder(stream, operation)) {}
+
 Encoder::Encoder(const mx::Stream& stream, MetalSubstrate& substrate, const char* operation)
-    : encoder_(checked_encoder(stream, operation)) {
+    : Encoder(stream, operation) {
   substrate.memory->attach(encoder_.get_command_buffer()->commandQueue());
   tell_resources(substrate);
 }
@@ -49,6 +52,15 @@ void Encoder::tell_resources(MetalSubstrate& substrate) {
     substrate.told = NS::RetainPtr(encoder);
     substrate.told_resources = resources.size();
   }
+}
+
+mx::array Encoder::contiguous(const mx::array& array) {
+  if (array.flags().row_contiguous) {
+    return array;
+  }
+  mx::array copy = ordered_copy(array, stream_);
+  keep(copy);
+  return copy;
 }
 
 void Encoder::after(const mx::array& array) {

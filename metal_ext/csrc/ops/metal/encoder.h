@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <map>
 #include <set>
 
+#include "core/address_range.h"
 #include "core/metal/kernel_text.h"
 #include "core/metal/substrate.h"
 #include "mlx/array.h"
@@ -30,6 +32,9 @@ struct MetalSubstrate {
   // only rise, and MLX's order is that of inputs alone.
   std::optional<mx::array> newest_end;
   uint64_t newest_ended = 0;  // the epoch of that
+  // Sparse ranges of which the newest step has one row, and its epoch. Such rows are read by
+  // address alone, behind the token: no command says that it writes the range's buffers.
+  std::map<const AddressRange*, uint64_t> by_address;
   // Where there are no residency sets: the encoder that was told what it uses, and how much that
   // was. Kept, so that no other encoder can have its address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
@@ -40,16 +45,24 @@ struct MetalSubstrate {
 //
 // MLX lets the commands of an encoder run at the same time, and encoders too, except where it sees
 // that one writes an array that another one uses; then it puts a barrier or a fence between them.
-// An array is its MTL::Buffer to it. So whatever writes rows says, beside the cache token, which
-// buffers it writes (`output` of an array that stands for one), and whatever reads rows by address
-// names the token (`after`) before its first command. Neither may be left out: what is missing is
-// read too early, now and then.
+// An array is its MTL::Buffer to it. So whatever writes rows writes the cache token, and whatever
+// reads rows by address names the token (`after`) before its first command. MLX's own commands read
+// views of rows (region_view) and know of no token: whatever writes rows of a range that may be
+// viewed says that it writes the range's buffer, too (`output` of an array that stands for it).
+// Neither may be left out: what is missing is read too early, now and then.
 //
 // Nothing is committed here: MLX holds on to the command buffer across the call.
 class Encoder {
  public:
-  // Throws std::runtime_error where the stream is not the device's.
+  // Of an operation that uses nothing but arrays. Throws std::runtime_error where the stream is not
+  // the device's.
+  Encoder(const mx::Stream& stream, const char* operation);
+  // Of one that uses rows.
   Encoder(const mx::Stream& stream, MetalSubstrate& substrate, const char* operation);
+
+  // The array, where its elements lie in order without gaps; else a copy of it that does, made by a
+  // command of MLX's. Before anything is said of the next command.
+  mx::array contiguous(const mx::array& array);
 
   // The next command runs after whatever wrote the array.
   void after(const mx::array& array);
@@ -78,6 +91,7 @@ class Encoder {
   void tell_resources(MetalSubstrate& substrate);
   void set_bytes(const void* value, size_t count, int index);
 
+  const mx::Stream stream_;
   mx::metal::CommandEncoder& encoder_;
   size_t threads_ = 0;  // of a group of the kernel
 };

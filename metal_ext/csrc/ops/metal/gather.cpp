@@ -42,8 +42,9 @@ class DeviceGather final : public RowsPrimitive {
   const metal::GatherArguments arguments_;
 };
 
-// Has no command of its own. What reads the view is ordered by the buffer itself, which every
-// append names as its output (bind_rows); the token orders it in the graph.
+// Has no command of its own. What reads the view is ordered by the buffer itself, which the append
+// of several rows names as its output (bind_rows); the token orders the view in the graph, and that
+// append behind those before it.
 class DeviceRegionView final : public MetalPrimitive {
  public:
   DeviceRegionView(
@@ -116,6 +117,13 @@ mx::array region_view(
         "a paged region lies in no one array: metal_ext.gather copies its rows into one");
   }
   check_view(*range, region, tokens, kv_heads, head_dim, type);
+  const auto row = substrate->by_address.find(range.get());
+  if (row != substrate->by_address.end() &&
+      row->second > substrate->memory->epochs().completed()) {
+    throw std::logic_error(
+        "region_view of a range of which epoch " + std::to_string(row->second) +
+        " has one row: metal_ext.gather copies its rows in order");
+  }
   const auto number = static_cast<size_t>(region);
   substrate->memory->require_own(*range);
   return mx::array(

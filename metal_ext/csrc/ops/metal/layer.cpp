@@ -1,5 +1,6 @@
 #include "ops/metal/layer.h"
 
+#include <bit>
 #include <stdexcept>
 #include <string>
 
@@ -41,7 +42,7 @@ LayerRows::LayerRows(
   buffer = keys.buffer;
   place = {keys.offset, values.offset,
            narrowed<uint32_t>("row_bytes", geometry.row_bytes(key_region)),
-           narrowed<uint32_t>("tokens_per_block", geometry.tokens_per_block())};
+           narrowed<uint32_t>("block_shift", std::countr_zero(geometry.tokens_per_block()))};
 }
 
 void bind_rows(

@@ -2,8 +2,11 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "mlx/backend/metal/device.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
 
 namespace quire::ops {
 
@@ -28,6 +31,14 @@ mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer) {
 
 MTL::Buffer* metal_buffer(const mx::array& array) {
   return static_cast<MTL::Buffer*>(const_cast<void*>(array.buffer().ptr()));
+}
+
+// MLX does not export what its operations copy with, but an operation that copies can be asked.
+mx::array ordered_copy(const mx::array& array, const mx::Stream& stream) {
+  const mx::array copy = mx::contiguous(array, /*allow_col_major=*/false, stream);
+  std::vector<mx::array> made{copy};
+  copy.primitive().eval_gpu({array}, made);
+  return copy;
 }
 
 }  // namespace quire::ops

@@ -6,7 +6,7 @@
 #include "mlx/array.h"
 #include "mlx/stream.h"
 
-// The four places where it matters that MLX runs on this device: tests that run the operations in
+// The five places where it matters that MLX runs on this device: tests that run the operations in
 // another MLX put their own in place of on_device.cpp.
 namespace quire::ops {
 
@@ -23,5 +23,8 @@ mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer);
 
 // The buffer that an evaluated array of MLX lies in.
 MTL::Buffer* metal_buffer(const mx::array& array);
+
+// Encodes MLX's own copy of an array, with its elements in order, from within eval_gpu.
+mx::array ordered_copy(const mx::array& array, const mx::Stream& stream);
 
 }  // namespace quire::ops

@@ -45,11 +45,15 @@ std::pair<mx::array, mx::array> gather(
     const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& substrate);
 
 // The first `tokens` rows of a region, without a copy. Valid while they stay mapped; keeps the
-// substrate alive. Throws std::invalid_argument on a paged one.
+// substrate alive. Throws std::invalid_argument on a paged one, and std::logic_error where the
+// range's newest step has one row of it and has not completed: gather() alone is ordered behind it.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
     const DeviceMemory& substrate);
+
+// silu(gate) * up, element by element: computed in float32, rounded once. Of one shape and type.
+mx::array swiglu(const mx::array& gate, const mx::array& up);
 
 // [1] uint64, the rows' epoch, which is signalled when everything that the arrays need has run.
 mx::array step_end(

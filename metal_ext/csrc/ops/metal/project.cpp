@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "mlx/ops.h"
 #include "ops/checks.h"
 #include "ops/metal/layer.h"
 #include "ops/metal/ops.h"
@@ -22,14 +21,18 @@ class DeviceProjectAppend final : public RowsPrimitive {
  protected:
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    std::vector<mx::array> read;  // queries, keys, values, and the weights of two norms
+    for (size_t i = 1; i <= kRead; ++i) {
+      read.push_back(encoder.contiguous(in[i]));
+    }
     out[0].copy_shared_buffer(in[0]);
     out[1].set_data(mx::allocator::malloc(out[1].nbytes()));
     encoder.kernel(kernel_);
     encoder.output(out[0], 0);  // the token; queries are bound there behind it
-    for (int i = 0; i < 5; ++i) {  // queries, keys, values, and the weights of two norms
-      encoder.input(in[static_cast<size_t>(i) + 1], i);
+    for (int i = 0; i < kRead; ++i) {
+      encoder.input(read[static_cast<size_t>(i)], i);
     }
-    bind_rows(encoder, rows(), layer_, 5, RowAccess::write);
+    bind_rows(encoder, rows(), layer_, kRead, RowAccess::write);
     encoder.output(out[1], 8);
     encoder.bytes(arguments_, 9);
     encoder.run_groups(
@@ -37,6 +40,8 @@ class DeviceProjectAppend final : public RowsPrimitive {
   }
 
  private:
+  static constexpr int kRead = 5;
+
   const LayerRows layer_;
   const metal::Kernel kernel_;
   const metal::ProjectArguments arguments_;
@@ -85,15 +90,14 @@ std::pair<mx::array, mx::array> project_append(
   const LayerRows place(*substrate->memory, layer, heads);
   auto kernel = metal::project_append_kernel(
       number_of("keys", keys.dtype()), place.kv, keys.shape(2), place.kind);
-  const mx::array asked = mx::contiguous(queries);
   // Without norms the kernel reads no weights, and yet has two bindings for them.
+  const mx::array& unread = rows->entries();
   auto made = mx::array::make_arrays(
       {token.shape(), queries.shape()}, {token.dtype(), queries.dtype()},
       std::make_shared<DeviceProjectAppend>(
           rows, place, std::move(kernel), arguments_of(place, heads, rows->size(), norms, rope)),
-      {token, asked, mx::contiguous(keys), mx::contiguous(values),
-       norms ? mx::contiguous(norms->query_weight) : asked,
-       norms ? mx::contiguous(norms->key_weight) : asked, rows->entries(), rows->pages()});
+      {token, queries, keys, values, norms ? norms->query_weight : unread,
+       norms ? norms->key_weight : unread, rows->entries(), rows->pages()});
   return {made[0], made[1]};
 }
 

@@ -102,6 +102,14 @@ void MetalRows::find_written() {
   if (memory.kind() == metal::Kind::paged) {
     return;
   }
+  const bool sparse = memory.kind() == metal::Kind::sparse;
+  for (const Segment& segment : table_.segments()) {
+    if (sparse && segment.count == 1) {
+      substrate_->by_address[segment.range.get()] = epoch_;
+    } else {
+      substrate_->by_address.erase(segment.range.get());
+    }
+  }
   std::vector<MTL::Buffer*> seen;
   for (size_t region = 0; region < memory.geometry().regions(); ++region) {
     auto& stand_ins = written_[memory.place(region).buffer];
@@ -109,6 +117,9 @@ void MetalRows::find_written() {
       continue;
     }
     for (const Segment& segment : table_.segments()) {
+      if (sparse && segment.count == 1) {
+        continue;
+      }
       MTL::Buffer* const buffer = memory.view(*segment.range, region).buffer;
       if (std::find(seen.begin(), seen.end(), buffer) == seen.end()) {
         seen.push_back(buffer);
@@ -130,13 +141,13 @@ const DecodeCut& MetalRows::decode_cut(size_t first, size_t count) {
   std::vector<uint32_t> first_task;
   for (uint32_t row = 0; row < count; ++row) {
     first_task.push_back(narrowed<uint32_t>("tasks", tasks.size()));
-    const size_t tokens = table_.rows()[first + row].position + 1;
-    for (uint32_t split = 0; split * metal::kSplitTokens < tokens; ++split) {
+    const uint32_t splits = metal::split_count(table_.rows()[first + row].position);
+    for (uint32_t split = 0; split < splits; ++split) {
       tasks.push_back({row, split});
     }
   }
   first_task.push_back(narrowed<uint32_t>("tasks", tasks.size()));
-  const DecodeCut cut{words_of(tasks), words_of(first_task), tasks.size()};
+  const DecodeCut cut{words_of(tasks), words_of(first_task), tasks.size(), tasks.size() > count};
   return cuts_.emplace(std::pair(first, count), cut).first->second;
 }
 

@@ -17,6 +17,7 @@ struct DecodeCut {
   mx::array tasks;       // DecodeTask [count]
   mx::array first_task;  // uint32 [rows + 1]
   size_t count;
+  bool combines;         // whether a row has several
 };
 
 // The rows of one step, on the device: made once and used by all layers. Making it opens the step's
@@ -50,8 +51,9 @@ class MetalRows {
   int64_t entries_offset(size_t buffer) const;  // bytes
   // Paged: uint64 GPU addresses of blocks, which entries point into. On others, any array.
   const mx::array& pages() const { return pages_; }
-  // The buffers that the rows lie in, each as an array of one element: sparse, buffer number
-  // `buffer` of each range; dense, the arena; paged, none, because nothing else can show them.
+  // The buffers that somebody may view while the step writes them, each as an array of one element:
+  // sparse, buffer number `buffer` of the ranges that get several rows; dense, the arena; paged,
+  // none, because nothing can show them.
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
   // Rows [first, + count) of the table. Kept for the next layer.
   const DecodeCut& decode_cut(size_t first, size_t count);

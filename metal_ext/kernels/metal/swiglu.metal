@@ -1,0 +1,21 @@
+// The gate of an MLP, between its projections.
+#include "rows.h"
+
+// out = silu(gate) * up, computed in float32 and rounded once. Threads: one for kSwigluNumbers
+// elements. gate, up, out: [elements].
+template <typename T>
+[[kernel]] void swiglu(
+    const device T* gate [[buffer(0)]],
+    const device T* up [[buffer(1)]],
+    device T* out [[buffer(2)]],
+    constant uint& elements [[buffer(3)]],
+    uint at [[thread_position_in_grid]]) {
+  QUIRE_UNROLL
+  for (uint i = 0; i < kSwigluNumbers; ++i) {
+    const uint element = at * kSwigluNumbers + i;
+    if (element < elements) {
+      const float x = float(gate[element]);
+      out[element] = static_cast<T>(x / (1.0f + precise::exp(-x)) * float(up[element]));
+    }
+  }
+}

@@ -1,0 +1,53 @@
+"""swiglu: silu(gate) * up against float64, rounded once, and nothing behind the last element."""
+
+import numpy as np
+import pytest
+
+from tests.metal.kernels.device import SWIGLU_NUMBERS, Device
+from tests.metal.kernels.formats import FORMATS, Floats, Stored
+from tests.metal.kernels.memory import exact_copy
+
+# Half a unit in the last place, of the result; and float32's arithmetic before it.
+ROUNDING = {"float": 4e-7, "half": 2.0**-11 + 4e-7, "bfloat": 2.0**-8 + 4e-7}
+SMALLEST = {"float": 1e-37, "half": 2.0**-24, "bfloat": 1e-37}
+ELEMENTS = (1, 3, SWIGLU_NUMBERS, 1000, 1021)
+
+
+def run(device: Device, name: str, gate: Stored, up: Stored) -> Stored:
+    """Runs the kernel over a grid that is not made of whole threadgroups."""
+    out, elements = FORMATS[name].nans(gate.size + 9), np.array([gate.size], np.uint32)
+    read = [exact_copy(array) for array in (gate, up)]
+    threads = -(-gate.size // SWIGLU_NUMBERS)
+    buffers = [address for address, _ in read]
+    device.threads(f"swiglu_{name}", [*buffers, out, elements], (threads,), (min(threads, 96),))
+    assert np.isnan(FORMATS[name].decode(out)[gate.size :]).all(), (
+        "more than the results is written"
+    )
+    return out[: gate.size]
+
+
+def right(gate: Floats, up: Floats) -> Floats:
+    """In float64."""
+    gated: Floats = gate / (1.0 + np.exp(-gate)) * up
+    return gated
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("elements", ELEMENTS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_is_rounded_once(device: Device, name: str, elements: int) -> None:
+    number, random = FORMATS[name], np.random.default_rng(elements)
+    gate, up = (number.encode(random.normal(size=elements) * 4) for _ in range(2))
+    wanted = right(number.decode(gate), number.decode(up))
+    found = number.decode(run(device, name, gate, up))
+    assert (np.abs(found - wanted) <= ROUNDING[name] * np.abs(wanted) + SMALLEST[name]).all()
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_gate_may_be_shut_or_wide_open(device: Device, name: str) -> None:
+    number = FORMATS[name]
+    gate = number.encode(np.array([-60000.0, -90.0, -0.0, 0.0, 90.0, 60000.0]))
+    found = number.decode(run(device, name, gate, number.encode(np.full(6, 0.5))))
+    assert np.abs(found[:4]).max() <= SMALLEST[name]
+    assert np.array_equal(found[4:], number.decode(gate)[4:] / 2)
