@@ -202,7 +202,8 @@ class ModelRunner:
         that row."""
         if not pending:
             return mx.array(known)
-        if len(known) == self._sampled.size and all(place == row for place, row in pending):
+        all_pending = len(pending) == len(known) == self._sampled.size
+        if all_pending and all(place == row for place, row in pending):
             return self._sampled  # all go on, in their order
         places = list(range(len(known)))
         for place, row in pending:

@@ -190,6 +190,18 @@ def test_a_request_that_ends_at_its_length_wastes_no_row() -> None:
         assert answers.tokens[number] == want
 
 
+def test_who_takes_the_place_of_one_that_has_ended_is_computed_from_its_own_token() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    loop.mailbox.put(greedy(1, [1, 2], 20))
+    loop.mailbox.put(greedy(2, [3], 3))
+    for _ in range(3):
+        loop.run_once()
+    loop.mailbox.put(greedy(3, [5], 5))
+    drain(loop)
+    assert answers.tokens == {1: answer([1, 2], 20), 2: answer([3], 3), 3: answer([5], 5)}
+
+
 def test_a_stop_token_wastes_one_row_whose_blocks_wait_for_its_epoch() -> None:
     answers = Answers.empty()
     loop = recall_loop(answers, overlap=True, prefix_cache=False)
