@@ -253,7 +253,13 @@ def assemble(
     loop = EngineLoop(
         Scheduler(kv, limits, budget, max_batched_tokens, config.max_step_mask_s),
         kv,
-        ModelRunner(model, kv, pools=embedding_size is not None, workers=workers),
+        ModelRunner(
+            model,
+            kv,
+            pools=embedding_size is not None,
+            workers=workers,
+            takes_whole_steps=substrate.on_gpu,
+        ),
         config,
         emit=emit,
         mlx_memory=mlx_memory,

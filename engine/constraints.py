@@ -1,4 +1,5 @@
-"""Which tokens may come next, one bit each: from constraints, and from ``min_tokens``.
+"""What choosing tokens must know of those before: which may come next, one bit each, from
+constraints and from ``min_tokens``; and histories, for penalties.
 
 What a constraint raises ends its own request and nothing else.
 """
@@ -12,7 +13,7 @@ import numpy as np
 
 from engine.errors import FORM_LIMITS, FormLimitError
 from engine.sequence import Sequence
-from engine.step_plan import WORD_BITS, Masks, Outcome, RowError, Scores, Token
+from engine.step_plan import WORD_BITS, Masks, Outcome, RowError, SamplingState, Scores, Token
 
 log = logging.getLogger(__name__)
 
@@ -21,32 +22,41 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 class MaskThread:
-    """Makes masks while the device computes. It never touches MLX; between ``begin`` and the result
-    nobody else may touch the constraints."""
+    """Makes masks and histories while the device computes. It never touches MLX; between ``begin``
+    and the result nobody else may touch the sequences and their constraints."""
 
     def __init__(self) -> None:
         """The thread begins with the first masks, and ends when this object does."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
-    def begin(self, sequences: SequenceOf[Sequence], vocab_size: int) -> Future[Masks] | None:
-        """Return the masks of a batch, one row for each sequence; None where all of them may choose
-        any token."""
-        if not any(is_masked(sequence) for sequence in sequences):
-            return None
-        return self._executor.submit(fill_masks, sequences, vocab_size)
+    def begin(
+        self, sequences: SequenceOf[Sequence | None], vocab_size: int
+    ) -> Future[SamplingState]:
+        """Begin to make the state of a batch. sequences: one for each row, all of whose tokens are
+        known; None where it has ended."""
+        return self._executor.submit(sampling_state, sequences, vocab_size)
 
 
-def is_masked(sequence: Sequence) -> bool:
+def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> SamplingState:
+    """Return the state of a batch, as ``MaskThread.begin`` is told."""
+    is_masked = any(sequence is not None and _is_masked(sequence) for sequence in sequences)
+    masks = _masks(sequences, vocab_size) if is_masked else None
+    return SamplingState(masks, [None if each is None else each.history for each in sequences])
+
+
+def _is_masked(sequence: Sequence) -> bool:
     """Return whether the next token of a sequence must be one of some."""
     return sequence.request.constraint is not None or _holds_back_stops(sequence)
 
 
-def fill_masks(sequences: SequenceOf[Sequence], vocab_size: int) -> Masks:
-    """Return the masks of a batch, one row for each sequence."""
+def _masks(sequences: SequenceOf[Sequence | None], vocab_size: int) -> Masks:
     words: np.ndarray = np.empty((len(sequences), -(-vocab_size // WORD_BITS)), np.uint32)
     broken: dict[int, str] = {}
     for number, sequence in enumerate(sequences):
         row, started_s = words[number], time.thread_time()
+        if sequence is None:
+            row.fill(ALL)
+            continue
         try:
             filled = _fill(sequence, row)
         except Exception as error:
@@ -55,9 +65,9 @@ def fill_masks(sequences: SequenceOf[Sequence], vocab_size: int) -> Masks:
         if not filled:
             row.fill(ALL)
         sequence.note_mask(time.thread_time() - started_s)
-    for number in np.flatnonzero(~words.any(axis=1)).tolist():
-        log.warning("the constraint of %s allows no token", sequences[number].request.name)
-        broken[number] = BROKEN
+        if not row.any():
+            log.warning("the constraint of %s allows no token", sequence.request.name)
+            broken[number] = BROKEN
     return Masks(words, broken)
 
 
@@ -84,8 +94,7 @@ def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
 
 
 def _holds_back_stops(sequence: Sequence) -> bool:
-    params = sequence.request.params
-    return sequence.num_generated < params.min_tokens and bool(params.stop_token_ids)
+    return sequence.request.params.holds_back_stops(sequence.num_generated)
 
 
 def _fill(sequence: Sequence, row: np.ndarray) -> bool:

@@ -23,7 +23,7 @@ from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.pressure import PressureLevel
 from engine.scheduler import Scheduler
-from engine.step_plan import NO_STEP, PendingMasks, StepPlan, StepRunner
+from engine.step_plan import NO_STEP, PendingState, StepPlan, StepRunner
 from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
@@ -89,16 +89,19 @@ class EngineLoop:
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """Launch a step and retire one: that one, or, where steps overlap, the one before it. False
-        when there was nothing to run or to read."""
+        """Launch a step and retire the one before it; that one too, where steps do not overlap.
+        False when there was nothing to run or to read."""
         events = self._receive()
         plan = self._next_plan()
-        self._pipeline.launch(plan, self._begin_masks(plan))
-        retired = self._pipeline.retire(self._max_in_flight if plan.entries else 0)
+        self._pipeline.launch(plan)
+        retired = self._pipeline.retire(1 if plan.entries else 0)
         self._note_point(plan)
         events += self._commit(retired)
+        state = self._begin_state(plan)
         self._publish([*plan.refused, *events])
-        self._pipeline.flush()
+        self._pipeline.flush(state)
+        if not self._config.overlap:
+            self._finish()
         self._kv.step_completed(self._runner.completed_epoch)
         return bool(plan.entries or retired)
 
@@ -118,7 +121,7 @@ class EngineLoop:
             while not self._stopping:
                 if not self.run_once() and not self._stopping:
                     self._wait()
-            self._publish(self._commit(self._pipeline.retire(0)))
+            self._finish()
 
     def close(self) -> None:
         """End the device's memory in order, on the thread that ran the loop. Nothing may be called
@@ -196,31 +199,24 @@ class EngineLoop:
         except queue.Empty:
             return None
 
-    @property
-    def _max_in_flight(self) -> int:
-        """Return how many steps may stay in flight beside the next one's plan."""
-        return int(self._config.overlap and self._scheduler.can_overlap)
-
     def _next_plan(self) -> StepPlan:
-        """Return the next step's plan; an empty one where a step in flight must be read first, also
-        because memory is mapped only while there is none."""
-        depth = self._pipeline.depth
-        if depth > self._max_in_flight or self._pipeline.has_failed_step:
+        """Return the next step's plan; an empty one where a step has failed that was not read, or
+        the one in flight must end before memory is mapped."""
+        in_flight = self._pipeline.depth > 0
+        if self._pipeline.has_failed_step or (in_flight and self._points.is_due()):
             return NO_STEP
-        if depth and self._points.is_due():
-            return NO_STEP
-        plan = self._scheduler.schedule(overlapped=depth > 0)
+        plan = self._scheduler.schedule(overlapped=in_flight)
         if plan.begun:
             # If this step hangs, these are the stats that are shown.
             self.stats = self._snapshot()
         return plan
 
-    def _begin_masks(self, plan: StepPlan) -> PendingMasks | None:
-        """Begin to make the masks of the rows that sample; None where all tokens are allowed."""
-        if self._scheduler.can_overlap:
-            return None  # whoever has masks needs a sync
-        sampling = self._scheduler.sequences_of(e for e in plan.entries if e.sampling is not None)
-        return self._mask_thread.begin(sampling, self.limits.vocab_size)
+    def _begin_state(self, plan: StepPlan) -> PendingState | None:
+        """Begin to make what choosing the newest step's tokens waits for, now that those before are
+        known. None where there is nothing to wait for, or the step is not in flight any more."""
+        if not plan.needs_state or not self._pipeline.depth:
+            return None
+        return self._mask_thread.begin(self._scheduler.sampling_rows(plan), self.limits.vocab_size)
 
     def _commit(self, retired: list[RetiredStep]) -> list[TokenEvent]:
         """Tell the scheduler what became of steps; return the events."""
@@ -237,6 +233,10 @@ class EngineLoop:
             else:
                 events += self._scheduler.fail(step.plan, STEP_FAILED)
         return events
+
+    def _finish(self) -> None:
+        """Read the step in flight, and tell what came of it."""
+        self._publish(self._commit(self._pipeline.retire(0)))
 
     def _publish(self, events: list[TokenEvent]) -> None:
         """Emit events, if there are any: this wakes the event loop once."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engine.errors import EngineFailedError
 from engine.figures import StepMeter
-from engine.step_plan import InFlightStep, Outcome, PendingMasks, StepPlan, StepRunner
+from engine.step_plan import InFlightStep, Outcome, PendingState, StepPlan, StepRunner
 from kvcache.backend import BackendFailedError
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,10 @@ class StepPipeline:
         """Return whether a step has failed that was not retired: no other may follow it."""
         return any(launched.step is None for launched in self._launched)
 
-    def launch(self, plan: StepPlan, masks: PendingMasks | None) -> None:
-        """Build the plan's step, if it has any entries; behind a step in flight, submit its
-        beginning. Raises EngineFailedError when it is the second one that fails within a minute."""
+    def launch(self, plan: StepPlan) -> None:
+        """Build the plan's step, if it has any entries; behind a step in flight, submit what the
+        device takes of it. Raises EngineFailedError when it is the second one that fails within a
+        minute."""
         if not plan.entries:
             return
         started_s = self._clock()
@@ -89,24 +90,27 @@ class StepPipeline:
                 self.meter.left_queue(started_s - submitted_s)
         launched = _Launched(plan, None, started_s)
         try:
-            launched.step = self._runner.begin(plan, masks, overlapped=self.depth > 0)
+            launched.step = self._runner.begin(plan, overlapped=self.depth > 0)
         except FATAL:
             raise
         except Exception as error:
             self._note_failure(error)
         self._launched.append(launched)
 
-    def flush(self) -> None:
-        """Submit all of the steps in flight. Raises what ``launch`` raises."""
-        for launched in self._launched:
-            assert launched.step is not None, "a step that has failed is retired first"
-            try:
-                launched.step.submit()
-            except FATAL:
-                raise
-            except Exception as error:
-                self._note_failure(error)
-                launched.step = None
+    def flush(self, state: PendingState | None) -> None:
+        """Submit all of the step in flight, if there is one. Those before it have been retired.
+        state: where its plan needs one. Raises what ``launch`` raises."""
+        if not self._launched:
+            return
+        (launched,) = self._launched
+        assert launched.step is not None, "a step that has failed is retired first"
+        try:
+            launched.step.submit(state)
+        except FATAL:
+            raise
+        except Exception as error:
+            self._note_failure(error)
+            launched.step = None
 
     def retire(self, max_left: int) -> list[RetiredStep]:
         """Read steps, the oldest first, until no more than so many are in flight, and none that has

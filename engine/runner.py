@@ -14,9 +14,10 @@ from engine.sampler import PendingSamples, sample
 from engine.step_plan import (
     InFlightStep,
     Outcome,
-    PendingMasks,
+    PendingState,
     PendingToken,
     PlanEntry,
+    SamplingState,
     StepPlan,
 )
 from kvcache.backend import BackendFailedError
@@ -50,43 +51,56 @@ class ViewSource(Protocol):
 
 
 class ModelStep:
-    """A step whose graph is built."""
+    """A step whose graph is built, up to the logits at least."""
 
     def __init__(
         self,
         runner: "ModelRunner",
+        plan: StepPlan,
         views: KVViews,
-        entries: SequenceOf[PlanEntry],
-        samples: PendingSamples,
+        output: PendingSamples | mx.array,
         scored_states: mx.array | None,
     ) -> None:
-        """scored_states: of the rows at which prompts are scored."""
+        """output: samples, or the logits of tokens whose choice needs a state. scored_states: of
+        the rows at which prompts are scored."""
         self._runner = runner
+        self._plan = plan
         self._views = views
-        self._entries = entries
-        self._samples = samples
+        self._output = output
         self._scored_states = scored_states
+        outputs = output.arrays if isinstance(output, PendingSamples) else [output]
         scored = [] if scored_states is None else [scored_states]
-        self._arrays = views.step_end([*samples.arrays, *scored])
+        self._arrays = views.step_end([*outputs, *scored])
 
-    def submit(self) -> None:
-        """Hand the device all of the graph; wait for room in MLX's queue."""
+    def submit_graph(self) -> None:
+        """Hand the device what is built; wait for room in MLX's queue."""
+        mx.async_eval(*self._arrays)  # type: ignore[no-untyped-call]
+
+    def submit(self, state: PendingState | None) -> None:
+        """Hand the device all of the step; wait for room in MLX's queue."""
         with self._runner.cancelling(self._views):
-            mx.async_eval(*self._arrays)  # type: ignore[no-untyped-call]
+            self.submit_graph()
+            if not isinstance(self._output, PendingSamples):
+                assert state is not None, "the plan needs a state"
+                # It is made while the device computes.
+                self._output = self._runner.sample(self._plan, self._output, state.result())
+                self._arrays += self._output.arrays
+                self.submit_graph()
 
     def read(self) -> SequenceOf[Outcome]:
         """Wait for the step, and read what came of it."""
         with self._runner.cancelling(self._views):
+            assert isinstance(self._output, PendingSamples), "a step is submitted before it is read"
             mx.eval(*self._arrays)
-            outcomes = self._outcomes()
+            outcomes = self._outcomes(self._output.read())
         self._runner.has_completed(self._views.epoch)
         return outcomes
 
-    def _outcomes(self) -> SequenceOf[Outcome]:
+    def _outcomes(self, sampled: SequenceOf[Outcome]) -> SequenceOf[Outcome]:
         if self._scored_states is None:
-            return self._samples.read()
-        scores = score(self._runner.head, self._scored_states, self._entries)
-        return joined(self._entries, self._samples.read(), scores)
+            return sampled
+        entries = self._plan.entries
+        return joined(entries, sampled, score(self._runner.head, self._scored_states, entries))
 
     def cancel(self) -> None:
         """Nobody will read it; what was queued of it has run, or has failed."""
@@ -104,9 +118,14 @@ class ModelRunner:
         *,
         pools: bool = False,
         workers: CpuWorkers | None = None,
+        takes_whole_steps: bool = False,
     ) -> None:
-        """pools: whether the model makes vectors and no tokens. workers: a CPU's."""
+        """pools: whether the model makes vectors and no tokens. workers: a CPU's.
+        takes_whole_steps: whether MLX's queue has room for all of a step behind the one before, as
+        a GPU's has, where it counts command buffers. A CPU's takes few operations more than a
+        layer has."""
         self._model = model
+        self._takes_whole_steps = takes_whole_steps
         self._pools = pools
         self._kv = kv
         self._workers = workers
@@ -120,19 +139,19 @@ class ModelRunner:
         """Return the logits of states."""
         return self._model.head(states)
 
-    def begin(
-        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
-    ) -> InFlightStep:
-        """Build the graph of the plan's rows. overlapped: its beginning is submitted at once, and
-        tokens that are not known yet are those of the step before.
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
+        """Build the graph of the plan's rows, and submit what the device takes of it behind the
+        step before. overlapped: that one has not been read, and has the tokens that are not known.
 
         Raises EngineFailedError where the device is lost, BackendFailedError where what is mapped
         is not what it should be.
         """
         views = self._kv.views(plan.segments)
         with self.cancelling(views):
-            step = self._build(plan, masks, views)
-            if overlapped:
+            step = self._build(plan, views)
+            if self._takes_whole_steps:
+                step.submit_graph()
+            elif overlapped:
                 mx.async_eval(views.first_rows)  # type: ignore[no-untyped-call]
         return step
 
@@ -168,18 +187,18 @@ class ModelRunner:
 
     # --- the graph ------------------------------------------------------------------------------
 
-    def _build(self, plan: StepPlan, masks: PendingMasks | None, views: KVViews) -> ModelStep:
-        entries = plan.entries
-        tokens, rows = self._batch(entries)
-        scored = scored_rows(entries)
+    def _build(self, plan: StepPlan, views: KVViews) -> ModelStep:
+        tokens, rows = self._batch(plan.entries)
+        scored = scored_rows(plan.entries)
         output_rows = mx.array(rows + scored) if rows or scored else None
         states = self._model.hidden(tokens, views, output_rows)
         if states is None:
-            return ModelStep(self, views, entries, NO_SAMPLES, None)
+            return ModelStep(self, plan, views, NO_SAMPLES, None)
         if not scored:
-            return ModelStep(self, views, entries, self._sample(plan, states, masks), None)
+            return ModelStep(self, plan, views, self._output(plan, states), None)
         last, inner = states[: len(rows)], states[len(rows) :]
-        return ModelStep(self, views, entries, self._sample(plan, last, masks), inner)
+        output = self._output(plan, last) if rows else NO_SAMPLES
+        return ModelStep(self, plan, views, output, inner)
 
     def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int]]:
         """Return the flat tokens, and the rows that sample."""
@@ -211,16 +230,20 @@ class ModelRunner:
         known_ids = mx.array(known, dtype=mx.int32)
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
-    def _sample(
-        self, plan: StepPlan, states: mx.array, masks: PendingMasks | None
-    ) -> PendingSamples:
-        """Return what comes of the entries that sample. states: of their last tokens."""
-        sampling = [entry.sampling for entry in plan.entries if entry.sampling is not None]
-        if not sampling:
-            return NO_SAMPLES
+    def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
+        """Return what comes of the rows that sample, or their logits where choosing tokens needs a
+        state. states: of their last tokens."""
         if self._pools:
             return pool(states)
-        samples = sample(self._model.head(states), sampling, masks, self._workers)
+        logits = self._model.head(states)
+        return logits if plan.needs_state else self.sample(plan, logits)
+
+    def sample(
+        self, plan: StepPlan, logits: mx.array, state: SamplingState | None = None
+    ) -> PendingSamples:
+        """Choose the tokens of a plan, which the next step's rows may read on the device."""
+        sampling = [entry.sampling for entry in plan.entries if entry.sampling is not None]
+        samples = sample(logits, sampling, state, self._workers)
         self._sampled = samples.arrays[0].astype(mx.int32)
         self._sampled_by = plan.number
         return samples

@@ -18,9 +18,9 @@ from engine.step_plan import (
     NOT_FINITE,
     Masks,
     Outcome,
-    PendingMasks,
     RowError,
     Sampling,
+    SamplingState,
     Token,
     TokenHistory,
 )
@@ -47,27 +47,25 @@ class PendingSamples:
 def sample(
     logits: mx.array,
     rows: SequenceOf[Sampling],
-    pending_masks: PendingMasks | None = None,
+    state: SamplingState | None = None,
     workers: CpuWorkers | None = None,
 ) -> PendingSamples:
     """Choose the next token of each row; their ids are the first of the arrays.
 
-    logits: ``[R, vocab]``, any float type. pending_masks: None where no row has one. workers: those
-    of the CPU where the model runs on one; they choose in one operation.
+    logits: ``[R, vocab]``, any float type. state: None where no row needs one. workers: those of
+    the CPU where the model runs on one; they choose in one operation.
     """
-    masks = None
-    if pending_masks is not None:
-        # The masks are made while the device computes; a CPU lets us wait for most of that here.
-        mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        masks = pending_masks.result()
+    masks, histories = (None, [None] * len(rows)) if state is None else state
     raw = logits.astype(mx.float32)
     params = [row.params for row in rows]
     num_generated = [row.num_generated for row in rows]
-    adjusted = _adjust(raw, rows)
+    adjusted = _adjust(raw, params, histories)
     if masks is not None:
         adjusted = _mask(adjusted, masks)
     if workers is None:
         ids = _choose(adjusted, params, num_generated)
+        if masks is not None:
+            ids = _allowed(adjusted, ids)
         # One non-finite number makes the sum non-finite.
         finite = mx.isfinite(raw.sum(axis=-1))
     else:
@@ -79,12 +77,8 @@ def sample(
 
     def read() -> list[Token | RowError]:
         tokens: list[int] = ids.tolist()  # type: ignore[assignment]
-        logprobs = reported
-        if masks is not None and (forbidden := masks.forbidden(tokens)):
-            tokens = _likeliest_where(forbidden, adjusted, tokens)
-            logprobs = Logprobs.of(raw, mx.array(tokens), num_tops)
         good: list[bool] = finite.tolist()  # type: ignore[assignment]
-        logprob_rows = logprobs.read() if logprobs else [None] * len(tokens)
+        logprob_rows = reported.read() if reported else [None] * len(tokens)
         broken = {} if masks is None else masks.broken
         return [
             _outcome(Token(token, logprob), ok, broken.get(row))
@@ -111,16 +105,20 @@ def draw(seed: int, index: int) -> float:
 # --- what changes the logits -------------------------------------------------------------------
 
 
-def _adjust(logits: mx.array, rows: SequenceOf[Sampling]) -> mx.array:
+def _adjust(
+    logits: mx.array,
+    params: SequenceOf[SamplingParams],
+    histories: SequenceOf[TokenHistory | None],
+) -> mx.array:
     """Apply penalties and biases to the rows that have any."""
-    changing = [i for i, row in enumerate(rows) if row.params.changes_logits]
+    changing = [i for i, p in enumerate(params) if p.changes_logits]
     if not changing:
         return logits
     where = mx.array(changing)
     changed = logits[where]
-    changed = _penalise(changed, [rows[i] for i in changing])
-    changed = _bias(changed, [rows[i].params for i in changing])
-    if len(changing) == len(rows):
+    its = [params[i] for i in changing]
+    changed = _bias(_penalise(changed, its, [histories[i] for i in changing]), its)
+    if len(changing) == len(params):
         return changed
     result = logits * 1
     result[where] = changed
@@ -135,13 +133,16 @@ def _mask(logits: mx.array, masks: Masks) -> mx.array:
     return logits + (added if added.shape[1] == vocab else added[:, :vocab])
 
 
-def _penalise(logits: mx.array, rows: SequenceOf[Sampling]) -> mx.array:
-    if all(row.history is None for row in rows):
+def _penalise(
+    logits: mx.array,
+    params: SequenceOf[SamplingParams],
+    histories: SequenceOf[TokenHistory | None],
+) -> mx.array:
+    if all(history is None for history in histories):
         return logits
-    histories = [row.history or NO_HISTORY for row in rows]
-    ids = _padded([history.ids for history in histories], np.int32)
-    counts = mx.array(_padded([history.generated for history in histories], np.float32))
-    params = [row.params for row in rows]
+    known = [history or NO_HISTORY for history in histories]
+    ids = _padded([history.ids for history in known], np.int32)
+    counts = mx.array(_padded([history.generated for history in known], np.float32))
     repetition = _column(params, lambda p: p.repetition_penalty)
     frequency = _column(params, lambda p: p.frequency_penalty)
     presence = _column(params, lambda p: p.presence_penalty)
@@ -218,11 +219,11 @@ def _choose(
     return result
 
 
-def _likeliest_where(rows: list[int], logits: mx.array, tokens: list[int]) -> list[int]:
-    """Return the tokens, with the likeliest ones in some rows: sums are rounded, and a draw may
-    come to lie on a token without probability."""
-    likeliest: list[int] = mx.argmax(logits, axis=-1).tolist()  # type: ignore[assignment]
-    return [likeliest[row] if row in rows else token for row, token in enumerate(tokens)]
+def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
+    """Return the ids, with the likeliest one where one is forbidden: sums are rounded, and a draw
+    may come to lie on a token without probability."""
+    chosen = mx.take_along_axis(logits, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
+    return mx.where(chosen == -mx.inf, mx.argmax(logits, axis=-1), ids)
 
 
 def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:

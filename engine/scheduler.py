@@ -50,8 +50,6 @@ class Scheduler:
     """Whether the last plan was empty: then no sequence is admitted while others run."""
     holds_back: bool = False
     """Whether no sequence is admitted while another one runs."""
-    _num_needing_sync: int = 0
-    """Requests whose steps can only be built when all of their tokens are known."""
 
     def __post_init__(self) -> None:
         self.sharing = Sharing(self.kv, self._by_id)
@@ -73,12 +71,6 @@ class Scheduler:
         """Return those that run, and those that wait, in their order; to be read only."""
         return self._running, self._waiting
 
-    @property
-    def can_overlap(self) -> bool:
-        """Return whether a step may be scheduled before the one in flight is read. One request that
-        needs a sync makes all wait: sitting out every other step would halve its speed."""
-        return self._num_needing_sync == 0
-
     def add(self, request: Request) -> None:
         """Queue a request. Its prompt fits: the client has checked it against the limits."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
@@ -88,7 +80,6 @@ class Scheduler:
         max_tokens = min(prompt + answer, self.limits.max_model_len)
         sequence = Sequence(request, self._arrivals, max_tokens)
         self._arrivals += 1
-        self._num_needing_sync += request.needs_sync
         self._by_id[request.request_id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.order)
 
@@ -112,6 +103,16 @@ class Scheduler:
     def sequences_of(self, entries: Iterable[PlanEntry]) -> list[Sequence]:
         """Return the sequences of these entries that have not ended."""
         return [self._by_id[entry.seq_id] for entry in entries if entry.seq_id in self._by_id]
+
+    def sampling_rows(self, plan: StepPlan) -> list[Sequence | None]:
+        """Return the sequence of each row that samples; None where it has ended. All steps before
+        this one have been committed."""
+        sampling = [entry for entry in plan.entries if entry.sampling is not None]
+        rows = [self._by_id.get(entry.seq_id) for entry in sampling]
+        for entry, sequence in zip(sampling, rows, strict=True):
+            known = entry.start + entry.count
+            assert sequence is None or sequence.num_tokens == known, "a token is not known yet"
+        return rows
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -301,5 +302,4 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
-        self._num_needing_sync -= sequence.request.needs_sync
         del self._by_id[sequence.seq_id]

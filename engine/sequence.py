@@ -86,8 +86,9 @@ class Sequence:
     """Tokens of the prompt."""
     order: tuple[int, int] = field(init=False)
     """First come, first served within a priority."""
-    penalises: bool = field(init=False)
-    """Whether its logits depend on its history."""
+    needs_state: bool = field(init=False)
+    """Whether choosing its tokens needs to know those before: for a constraint, or for penalties.
+    Beside these, stop tokens may be held back for some time."""
     scores_prompt: bool = field(init=False)
     """Whether log-probabilities of its prompt are wanted."""
     progress: Progress = field(default_factory=Progress)
@@ -118,8 +119,18 @@ class Sequence:
         self.seq_id = self.request.request_id
         self.num_prompt = len(self.token_ids)
         self.order = (self.request.priority, self.arrival)
-        self.penalises = self.request.params.penalises
-        self.scores_prompt = self.request.params.prompt_logprobs is not None
+        params = self.request.params
+        self.needs_state = self.request.constraint is not None or params.penalises
+        self.scores_prompt = params.prompt_logprobs is not None
+
+    @property
+    def history(self) -> TokenHistory | None:
+        """Return its distinct tokens, where there are penalties."""
+        if not self.request.params.penalises:
+            return None
+        self.counts.update(self.token_ids, self.num_prompt)
+        ids, generated = self.counts.ids, self.counts.generated
+        return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
         """Note how much processor time a mask has taken. A form that was costly may soon be
@@ -181,25 +192,18 @@ def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
         tokens = PendingToken(newest_plan, sequence.sampled_row)
     sampling = None
     if stop == num_known + sequence.num_output_placeholders:
-        history = _history(sequence) if sequence.penalises else None
-        sampling = Sampling(sequence.request.params, stop - sequence.num_prompt, history)
+        params, num_generated = sequence.request.params, stop - sequence.num_prompt
+        needs_state = sequence.needs_state or params.holds_back_stops(num_generated)
+        sampling = Sampling(params, num_generated, needs_state)
     scoring = _scoring(sequence, stop) if sequence.scores_prompt else None
     return PlanEntry(sequence.seq_id, start, stop - start, tokens, sampling, scoring)
-
-
-def _history(sequence: Sequence) -> TokenHistory:
-    """Return a sequence's distinct tokens. All of its tokens are known: steps of sequences with
-    penalties do not overlap."""
-    counts = sequence.counts
-    counts.update(sequence.token_ids, sequence.num_prompt)
-    return TokenHistory(np.array(counts.ids, np.int32), np.array(counts.generated, np.float32))
 
 
 def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
     """Return which tokens of the prompt are still to be scored with the rows before ``stop``."""
     num_top = sequence.request.params.prompt_logprobs
     assert num_top is not None
-    first = max(sequence.num_computed, len(sequence.scored))
+    first = max(sequence.num_scheduled, len(sequence.scored))
     last = min(stop, sequence.num_prompt - 1)
     if first >= last:
         return None

@@ -68,23 +68,15 @@ class PendingToken(NamedTuple):
     """Of the rows that sample."""
 
 
-class TokenHistory(NamedTuple):
-    """Distinct tokens of a sequence, for penalties."""
-
-    ids: np.ndarray
-    """int32"""
-    generated: np.ndarray
-    """float32: how often each was generated; 0 means that only the prompt has it."""
-
-
 class Sampling(NamedTuple):
     """How the token after an entry's last one is chosen."""
 
     params: SamplingParams
     num_generated: int
     """Tokens of the answer before it."""
-    history: TokenHistory | None = None
-    """Where there are penalties."""
+    needs_state: bool = False
+    """Whether it depends on the tokens before it in another way than through the model: then it
+    waits until they have been read."""
 
 
 class Scoring(NamedTuple):
@@ -139,6 +131,11 @@ class StepPlan:
         return bool(self.entries) and self.entries[0].count == 1
 
     @property
+    def needs_state(self) -> bool:
+        """Return whether choosing its tokens waits until the step before has been read."""
+        return any(e.sampling is not None and e.sampling.needs_state for e in self.entries)
+
+    @property
     def segments(self) -> list[tuple[int, int, int]]:
         """Return ``(seq_id, start, count)`` of each entry, as the cache wants them."""
         return [entry[:3] for entry in self.entries]
@@ -146,30 +143,43 @@ class StepPlan:
 
 NO_STEP = StepPlan(0, ())
 
+# --- what choosing tokens waits for -------------------------------------------------------------
+
+
+class TokenHistory(NamedTuple):
+    """Distinct tokens of a sequence, for penalties."""
+
+    ids: np.ndarray
+    """int32"""
+    generated: np.ndarray
+    """float32: how often each was generated; 0 means that only the prompt has it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """Which tokens may come next, one bit each: a row for each entry that samples."""
+    """Which tokens may come next, one bit each."""
 
     words: np.ndarray
     """uint32 ``[R, ceil(vocab / 32)]``, bit i % 32 of word i // 32: token i is allowed."""
     broken: dict[int, str]
     """Rows whose constraint has failed, and why: fit for clients."""
 
-    def forbidden(self, tokens: list[int]) -> list[int]:
-        """Return the rows whose token is not allowed."""
-        return [
-            row
-            for row, token in enumerate(tokens)
-            if not self.words.item(row, token // WORD_BITS) >> token % WORD_BITS & 1
-        ]
+
+class SamplingState(NamedTuple):
+    """What choosing tokens must know of the tokens before; a row for each entry that samples. The
+    row of a sequence that has ended allows everything."""
+
+    masks: Masks | None
+    """None where all rows may choose any token."""
+    histories: Sequence[TokenHistory | None]
+    """Where there are penalties."""
 
 
-class PendingMasks(Protocol):
-    """Masks that are being made while the device computes."""
+class PendingState(Protocol):
+    """A state that is being made while the device computes."""
 
-    def result(self) -> Masks:
-        """Wait for them."""
+    def result(self) -> SamplingState:
+        """Wait for it."""
 
 
 # --- what comes of it ---------------------------------------------------------------------------
@@ -210,8 +220,9 @@ Outcome = Token | Vector | Scores | RowError
 class InFlightStep(Protocol):
     """A step that was begun and has not been read."""
 
-    def submit(self) -> None:
-        """Hand the device all that it has not got yet; may wait for room in its queue. Raises what
+    def submit(self, state: PendingState | None) -> None:
+        """Hand the device all that it has not got yet; may wait for room in its queue. Called once,
+        when the step before has been read. state: where the plan needs one. Raises what
         ``StepRunner.begin`` raises."""
 
     def read(self) -> Sequence[Outcome]:
@@ -229,12 +240,10 @@ class StepRunner(Protocol):
     completed_epoch: int
     """The newest epoch that the device has finished."""
 
-    def begin(
-        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
-    ) -> InFlightStep:
-        """Build the step. overlapped: the one before it has not been read. Then so much of this one
-        is submitted at once that the device has work while that one is read. masks: of the rows
-        that sample; None where all tokens are allowed.
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
+        """Build the step, but for tokens whose choice needs a state. overlapped: the one before it
+        has not been read. Then so much of this one is submitted at once that the device has work
+        while that one is read.
 
         Raises EngineFailedError where the device is lost. After any other error nothing of the step
         runs, and the one before it can still be read.

@@ -72,6 +72,10 @@ class SamplingParams:
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
         return any(penalties)
 
+    def holds_back_stops(self, num_generated: int) -> bool:
+        """Return whether no stop token may follow so many tokens of an answer."""
+        return num_generated < self.min_tokens and bool(self.stop_token_ids)
+
 
 class TokenConstraint(Protocol):
     """The grammar of an answer, as far as the engine knows: which tokens may come next.
@@ -119,16 +123,6 @@ class Request:
     """When, by the engine's clock; None where its waiting time is not measured."""
     name: str = "unnamed"
     """What the log calls it."""
-
-    @property
-    def needs_sync(self) -> bool:
-        """Return whether each of its steps must be read before the next one is built. The next one
-        needs all tokens on the host, or reading needs the device again: constraints, penalties,
-        held-back stop tokens, scores of the prompt."""
-        params = self.params
-        holds_back_stops = params.min_tokens > 0 and bool(params.stop_token_ids)
-        scores = params.prompt_logprobs is not None
-        return self.constraint is not None or params.penalises or holds_back_stops or scores
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""

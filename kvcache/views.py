@@ -103,8 +103,8 @@ class KVViews:
 
     @property
     def first_rows(self) -> mx.array:
-        """Return what to evaluate so that the device has something to do while the step before is
-        read: all before the first attention. More would wait for room in MLX's queue."""
+        """Return what to evaluate so that a CPU has something to do while the step before is read:
+        all before the first attention. More would wait for room in MLX's queue."""
         return self._tokens.newest[0]
 
     def cancel(self) -> None:

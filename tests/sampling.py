@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.constraints import MaskThread, accept
+from engine.constraints import accept, sampling_state
 from engine.sampler import sample
 from engine.sequence import Sequence, plan_entry
 from engine.step_plan import Sampling
@@ -24,7 +24,7 @@ def sample_next(
     logits: mx.array, sequences: SequenceOf[Sequence], workers: CpuWorkers | None = None
 ) -> list[Any]:
     """The outcome of each sequence. logits: ``[R, vocab]``, one row for each."""
-    masks = MaskThread().begin(sequences, logits.shape[-1])
-    pending = sample(logits, [sampling_of(each) for each in sequences], masks, workers)
+    state = sampling_state(sequences, logits.shape[-1])
+    pending = sample(logits, [sampling_of(each) for each in sequences], state, workers)
     mx.eval(pending.arrays)
     return [accept(*pair) for pair in zip(sequences, pending.read(), strict=True)]

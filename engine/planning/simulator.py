@@ -16,7 +16,7 @@ from engine.loop import EngineLoop
 from engine.planning.cost import CostModel
 from engine.runner import ViewSource
 from engine.scheduler import Scheduler
-from engine.step_plan import Outcome, PendingMasks, StepPlan, Token
+from engine.step_plan import Outcome, PendingState, StepPlan, Token
 from engine.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
@@ -99,7 +99,7 @@ class SimulatedStep:
 
     tokens: int
 
-    def submit(self) -> None:
+    def submit(self, state: PendingState | None) -> None:
         """It was begun in full."""
 
     def read(self) -> list[Outcome]:
@@ -119,11 +119,10 @@ class SimulatedRunner:
         self._cost = cost
         self._clock = clock
 
-    def begin(
-        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
-    ) -> SimulatedStep:
-        """Take all of the step's time at once: steps do not overlap here, and nobody has masks."""
-        assert masks is None
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
+        """Take all of the step's time at once: steps do not overlap here, and nobody's choice of
+        tokens needs a state."""
+        assert not plan.needs_state
         assert not overlapped
         views = self._kv.views(plan.segments)
         self._clock.advance(self._cost.step_seconds([(e.start, e.count) for e in plan.entries]))

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from engine.loop import EngineLoop
-from engine.step_plan import InFlightStep, PendingMasks, StepPlan
+from engine.step_plan import InFlightStep, StepPlan
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from tests.bench.models import SERVING
 from tests.bench.peers import BrokenError
@@ -71,9 +71,7 @@ class Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def begin(
-        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
-    ) -> InFlightStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
         """The runner's; the figures are those that hold while it runs."""
         for waiting in self._scheduler._waiting[:1]:
             free, needed = (
@@ -82,7 +80,7 @@ class Watch:
             )
             if free >= needed:
                 self.refused = f"{free} blocks are free, and one waits that needs {needed}"
-        step = self._runner.begin(plan, masks, overlapped=overlapped)
+        step = self._runner.begin(plan, overlapped=overlapped)
         stats = self._kv.stats()
         self.moments.append(
             Moment(

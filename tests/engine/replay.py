@@ -21,12 +21,12 @@ from engine.step_plan import (
     Closed,
     Forked,
     InFlightStep,
-    Masks,
     Opened,
     Outcome,
-    PendingMasks,
+    PendingState,
     PendingToken,
     PlanEntry,
+    SamplingState,
     Scores,
     StepPlan,
     StepRunner,
@@ -46,8 +46,15 @@ class Begun:
     """A step was begun."""
 
     plan: StepPlan
-    masks: Masks | None
     overlapped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The step of this number was submitted, with what its choice of tokens needed."""
+
+    number: int
+    state: SamplingState | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +64,26 @@ class Read:
     number: int
 
 
+Event = Begun | Submitted | Read
+
+
 @dataclass(slots=True)
 class Record:
     """What a runner did, and for which engine."""
 
     model: Path
     config: EngineConfig
-    events: list[Begun | Read] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class MadeMasks:
-    """Masks that are there already."""
+class MadeState:
+    """A state that is there already."""
 
-    masks: Masks
+    state: SamplingState
 
-    def result(self) -> Masks:
-        return self.masks
+    def result(self) -> SamplingState:
+        return self.state
 
 
 @dataclass(slots=True)
@@ -84,8 +94,10 @@ class RecordedStep:
     number: int
     record: Record
 
-    def submit(self) -> None:
-        self.step.submit()
+    def submit(self, state: PendingState | None) -> None:
+        made = None if state is None else state.result()
+        self.record.events.append(Submitted(self.number, made))
+        self.step.submit(None if made is None else MadeState(made))
 
     def read(self) -> Sequence[Outcome]:
         self.record.events.append(Read(self.number))
@@ -111,13 +123,9 @@ class RecordingRunner:
     def completed_epoch(self, epoch: int) -> None:
         raise AssertionError("the runner's own")
 
-    def begin(
-        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
-    ) -> InFlightStep:
-        made = None if masks is None else masks.result()
-        self._record.events.append(Begun(plan, made, overlapped))
-        pending = None if made is None else MadeMasks(made)
-        step = self._runner.begin(plan, pending, overlapped=overlapped)
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
+        self._record.events.append(Begun(plan, overlapped))
+        step = self._runner.begin(plan, overlapped=overlapped)
         return RecordedStep(step, plan.number, self._record)
 
     def release_cache(self) -> None:
@@ -141,11 +149,14 @@ class Replay:
         self._open: set[int] = set()
         self.tokens: Tokens = {}
 
-    def run(self, events: Sequence[Begun | Read]) -> Tokens:
+    def run(self, events: Sequence[Event]) -> Tokens:
         """All of them, in order."""
         for event in events:
             if isinstance(event, Begun):
                 self._begin(event)
+            elif isinstance(event, Submitted):
+                _, step = self._begun[event.number]
+                step.submit(None if event.state is None else MadeState(event.state))
             else:
                 self._read(event.number)
         return self.tokens
@@ -155,9 +166,7 @@ class Replay:
             self._decide(decision)
         for seq_id, start, count in event.plan.segments:
             self._until(partial(self._kv.reserve, seq_id, start + count))
-        masks = None if event.masks is None else MadeMasks(event.masks)
-        step = self._runner.begin(event.plan, masks, overlapped=event.overlapped)
-        step.submit()
+        step = self._runner.begin(event.plan, overlapped=event.overlapped)
         self._begun[event.plan.number] = event.plan, step
 
     def _decide(self, decision: CacheDecision) -> None:

@@ -1,16 +1,20 @@
 """Constraints in whole engines on RecallModel: every token is foretold, and accepted once."""
 
 import random
+import time
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
+from engine import sampler
 from engine.constraints import BROKEN
 from engine.messages import Abort
 from engine.types import FinishReason, Request, SamplingParams
 from tests.constraints import Allowed, Scripted, every_third
 from tests.engine.test_recall_engine import assert_empty, run_dry
-from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, recall_client, recall_loop
+from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, recall_client, recall_loop, steps
 from tests.recall import RecallModel, recall
 
 LAYERS = len(SHAPE.layers)
@@ -27,6 +31,12 @@ def foretold(prompt: list[int], count: int, allowed: Allowed) -> list[int]:
     return tokens
 
 
+@pytest.fixture(params=[False, True], ids=["one by one", "overlapping"])
+def overlap(request: pytest.FixtureRequest) -> bool:
+    """Whether steps overlap."""
+    return bool(request.param)
+
+
 def bound(number: int, prompt: list[int], max_tokens: int) -> Request:
     params = SamplingParams(max_tokens, temperature=0.0)
     return Request(number, tuple(prompt), params, constraint=Scripted(every_third(VOCAB)))
@@ -37,10 +47,10 @@ def constraint_of(request: Request) -> Scripted:
     return request.constraint
 
 
-def test_ragged_prompts_in_chunks_with_others_beside_them() -> None:
+def test_ragged_prompts_in_chunks_with_others_beside_them(overlap: bool) -> None:
     rng = random.Random(1)
     answers = Answers.empty()
-    loop = recall_loop(answers, max_num_batched_tokens=16)
+    loop = recall_loop(answers, overlap=overlap, max_num_batched_tokens=16)
     asked = {}
     for number in range(1, 21):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 120))]
@@ -60,9 +70,11 @@ def test_ragged_prompts_in_chunks_with_others_beside_them() -> None:
     assert_empty(loop)
 
 
-def test_tokens_are_accepted_once_through_preemptions() -> None:
+def test_tokens_are_accepted_once_through_preemptions(overlap: bool) -> None:
     answers = Answers.empty()
-    loop = recall_loop(answers, kv_budget_bytes=16 * BLOCK_BYTES, max_model_len=250)
+    loop = recall_loop(
+        answers, overlap=overlap, kv_budget_bytes=16 * BLOCK_BYTES, max_model_len=250
+    )
     asked = {n: bound(n, list(range(n, n + 40)), 60) for n in range(1, 9)}
     for request in asked.values():
         loop.mailbox.put(request)
@@ -74,9 +86,9 @@ def test_tokens_are_accepted_once_through_preemptions() -> None:
     assert_empty(loop)
 
 
-def test_aborts_leave_nothing_behind() -> None:
+def test_aborts_leave_nothing_behind(overlap: bool) -> None:
     answers = Answers.empty()
-    loop = recall_loop(answers)
+    loop = recall_loop(answers, overlap=overlap)
     asked = {n: bound(n, [n] * 30, 50) for n in range(1, 5)}
     for request in asked.values():
         loop.mailbox.put(request)
@@ -93,9 +105,9 @@ def test_aborts_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("fault", [{"fills_until": 4}, {"accepts_until": 4}])
-def test_a_constraint_that_raises_ends_its_request_alone(fault: Any) -> None:
+def test_a_constraint_that_raises_ends_its_request_alone(fault: Any, overlap: bool) -> None:
     answers = Answers.empty()
-    loop = recall_loop(answers)
+    loop = recall_loop(answers, overlap=overlap)
     healthy = bound(1, [5, 6, 7], 10)
     params = SamplingParams(10, temperature=0.0)
     sick = Request(2, (5, 6, 8), params, constraint=Scripted(every_third(VOCAB), **fault))
@@ -110,10 +122,11 @@ def test_a_constraint_that_raises_ends_its_request_alone(fault: Any) -> None:
     assert_empty(loop)
 
 
-def test_a_step_that_fails_accepts_nothing() -> None:
+def test_a_step_that_fails_accepts_nothing(overlap: bool) -> None:
     answers = Answers.empty()
     loop = recall_loop(
         answers,
+        overlap=overlap,
         model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({777})),
     )
     request = bound(1, [1, 777], 5)
@@ -126,9 +139,9 @@ def test_a_step_that_fails_accepts_nothing() -> None:
     assert answers.tokens[2] == foretold([1, 2], 5, every_third(VOCAB))
 
 
-def test_a_constraint_ends_its_answer_with_a_stop_token() -> None:
+def test_a_constraint_ends_its_answer_with_a_stop_token(overlap: bool) -> None:
     answers = Answers.empty()
-    loop = recall_loop(answers)
+    loop = recall_loop(answers, overlap=overlap)
     constraint = Scripted(lambda accepted: {9} if len(accepted) == 3 else {4, 5})
     params = SamplingParams(50, temperature=0.0, stop_token_ids=frozenset({9}))
     loop.mailbox.put(Request(1, (1, 2, 3), params, constraint=constraint))
@@ -136,6 +149,64 @@ def test_a_constraint_ends_its_answer_with_a_stop_token() -> None:
     assert answers.finished[1] is FinishReason.STOP
     assert constraint.accepted[-1] == 9
     assert len(constraint.accepted) == 4
+
+
+def test_no_constraint_is_asked_for_a_mask_when_its_answer_has_ended(overlap: bool) -> None:
+    class Asked(Scripted):
+        def fill_mask(self, row: np.ndarray) -> bool:
+            asked.append(len(self.accepted))
+            return super().fill_mask(row)
+
+    asked: list[int] = []
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=overlap)
+    constraint = Asked(lambda accepted: {9} if len(accepted) == 3 else {4, 5})
+    params = SamplingParams(50, temperature=0.0, stop_token_ids=frozenset({9}))
+    loop.mailbox.put(Request(1, (1, 2, 3), params, constraint=constraint))
+    loop.mailbox.put(bound(2, [7], 12))
+    run_dry(loop)
+    assert asked == [0, 1, 2, 3]
+    assert loop.stats.wasted_rows == overlap, "its row of the step in flight"
+    assert answers.tokens[2] == foretold([7], 12, every_third(VOCAB))
+
+
+def test_what_a_mask_replaces_is_what_the_next_step_reads(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """Every draw comes to lie on a token that is forbidden."""
+    monkeypatch.setattr(sampler, "_draw", lambda logits, *_: mx.zeros(logits.shape[0], mx.int32))
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=overlap)
+    loop._runner._workers = None  # type: ignore[attr-defined]
+    allowed = set(range(1, VOCAB))
+    constraint = Scripted(lambda _: allowed)
+    loop.mailbox.put(Request(1, (1, 2, 3), SamplingParams(12, seed=1), constraint=constraint))
+    run_dry(loop)
+    assert answers.tokens[1] == constraint.accepted == foretold([1, 2, 3], 12, lambda _: allowed)
+
+
+def test_costly_masks_take_turns_and_change_no_token(overlap: bool) -> None:
+    class Costly(Scripted):
+        def fill_mask(self, row: np.ndarray) -> bool:
+            end_s = time.thread_time() + 0.002
+            while time.thread_time() < end_s:
+                pass
+            return super().fill_mask(row)
+
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=overlap, max_step_mask_s=0.003)
+    for number in (1, 2, 3):
+        constraint = Costly(every_third(VOCAB))
+        params = SamplingParams(12, temperature=0.0)
+        loop.mailbox.put(Request(number, (number, 2), params, constraint=constraint))
+    loop.mailbox.put(Request(4, (4, 2), SamplingParams(12, temperature=0.0)))
+    rested = 0
+    for _ in steps(loop):
+        rested += len(loop._scheduler._resting)
+    assert rested > 10
+    for number in (1, 2, 3):
+        assert answers.tokens[number] == foretold([number, 2], 12, every_third(VOCAB))
+    assert answers.tokens[4] == foretold([4, 2], 12, lambda _: None)
 
 
 async def test_every_choice_follows_a_copy_of_its_own() -> None:

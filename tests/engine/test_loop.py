@@ -16,7 +16,7 @@ from engine.messages import Abort, SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
 from engine.pipeline import FAILURE_WINDOW_S
 from engine.scheduler import Scheduler
-from engine.step_plan import NO_STEP, InFlightStep, PendingMasks, StepPlan
+from engine.step_plan import NO_STEP, InFlightStep, StepPlan
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from tests.engines import (
@@ -324,10 +324,10 @@ def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.Mon
     assert loop.busy_since is None
     begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan, masks: PendingMasks | None, *, overlapped: bool) -> InFlightStep:
+    def watched(plan: StepPlan, *, overlapped: bool) -> InFlightStep:
         seen.append(loop.busy_since)
         clock.now += 5.0
-        return begin(plan, masks, overlapped=overlapped)
+        return begin(plan, overlapped=overlapped)
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
@@ -344,9 +344,9 @@ def test_fault_10_a_step_that_hangs_is_counted_with_all_whom_it_began(
     use_clock(loop, Clock())  # stands still: the next figures are never due
     begin, seen = loop._runner.begin, []
 
-    def watched(plan: StepPlan, masks: PendingMasks | None, *, overlapped: bool) -> InFlightStep:
+    def watched(plan: StepPlan, *, overlapped: bool) -> InFlightStep:
         seen.append((loop.stats.running, loop.stats.waiting))
-        return begin(plan, masks, overlapped=overlapped)
+        return begin(plan, overlapped=overlapped)
 
     monkeypatch.setattr(loop._runner, "begin", watched)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))

@@ -2,6 +2,7 @@
 ordered end of everything."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.types import FinishReason
+from engine.runner import ModelStep
+from engine.step_plan import Outcome
+from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
+from tests.constraints import Scripted, every_third
 from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, greedy, steps
 from tests.kvcache.managers import epochs_of
@@ -64,10 +68,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("metal"), SPEC, seed=5)
 
 
-def metal_loop(folder: Path, substrate: Substrate, answers: Answers) -> EngineLoop:
-    choice = SubstrateChoice(substrate, ())
-    plan = plan_engine(GPU, read_checkpoint(folder), MACHINE, choice)
-    return build_engine(plan, GPU, lambda *_: None, answers)
+def metal_loop(folder: Path, substrate: Substrate, answers: Answers, **changes: Any) -> EngineLoop:
+    """changes: fields of EngineConfig."""
+    choice, config = SubstrateChoice(substrate, ()), replace(GPU, **changes)
+    plan = plan_engine(config, read_checkpoint(folder), MACHINE, choice)
+    return build_engine(plan, config, lambda *_: None, answers)
 
 
 def run_dry(loop: EngineLoop) -> None:
@@ -125,6 +130,38 @@ def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
         assert answers.tokens[number] == expected(folder, prompt, 6)
     assert {"project_append", "decode_attention", "swiglu"} < set(device.calls)
     assert "append" not in device.calls
+    loop.close()
+
+
+def test_a_gpu_has_all_of_the_next_step_before_the_one_in_flight_is_read(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that a constraint holds, all up to their logits."""
+    answers = Answers.empty()
+    loop = metal_loop(folder, Substrate.SPARSE, answers, overlap=True)
+    submit_graph, read = ModelStep.submit_graph, ModelStep.read
+    steps: list[ModelStep] = []
+    given: list[int] = []
+
+    def watched_graph(step: ModelStep) -> None:
+        submit_graph(step)
+        if step not in steps:
+            steps.append(step)
+
+    def watched_read(step: ModelStep) -> Sequence[Outcome]:
+        given.append(len(steps))
+        return read(step)
+
+    monkeypatch.setattr(ModelStep, "submit_graph", watched_graph)
+    monkeypatch.setattr(ModelStep, "read", watched_read)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+    params = SamplingParams(5, temperature=0.0, frequency_penalty=0.1)
+    constraint = Scripted(every_third(SPEC.vocab_size))
+    loop.mailbox.put(Request(2, (4, 5), params, constraint=constraint))
+    run_dry(loop)
+    assert answers.tokens[1] == expected(folder, [1, 2, 3], 5)
+    assert len(answers.tokens[2]) == 5
+    assert given == [2, 3, 4, 5, 5], "steps, whenever one was read"
     loop.close()
 
 

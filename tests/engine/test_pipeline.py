@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Semaphore
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,11 @@ from engine.machine import MachineMemory
 from engine.messages import Abort, Stop
 from engine.models.checkpoint import read_checkpoint
 from engine.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
-from engine.step_plan import NO_STEP, InFlightStep, Outcome, PendingMasks, StepPlan, StepRunner
+from engine.runner import ModelRunner, ModelStep
+from engine.sampler import PendingSamples
+from engine.step_plan import NO_STEP, InFlightStep, Outcome, PendingState, StepPlan, StepRunner
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
+from tests.constraints import Scripted, every_third
 from tests.engines import (
     CONFIG,
     ON_CPU,
@@ -30,6 +35,7 @@ from tests.engines import (
 from tests.kvcache.managers import epochs_of
 from tests.recall import RecallModel, recall_many
 
+WAIT_S = 10.0
 Fault = Callable[[str, int], None]
 
 
@@ -45,9 +51,9 @@ class WatchedStep:
     number: int
     runner: "WatchedRunner"
 
-    def submit(self) -> None:
+    def submit(self, state: PendingState | None) -> None:
         self.runner.note("submit", self.number)
-        self.step.submit()
+        self.step.submit(state)
 
     def read(self) -> Sequence[Outcome]:
         self.runner.note("read", self.number)
@@ -76,12 +82,10 @@ class WatchedRunner:
     def completed_epoch(self, epoch: int) -> None:
         self.runner.completed_epoch = epoch
 
-    def begin(
-        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
-    ) -> InFlightStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
         self.plans.append(plan)
         self.overlapped.append(overlapped)
-        step = self.runner.begin(plan, masks, overlapped=overlapped)
+        step = self.runner.begin(plan, overlapped=overlapped)
         self.note("begin", len(self.plans))
         return WatchedStep(step, len(self.plans), self)
 
@@ -139,10 +143,14 @@ def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model:
             SamplingParams(20, temperature=1.1, seed=8, top_k=20, min_p=0.01),
             SamplingParams(35, temperature=1.0, seed=9, logit_bias=((5, 3.0), (6, -2.0))),
             SamplingParams(30, temperature=0.0, logprobs=0),
+            SamplingParams(25, temperature=0.8, seed=3, presence_penalty=0.7, logprobs=1),
+            SamplingParams(20, temperature=0.0, repetition_penalty=1.3, prompt_logprobs=1),
+            SamplingParams(15, seed=4, min_tokens=15, stop_token_ids=frozenset(range(50))),
         )
         for number, params in enumerate(many, start=1):
-            prompt = tuple(range(number, number + 40 * number))
-            loop.mailbox.put(Request(number, prompt, params))
+            prompt = tuple(range(number, number + 30 * number))
+            ruled = Scripted(every_third(256)) if number in (2, 6) else None
+            loop.mailbox.put(Request(number, prompt, params, constraint=ruled))
         drain(loop)
         return events, [rows(plan) for plan in runner.plans], sum(runner.overlapped)
 
@@ -153,7 +161,7 @@ def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model:
     assert [e._replace(prefix=None) for e in overlapping] == [
         e._replace(prefix=None) for e in one_by_one
     ]
-    assert len(one_by_one) == 140
+    assert len(one_by_one) == 200
 
 
 def test_the_next_step_is_begun_before_the_one_in_flight_is_read_and_then_submitted() -> None:
@@ -268,32 +276,102 @@ def test_who_is_aborted_while_its_prompt_is_in_flight_wastes_no_result() -> None
     assert loop._kv.stats().live_bytes == 0
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(6, temperature=0.0, frequency_penalty=0.5),
-        SamplingParams(6, temperature=0.0, min_tokens=2, stop_token_ids=frozenset({1})),
-        SamplingParams(6, temperature=0.0, prompt_logprobs=1),
-    ],
+KINDS = (
+    SamplingParams(6, temperature=0.0, frequency_penalty=0.5),
+    SamplingParams(6, temperature=0.0, min_tokens=2, stop_token_ids=frozenset({1})),
+    SamplingParams(6, temperature=0.0, prompt_logprobs=1),
 )
-def test_while_somebody_needs_the_host_no_step_is_begun_ahead(params: SamplingParams) -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=True)
-    runner = watched(loop)
-    loop.mailbox.put(greedy(1, [1, 2], 30))
-    for _ in range(3):
-        loop.run_once()
-    assert runner.overlapped == [False, True, True]
-    loop.mailbox.put(Request(2, (7, 8), params))
-    while 2 not in answers.finished:
-        loop.run_once()
-        assert loop._pipeline.depth == 0
-    assert not any(runner.overlapped[3:])
-    begun = len(runner.overlapped)
-    drain(loop)
-    assert all(runner.overlapped[begun + 1 :])
+
+
+def kind(number: int, prompt: list[int], params: SamplingParams) -> Request:
+    """Of these the first one also follows a constraint."""
+    constraint = Scripted(every_third(VOCAB)) if params.penalises else None
+    return Request(number, tuple(prompt), params, constraint=constraint)
+
+
+@pytest.mark.parametrize("params", KINDS)
+def test_whoever_needs_the_tokens_before_is_begun_ahead_like_all_others(
+    params: SamplingParams,
+) -> None:
+    def run(overlap: bool) -> tuple[Answers, WatchedRunner]:
+        answers = Answers.empty()
+        loop = recall_loop(answers, overlap=overlap)
+        runner = watched(loop)
+        loop.mailbox.put(greedy(1, [1, 2], 30))
+        for _ in range(3):
+            loop.run_once()
+        loop.mailbox.put(kind(2, [7, 8], params))
+        drain(loop)
+        return answers, runner
+
+    answers, runner = run(overlap=True)
+    assert runner.overlapped == [False] + [True] * 29
+    for number in range(2, 31):
+        begun = runner.calls.index(("begin", number))
+        after = [("begin", number), ("read", number - 1), ("submit", number)]
+        assert runner.calls[begun : begun + 3] == after
+    one_by_one, _ = run(overlap=False)
+    assert answers == one_by_one
     assert answers.tokens[1] == answer([1, 2], 30)
     assert len(answers.tokens[2]) == 6
+
+
+@dataclass
+class Order:
+    """What happens to the steps of an engine, in order, on the engine's thread and on that of the
+    masks. Where a mask is made, it waits until its step's graph has been submitted."""
+
+    notes: list[str] = field(default_factory=list)
+    submitted: Semaphore = field(default_factory=lambda: Semaphore(0))
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        submit_graph, read, sample = ModelStep.submit_graph, ModelStep.read, ModelRunner.sample
+        graphs: list[ModelStep] = []
+
+        def watched_graph(step: ModelStep) -> None:
+            submit_graph(step)
+            if step not in graphs:
+                graphs.append(step)
+                self.notes.append("graph")
+                self.submitted.release()
+
+        def watched_read(step: ModelStep) -> Sequence[Outcome]:
+            self.notes.append("read")
+            return read(step)
+
+        def watched_sample(*arguments: Any) -> PendingSamples:
+            self.notes.append("sample")
+            return sample(*arguments)
+
+        monkeypatch.setattr(ModelStep, "submit_graph", watched_graph)
+        monkeypatch.setattr(ModelStep, "read", watched_read)
+        monkeypatch.setattr(ModelRunner, "sample", watched_sample)
+
+    def allowed(self, accepted: list[int]) -> set[int] | None:
+        self.notes.append("mask" if self.submitted.acquire(timeout=WAIT_S) else "mask without step")
+        return every_third(VOCAB)(accepted)
+
+
+@pytest.mark.parametrize(
+    ("whole", "steady"),
+    [
+        (False, ["read", "graph", "mask", "sample"]),
+        (True, ["graph", "read", "mask", "sample"]),
+    ],
+)
+def test_masks_are_made_while_the_device_computes_what_they_are_for(
+    monkeypatch: pytest.MonkeyPatch, whole: bool, steady: list[str]
+) -> None:
+    """whole: whether a device takes all of a step before the one in flight is read."""
+    answers, order = Answers.empty(), Order()
+    loop = recall_loop(answers, overlap=True)
+    loop._runner._takes_whole_steps = whole  # type: ignore[attr-defined]
+    order.watch(monkeypatch)
+    params = SamplingParams(5, temperature=0.0)
+    loop.mailbox.put(Request(1, (1, 2), params, constraint=Scripted(order.allowed)))
+    drain(loop)
+    assert order.notes == ["graph", "mask", "sample", *steady * 4, "read"]
+    assert len(answers.tokens[1]) == 5
 
 
 def test_memory_is_taken_from_nobody_in_flight() -> None:
@@ -348,6 +426,51 @@ def test_fault_08_when_a_step_fails_those_that_only_the_next_one_had_live_on() -
     assert answers.tokens[1] == answer([1, 2], 1)
     assert answers.tokens[2] == answer(list(range(30)), 5)
     assert rows(runner.plans[3]) == [(2, 0, 30)], "computed again from the first token"
+    assert loop._kv.stats().live_bytes == 0
+
+
+def test_fault_08_no_mask_is_made_for_a_step_that_was_cancelled() -> None:
+    asked: list[int] = []
+
+    def allowed(accepted: list[int]) -> set[int] | None:
+        asked.append(len(accepted))
+        return None
+
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    runner = watched(loop, fails("read", 2))
+    loop.mailbox.put(greedy(1, [1, 2], 20))
+    loop.run_once()
+    loop.run_once()
+    params = SamplingParams(5, temperature=0.0)
+    loop.mailbox.put(Request(2, (3, 4), params, constraint=Scripted(allowed)))
+    loop.run_once()
+    assert runner.calls[-2:] == [("read", 2), ("cancel", 3)]
+    assert asked == []
+    drain(loop)
+    assert asked == [0, 1, 2, 3, 4]
+    assert answers.tokens[2] == answer([3, 4], 5)
+
+
+def test_fault_08_a_step_whose_tokens_cannot_be_chosen_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("out of luck")
+
+    answers = Answers.empty()
+    loop = recall_loop(answers, overlap=True)
+    params = SamplingParams(20, temperature=0.0, frequency_penalty=0.5)
+    loop.mailbox.put(Request(1, (1, 2), params))
+    loop.run_once()
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.runner.sample", broken)
+        loop.run_once()
+    loop.mailbox.put(greedy(2, [5], 4))
+    drain(loop)
+    assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+    assert len(answers.tokens[1]) == 1
+    assert answers.tokens[2] == answer([5], 4)
     assert loop._kv.stats().live_bytes == 0
 
 
@@ -475,7 +598,7 @@ def test_an_engine_that_fails_waits_for_what_is_in_flight_before_its_memory_goes
 def test_nothing_is_retired_where_nothing_was_launched() -> None:
     loop = recall_loop(Answers.empty(), overlap=True)
     pipeline = StepPipeline(loop._runner, lambda: 0.0)
-    pipeline.launch(NO_STEP, None)
-    pipeline.flush()
+    pipeline.launch(NO_STEP)
+    pipeline.flush(None)
     assert pipeline.retire(0) == []
     assert pipeline.depth == 0

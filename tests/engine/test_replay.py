@@ -12,7 +12,7 @@ from engine.step_plan import Closed, Forked, Opened, PendingToken
 from engine.types import Request, SamplingParams, TokenEvent
 from tests.constraints import Scripted
 from tests.engine import replay
-from tests.engine.replay import Begun, Read, Record, RecordingRunner, Tokens, built
+from tests.engine.replay import Begun, Event, Record, RecordingRunner, Submitted, Tokens, built
 from tests.engines import CONFIG, steps
 
 PAGE_BYTES = 4096
@@ -65,12 +65,12 @@ def recorded(folder: Path) -> tuple[Record, Tokens]:
     return record, told
 
 
-def is_of(event: Begun | Read, request_id: int) -> bool:
+def is_of(event: Event, request_id: int) -> bool:
     """Whether it begins a step of this request."""
     return isinstance(event, Begun) and event.plan.entries[0].seq_id == request_id
 
 
-def with_seed(event: Begun | Read, seed: int) -> Begun | Read:
+def with_seed(event: Event, seed: int) -> Event:
     """The same with another seed wherever a token is sampled."""
     if not isinstance(event, Begun):
         return event
@@ -96,8 +96,10 @@ def test_recorded_plans_give_the_same_tokens_in_a_fresh_process(
     assert any(entry.start and not isinstance(entry.tokens, PendingToken) for entry in entries)
     assert any(isinstance(entry.tokens, PendingToken) for entry in entries)
     assert any(begun.overlapped for begun in plans)
-    assert any(begun.masks is not None for begun in plans)
-    assert any(entry.sampling is not None and entry.sampling.history for entry in entries)
+    states = [e.state for e in record.events if isinstance(e, Submitted) and e.state is not None]
+    assert any(state.masks is not None for state in states)
+    assert any(history is not None for state in states for history in state.histories)
+    assert any(begun.overlapped and begun.plan.needs_state for begun in plans)
     assert sum(map(len, told.values())) == 24 + 40 + 24 + 5 * 40 + 30 + 40 + 5
     file = tmp_path / "record"
     file.write_bytes(pickle.dumps(record))

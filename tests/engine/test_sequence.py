@@ -109,22 +109,43 @@ def test_only_what_is_not_known_is_scored_and_never_the_last_token() -> None:
 def test_a_token_that_is_not_known_yet_is_that_of_a_row_of_the_step_before() -> None:
     one = sequence(9)
     entry = plan_entry(one, 3, newest_plan=4)
-    assert (entry.tokens, entry.sampling) == (PROMPT, (one.request.params, 0, None))
+    assert (entry.tokens, entry.sampling) == (PROMPT, (one.request.params, 0, False))
     one.progress.scheduled, one.num_output_placeholders, one.sampled_row = 3, 1, 7
     entry = plan_entry(one, 4, newest_plan=5)
     assert (entry.start, entry.count, entry.tokens) == (3, 1, PendingToken(5, 7))
-    assert entry.sampling == (one.request.params, 1, None)
+    assert entry.sampling == (one.request.params, 1, False)
 
 
-def test_with_penalties_a_plan_has_the_tokens_that_they_count() -> None:
+def test_with_penalties_a_sequence_has_the_tokens_that_they_count() -> None:
+    assert sequence(9).history is None
     one = sequence(9, presence_penalty=1.0)
     one.token_ids += [6, 8, 6]
-    one.progress.restart_at(5)
-    sampling = plan_entry(one, 6, newest_plan=0).sampling
-    assert sampling is not None
-    assert sampling.history is not None
-    assert sampling.history.ids.tolist() == [5, 6, 7, 8]
-    assert sampling.history.generated.tolist() == [0, 2, 0, 1]
+    history = one.history
+    assert history is not None
+    assert history.ids.tolist() == [5, 6, 7, 8]
+    assert history.generated.tolist() == [0, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "whether"),
+    [
+        ({}, [False, False, False]),
+        ({"frequency_penalty": 0.1}, [True, True, True]),
+        ({"min_tokens": 2, "stop_token_ids": frozenset({1})}, [True, True, False]),
+        ({"min_tokens": 2}, [False, False, False]),
+    ],
+)
+def test_a_plan_says_whether_choosing_a_token_needs_those_before(
+    changes: dict[str, Any], whether: list[bool]
+) -> None:
+    one = sequence(9, **changes)
+    said = []
+    for stop in (3, 4, 5):
+        sampling = plan_entry(one, stop, newest_plan=0).sampling
+        assert sampling is not None
+        said.append(sampling.needs_state)
+        one.progress.scheduled, one.num_output_placeholders = stop, stop - 2
+    assert said == whether
 
 
 def test_others_may_give_what_needs_no_score() -> None:

@@ -8,6 +8,7 @@ from engine.client import TokenStream
 from engine.types import FinishReason, Request, TokenEvent
 from tests.simulation.faults import SimulationError
 from tests.simulation.recall import Recall, vector
+from tests.simulation.rules import Third
 
 ENDS_WITH_TOKEN = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -39,6 +40,15 @@ class Client:
     left: bool = False
     """Whether the reader closed the stream."""
     messages: list[str] = field(default_factory=list)
+    asked: int = 0
+    """How many masks its constraint had been asked for at its end."""
+
+    @property
+    def constraint(self) -> Third | None:
+        """What its answer is held to."""
+        constraint = self.request.constraint
+        assert constraint is None or isinstance(constraint, Third)
+        return constraint
 
     @property
     def tokens(self) -> list[int]:
@@ -59,6 +69,9 @@ class Client:
             self.answered += 1
             if self.answered > self.request.params.max_tokens:
                 raise SimulationError(f"{self._name} gets a token that it did not want")
+            fails_at = None if self.constraint is None else self.constraint.fails_at
+            if fails_at is not None and self.answered > fails_at:
+                raise SimulationError(f"{self._name} gets a token that its constraint refuses")
         self._check_reading(event)
         due = self._due_end(event)
         if event.finish in ENDS_WITH_TOKEN or due is not None:
@@ -72,6 +85,7 @@ class Client:
             raise SimulationError(f"{self._name} was aborted by nobody")
         self.finish = event.finish
         self.heard = True
+        self.asked = self.constraint.asked if self.constraint is not None else 0
 
     def deliver(self, event: TokenEvent) -> None:
         """The event reaches the stream."""
@@ -107,6 +121,8 @@ class Client:
         """Everything is over: engine and reader have each seen one end."""
         if self.finish is None:
             raise SimulationError(f"{self._name} never ended")
+        if self.constraint is not None and self.constraint.asked != self.asked:
+            raise SimulationError(f"the constraint of {self._name} is asked after its end")
         self.pace = 1
         self.read_some(0)
         if not self.left:

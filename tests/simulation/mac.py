@@ -78,6 +78,7 @@ def mac_world(memory: MemoryPlan) -> World:
         fatal_faults=False,
         scoring_rate=0.0,
         pooling_rate=0.0,
+        rule_rate=0.0,
     )
     return World(
         engine,

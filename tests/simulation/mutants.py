@@ -284,8 +284,14 @@ MUTANTS = (
     Mutant(
         "what has been scored is scored again after a preemption",
         "engine/sequence.py",
+        "first = max(sequence.num_scheduled, len(sequence.scored))",
+        "first = sequence.num_scheduled",
+    ),
+    Mutant(
+        "what a step in flight scores is scored again",
+        "engine/sequence.py",
+        "first = max(sequence.num_scheduled, len(sequence.scored))",
         "first = max(sequence.num_computed, len(sequence.scored))",
-        "first = sequence.num_computed",
     ),
     Mutant(
         "scores of chunks are not kept",
@@ -429,10 +435,46 @@ MUTANTS = (
         "return [FailedStep(launched.plan)]",
     ),
     Mutant(
-        "a step overlaps one that needs a sync",
+        "tokens are chosen before those that they depend on are known",
+        "engine/loop.py",
+        "        events += self._commit(retired)\n        state = self._begin_state(plan)\n",
+        "        state = self._begin_state(plan)\n        events += self._commit(retired)\n",
+    ),
+    Mutant(
+        "nobody waits for constraints where others have penalties",
+        "engine/sequence.py",
+        "self.request.constraint is not None or params.penalises",
+        "params.penalises",
+    ),
+    Mutant(
+        "stop tokens are held back only where somebody has to wait anyway",
+        "engine/sequence.py",
+        "needs_state = sequence.needs_state or params.holds_back_stops(num_generated)",
+        "needs_state = sequence.needs_state",
+    ),
+    Mutant(
+        "the rows behind one that has ended get each other's masks",
         "engine/scheduler.py",
-        "return self._num_needing_sync == 0",
-        "return True",
+        "        return rows\n",
+        "        return sorted(rows, key=lambda sequence: sequence is None)\n",
+    ),
+    Mutant(
+        "the token that a penalty counts next is forgotten",
+        "engine/sequence.py",
+        "        self.counts.update(self.token_ids, self.num_prompt)\n",
+        "        self.counts.update(self.token_ids[:-1], self.num_prompt)\n",
+    ),
+    Mutant(
+        "a mask that could not be made ends nobody",
+        "engine/constraints.py",
+        "            broken[number] = _why(sequence, error)\n",
+        "            _why(sequence, error)\n",
+    ),
+    Mutant(
+        "a step whose tokens could not be chosen is read",
+        "engine/pipeline.py",
+        "            self._note_failure(error)\n            launched.step = None\n",
+        "            self._note_failure(error)\n",
     ),
     Mutant(
         "a fork takes blocks that follow others than its own",
@@ -443,8 +485,8 @@ MUTANTS = (
     Mutant(
         "a step in flight is never read when nothing follows",
         "engine/loop.py",
-        "self._pipeline.retire(self._max_in_flight if plan.entries else 0)",
-        "self._pipeline.retire(self._max_in_flight)",
+        "self._pipeline.retire(1 if plan.entries else 0)",
+        "self._pipeline.retire(1)",
     ),
     Mutant(
         "a slow reader is never cut",

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.types import TokenLogprobs
 from tests.kvcache.blocks import SLOT_BYTES
+from tests.simulation.rules import Rules
 
 SLOT_MASK = 2**64 - 1
 MULTIPLIER = 6364136223846793005  # Knuth's, for 64 bits
@@ -50,8 +51,11 @@ def vector(slots: bytes) -> np.ndarray:
 class Recall:
     """One request's answer, computed without a cache."""
 
-    def __init__(self, prompt_ids: Iterable[int], seed: int, vocab_size: int) -> None:
+    def __init__(
+        self, prompt_ids: Iterable[int], seed: int, vocab_size: int, rules: Rules | None = None
+    ) -> None:
         self._tokens = list(prompt_ids)
+        self._rules = rules
         self._slots = slots_after(0, self._tokens)
         self._seed = seed
         self._vocab_size = vocab_size
@@ -85,5 +89,7 @@ class Recall:
     def _grow(self, count: int) -> None:
         while len(self._tokens) < count:
             token = next_token(self._slots.tobytes(), self._seed, self._vocab_size)
+            if self._rules is not None:
+                token = self._rules.token(token, self._tokens)
             self._tokens.append(token)
             self._slots.extend(slots_after(self._slots[-1], [token]))

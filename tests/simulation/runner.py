@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.model_health_check import HEALTH_CHECK_ID
 from engine.step_plan import (
     NOT_FINITE,
     Opened,
     Outcome,
-    PendingMasks,
+    PendingState,
     PendingToken,
     PlanEntry,
     RowError,
+    SamplingState,
     Scores,
     StepPlan,
     Token,
@@ -39,6 +40,7 @@ from tests.simulation.recall import (
     slots_after,
     vector,
 )
+from tests.simulation.rules import told
 
 # Stands for the slot before rows that come out wrong.
 SPOILT = 0xBAD0_BAD0_BAD0_BAD0
@@ -99,6 +101,18 @@ class _Step:
     accesses: list[_Access]
 
 
+class Computed(NamedTuple):
+    """An entry whose rows are there."""
+
+    entry: PlanEntry
+    held: bytes
+    """The slots of all its tokens."""
+    is_bad: bool
+    """Whether what comes of it is not finite."""
+    pools: bool
+    """Whether that is a vector."""
+
+
 @dataclass(slots=True, eq=False)
 class SlotStep:
     """A step in flight."""
@@ -108,25 +122,50 @@ class SlotStep:
     epoch: int
     buffers: list[tuple[int, ...]]
     """Of each entry, by group."""
-    results: list[Outcome]
+    computed: list[Computed]
+    """Those that something comes of."""
     fails: bool
-    """Whether that is seen when it is read."""
+    """Whether that is seen when it is read, or when it is submitted."""
+    fails_late: bool
+    """Whether it is seen when tokens are chosen that needed a state."""
+    results: list[Outcome] | None = None
     lost: bool = False
     """Whether the step before it has failed."""
 
-    def submit(self) -> None:
-        """It was begun in full."""
+    def submit(self, state: PendingState | None) -> None:
+        """Raises InjectedFaultError."""
+        if (state is not None) != self.plan.needs_state:
+            raise SimulationError(f"step {self.epoch} is told of {state}")
+        if state is None:
+            return
+        if self.lost or self.runner.flying != [self]:
+            raise SimulationError(f"step {self.epoch} is told of tokens that nobody has read")
+        if self.fails and self.fails_late:
+            self.runner.flying.remove(self)
+            self.runner.failed_late = self.plan
+            self.runner.fail()
+        self.choose(state.result())
+
+    def choose(self, state: SamplingState) -> None:
+        """Tokens are sampled, which the next step may read."""
+        rows = sum(entry.sampling is not None for entry in self.plan.entries)
+        if len(state.histories) != rows or (state.masks and len(state.masks.words) != rows):
+            raise SimulationError(f"step {self.epoch} samples {rows} rows, and is told of others")
+        self.results = self.runner.results(self.plan, self.computed, state)
 
     def read(self) -> list[Outcome]:
         """Raises InjectedFaultError."""
         if self.lost:
             raise SimulationError(f"step {self.epoch} is read, and the one before it failed")
+        if self.results is None:
+            raise SimulationError(f"step {self.epoch} is read before its tokens are chosen")
         self.runner.flying.remove(self)
         self.runner.has_ended(self.epoch)
         if self.fails:
             for later in self.runner.flying:
                 later.lost = True
-            self.runner.fail(self.plan)
+            self.runner.failed = self.plan
+            self.runner.fail()
         self.runner.note(self.plan, self.results)
         return self.results
 
@@ -162,7 +201,11 @@ class SlotRunner:
     computed: int = 0
     """Rows computed since the start."""
     failed: StepPlan | None = None
-    """The newest plan that failed."""
+    """The newest plan that failed, when it was begun or read."""
+    failed_late: StepPlan | None = None
+    """The newest plan that failed when it was submitted: that is said with the next step."""
+    waited: int = 0
+    """Steps behind one in flight whose tokens waited for those of that one."""
     bad_rows: set[int] = field(default_factory=set)
     """Requests whose row came out as not finite."""
     computed_from: dict[int, int] = field(default_factory=dict)
@@ -184,7 +227,7 @@ class SlotRunner:
     """Of each sequence the number of its newest life: each has a buffer of its own."""
     _numbers: Iterator[int] = field(default_factory=count)
     _spoilt: set[int] = field(default_factory=set)
-    """Requests of a step in flight that is going to fail."""
+    """Requests of a step in flight that is going to fail, and those whose rows are bad there."""
     _ticks: int = 0
     _running: deque[_Step] = field(default_factory=deque)
 
@@ -193,12 +236,10 @@ class SlotRunner:
         self._ticks += 1
         self._complete()
 
-    def begin(
-        self, plan: StepPlan, masks: PendingMasks | None = None, *, overlapped: bool = False
-    ) -> SlotStep:
+    def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SlotStep:
         """Writes and reads every row's slots."""
-        assert masks is None
         self.newest = plan
+        self.waited += overlapped and plan.needs_state
         for decision in plan.decisions:
             if isinstance(decision, Opened):
                 self._salts[decision.seq_id] = decision.salt
@@ -213,7 +254,7 @@ class SlotRunner:
         by_group: Any = views._rows
         buffers = [tuple(s.buffer for s in of_entry) for of_entry in zip(*by_group, strict=True)]
         try:
-            results = self._compute_all(plan, buffers, step, fails_at)
+            computed = self._compute_all(plan, buffers, step, fails_at)
         except InjectedFaultError:
             self.has_ended(views.epoch)
             raise
@@ -221,12 +262,15 @@ class SlotRunner:
             self._complete()
         self.computed += sum(entry.count for entry in plan.entries)
         fails = fails_at is not None
-        self.flying.append(SlotStep(self, plan, views.epoch, buffers, results, fails))
+        late = fails_at is not None and fails_at % 2 == 0 and plan.needs_state
+        self.flying.append(SlotStep(self, plan, views.epoch, buffers, computed, fails, late))
+        if not plan.needs_state:
+            rows = sum(entry.sampling is not None for entry in plan.entries)
+            self.flying[-1].choose(SamplingState(None, [None] * rows))
         return self.flying[-1]
 
-    def fail(self, plan: StepPlan) -> None:
+    def fail(self) -> None:
         """Raises InjectedFaultError."""
-        self.failed = plan
         self._spoilt = set()
         self.faults.fail()
         raise InjectedFaultError("the device refuses the step")
@@ -239,7 +283,7 @@ class SlotRunner:
                 self.wasted.append(entry.seq_id)
                 continue
             self.trials += entry.seq_id == HEALTH_CHECK_ID and entry.sampling is not None
-            if isinstance(result, RowError):
+            if result is NOT_FINITE:
                 self.bad_rows.add(entry.seq_id)
         rows = sum(entry.count for entry in plan.entries)
         seconds = self.traits.step_s + rows * self.traits.token_s
@@ -274,11 +318,10 @@ class SlotRunner:
 
     def _compute_all(
         self, plan: StepPlan, buffers: list[tuple[int, ...]], step: _Step, fails_at: int | None
-    ) -> list[Outcome]:
+    ) -> list[Computed]:
         """Raises InjectedFaultError before, between or after the entries, unless the fault is seen
-        when the step is read."""
-        results: list[Outcome] = []
-        sampled: list[int | None] = []
+        when the step is submitted or read."""
+        computed: list[Computed] = []
         fails = fails_at is not None
         for number, (entry, places) in enumerate(zip(plan.entries, buffers, strict=True)):
             self.computed_from.setdefault(entry.seq_id, entry.start)
@@ -288,13 +331,26 @@ class SlotRunner:
             accesses, is_spoilt = self._compute(entry, places, step.epoch, spoilt=fails or is_bad)
             step.accesses += accesses
             if entry.has_outcome:
-                results.append(self._result(entry, accesses[0], is_spoilt))
-            if entry.sampling is not None:
+                pools = entry.sampling is not None and self.pools(entry.seq_id)
+                computed.append(Computed(entry, accesses[0].held, is_spoilt, pools))
+        if fails_at is not None and fails_at <= len(plan.entries):
+            self.failed = plan
+            self.fail()
+        spoilt = [each.entry for each in computed if each.is_bad]
+        self._spoilt = {entry.seq_id for entry in (plan.entries if fails else spoilt)}
+        return computed
+
+    def results(
+        self, plan: StepPlan, computed: list[Computed], state: SamplingState
+    ) -> list[Outcome]:
+        """What comes of a step's entries; the next step may read its tokens from now on."""
+        results: list[Outcome] = []
+        sampled: list[int | None] = []
+        for each in computed:
+            results.append(self._result(each, len(sampled), state))
+            if each.entry.sampling is not None:
                 sampled.append(_token_of(results[-1]))
         self._sampled, self._sampled_by = sampled, plan.number
-        if fails_at is not None and fails_at <= len(plan.entries):
-            self.fail(plan)
-        self._spoilt = {entry.seq_id for entry in plan.entries} if fails else set()
         return results
 
     def _is_bad(self, entry: PlanEntry) -> bool:
@@ -356,15 +412,20 @@ class SlotRunner:
             if block is not now or part != part_now:
                 raise SimulationError(f"{name} {block} was replaced or overwritten")
 
-    def _result(self, entry: PlanEntry, access: _Access, is_bad: bool) -> Outcome:
-        held = access.held
+    def _result(self, computed: Computed, row: int, state: SamplingState) -> Outcome:
+        """row: of those that sample."""
+        entry, held, is_bad, pools = computed
         if is_bad:
             return NOT_FINITE
-        then = None
+        if pools:
+            return Vector(vector(held))
+        then: Token | RowError | None = None
         if entry.sampling is not None:
-            if self.pools(entry.seq_id):
-                return Vector(vector(held))
-            then = Token(next_token(held, entry.sampling.params.seed, self.traits.vocab_size))
+            vocab = self.traits.vocab_size
+            wanted = next_token(held, entry.sampling.params.seed, vocab)
+            then = Token(told(wanted, state.histories[row], state.masks, row, vocab))
+            if state.masks is not None and row in state.masks.broken:
+                then = RowError(state.masks.broken[row])
         if entry.scoring is None:
             assert then is not None
             return then

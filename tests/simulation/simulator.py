@@ -21,6 +21,7 @@ from tests.simulation.clients import Client
 from tests.simulation.faults import SimulationError
 from tests.simulation.machine import Machine
 from tests.simulation.recall import Recall
+from tests.simulation.rules import Rules
 from tests.simulation.trace import SeedFailedError, TraceLine
 from tests.simulation.world import VOCAB, Traffic, World, draw_world
 
@@ -30,6 +31,7 @@ IDLE_ROUNDS = 3
 NO_MEMORY = "the system has no memory for it"
 FAILED_STEP = "a step of the engine failed"
 BAD_ROW = "the model's output was not finite"
+BROKEN = "the rules for the answer's form could not be followed"
 
 
 class Simulation:
@@ -175,7 +177,8 @@ class Simulation:
         evicted, begun = machine.kv.stats().evicted_blocks, machine.begun
         idle_since = machine.loop._idle_since
         is_tried = machine.loop._health_check.is_running
-        machine.runner.newest = machine.runner.failed = None
+        machine.runner.newest = None
+        machine.runner.failed, machine.runner.failed_late = machine.runner.failed_late, None
         self._said = []
         machine.runner.tick()
         worked = machine.loop.run_once()
@@ -234,7 +237,7 @@ class Simulation:
         leaves_after = rng.randint(1, max(1, request.params.max_tokens)) if leaves else None
         client = Client(
             request,
-            Recall(request.prompt_ids, request.params.seed, VOCAB),
+            Recall(request.prompt_ids, request.params.seed, VOCAB, Rules(request, VOCAB)),
             TokenStream(request, self._abort, traits.max_backlog, asyncio.Event()),
             self._limits.max_model_len,
             traits.max_backlog,
@@ -322,8 +325,13 @@ class Simulation:
         if event.finish is not FinishReason.ERROR:
             return
         if event.message == FAILED_STEP:
-            entries = runner.failed.entries if runner.failed else []
-            is_right = any(entry.seq_id == number for entry in entries)
+            plans = [plan for plan in (runner.failed, runner.failed_late) if plan is not None]
+            is_right = any(entry.seq_id == number for plan in plans for entry in plan.entries)
+        elif event.message == BROKEN:
+            constraint = self._clients[number].constraint
+            is_right = constraint is not None and (
+                constraint.fails_at == self._clients[number].answered
+            )
         elif event.message == BAD_ROW:
             is_right = number in runner.bad_rows
         else:
@@ -406,5 +414,6 @@ class Simulation:
                 "failed steps": len(machine.faults.failed_at),
                 "refusals": machine.memory.faults.refused,
                 "rows wasted": counters.wasted_rows,
+                "steps that waited for tokens": machine.runner.waited,
             }
         )

@@ -18,6 +18,7 @@ EVENTS = (
     "ends: length",
     "ends: stop",
     "ends: the model's output was not finite",
+    "ends: the rules for the answer's form could not be followed",
     "ends: the system has no memory for it",
     "engines ended by their device",
     "engines ended by their memory",
@@ -38,6 +39,7 @@ EVENTS = (
     "rows wasted",
     "slow readers cut",
     "stalls",
+    "steps that waited for tokens",
     "times short of memory",
     "vectors",
 )

@@ -8,6 +8,7 @@ from engine.pressure import PressureLevel
 from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from tests.kvcache.strict_memory import Manners
+from tests.simulation.rules import ruled
 from tests.simulation.runner import DeviceTraits
 
 VOCAB = 997
@@ -70,6 +71,8 @@ class TrafficTraits:
     """Who wants to know how likely the prompt was."""
     pooling_rate: float
     """Who wants a vector and no tokens."""
+    rule_rate: float
+    """Whose answer is held to something: by a constraint, by penalties or by ``min_tokens``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ def draw_world(rng: Random, groups: int = 1) -> World:
     device = replace(device, model_is_broken=rng.random() < 0.02)
     pressure_rate = rng.choice((0.0, 0.0, 0.01, 0.2))
     overlap = rng.random() < 0.75
+    # Last, so that lives in which nobody is held to anything are what they always were.
+    traffic = replace(traffic, rule_rate=rng.choice((0.0, 0.3, 0.8)))
     if memory.shares_blocks and rng.random() < 0.4:
         manners = rng.choice((Manners.IDLE, Manners.NOTHING))
         memory = replace(memory, maps_while_running=False, mapping_limit=None, manners=manners)
@@ -201,6 +206,7 @@ def _draw_traffic(rng: Random, engine: EngineTraits) -> TrafficTraits:
         fatal_faults=rng.random() < 0.05,
         scoring_rate=rng.choice((0.0, 0.3, 0.8)),
         pooling_rate=rng.choice((0.0, 0.0, 0.3)),
+        rule_rate=0.0,
     )
 
 
@@ -280,8 +286,9 @@ class Traffic:
         return self._of_some_kind(request)
 
     def _of_some_kind(self, request: Request) -> Request:
-        """The request, or one for something else than tokens. Drawn from its seed, so that lives in
-        which nobody asks for that are what they always were."""
+        """The request, or one for something else than tokens, or one that is held to something.
+        Drawn from its seed, so that lives in which nobody asks for that are what they always
+        were."""
         rng, traits = Random(request.params.seed), self._traits
         if rng.random() < traits.pooling_rate:
             params = replace(request.params, max_tokens=0)
@@ -289,5 +296,7 @@ class Traffic:
         if rng.random() < traits.scoring_rate:
             tokens = rng.choice((0, request.params.max_tokens))
             params = replace(request.params, max_tokens=tokens, prompt_logprobs=0)
-            return replace(request, params=params)
+            request = replace(request, params=params)
+        if rng.random() < traits.rule_rate:
+            request = ruled(request, rng, VOCAB)
         return request
