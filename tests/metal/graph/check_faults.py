@@ -77,7 +77,9 @@ def test_a_mapping_that_fails_while_serving_is_not_met_twice(
         code = server.wait()
     assert '"error"' in streamed
     assert "[DONE]" not in streamed
-    assert (answer.status_code, "error" in answer.json()) == (500, True)
+    # Who came before the engine's end gets 500, who came after it 503.
+    assert answer.status_code in (500, 503)
+    assert "error" in answer.json()
     assert code == 4
     assert re.search(FAILS[how], server.text)
     assert "from the next start on something else serves" in server.text
