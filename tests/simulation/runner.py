@@ -140,11 +140,12 @@ class SlotStep:
             return
         if self.lost or self.runner.flying != [self]:
             raise SimulationError(f"step {self.epoch} is told of tokens that nobody has read")
+        made = state.result()
         if self.fails and self.fails_late:
             self.runner.flying.remove(self)
             self.runner.failed_late = self.plan
             self.runner.fail()
-        self.choose(state.result())
+        self.choose(made)
 
     def choose(self, state: SamplingState) -> None:
         """Tokens are sampled, which the next step may read."""
