@@ -169,7 +169,7 @@ class BlockAllocator:
         few = round(MAPPED_AHEAD_RATIO * self._pool.capacity_blocks) - others_kept
         free = self._pool.takeable_blocks if self.spares_heaps else self._pool.free_blocks
         room = min(wanted - kept, max(few, free - others_kept))
-        room = min(room, self.available_blocks - self._num_sequences)
+        room = min(room, self.available_blocks - kept - self._num_sequences)
         return kept + room if room > 0 else 0
 
     def set_limit(self, blocks: int) -> int:
@@ -207,8 +207,8 @@ class BlockAllocator:
         """Take free blocks: those that its buffer keeps, then others, if possible those behind the
         last one; evict cached ones when there are not enough."""
         while self._pool.free_blocks < count:
-            if not self._prefixes.evict():
-                return None
+            evicted = self._prefixes.evict()
+            assert evicted, "more blocks are promised than there are"
         kept = sequence.buffer.own_kept(count)
         for block in kept:
             self._pool.take_kept(block)

@@ -429,6 +429,15 @@ def test_a_fork_of_whole_blocks_and_a_token_copies_nothing() -> None:
     assert backend.copied_bytes == 0
 
 
+def test_a_fork_waits_until_its_parent_has_computed_the_prompt() -> None:
+    kv, _ = small_manager(heaps=4)
+    prompt = list(range(40))
+    assert join(kv, 1, prompt)
+    assert join(kv, 2, prompt)
+    grow(kv, 1, 0, 38, prompt)
+    assert kv.fork(1, 2) == 0
+
+
 def test_a_fork_waits_until_its_parents_blocks_are_sealed() -> None:
     kv, _ = small_manager()
     assert join(kv, 1, IDS[:40])

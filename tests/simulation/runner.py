@@ -144,6 +144,7 @@ class SlotStep:
         if self.fails and self.fails_late:
             self.runner.flying.remove(self)
             self.runner.failed_late = self.plan
+            self.runner.has_ended(self.epoch)
             self.runner.fail()
         self.choose(made)
 
