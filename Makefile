@@ -24,8 +24,8 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
 
 .PHONY: help setup serve quick test test-mac check lint types imports coverage covered-half covered-rest bench \
   soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries page-picture native \
-  arm64 roofline metal metal-lint metal-kernels metal-core metal-graph metal-darwin metal-cross mac-wheels wheels \
-  headers wheel-root wheel-arm64 sdist mapping-points docker docker-root boards lock demo clean
+  arm64 roofline prediction mapping-points metal metal-lint metal-kernels metal-core metal-graph metal-darwin \
+  metal-cross mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root boards lock demo clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ roofline: $(VENV)/.dev  ## write METAL.md's table of what Macs' memory and arith
 
 mapping-points: $(VENV)/.dev  ## what mapping at points costs on a Mac, by the planner's arithmetic
 	$(BIN)/python -m tests.metal.mapping_points $(POINTS)
+
+prediction: $(VENV)/.dev  ## write METAL.md's tables of quire's speed on a Mac beside mlx-lm's
+	$(BIN)/python -m tests.metal.prediction
 
 metal: metal-lint metal-kernels metal-core metal-graph metal-darwin metal-cross  ## all that is known of Metal without a Mac
 

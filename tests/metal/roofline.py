@@ -6,7 +6,7 @@ no machine reaches them, and none was measured.
 
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +15,11 @@ from engine.planning.cost import CostModel
 from engine.planning.devices import Device, find_device
 from engine.planning.shape import ModelShape, read_shape
 from kvcache.layout import KVFormat
+from tests.metal.sheets import Section, table, three
 from tests.models import QWEN3_4B, ModelSpec, write_config
 
 KIB = 1024
-SHEET = Path(__file__).parents[2] / "METAL.md"
-BEGIN = "<!-- roofline: written by `make roofline` -->"
-END = "<!-- end of roofline -->"
+SECTION = Section("roofline")
 
 # Huggingface's Qwen/Qwen3-0.6B and Qwen/Qwen3-8B.
 MODELS: dict[str, ModelSpec] = {
@@ -51,12 +50,12 @@ class Limit:
     """Else by memory bandwidth."""
 
 
-def shapes() -> dict[str, ModelShape]:
-    """The three models, as their config.json has them."""
+def shapes(models: Mapping[str, ModelSpec] = MODELS) -> dict[str, ModelShape]:
+    """Models, as their config.json has them."""
     with tempfile.TemporaryDirectory() as folder:
         return {
             name: read_shape(write_config(Path(folder) / name, spec))
-            for name, spec in MODELS.items()
+            for name, spec in models.items()
         }
 
 
@@ -109,17 +108,6 @@ def gather_share(shape: ModelShape, on: Device) -> float:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def three(values: Iterable[str]) -> str:
-    """Of 1, 8 and 32 sequences."""
-    return " / ".join(values)
-
-
 def decode_table(models: dict[str, ModelShape]) -> str:
     """Bytes of a step and tokens per second."""
     rows: list[list[str]] = []
@@ -170,45 +158,28 @@ def gather_table(models: dict[str, ModelShape]) -> str:
     return table(["Qwen3", *(f"{name}, %" for name in DEVICES)], rows)
 
 
-def sheet() -> str:
-    """The whole section, markers included."""
+def sheet() -> list[str]:
+    """The paragraphs of the section."""
     models = shapes()
-    return "\n\n".join(
-        [
-            BEGIN,
-            "**Decoding**, weights in 4 bits (MLX's groups of 64: 4.5 bits per number), K and V in "
-            "bfloat16. Each cell is for 1 / 8 / 32 sequences of that many tokens: gigabytes (10^9) "
-            "that a step reads, and the most tokens per second of all sequences together. `*`: "
-            "arithmetic is the limit, not memory.",
-            decode_table(models),
-            "**Mapping**, at 0.15 ms a batch and one batch per sequence and block: milliseconds "
-            "per step for 1 / 8 / 32 sequences, and their share of the shortest step at 8k tokens. "
-            "quire maps ahead on a thread of its own, so that a step pays this only where it "
-            "would have to wait.",
-            mapping_table(models),
-            f"**Prefill on the paged substrate**, a chunk of {CHUNK} tokens: copying the past's K "
-            "and V together costs this share of the attention over it, whatever the length of the "
-            "past; twice the chunk, half the share. A chunk kernel of our own would save it, and "
-            "would have to match the matrix units that `mx.fast.scaled_dot_product_attention` "
-            "uses: the gather it is.",
-            gather_table(models),
-            END,
-        ]
-    )
-
-
-def main(arguments: list[str]) -> int:
-    """Writes the section into METAL.md; with --check says whether it is there as it should be."""
-    text = SHEET.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    wanted = before + sheet() + after
-    if arguments == ["--check"]:
-        return 0 if text == wanted else 1
-    SHEET.write_text(wanted)
-    sys.stdout.write(sheet() + "\n")
-    return 0
+    return [
+        "**Decoding**, weights in 4 bits (MLX's groups of 64: 4.5 bits per number), K and V in "
+        "bfloat16. Each cell is for 1 / 8 / 32 sequences of that many tokens: gigabytes (10^9) "
+        "that a step reads, and the most tokens per second of all sequences together. `*`: "
+        "arithmetic is the limit, not memory.",
+        decode_table(models),
+        "**Mapping**, at 0.15 ms a batch and one batch per sequence and block: milliseconds "
+        "per step for 1 / 8 / 32 sequences, and their share of the shortest step at 8k tokens. "
+        "quire maps ahead on a thread of its own, so that a step pays this only where it "
+        "would have to wait.",
+        mapping_table(models),
+        f"**Prefill on the paged substrate**, a chunk of {CHUNK} tokens: copying the past's K "
+        "and V together costs this share of the attention over it, whatever the length of the "
+        "past; twice the chunk, half the share. A chunk kernel of our own would save it, and "
+        "would have to match the matrix units that `mx.fast.scaled_dot_product_attention` "
+        "uses: the gather it is.",
+        gather_table(models),
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(SECTION.main(sheet(), sys.argv[1:]))

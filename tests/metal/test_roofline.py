@@ -14,7 +14,7 @@ def models() -> dict[str, ModelShape]:
 
 
 def test_the_page_holds_the_sheet_that_the_script_writes() -> None:
-    assert roofline.main(["--check"]) == 0
+    assert roofline.SECTION.main(roofline.sheet(), ["--check"]) == 0
 
 
 def test_a_step_reads_the_weights_once_and_the_past_of_every_sequence(
