@@ -176,7 +176,7 @@ def test_command_buffers_end_after_operations_or_numbers() -> None:
     # 36 layers of 15.8 millions of words, scales and biases: every 51 / 15.8 layers; and the last.
     assert work().array_numbers == pytest.approx(36 * 15.8 * 1e6 / 2**20, rel=0.01)
     assert buffers(BEFORE, chip, work(), 626) == 14
-    assert buffers(AFTER, chip, work(), 554) == 4
+    assert buffers(AFTER, chip, work(), 554) == 7
     assert buffers(AFTER, Chip(device("M5 Max")), work(), 554) == 12  # its limits stay
     one = replace(AFTER, limits=BufferLimits(10**6, 10**6))
     assert buffers(one, chip, work(), 554) == 2

@@ -92,7 +92,7 @@ BEFORE = Engine(
     step_dispatches=14,
     overlap=Overlap.FIRST_LAYER,
 )
-LARGER_BUFFERS = BufferLimits(200, 400)
+LARGER_BUFFERS = BufferLimits(200, 100)
 AFTER = replace(
     BEFORE,
     name="quire, 15 a layer",
@@ -100,4 +100,5 @@ AFTER = replace(
     overlap=Overlap.WHOLE_STEP,
     limits=LARGER_BUFFERS,
 )
+# Where splits need not be put together.
 AFTER_14 = replace(AFTER, name="quire, 14 a layer", dependent=11)

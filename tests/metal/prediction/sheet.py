@@ -294,7 +294,8 @@ def sheet() -> list[str]:
         "How many times as many tokens per second quire has as mlx-lm 0.32.2's server, with 1 / 8 "
         "/ 32 sequences of that many tokens, Qwen3 in 4 bits: computed, all of it. **Targets** are "
         "1.0, 1.2 and 1.3, on the chips that are sold with enough memory. quire has 15 dispatches "
-        "a layer here, submits a whole step ahead and ends a command buffer after 200 operations.",
+        "a layer here, submits a whole step ahead and ends a command buffer after 200 operations "
+        "or 100 million numbers.",
         targets_table(),
         "With long sequences or many, nearly all of a step is weights, K and V, which both read "
         "once, with MLX's own kernels for the weights: there, only a faster kernel of attention "
