@@ -25,10 +25,11 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
 .PHONY: help setup serve quick test test-mac check lint types imports coverage covered-half covered-rest bench \
   soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries page-picture native \
   arm64 roofline prediction mapping-points metal metal-lint metal-kernels metal-core metal-graph metal-darwin \
-  metal-cross mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root boards lock demo clean
+  metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root boards \
+  lock demo clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.built  ## create .venv and build the extension
 
@@ -156,6 +157,9 @@ metal-darwin: $(VENV)/.dev mac-wheels  ## serve and tests under a Mac's rules, o
 
 metal-cross: $(VENV)/.dev  ## the wheels for macOS, built and checked here; PYTHONS="3.12 3.13" want make headers
 	$(MAKE) -C tests/metal cross
+
+metal-occupancy: $(VENV)/.dev  ## no rung: METAL.md's table of threads per core, by Mesa's compiler (apt, minutes)
+	$(MAKE) -C tests/metal occupancy ARGUMENTS="$(KERNEL)"
 
 mac-wheels: $(VENV)/.dev  ## MLX's wheels for macOS, unpacked below build/metal
 	$(MAKE) -C tests/metal mac-wheels
