@@ -35,6 +35,7 @@ from tests.recall import RecallModel, positions_of, recall_many
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODEL = "recall"
+END = "<|im_end|>"
 OTHER_NAMES = ("org/alias", "/models/alias")
 DEADLINE_S = 60.0  # of what would hang for ever
 POLL_S = 0.002
@@ -234,6 +235,18 @@ def http_client(app: ASGIApp) -> httpx2.AsyncClient:
         base_url="http://localhost",
         headers={"Content-Type": "application/json"},
     )
+
+
+@asynccontextmanager
+async def told(
+    engine: Engine, tokenizer: Tokenizer, config: Config | None = None
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of a model that says what it is told from now on, and ends with END."""
+    engine.script.clear()
+    end = frozenset({token_id(tokenizer, END)})
+    service = make_service(engine.client, tokenizer, config, stop_token_ids=end)
+    async with running(service) as app, http_client(app) as client:
+        yield client
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

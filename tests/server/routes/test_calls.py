@@ -14,6 +14,7 @@ from tests.engines import VOCAB
 from tests.models import SPECIAL_TOKENS, TEMPLATE, XML_TEMPLATE, write_tokenizer
 from tests.server.harness import (
     CHAT,
+    END,
     Engine,
     chat,
     events,
@@ -23,9 +24,9 @@ from tests.server.harness import (
     running,
     start_engine,
     token_id,
+    told,
 )
 
-END = "<|im_end|>"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 LOOK = {
     "type": "function",
@@ -62,10 +63,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    engine.script.clear()
-    end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as client:
+    async with told(engine, tokenizer) as client:
         yield client
 
 

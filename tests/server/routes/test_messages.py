@@ -15,6 +15,7 @@ from tests.engines import VOCAB
 from tests.models import write_tokenizer
 from tests.server.harness import (
     CHAT,
+    END,
     Connection,
     Engine,
     chat,
@@ -25,11 +26,11 @@ from tests.server.harness import (
     running,
     start_engine,
     token_id,
+    told,
 )
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-END = "<|im_end|>"
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 LOOK = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "Grüße", "n": 1.5}}\n</tool_call>'
@@ -60,10 +61,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    engine.script.clear()
-    end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, CONFIG, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as client:
+    async with told(engine, tokenizer, CONFIG) as client:
         yield client
 
 

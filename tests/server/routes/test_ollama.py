@@ -15,6 +15,7 @@ from server.protocol.ollama.card import API_VERSION
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
+    END,
     MODEL,
     Connection,
     Engine,
@@ -26,10 +27,10 @@ from tests.server.harness import (
     running,
     start_engine,
     token_id,
+    told,
 )
 
 OLLAMA_CHAT, GENERATE = "/api/chat", "/api/generate"
-END = "<|im_end|>"
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 LOOK = {
     "type": "function",
@@ -65,10 +66,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    engine.script.clear()
-    end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, CONFIG, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as client:
+    async with told(engine, tokenizer, CONFIG) as client:
         yield client
 
 

@@ -15,18 +15,15 @@ from tests.engines import VOCAB
 from tests.models import TEMPLATE, write_tokenizer
 from tests.server.harness import (
     CHAT,
+    END,
     Engine,
     chat,
     events,
-    http_client,
     ids_of,
-    make_service,
-    running,
     start_engine,
-    token_id,
+    told,
 )
 
-END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
 WAIT = {"type": "function", "function": {"name": "wait"}}
 THOUGHTS = ("reasoning", "reasoning_content")
@@ -44,11 +41,7 @@ def engine() -> Iterator[Engine]:
 async def served(
     engine: Engine, tokenizer: Tokenizer, **limits: Any
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    engine.script.clear()
-    end = frozenset({token_id(tokenizer, END)})
-    config = Config(limits=LimitsSection(**limits))
-    service = make_service(engine.client, tokenizer, config, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as client:
+    async with told(engine, tokenizer, Config(limits=LimitsSection(**limits))) as client:
         yield client
 
 

@@ -12,6 +12,7 @@ from server.config import Config, LimitsSection
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
+    END,
     MODEL,
     Connection,
     Engine,
@@ -24,10 +25,10 @@ from tests.server.harness import (
     start_engine,
     talk,
     token_id,
+    told,
 )
 
 RESPONSES = "/v1/responses"
-END = "<|im_end|>"
 PARAMETERS = {
     "type": "object",
     "properties": {"at": {"enum": ["a", "b"]}},
@@ -59,7 +60,6 @@ def failing(tokenizer: Tokenizer) -> Iterator[Engine]:
 
 @pytest.fixture
 async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    engine.script.clear()
     async with served(engine, tokenizer) as client:
         yield client
 
@@ -69,10 +69,7 @@ async def served(
     engine: Engine, tokenizer: Tokenizer, **limits: Any
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of an application with a store of its own."""
-    end = frozenset({token_id(tokenizer, END)})
-    config = Config(limits=LimitsSection(**limits))
-    service = make_service(engine.client, tokenizer, config, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as client:
+    async with told(engine, tokenizer, Config(limits=LimitsSection(**limits))) as client:
         yield client
 
 
