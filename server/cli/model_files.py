@@ -85,8 +85,7 @@ def read_model(name: str, settings: Config, *, any_name: bool = False) -> ModelF
         if found.missing:
             log.info(f"downloading {found.asked}: {gib(found.missing_bytes)} of weights")
             found.fetch_weights()
-            whole = read_checkpoint(found.folder, embeds=EMBEDS[settings.engine.task])
-            engine_plan = make_plan(settings, whole)
+            engine_plan = make_plan(settings, whole_checkpoint(found.folder, settings))
     for line in engine_plan.lines():
         log.debug(line)
     for line in (*without_effect(settings, os.environ), *engine_plan.warnings):
@@ -102,10 +101,16 @@ def read_model(name: str, settings: Config, *, any_name: bool = False) -> ModelF
 def checkpoint_of(found: FoundModel, settings: Config) -> Checkpoint:
     """Read a model's checkpoint, or what it is going to be where weights are missing. Raises
     CheckpointError."""
-    embeds = EMBEDS[settings.engine.task]
     if found.missing:
+        embeds = EMBEDS[settings.engine.task]
         return promised_checkpoint(found.folder, found.weights_bytes, embeds=embeds)
-    return read_checkpoint(found.folder, embeds=embeds)
+    return whole_checkpoint(found.folder, settings)
+
+
+def whole_checkpoint(folder: Path, settings: Config) -> Checkpoint:
+    """Read a checkpoint whose files are all here, for the task that the settings name. Raises
+    CheckpointError."""
+    return read_checkpoint(folder, embeds=EMBEDS[settings.engine.task])
 
 
 def check_files(

@@ -55,15 +55,21 @@ class Control:
             except OSError:
                 return
 
-    def obey(self, client: EngineClient, drain: Drain) -> None:
+    def begin(self, client: EngineClient, drain: Drain, limit_bytes: int) -> None:
+        """Tell that clients can come, and obey from now on. limit_bytes: of K and V at first."""
+        self._limit(client, limit_bytes, AT_THE_START)
+        threading.Thread(target=self._obey, args=(client, drain), daemon=True).start()
+        self.tell(ready=True)
+
+    def _obey(self, client: EngineClient, drain: Drain) -> None:
         """Do what is said, until it is to end; on a thread of its own."""
         while (message := self.read()) is not None and "stop" not in message:
-            self.limit(client, message["kv_limit"], message["number"])
+            self._limit(client, message["kv_limit"], message["number"])
         # The first one ends what is new, the second one what runs.
         drain.begin()
         drain.begin()
 
-    def limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
+    def _limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
         """Limit what K and V may take, and tell what they take. number: of the question."""
         client.set_kv_limit(limit_bytes, lambda allowed: self.tell(kv_limit=allowed, number=number))
 
@@ -95,9 +101,7 @@ def _serve(listener: socket.socket, control: Control) -> None:
     model = read_model(start["model"], settings, any_name=True)
 
     def ready(client: EngineClient, drain: Drain) -> None:
-        control.limit(client, start["kv_limit"], AT_THE_START)
-        threading.Thread(target=control.obey, args=(client, drain), daemon=True).start()
-        control.tell(ready=True)
+        control.begin(client, drain, start["kv_limit"])
 
     def progress(done: int, total: int) -> None:
         control.tell(loaded=done, of=total)

@@ -48,17 +48,25 @@ def unload(settings: Config, model: str) -> str:
     return f"{model} is unloaded"
 
 
+def server_address(settings: Config) -> str:
+    """Return where programs of this machine reach the server that the settings are of."""
+    host, port = settings.server.host, settings.server.port
+    name = "127.0.0.1" if host in WILDCARDS else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
 @contextmanager
 def _asking(settings: Config) -> Iterator[httpx2.Client]:
     """Give a client of the server that the settings are of. Raises NotRunningError."""
-    host, port = settings.server.host, settings.server.port
-    name = "127.0.0.1" if host in WILDCARDS else host
-    url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    url = server_address(settings)
     keys = settings.access.api_keys
     headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
     timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)
     try:
-        with httpx2.Client(base_url=url, headers=headers, timeout=timeout) as client:
+        # The environment's proxies are for other machines.
+        with httpx2.Client(
+            base_url=url, headers=headers, timeout=timeout, trust_env=False
+        ) as client:
             yield client
     except httpx2.HTTPError as error:
         raise NotRunningError(

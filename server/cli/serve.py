@@ -65,17 +65,23 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
     """Serve until told to end. Raises StartError."""
     use_one_arena()
     raise_descriptor_limit()  # the engine's heaps are the first that need it
-    settings = read_settings(file, flags)
-    configure_log(settings.log)
-    if (strangers := neighbours()) is not None:
-        log.warning(strangers)
-    check_access(settings)
+    settings = checked_settings(file, flags)
     salts = Salts(salt_secret(settings.access.salt_secret_file))
     with (
         reserve(settings.server.host, settings.server.port) as listener,
         reserved_for_ollama(settings.server) as others,
     ):
         serve_on(listener, settings, salts, read_model(name, settings), others=others)
+
+
+def checked_settings(file: Path | None, flags: Tables) -> Config:
+    """Read the settings of a server, and log as they say. Raises StartError."""
+    settings = read_settings(file, flags)
+    configure_log(settings.log)
+    if (strangers := neighbours()) is not None:
+        log.warning(strangers)
+    check_access(settings)
+    return settings
 
 
 def serve_on(

@@ -3,7 +3,8 @@
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,29 +14,24 @@ from typing import Any
 import structlog
 from pydantic import SecretStr
 
-from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.models.checkpoint import Checkpoint
 from engine.substrate import memory_of_all_models
-from kvcache.choice import SubstrateChoice
 from server.catalogue.local_models import LocalModel, local_models
 from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.catalogue.names import ModelNotFoundError
 from server.cli.banner import announce_several
-from server.cli.log import configure_log
 from server.cli.model_facts import model_facts
-from server.cli.model_files import EMBEDS, ModelError, make_plan
-from server.cli.neighbours import neighbours
-from server.cli.serve import STOP_TIMEOUT_S, keep_awake
-from server.cli.settings import read_settings
+from server.cli.model_files import ModelError, model_errors, whole_checkpoint
+from server.cli.models.fit import Machine
+from server.cli.serve import STOP_TIMEOUT_S, checked_settings, keep_awake
 from server.config import Config, StartError, Tables, engine_config
-from server.http.guards.access import check_access
 from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import DrainedServer, http_config, run, url_of
 from server.protocol.ollama.card import ModelFacts, capabilities
 from server.supervisor.app import create_front
 from server.supervisor.errors import LoadError
 from server.supervisor.front import Front
-from server.supervisor.keep_alive import KeepAlive
-from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
+from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import IDLE_CONNECTION_S, ModelProcess, Start
 from server.text.tokenizer import Tokenizer
 
@@ -53,51 +49,46 @@ log = structlog.get_logger("quire")
 def serve_models(names: Sequence[str], file: Path | None, flags: Tables) -> None:
     """Serve models until told to end. names: which; none means all of this disk. Raises
     StartError."""
-    settings = read_settings(file, flags)
-    configure_log(settings.log)
-    if (strangers := neighbours()) is not None:
-        log.warning(strangers)
-    check_access(settings)
+    settings = checked_settings(file, flags)
     with (
         reserve(settings.server.host, settings.server.port) as listener,
         reserved_for_ollama(settings.server) as others,
+        TemporaryDirectory(prefix="quire-") as folder,
     ):
-        budget_bytes = settings.models.memory_budget or memory_of_all_models(
-            engine_config(settings)
+        start = Start(COMMAND, Path(folder), settings.server.drain_s + STOP_TIMEOUT_S)
+        front = make_front(settings, names, start)
+        app, metrics = create_front(front)
+        config = http_config(settings, app, metrics)
+
+        def announce() -> None:
+            models = front.models
+            announce_several(settings, url_of(listener), list(models.models), models.budget_bytes)
+
+        run(
+            DrainedServer(config, front, front.drain, settings.server.drain_s),
+            listener,
+            announce,
+            others,
         )
-        with TemporaryDirectory(prefix="quire-") as folder:
-            start = Start(COMMAND, Path(folder), settings.server.drain_s + STOP_TIMEOUT_S)
-            disk = Disk(settings.models.folders, names)
-            substrate = SharedChoice()
-            models = ModelSupervisor(
-                settings.models, budget_bytes, retry_after_s=settings.limits.retry_after_s
-            )
-            numbers = itertools.count(1)
-
-            def find() -> Iterator[ManagedModel]:
-                for local in disk.models():
-                    its = ModelOnDisk(
-                        local, settings, budget_bytes, start, lambda: next(numbers), substrate
-                    )
-                    yield ManagedModel(its, KeepAlive(settings.models.keep_alive_s))
-
-            front = Front(settings, models, find, keep_awake(settings))
-            for model in front.find():
-                models.add(model)
-            disk.check()
-            app, metrics = create_front(front)
-            config = http_config(settings, app, metrics)
-
-            def announce() -> None:
-                announce_several(settings, url_of(listener), list(models.models), budget_bytes)
-
-            run(
-                DrainedServer(config, front, front.drain, settings.server.drain_s),
-                listener,
-                announce,
-                others,
-            )
     log.info("ended")
+
+
+def make_front(settings: Config, names: Sequence[str], start: Start) -> Front:
+    """Find the models, and make what clients see of them. Raises ModelError where there is nothing
+    to serve."""
+    budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
+    machine = Machine(settings, budget_bytes - PROCESS_BYTES)
+    number = itertools.count(1).__next__
+    disk = Disk(settings.models.folders, names)
+
+    def sources(found: Iterable[LocalModel]) -> list[ModelOnDisk]:
+        return [ModelOnDisk(local, machine, start, number) for local in found]
+
+    models = ModelSupervisor(
+        settings.models, budget_bytes, retry_after_s=settings.limits.retry_after_s
+    )
+    models.update(sources(disk.checked()))
+    return Front(settings, models, lambda: sources(disk.models()), keep_awake(settings))
 
 
 class Disk:
@@ -106,19 +97,17 @@ class Disk:
     def __init__(self, folders: Sequence[Path], names: Sequence[str]) -> None:
         """folders: beside the hub's cache. names: of models, or their folders; none means all."""
         self._named = {name: _looked_up(name, folders) for name in names}
-        known = {model.folder.resolve() for model in local_models(folders)}
-        given = [its.folder for its in self._named.values() if isinstance(its, InFolder)]
-        self._folders = (*(folder for folder in given if folder.resolve() not in known), *folders)
+        self._folders = folders
+        self._given = [its.folder for its in self._named.values() if isinstance(its, InFolder)]
 
-    def models(self) -> Iterator[LocalModel]:
-        """Yield those that can be served."""
-        for model in local_models(self._folders):
-            if model.problem is None and self._is_meant(model):
-                yield model
+    def models(self) -> list[LocalModel]:
+        """Return those that can be served."""
+        return self._served(self._all())
 
-    def check(self) -> None:
-        """Raise ModelError for a name that no model has, and where there is no model at all."""
-        found = local_models(self._folders)
+    def checked(self) -> list[LocalModel]:
+        """Return those that can be served. Raises ModelError for a name that no model has, and
+        where there is no model at all."""
+        found = self._all()
         for name, place in self._named.items():
             meant = [model for model in found if _is_at(place, model)]
             if not meant:
@@ -131,6 +120,19 @@ class Disk:
                 f"there is no model on this disk that can be served{why}: `quire pull ORG/NAME` "
                 "fetches one, and `quire serve demo` needs none"
             )
+        return self._served(found)
+
+    def _all(self) -> list[LocalModel]:
+        """Return the models of the folders and the hub's cache, and beside them what was named by
+        a folder of its own: it is the one that is meant where another one is called so, too."""
+        found = {model.name: model for model in local_models(self._folders)}
+        known = {model.folder.resolve() for model in found.values()}
+        given = [folder for folder in self._given if folder.resolve() not in known]
+        found |= {model.name: model for model in local_models(given, hub=False)}
+        return [found[name] for name in sorted(found, key=str.lower)]
+
+    def _served(self, found: Iterable[LocalModel]) -> list[LocalModel]:
+        return [model for model in found if model.problem is None and self._is_meant(model)]
 
     def _is_meant(self, model: LocalModel) -> bool:
         return not self._named or any(_is_at(place, model) for place in self._named.values())
@@ -153,26 +155,15 @@ def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
     return model.revision is not None and model.name == place.repository and pinned
 
 
-@dataclass(slots=True)
-class SharedChoice:
-    """What stands under K and V of all models, once it has been found for one: a GPU is tried once
-    here, and by each process with the pages of its own model."""
-
-    choice: SubstrateChoice | None = None
-
-
 @dataclass(frozen=True)
 class ModelOnDisk:
     """One of several models: its files, and how its process is started."""
 
     local: LocalModel
-    settings: Config
-    budget_bytes: int
-    """Of all models together."""
+    machine: Machine
     start: Start
     number: Callable[[], int]
     """Returns a number that no process has had."""
-    shared: SharedChoice
 
     @property
     def name(self) -> str:
@@ -187,16 +178,12 @@ class ModelOnDisk:
     @property
     def pinned(self) -> bool:
         """Whether it stays, once it is loaded."""
-        return self.name in self.settings.models.pinned
+        return self.name in self.machine.settings.models.pinned
 
     def needs(self) -> MemoryNeeds:
         """Read what it takes. Raises LoadError."""
-        try:
-            room = self.budget_bytes - PROCESS_BYTES
-            found = make_plan(self.settings, self._checkpoint, room, self.shared.choice)
-        except (CheckpointError, StartError) as error:
-            raise LoadError(str(error)) from error
-        self.shared.choice = found.substrate
+        with _load_errors():
+            found = self.machine.plan(self._checkpoint)
         plan, layout = found.memory, found.memory.layout
         longest = layout.blocks_for(plan.max_model_len) * layout.block_bytes
         heaps = -(-longest // layout.heap_bytes)
@@ -210,7 +197,7 @@ class ModelOnDisk:
 
     @cached_property
     def _checkpoint(self) -> Checkpoint:
-        return read_checkpoint(self.local.folder, embeds=EMBEDS[self.settings.engine.task])
+        return whole_checkpoint(self.local.folder, self.machine.settings)
 
     @cached_property
     def _facts(self) -> ModelFacts:
@@ -218,7 +205,7 @@ class ModelOnDisk:
 
     @cached_property
     def _abilities(self) -> Abilities:
-        template = Tokenizer(self.local.folder, self.settings.prompts).template
+        template = Tokenizer(self.local.folder, self.machine.settings.prompts).template
         found = capabilities(
             embeds=self._checkpoint.embeds,
             calls=template.tool_format is not None,
@@ -231,23 +218,35 @@ class ModelOnDisk:
         return self._facts
 
     def abilities(self) -> Abilities:
-        """Read what it can do."""
-        return self._abilities
+        """Read what it can do. Raises LoadError."""
+        with _load_errors():
+            return self._abilities
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         """Start its process, whose K and V may take so many bytes at first. Raises OSError."""
         message = {
             "model": str(self.local.folder),
-            "settings": settings_of(self.settings, self.name, needs),
+            "settings": settings_of(self.machine.settings, self.name, needs),
             "kv_limit": kv_bytes,
         }
         return await ModelProcess.start(self.name, self.number(), self.start, message)
 
 
+@contextmanager
+def _load_errors() -> Iterator[None]:
+    """Raise what is wrong with a model's files, or does not fit, as LoadError."""
+    try:
+        with model_errors():
+            yield
+    except StartError as error:
+        raise LoadError(str(error)) from error
+
+
 def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, Any]:
     """Return the settings of a model's process, as JSON has them."""
     tables: dict[str, Any] = json.loads(json.dumps(settings.model_dump(), default=_plain))
-    tables["server"] |= {"served_model_name": name, "page": False}
+    # The front keeps the machine awake for all of them.
+    tables["server"] |= {"served_model_name": name, "page": False, "keep_awake": False}
     tables["engine"] |= {"max_model_len": needs.max_model_len}
     tables["cache"] |= {"kv_budget": needs.most_kv_bytes, "prefix_keep_s": FOR_EVER_S}
     if file := settings.log.file:

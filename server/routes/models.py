@@ -1,5 +1,6 @@
 """GET /v1/models and /v1/models/{id}, in the spellings that clients have for them."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,6 +9,8 @@ from starlette.requests import Request
 
 from server.routes.openapi import speaks_anthropic
 from server.routes.service import Service
+
+Json = dict[str, Any]
 
 LIST_PATHS = tuple(
     f"{base}/models{end}"
@@ -22,19 +25,15 @@ def model_routes(service: Service) -> APIRouter:
     router = APIRouter()
     model, max_model_len = service.model, service.rules.max_model_len
 
-    def entry(request: Request) -> dict[str, Any]:
+    def entry(request: Request) -> Json:
         if speaks_anthropic(request.scope):
             return anthropic_model(model.id, model.created)
         return listed(model.id, model.created, max_model_len)
 
-    async def list_models(request: Request) -> dict[str, Any]:
-        found = [entry(request)]
-        if speaks_anthropic(request.scope):
-            ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
-            return {"data": found, "has_more": False, **ends}
-        return {"object": "list", "data": found}
+    async def list_models(request: Request) -> Json:
+        return models_answer(request, [entry(request)])
 
-    async def get_model(request: Request, name: str) -> dict[str, Any]:
+    async def get_model(request: Request, name: str) -> Json:
         model.check(name)
         return entry(request)
 
@@ -48,7 +47,15 @@ def model_routes(service: Service) -> APIRouter:
     return router
 
 
-def listed(name: str, created: int, max_model_len: int | None) -> dict[str, Any]:
+def models_answer(request: Request, entries: Sequence[Json]) -> Json:
+    """Return a list of models as who asks has it. entries: as he has them, too."""
+    if speaks_anthropic(request.scope):
+        first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
+        return {"data": entries, "has_more": False, "first_id": first, "last_id": last}
+    return {"object": "list", "data": entries}
+
+
+def listed(name: str, created: int, max_model_len: int | None) -> Json:
     """Return a model as OpenAI's clients have it. created: Unix seconds. max_model_len: tokens of
     the longest sequence, where that is known."""
     return {
@@ -61,7 +68,7 @@ def listed(name: str, created: int, max_model_len: int | None) -> dict[str, Any]
     }
 
 
-def anthropic_model(name: str, created: int) -> dict[str, Any]:
+def anthropic_model(name: str, created: int) -> Json:
     """Return a model as Anthropic's clients have it."""
     return {
         "type": "model",

@@ -46,7 +46,6 @@ def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
 
 
 async def _load_pinned(front: Front) -> None:
-    await front.refresh()
     for model in list(front.models.models.values()):
         if model.pinned:
             with suppress(LoadError, NoRoomError):  # the log has said it

@@ -34,7 +34,7 @@ from server.supervisor.errors import (
     still_loading,
 )
 from server.supervisor.models import ManagedModel, ModelSupervisor
-from server.supervisor.process import ModelProcess
+from server.supervisor.process import Headers, ModelProcess
 
 # RFC 9110, section 7.6.1: fields of one connection. The others are the front's own.
 OF_ONE_CONNECTION = {
@@ -155,10 +155,8 @@ class ForwardedAnswer(Response):
         """Send what the process answers. False where it had ended before it was asked. Raises
         _EndedError where it ends meanwhile."""
         request = self._request
-        url = httpcore2.URL(scheme=b"http", host=b"model", target=target_of(request.scope))
-        upstream = process.connections.stream(
-            request.method, url, headers=sent_headers(request), content=self._asked.body
-        )
+        target, headers = target_of(request.scope), sent_headers(request)
+        upstream = process.stream(request.method, target, headers, self._asked.body)
         try:
             async with upstream as answer:
                 if self._begun and answer.status != 200:
@@ -177,7 +175,7 @@ class ForwardedAnswer(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return True
 
-    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+    async def _begin(self, status: int, headers: Headers, send: Send) -> None:
         """Begin the answer, unless it has begun."""
         if self._begun:
             return
@@ -201,13 +199,13 @@ def target_of(scope: Scope) -> bytes:
     return path + (b"?" + query if query else b"")
 
 
-def sent_headers(request: Request) -> list[tuple[bytes, bytes]]:
+def sent_headers(request: Request) -> Headers:
     """Return the fields of a request as a model's process gets them."""
     own = [(HEADER.encode(), current_request_id().encode())]
     return [its for its in request.headers.raw if its[0].decode("latin-1") not in NOT_SENT] + own
 
 
-def _returned(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _returned(headers: Headers) -> Headers:
     lower = [(name.lower(), value) for name, value in headers]
     return [its for its in lower if its[0].decode("latin-1") not in NOT_RETURNED]
 

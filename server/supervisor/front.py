@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.power import KeepAwake
@@ -11,7 +11,7 @@ from server.catalogue.lookup import aliases
 from server.chat.drain import Drain
 from server.config import Config
 from server.protocol.wire_errors import ApiError, model_not_found
-from server.supervisor.models import ManagedModel, ModelSupervisor
+from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor
 from server.supervisor.names import ModelNames
 
 # The disk is not looked at more often.
@@ -27,42 +27,51 @@ class Front:
 
     config: Config
     models: ModelSupervisor
-    find: Callable[[], Iterable[ManagedModel]]
+    find: Callable[[], Iterable[ModelSource]]
     """Returns all models of this disk that can be served; takes a while."""
     awake: KeepAwake | None = None
     """Holds the machine awake; None where it may sleep."""
     drain: Drain = field(default_factory=Drain)
+    _names: ModelNames = field(init=False)
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _looked_at: float = -math.inf
 
-    async def refresh(self) -> None:
-        """Look which models there are now."""
-        if time.monotonic() - self._looked_at < RESCAN_S:
-            return
-        found = {model.name: model for model in await asyncio.to_thread(lambda: list(self.find()))}
-        self._looked_at = time.monotonic()
-        for name in [name for name in self.models.models if name not in found]:
-            self.models.remove(name)
-        for name, model in found.items():
-            if name not in self.models.models:
-                self.models.add(model)
-
-    async def model_of(self, name: str | None) -> ManagedModel:
-        """Return the model that a client means. Raises ApiError (404)."""
-        found = self._named(name)
-        if found is None:
-            await self.refresh()
-            found = self._named(name)
-        if found is None:
-            raise model_not_found(name) if name else _no_model_named()
-        return self.models.models[found]
-
-    def _named(self, name: str | None) -> str | None:
+    def __post_init__(self) -> None:
         # Who serves says what names mean; the short names that come along count behind that.
         own = self.config.models.aliases
         further = {short: model for short, model in aliases().items() if short not in own}
-        names = ModelNames(self.models.models, own | further)
-        at_hand = self.models.at_hand
-        return names.find(name, at_hand.name if at_hand else None)
+        models = self.models
+        self._names = ModelNames(
+            models.models,
+            own | further,
+            lambda: its.name if (its := models.at_hand) else None,
+        )
+
+    async def refresh(self) -> None:
+        """Look which models there are now, and of which files."""
+        async with self._looking:  # whoever comes meanwhile waits for what is found
+            if time.monotonic() - self._looked_at < RESCAN_S:
+                return
+            self.models.update(await asyncio.to_thread(lambda: list(self.find())))
+            self._looked_at = time.monotonic()
+
+    async def fitting(self) -> AsyncIterator[ManagedModel]:
+        """Look which models there are now, and yield those that can be served."""
+        await self.refresh()
+        for model in list(self.models.models.values()):
+            if await self.models.fits(model):
+                yield model
+
+    async def model_of(self, name: str | None) -> ManagedModel:
+        """Return the model that a client means, of the newest files unless it is loaded. Raises
+        ApiError (404)."""
+        found = self._names.find(name)
+        if found is None or self.models.models[found].at_rest:
+            await self.refresh()
+            found = self._names.find(name)
+        if found is None:
+            raise model_not_found(name) if name else _no_model_named()
+        return self.models.models[found]
 
     async def keep_awake(self, awake: KeepAwake) -> None:
         """Hold the machine awake while models are used, or others may ask. Never returns."""

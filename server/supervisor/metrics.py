@@ -13,14 +13,13 @@ from prometheus_client.registry import Collector
 from server.metrics import HttpMetrics
 from server.metrics.families import counters, gauge, gauges
 from server.supervisor.models import ModelSupervisor
-from server.supervisor.process import ModelProcess
+from server.supervisor.process import Headers, ModelProcess
 
 # A model whose engine is stuck is left out: its own metrics page would not come either.
 SCRAPE_TIMEOUT_S = 2.0
 # Of answers, which the models' processes count. Nobody asks the front for the longest one.
 MAX_MODEL_LEN = 32768
 PATH = b"/metrics"
-Headers = list[tuple[bytes, bytes]]
 
 
 class ModelsCollector(Collector):
@@ -122,10 +121,9 @@ class _Collected(Collector):
 
 async def _page(process: ModelProcess, headers: Headers) -> str:
     """Return what a process shows; nothing where it does not answer."""
-    url = httpcore2.URL(scheme=b"http", host=b"model", target=PATH)
     with suppress(TimeoutError, httpcore2.NetworkError, httpcore2.ProtocolError):
         async with asyncio.timeout(SCRAPE_TIMEOUT_S):
-            answer = await process.connections.request(b"GET", url, headers=headers)
+            answer = await process.get(PATH, headers)
             return answer.content.decode() if answer.status == 200 else ""
     return ""
 

@@ -13,7 +13,7 @@ ends. It also ends when no client wants it to be kept any more.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -64,7 +64,7 @@ class Abilities:
 
 
 class ModelSource(Protocol):
-    """A model's files, and how its process is started."""
+    """A model's files, and how its process is started. Two are equal where the files are."""
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class ModelSource(Protocol):
         """Read what its files say of it. Only of a model that can be served."""
 
     def abilities(self) -> Abilities:
-        """Read what it can do. Only of a model that can be served."""
+        """Read what it can do. Only of a model that can be served. Raises LoadError."""
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         """Start its process, whose K and V may take so many bytes at first. Raises OSError."""
@@ -100,6 +100,8 @@ class ManagedModel:
     needs: MemoryNeeds | None = None
     unfit: LoadError | None = None
     """Why it cannot be served here."""
+    read: ModelSource | None = None
+    """Whose needs these are: its files may have been replaced since."""
     process: ModelProcess | None = None
     loading: "asyncio.Task[None] | None" = None
     kv_bytes: int = 0
@@ -137,6 +139,11 @@ class ManagedModel:
         return self.process is not None and self.process.alive
 
     @property
+    def at_rest(self) -> bool:
+        """Return whether it has no process, and nobody asks for it."""
+        return self.process is None and self.loading is None and not self.users
+
+    @property
     def idle(self) -> bool:
         """Return whether it could be unloaded without taking it from anybody."""
         return self.loaded and not self.users and self.loading is None and not self.pinned
@@ -164,15 +171,19 @@ class ModelSupervisor:
         self._changed = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
 
-    def add(self, model: ManagedModel) -> None:
-        """Add a model that may be loaded from now on."""
-        self.models[model.name] = model
-
-    def remove(self, name: str) -> None:
-        """Remove a model whose files are gone; one that is loaded or used stays."""
-        model = self.models[name]
-        if model.process is None and model.loading is None and not model.users:
-            del self.models[name]
+    def update(self, sources: Iterable[ModelSource]) -> None:
+        """Take the models that there are now, and their files. One that is loaded or used stays as
+        it is."""
+        found = {source.name: source for source in sources}
+        for name, model in list(self.models.items()):
+            if model.at_rest and name not in found:
+                del self.models[name]
+            elif model.at_rest and model.source != found[name]:
+                model.source, model.failed = found[name], None
+        for name, source in found.items():
+            if name not in self.models:
+                keep = KeepAlive(self._settings.keep_alive_s)
+                self.models[name] = ManagedModel(source, keep)
 
     @property
     def loaded(self) -> list[ManagedModel]:
@@ -202,14 +213,16 @@ class ModelSupervisor:
 
     async def _needs_of(self, model: ManagedModel) -> MemoryNeeds:
         """Return what a model takes, and remember it. Raises LoadError."""
-        if model.unfit is not None:
-            raise model.unfit
-        if model.needs is None:
+        while model.read is not model.source:
+            source, model.unfit = model.source, None
             try:
-                model.needs = await asyncio.to_thread(model.source.needs)
+                model.needs = await asyncio.to_thread(source.needs)
             except LoadError as error:
                 model.unfit = error
-                raise
+            model.read = source
+        if model.unfit is not None:
+            raise model.unfit
+        assert model.needs is not None
         return model.needs
 
     # --- using ----------------------------------------------------------------------------------

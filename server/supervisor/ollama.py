@@ -24,6 +24,7 @@ from server.protocol.ollama.keep_alive import keep_alive_s
 from server.protocol.ollama.request import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from server.protocol.wire_errors import from_validation, model_not_found
 from server.routes.ndjson import LineFraming
+from server.supervisor.errors import LoadError, not_loaded
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, ManagedModel
 
@@ -45,9 +46,7 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
         return version_answer()
 
     async def tags() -> dict[str, Any]:
-        await front.refresh()
-        models = [its for its in front.models.models.values() if await front.models.fits(its)]
-        return tags_answer([await card_of(front, model) for model in models])
+        return tags_answer([await card_of(front, its) async for its in front.fitting()])
 
     async def ps() -> dict[str, Any]:
         return ps_answer([await card_of(front, model) for model in front.models.loaded])
@@ -66,7 +65,10 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
         model = await front.model_of(wire.model or wire.name)
         if not await front.models.fits(model):
             raise model_not_found(model.name)
-        abilities = await asyncio.to_thread(model.source.abilities)
+        try:
+            abilities = await asyncio.to_thread(model.source.abilities)
+        except LoadError as error:
+            raise not_loaded(model.name, error, front.config.limits.retry_after_s) from error
         return show_answer(await card_of(front, model, abilities))
 
     return router

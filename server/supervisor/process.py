@@ -17,7 +17,7 @@ import itertools
 import json
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ MAX_IDLE_CONNECTIONS = 64
 ANSWER_TIMEOUT_S = 10.0
 # Its connections are closed a little before the system says that a process has ended.
 END_KNOWN_S = 2.0
+
+Headers = list[tuple[bytes, bytes]]
 
 log = structlog.get_logger("quire")
 
@@ -64,7 +66,7 @@ class ModelProcess:
     ) -> None:
         self.name = name
         self.pid = child.pid
-        self.connections = httpcore2.AsyncConnectionPool(
+        self._connections = httpcore2.AsyncConnectionPool(
             uds=str(path),
             max_connections=None,
             max_keepalive_connections=MAX_IDLE_CONNECTIONS,
@@ -129,6 +131,17 @@ class ModelProcess:
         """Return whether it has ever answered requests."""
         return self._ready.done() and self._ready.exception() is None
 
+    def stream(
+        self, method: str, target: bytes, headers: Headers, body: bytes
+    ) -> AbstractAsyncContextManager[httpcore2.Response]:
+        """Ask it; the answer is read as it comes. target: path and query. Raises what httpcore2
+        raises, NetworkError and ProtocolError where it has ended."""
+        return self._connections.stream(method, _url(target), headers=headers, content=body)
+
+    async def get(self, target: bytes, headers: Headers) -> httpcore2.Response:
+        """Ask it for something whole. target, errors: as for ``stream``."""
+        return await self._connections.request("GET", _url(target), headers=headers)
+
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
         """Let its K and V take so many bytes. Return how many it keeps all the same; None where it
         does not say."""
@@ -188,7 +201,7 @@ class ModelProcess:
             self._ready.exception()  # whoever waits is told; where nobody does, it is no mistake
         self._writer.close()
         self._path.unlink(missing_ok=True)
-        await self.connections.aclose()
+        await self._connections.aclose()
         return code
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -205,6 +218,10 @@ class ModelProcess:
         """Pass an answer on; nobody waits any more for one that comes too late."""
         if number in self._limits:
             self._limits[number].set_result(limit_bytes)
+
+
+def _url(target: bytes) -> httpcore2.URL:
+    return httpcore2.URL(scheme=b"http", host=b"model", target=target)
 
 
 def _progress_of(name: str) -> Callable[[int, int], None]:

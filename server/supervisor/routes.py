@@ -3,7 +3,6 @@
 from hashlib import sha256
 from typing import Any
 
-import httpcore2
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
@@ -19,7 +18,7 @@ from server.protocol.wire_errors import (
     shutting_down,
     unavailable,
 )
-from server.routes.models import LIST_PATHS, anthropic_model, listed
+from server.routes.models import LIST_PATHS, anthropic_model, listed, models_answer
 from server.routes.ndjson import LineFraming
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 from server.routes.operations import who_answers
@@ -33,9 +32,10 @@ from server.supervisor.forward import (
     sent_headers,
 )
 from server.supervisor.front import Front
-from server.supervisor.metrics import FrontMetrics, Headers
+from server.supervisor.metrics import FrontMetrics
 from server.supervisor.models import ManagedModel
 from server.supervisor.ollama import SHOW, empty_line, kept_s, ollama_list_routes, unloaded
+from server.supervisor.process import Headers
 
 STORED_RESPONSE = "/v1/responses/{response_id}"
 
@@ -119,8 +119,7 @@ async def has_response(model: ManagedModel, request: Request) -> bool:
     """Return whether a model has stored the response that a request is about, for its client."""
     assert model.process is not None
     path = f"/v1/responses/{request.path_params['response_id']}"
-    url = httpcore2.URL(scheme=b"http", host=b"model", target=path.encode())
-    answer = await model.process.connections.request("GET", url, headers=sent_headers(request))
+    answer = await model.process.get(path.encode(), sent_headers(request))
     return answer.status == 200
 
 
@@ -142,15 +141,7 @@ def model_list_routes(front: Front) -> APIRouter:
         return listed(model.name, model.source.created, length) | {"loaded": model.loaded}
 
     async def list_models(request: Request) -> dict[str, Any]:
-        await front.refresh()
-        models = [its for its in front.models.models.values() if await front.models.fits(its)]
-        found = [entry(request, model) for model in models]
-        if speaks_anthropic(request.scope):
-            ends = {"first_id": None, "last_id": None}
-            if found:
-                ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
-            return {"data": found, "has_more": False, **ends}
-        return {"object": "list", "data": found}
+        return models_answer(request, [entry(request, its) async for its in front.fitting()])
 
     async def get_model(request: Request, name: str) -> dict[str, Any]:
         model = await front.model_of(name)

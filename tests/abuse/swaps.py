@@ -24,7 +24,8 @@ import httpx2
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.cli.serve_models import Disk, ModelOnDisk, SharedChoice
+from server.cli.models.fit import Machine
+from server.cli.serve_models import Disk, ModelOnDisk
 from server.cli.settings import read_settings
 from server.supervisor.process import Start
 from tests.clients.servers import QUIRE, serving
@@ -177,7 +178,7 @@ def budget_for(folder: Path, models: float) -> int:
     """Return the memory for so many models."""
     settings = read_settings(None, {"models": {"folders": str(folder)}})
     (first, *_) = Disk([folder], NAMES[:1]).models()
-    model = ModelOnDisk(first, settings, 1 << 40, Start((), folder, 0.0), int, SharedChoice())
+    model = ModelOnDisk(first, Machine(settings, 1 << 40), Start((), folder, 0.0), int)
     return int(models * model.needs().least_bytes)
 
 

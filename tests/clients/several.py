@@ -4,22 +4,20 @@ tests.clients.several``. Its process is started as that of any model, and says w
 import socket
 import sys
 import tempfile
-import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.client import EngineClient
 from server.chat.drain import Drain
 from server.cli.log import configure_log
-from server.cli.model_process import AT_THE_START, Control
+from server.cli.model_process import Control
 from server.config import Config
 from server.http.listener import reserve
 from server.http.server import DrainedServer, http_config, listen, run, url_of
 from server.protocol.ollama.card import ModelFacts
 from server.supervisor.app import create_front
 from server.supervisor.front import Front
-from server.supervisor.keep_alive import KeepAlive
-from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
+from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import ModelProcess, Start
 from server.text.tokenizer import Tokenizer
 from tests.clients.models import tokenizer_only
@@ -76,14 +74,10 @@ def serve_front() -> None:
         reserve(SETTINGS.server.host, SETTINGS.server.port) as listener,
     ):
         tokenizer = Tokenizer(tokenizer_only(Path(folder) / "tokenizer", VOCAB))
+        sources = [ParrotSource(Path(folder), tokenizer)]
         models = ModelSupervisor(SETTINGS.models, BYTES, retry_after_s=1)
-
-        def find() -> list[ManagedModel]:
-            return [ManagedModel(ParrotSource(Path(folder), tokenizer), KeepAlive(-1.0))]
-
-        front = Front(SETTINGS, models, find)
-        for model in front.find():
-            models.add(model)
+        models.update(sources)
+        front = Front(SETTINGS, models, lambda: sources)
         app, metrics = create_front(front)
         server = DrainedServer(http_config(SETTINGS, app, metrics), front, front.drain, 1.0)
         run(server, listener, lambda: print(f"serving a parrot on {url_of(listener)}", flush=True))
@@ -101,9 +95,7 @@ def serve_process(listener: socket.socket, connection: socket.socket) -> None:
         service = replace(service, model=replace(service.model, any_name=True))
 
         def ready(client: EngineClient, drain: Drain) -> None:
-            control.limit(client, start["kv_limit"], AT_THE_START)
-            threading.Thread(target=control.obey, args=(client, drain), daemon=True).start()
-            control.tell(ready=True)
+            control.begin(client, drain, start["kv_limit"])
 
         try:
             listen(SETTINGS, service, listener, ready)

@@ -64,7 +64,9 @@ class Mac:
 class Machine:
     """A Power that notes what is held."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, low: bool = False) -> None:
+        """low: whether it is in its low power mode."""
+        self.low = low
         self.held: list[int] = []
         self.holds = 0
         self.mains = False
@@ -84,7 +86,7 @@ class Machine:
         return self.mains
 
     def saves(self) -> bool:
-        return False
+        return self.low
 
 
 def test_an_assertion_is_held_by_its_name_until_it_is_released() -> None:

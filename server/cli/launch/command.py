@@ -98,15 +98,12 @@ def launch(tool: str, arguments: Sequence[str], options: LaunchOptions) -> str:
 def server_of(options: LaunchOptions) -> RunningServer:
     """Find the server. Raises StartError."""
     # Here and not above: it loads the engine, which other commands do without.
-    from server.http.guards.hosts import WILDCARDS
+    from server.cli.running import server_address
 
     settings = read_settings(None, {})
-    host, port = settings.server.host, settings.server.port
-    host = "127.0.0.1" if host in WILDCARDS else host
-    url = options.url or (f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     keys = settings.access.api_keys
     key = options.key or (keys[0].get_secret_value() if keys else ANY_KEY)
-    return ask_server(url, key, options.model)
+    return ask_server(options.url or server_address(settings), key, options.model)
 
 
 def as_shell(how: Launch, command: Sequence[str]) -> str:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from engine.models.checkpoint import CheckpointError, read_checkpoint
+from engine.build import EnginePlan
+from engine.models.checkpoint import Checkpoint, CheckpointError
 from kvcache.choice import SubstrateChoice
 from server.catalogue.local_models import LocalModel
-from server.cli.model_files import EMBEDS, make_plan
+from server.cli.model_files import make_plan, whole_checkpoint
 from server.config import Config, SettingError
 
 
@@ -23,21 +24,26 @@ class Fit:
 class Machine:
     """This machine, with the settings in force."""
 
-    def __init__(self, settings: Config) -> None:
-        self._settings = settings
+    def __init__(self, settings: Config, budget_bytes: int | None = None) -> None:
+        """budget_bytes: what a model may use in all; None: what the machine has left."""
+        self.settings = settings
+        self.budget_bytes = budget_bytes
         # Made with the first model: trying a GPU takes long, and all models stand on the same.
         self._choice: SubstrateChoice | None = None
+
+    def plan(self, checkpoint: Checkpoint) -> EnginePlan:
+        """Fit a model and its cache into the memory. Raises SettingError with the figure that does
+        not fit."""
+        plan = make_plan(self.settings, checkpoint, self.budget_bytes, self._choice)
+        self._choice = plan.substrate
+        return plan
 
     def fit(self, model: LocalModel) -> Fit:
         """Find out how a model would be served."""
         if model.problem is not None:
             return Fit(None, None, model.problem)
         try:
-            embeds = EMBEDS[self._settings.engine.task]
-            checkpoint = read_checkpoint(model.folder, embeds=embeds)
-            plan = make_plan(self._settings, checkpoint, choice=self._choice)
+            memory = self.plan(whole_checkpoint(model.folder, self.settings)).memory
         except (CheckpointError, SettingError) as error:
             return Fit(None, None, str(error))
-        self._choice = plan.substrate
-        memory = plan.memory
         return Fit(memory.max_model_len, memory.layout.bytes_per_token, None)

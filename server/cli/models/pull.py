@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.checkpoint import Checkpoint
 from kvcache.memory_budget import gib
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, free_bytes
 from server.catalogue.hub_cache import cache_folder
 from server.catalogue.local_models import hub_model
 from server.cli.model_files import (
-    EMBEDS,
     ModelError,
     check_files,
     checkpoint_of,
     make_plan,
     model_errors,
+    whole_checkpoint,
 )
 from server.cli.models.facts import described
 from server.cli.settings import read_settings
@@ -49,7 +49,7 @@ def pull_model(
         check_files(found, checkpoint, settings)
         if found.missing:
             found.fetch_weights()
-            read_checkpoint(found.folder, embeds=EMBEDS[settings.engine.task])
+            whole_checkpoint(found.folder, settings)
         found.follow_branch()
     echo(f"It is here: `quire serve {name}` serves it.")
 

@@ -119,6 +119,13 @@ def test_a_key_of_the_settings_is_sent(
     assert server.keys == [f"Bearer {KEY}"]
 
 
+def test_proxies_of_the_environment_are_not_asked(
+    quire: Run, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert quire("ps", *port_of(server)).exit_code == 0
+
+
 def test_errors_are_sentences(quire: Run, server: Server) -> None:
     said = one_sentence(quire("stop", "nobody", *port_of(server)), ENGINE)
     assert said.endswith("model 'nobody' not found")

@@ -39,6 +39,7 @@ from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import listen
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
+from tests.engine.test_power import Machine
 from tests.models import TINY, write_model
 from tests.server.commands import SMALL
 from tests.server.harness import (
@@ -276,24 +277,12 @@ def test_the_engine_is_looked_at_while_it_serves(
     assert told == ["start", "listen", "engine", "stop"]
 
 
-class FakePower:
-    """A Mac's, in its low power mode or not."""
-
-    def __init__(self, saves: bool) -> None:
-        self.saves = lambda: saves
-        self.on_mains = lambda: True
-        self.held: list[str] = []
-
-    def hold(self, reason: str) -> int:
-        self.held.append(reason)
-        return 1
-
-
 @pytest.mark.parametrize(("host", "held"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
 def test_a_mac_on_mains_is_kept_awake_for_other_machines(
     host: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    power = FakePower(saves=False)
+    power = Machine()
+    power.mains = True
     monkeypatch.setattr(serve, "power_of", lambda: power)
     awake = keep_awake(Config(server=ServerSection(host=host)))
     assert awake is not None
@@ -304,7 +293,7 @@ def test_a_mac_on_mains_is_kept_awake_for_other_machines(
 
 @pytest.mark.parametrize("saves", [False, True])
 def test_a_low_power_mode_is_said_once(saves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "power_of", lambda: FakePower(saves))
+    monkeypatch.setattr(serve, "power_of", lambda: Machine(low=saves))
     said: list[str] = []
     monkeypatch.setattr(serve, "log", SimpleNamespace(warning=said.append))
     keep_awake(Config())

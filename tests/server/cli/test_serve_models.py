@@ -16,16 +16,23 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
-from server.cli import model_process, serve_models
+from server.catalogue.hub import find_model
+from server.catalogue.local_models import local_models
+from server.cli import model_process, serve, serve_models
 from server.cli.model_files import ModelError
+from server.cli.models.fit import Machine
 from server.cli.settings import read_settings
 from server.config import Config, Tables
 from server.http.listener import reserve
+from server.supervisor.app import create_front
 from server.supervisor.errors import LoadError
+from server.supervisor.front import Front
 from server.supervisor.models import MemoryNeeds
 from server.supervisor.process import Start
+from tests.engine import test_power
 from tests.server.commands import SMALL, Run, one_sentence
-from tests.server.harness import COMPLETIONS, DEADLINE_S, prompt
+from tests.server.harness import COMPLETIONS, DEADLINE_S, http_client, prompt
+from tests.server.hub_server import Files, Hub
 
 MODEL_ERROR = 3
 MIB = 1024**2
@@ -61,9 +68,13 @@ def settings_with(folder: Path, **models: Any) -> Tables:
 def on_disk(settings: Config, budget_bytes: int) -> serve_models.ModelOnDisk:
     """The model that is called first."""
     (first,) = serve_models.Disk(settings.models.folders, ["first"]).models()
-    return serve_models.ModelOnDisk(
-        first, settings, budget_bytes, Start((), Path(), 1.0), int, serve_models.SharedChoice()
-    )
+    machine = Machine(settings, budget_bytes)
+    return serve_models.ModelOnDisk(first, machine, Start((), Path(), 1.0), int)
+
+
+def front_of(flags: Tables) -> Front:
+    """What clients see of all models, whose processes are not started."""
+    return serve_models.make_front(read_settings(None, flags), (), Start((), Path(), 1.0))
 
 
 # --- all of it -------------------------------------------------------------------------------
@@ -97,7 +108,7 @@ def test_models_of_a_folder_are_served_by_processes_that_end_with_the_server(
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(serve_models, "reserve", reserved)
-    monkeypatch.setattr(serve_models, "neighbours", lambda: "somebody is called so, too")
+    monkeypatch.setattr(serve, "neighbours", lambda: "somebody is called so, too")
     with ThreadPoolExecutor(1) as clients:
         using = clients.submit(use)
         serve_models.serve_models((), None, settings_with(three))
@@ -124,14 +135,27 @@ def test_models_of_a_folder_are_served_by_processes_that_end_with_the_server(
 )
 def test_models_may_be_named(three: Path, names: tuple[str, ...], found: list[str]) -> None:
     disk = serve_models.Disk([three], names)
-    disk.check()
-    assert [model.name for model in disk.models()] == found
+    assert [model.name for model in disk.checked()] == found
+    assert disk.models() == disk.checked()
 
 
 def test_models_may_be_named_by_their_folders(three: Path) -> None:
-    disk = serve_models.Disk([], [str(three / "first"), str(three / "org" / "third")])
-    disk.check()
-    assert [model.name for model in disk.models()] == ["first", "third"]
+    named = [str(three / "first"), str(three / "org" / "third")]
+    found = serve_models.Disk([], named).checked()
+    assert [model.name for model in found] == ["first", "third"]
+    found = serve_models.Disk([three], named).checked()
+    assert [model.name for model in found] == ["first", "org/third"], "as its own folder has it"
+
+
+def test_a_folder_that_is_named_is_meant_where_another_model_is_called_so(
+    three: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(three / "first", tmp_path / "second")
+    (found,) = serve_models.Disk([three], [str(tmp_path / "second")]).checked()
+    assert found.folder == tmp_path / "second"
+    (tmp_path / "second/config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"second: config\.json"):
+        serve_models.Disk([three], [str(tmp_path / "second")]).checked()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +171,7 @@ def test_a_name_that_cannot_be_served_is_refused(
     three: Path, names: tuple[str, ...], sentence: str
 ) -> None:
     with pytest.raises(ModelError) as error:
-        serve_models.Disk([three], names).check()
+        serve_models.Disk([three], names).checked()
     assert str(error.value).startswith(sentence)
 
 
@@ -182,10 +206,57 @@ def test_what_a_model_can_do_is_read_from_its_files(three: Path) -> None:
         assert model.abilities().template
 
 
+async def test_a_model_whose_tokenizer_is_broken_says_so_when_it_is_shown(three: Path) -> None:
+    (three / "first/tokenizer.json").write_text("{", encoding="utf-8")
+    app, _ = create_front(front_of(settings_with(three)))
+    async with http_client(app) as client:
+        answer = await client.post("/api/show", json={"model": "first"})
+        assert answer.status_code == 503
+        assert "first was not loaded: " in answer.json()["error"]
+        assert "make no tokenizer" in answer.json()["error"]
+        assert (await client.post("/api/show", json={"model": "second"})).status_code == 200
+
+
+async def test_a_model_that_is_pulled_again_is_the_newer_one(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
+
+    def pull(more: bytes) -> None:
+        hub.push("someone/model", tiny_files | {"generation_config.json": more})
+        find_model("someone/model").fetch_weights()
+
+    async def digest() -> str:
+        (model,) = (await client.get("/api/tags")).json()["models"]
+        return str(model["digest"])
+
+    pull(b"{}")
+    app, _ = create_front(front_of(SMALL))
+    async with http_client(app) as client:
+        before = await digest()
+        assert await digest() == before
+        pull(b"{ }")
+        assert await digest() != before
+
+
+def test_the_disk_is_looked_at_once_before_anybody_can_ask(
+    three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Any] = []
+
+    def look(folders: Any, *, hub: bool = True) -> Any:
+        looked.extend([folders] * hub)
+        return local_models(folders, hub=hub)
+
+    monkeypatch.setattr(serve_models, "local_models", look)
+    front = front_of(settings_with(three))
+    assert (len(front.models.models), looked) == (3, [(three,)])
+
+
 def test_a_model_that_does_not_fit_says_which_figure(three: Path) -> None:
     settings = read_settings(None, {"models": {"folders": str(three)}})
     with pytest.raises(LoadError, match=r"[GM]iB"):
-        on_disk(settings, serve_models.PROCESS_BYTES + MIB).needs()
+        on_disk(settings, MIB).needs()
 
 
 def test_each_process_has_a_log_file_of_its_own(three: Path, tmp_path: Path) -> None:
@@ -248,9 +319,14 @@ def run_process(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_process_serves_tells_and_obeys(
-    tiny_model: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path,
+    supervisor: Supervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tables = json.loads(json.dumps(read_settings(None, SMALL).model_dump(), default=str))
+    monkeypatch.setattr(serve, "power_of", lambda: test_power.Machine(low=True))
+    needs = MemoryNeeds(1, 1, 8 * MIB, 256)
+    tables = serve_models.settings_of(read_settings(None, SMALL), "tiny", needs)
 
     def use() -> tuple[Any, dict[str, Any]]:
         supervisor.tell(model=str(tiny_model), settings=tables, kv_limit=8 * MIB)
@@ -277,6 +353,7 @@ def test_a_process_serves_tells_and_obeys(
     while told["number"] != 7:
         told = supervisor.hear("number")
     assert 0 < told["kv_limit"] < 8 * MIB, "one sequence fits all the same"
+    assert "low power mode" not in capsys.readouterr().err, "the front says it"
 
 
 def test_a_process_says_why_it_cannot_serve(

@@ -20,7 +20,6 @@ from server.protocol.ollama.card import ModelFacts
 from server.supervisor.app import create_front
 from server.supervisor.errors import LoadError
 from server.supervisor.front import Front
-from server.supervisor.keep_alive import KeepAlive
 from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import ModelProcess, Start
 from tests.server.harness import DEADLINE_S, eventually
@@ -47,6 +46,7 @@ class Several:
     does: dict[str, dict[str, Any]] = field(default_factory=dict)
     needs: dict[str, MemoryNeeds | LoadError] = field(default_factory=dict)
     names: list[str] = field(default_factory=lambda: ["a", "b", "c"])
+    created: dict[str, int] = field(default_factory=dict)
     stop_s: float = DEADLINE_S
     clock: Callable[[], float] = field(default_factory=Clock)
     command: tuple[str, ...] = (sys.executable, str(STAND_IN))
@@ -58,18 +58,22 @@ class Several:
             retry_after_s=self.config.limits.retry_after_s,
             clock=self.clock,
         )
-        self.front = Front(self.config, self.models, lambda: map(self.make, self.names))
+        self.models.update(self.sources())
+        self.front = Front(self.config, self.models, self.sources)
         self._numbers = itertools.count()
-        for model in self.front.find():
-            self.models.add(model)
 
-    def make(self, name: str) -> ManagedModel:
-        return ManagedModel(Source(self, name), KeepAlive(self.config.models.keep_alive_s))
+    def sources(self) -> "list[Source]":
+        return [Source(self, name, self.created.get(name, 0)) for name in self.names]
 
-    async def launch(self, name: str, kv_bytes: int) -> ModelProcess:
+    async def launch(self, source: "Source", kv_bytes: int) -> ModelProcess:
+        """A process has a quote behind its name for every time that its files were replaced."""
         start = Start(self.command, self.folder, self.stop_s)
-        message = {"model": name, "settings": self.does.get(name, {}), "kv_limit": kv_bytes}
-        return await ModelProcess.start(name, next(self._numbers), start, message)
+        message = {
+            "model": source.name + "'" * source.created,
+            "settings": self.does.get(source.name, {}),
+            "kv_limit": kv_bytes,
+        }
+        return await ModelProcess.start(source.name, next(self._numbers), start, message)
 
     def model(self, name: str) -> ManagedModel:
         return self.models.models[name]
@@ -91,7 +95,7 @@ class Source:
 
     models: Several
     name: str
-    created: int = 0
+    created: int
 
     @property
     def pinned(self) -> bool:
@@ -111,7 +115,7 @@ class Source:
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         del needs
-        return await self.models.launch(self.name, kv_bytes)
+        return await self.models.launch(self, kv_bytes)
 
 
 @pytest.fixture

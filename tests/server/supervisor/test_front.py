@@ -10,6 +10,7 @@ import pytest
 
 from engine.power import KeepAwake
 from server.http.guards.headers import SAFE_HEADERS
+from tests.engine.test_power import Machine
 from tests.server.harness import CHAT, eventually
 from tests.server.supervisor.conftest import Several, clock_of, served
 
@@ -260,41 +261,19 @@ async def test_short_names_that_come_along_count_and_the_settings_before_them(
             assert answer.json()["name"] == meant
 
 
-class Power:
-    """A machine on mains, and whether it is held awake."""
-
-    def __init__(self) -> None:
-        self.held: list[int] = []
-        self.mains = False
-
-    def hold(self, reason: str) -> int:
-        assert reason
-        self.held.append(1)
-        return 1
-
-    def release(self, assertion: int) -> None:
-        self.held.remove(assertion)
-
-    def on_mains(self) -> bool:
-        return self.mains
-
-    def saves(self) -> bool:
-        return False
-
-
 async def test_a_machine_stays_awake_while_others_may_ask_and_sleeps_afterwards(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.supervisor.front.AWAKE_POLL_S", 0.01)
-    power, models = Power(), several()
+    power, models = Machine(), several()
     models.front.awake = KeepAwake(power, others_may_ask=True)
     async with served(models) as client:
         assert power.held == []
         power.mains = True
-        await eventually(lambda: power.held == [1])
+        await eventually(lambda: len(power.held) == 1)
         power.mains = False
         await eventually(lambda: power.held == [])
         await client.post(CHAT, json={"model": "a"})
         async with models.models.use(models.model("a"), b"somebody"):
-            await eventually(lambda: power.held == [1])
+            await eventually(lambda: len(power.held) == 1)
     assert power.held == []

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -13,7 +14,7 @@ from server.supervisor.errors import LoadError
 from server.supervisor.models import MemoryNeeds
 from server.supervisor.process import ANSWER_TIMEOUT_S
 from tests.server.harness import CHAT, eventually
-from tests.server.supervisor.conftest import NEEDS, Several, clock_of, served
+from tests.server.supervisor.conftest import NEEDS, Several, Source, clock_of, served
 
 Make = Callable[..., Several]
 JSON = {"content-type": "application/json"}
@@ -295,6 +296,58 @@ async def test_models_come_and_go_with_the_disk(
         assert (await ask(client, "d")).status_code == 200
         listed = (await client.get("/v1/models")).json()["data"]
         assert [entry["id"] for entry in listed] == ["a", "b", "d"], "b is loaded"
+
+
+async def test_files_that_were_replaced_are_served_from_the_next_load_on(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
+    models = several()
+    async with served(models) as client:
+        await ask(client, "a")
+        models.created["a"] = 1
+        models.needs["a"] = replace(NEEDS, max_model_len=128)
+        for listed in (64, 128):
+            entry, *_ = (await client.get("/v1/models")).json()["data"]
+            assert (entry["context_length"], entry["loaded"]) == (listed, listed == 64)
+            said = (await ask(client, "a")).json()["name"]
+            assert said == ("a" if listed == 64 else "a'"), "a model that is loaded is as it was"
+            await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+        models.created["a"] = 2
+        assert (await ask(client, "a")).json()["name"] == "a''", "nobody asked for the list"
+        assert models.model("a").loads == 3
+
+
+async def test_a_model_that_could_not_be_served_is_tried_again_with_other_files(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
+    models = several()
+    models.needs["a"] = LoadError("config.json: it has no layers")
+    async with served(models) as client:
+        assert (await ask(client, "a")).status_code == 503
+        models.needs.clear()
+        assert (await ask(client, "a")).status_code == 503
+        models.created["a"] = 1
+        assert (await ask(client, "a")).status_code == 200
+
+
+async def test_files_that_are_replaced_while_they_are_read_are_read_again(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = several()
+
+    def needs(source: Source) -> MemoryNeeds:
+        if source.created:
+            return replace(NEEDS, max_model_len=128)
+        models.created["a"], models.names[:] = 1, ["a", "b"]
+        models.models.update(models.sources())
+        return NEEDS
+
+    monkeypatch.setattr(Source, "needs", needs)
+    async with served(models) as client:
+        first, *_ = (await client.get("/v1/models")).json()["data"]
+        assert (first["id"], first["context_length"]) == ("a", 128)
 
 
 async def test_the_server_ends_while_a_model_is_being_loaded(several: Make) -> None:

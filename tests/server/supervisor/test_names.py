@@ -27,4 +27,4 @@ ALIASES = {"gpt-*": "loaded", "fast": "own", "gone": "no/such"}
     ],
 )
 def test_a_name_means_one_model_or_none(written: str | None, meant: str | None) -> None:
-    assert ModelNames(MODELS, ALIASES).find(written, "at/hand") == meant
+    assert ModelNames(MODELS, ALIASES, lambda: "at/hand").find(written) == meant
