@@ -39,6 +39,8 @@ from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate
 
 WARM_UP_PROMPT_TOKENS = 64
+# Whether the cache maps at mapping points alone where its substrate wants that.
+CACHE_HAS_MAPPING_POINTS = False
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
 # What the kernels are compiled for.
@@ -194,6 +196,7 @@ def build_engine(
         workers,
         identity.digest(plan.arithmetic),
         emit,
+        maps_while_running=plan.substrate.maps_while_running or not CACHE_HAS_MAPPING_POINTS,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
     )
@@ -214,12 +217,14 @@ def assemble(
     identity: bytes,
     emit: Emit,
     *,
+    maps_while_running: bool = True,
     embedding_size: int | None = None,
     weights: Sequence[mx.array] = (),
 ) -> EngineLoop:
     """Return the engine around any model, after a first request through it.
 
-    workers: a CPU's. identity: of the model, whose K and V no other model shares. embedding_size:
+    workers: a CPU's. identity: of the model, whose K and V no other model shares.
+    maps_while_running: whether a GPU's sparse buffers are mapped while steps run. embedding_size:
     of the vectors that it makes, if it generates nothing. weights: evaluated, which a GPU keeps
     resident. Raises RuntimeError where the substrate cannot be made or the model cannot decode;
     then nothing is left behind.
@@ -229,6 +234,7 @@ def assemble(
         memory.layout.groups,
         max_sequences=memory.max_num_seqs,
         release_heaps=config.release_heaps,
+        maps_while_running=maps_while_running,
         workers=workers,
         residency_keep_s=config.residency_keep_s,
         weights=weights,

@@ -126,8 +126,8 @@ class PageBackend(Protocol):
     shares_blocks: bool
     """Whether one block may stand in several buffers."""
     maps_while_running: bool
-    """Whether memory may be mapped and unmapped while steps are in flight. Else only at *mapping
-    points*, while none is, and what was begun there is done when ``finish_mappings`` returns."""
+    """Whether memory may be mapped, unmapped and released while steps are in flight; else only at
+    mapping points: while none is, up to ``finish_mappings``."""
 
     @property
     def copied_bytes(self) -> int:
@@ -144,16 +144,22 @@ class PageBackend(Protocol):
     def add_buffer(self) -> bool:
         """Make the next buffer (0, 1, ...); False when the system refuses."""
 
+    def commit_heap(self, heap: int) -> bool:
+        """Give a heap its memory, where it has none since it was released; False when the system
+        refuses. From then on no mapping of its blocks is refused for want of memory. Nothing to do
+        where memory comes with the mapping."""
+
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
         """Put ``count`` blocks of a heap behind a buffer's; False, with nothing changed, when the
-        system refuses. Blocks that are not writable need ``shares_blocks``."""
+        system refuses. Blocks that are not writable need ``shares_blocks``. At a mapping point they
+        count as mapped when ``finish_mappings`` has returned."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
         """Start mapping writable blocks on another thread, memory included, so that the step that
         first writes there waits for nothing; return the ticket. They count as mapped when it has
-        completed and was not ``refused``."""
+        completed and was not ``refused``. Only where ``maps_while_running``."""
 
     def refused(self, ticket: int) -> bool:
         """Return whether the system refused that ``map_ahead``, which has then changed nothing; to
@@ -164,6 +170,10 @@ class PageBackend(Protocol):
 
     def release(self, heap: int, block: int, count: int) -> int:
         """Release the memory of unmapped blocks to the system; return the ticket."""
+
+    def finish_mappings(self) -> None:
+        """Wait until everything that was begun at this mapping point is done: before ``copy_block``
+        and ``rows``. Nothing to do where ``maps_while_running``. Raises BackendFailedError."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int

@@ -1,7 +1,7 @@
 """Which substrate serves on this machine, and why no other one does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvcache.substrates import Substrate
 
@@ -32,6 +32,8 @@ class SubstrateChoice:
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     """Those of the reasons that somebody should do something about."""
+    maps_while_running: bool = True
+    """Whether memory is mapped and unmapped while steps run; else between them."""
 
 
 def choose_substrate(
@@ -61,6 +63,34 @@ def choose_substrate(
             return SubstrateChoice(substrate, tuple(reasons), tuple(warnings))
     warnings.append(f"{Substrate.POSIX}: {NOTHING_WORKS}")
     return SubstrateChoice(Substrate.POSIX, (*reasons, warnings[-1]), tuple(warnings))
+
+
+def choose_mapping(
+    choice: SubstrateChoice, asked: bool | None, stress_passed: Callable[[Substrate], bool]
+) -> SubstrateChoice:
+    """Say when the chosen substrate maps memory: sparse buffers while steps run only where this
+    machine has borne it; everything else at any time.
+
+    asked: ``cache.map_while_running``. stress_passed: whether a substrate's stress test has passed
+    here. Raises SubstrateError.
+    """
+    substrate = choice.substrate
+    if substrate is not Substrate.SPARSE:
+        return choice
+    passed = stress_passed(substrate)
+    if asked and not passed:
+        raise SubstrateError(
+            f"cache.map_while_running is set, but the stress test of {substrate} has not passed on "
+            "this machine with this system: run `quire doctor --stress`, or leave it out"
+        )
+    if asked is False:
+        why = "as configured"
+    else:
+        why = f"its stress test has {'' if passed else 'not '}passed here"
+    bold = passed and asked is not False
+    when = "while steps run" if bold else "between steps"
+    said = f"memory is mapped {when}: {why}"
+    return replace(choice, reasons=(*choice.reasons, said), maps_while_running=bold)
 
 
 def _in_doubt(faults: tuple[str, ...]) -> str:

@@ -44,6 +44,10 @@ class CountingBackend:
         """Return True: there is always one more."""
         return True
 
+    def commit_heap(self, heap: int) -> bool:
+        """Return True: memory comes with the mapping."""
+        return True
+
     def map(
         self,
         buffer: int,
@@ -74,6 +78,9 @@ class CountingBackend:
         """Release the blocks: they are no longer committed."""
         self._committed.difference_update((heap, block + i) for i in range(count))
         return self._next_ticket()
+
+    def finish_mappings(self) -> None:
+        """Everything is done."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int

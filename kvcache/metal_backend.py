@@ -1,8 +1,8 @@
 """The substrates of a Metal device: sparse buffers, extents with a page table, or one arena.
 
-Every mapping is made on the mapper's thread, one batch after the other, and counts when the device
-has said that it is done. Heaps are kept until the process ends, unless this machine has shown that
-it can release them (``kvcache/canary``).
+Every mapping is made on the mapper's thread, and counts when the device has said that it is done.
+Sparse buffers change only at mapping points, while no step is in flight, and heaps are kept until
+the process ends, unless this machine has shown that it can do otherwise (``kvcache/canary``).
 """
 
 import logging
@@ -45,32 +45,58 @@ class MetalBackend(NativeMemory):
         *,
         arena_bytes: int | None,
         release_heaps: bool,
+        maps_while_running: bool,
         faults: FaultMemory,
     ) -> None:
         """kind: the substrate's. arena_bytes: of the one allocation that heaps are slices of; None
         where each is one of its own. release_heaps: whether this machine is known to release them
-        without harm. faults: where the first act of each kind is guarded."""
+        without harm. maps_while_running: what the substrate was made for. faults: where the first
+        act of each kind is guarded."""
         super().__init__(substrate.new_heap, substrate.new_range)
         self.name = kind
         may_release = release_heaps and arena_bytes is None
         self.releases = Releases.IDLE if may_release else Releases.NOTHING
         self.charge = Charge.HEAPS if arena_bytes is None else Charge.ALL
         self.shares_blocks = kind != "dense"
+        self.maps_while_running = maps_while_running
         self._arena_bytes = arena_bytes
         self._contiguous = kind != "paged"
         self._substrate = substrate
         self._newest_ticket = 0
+        self._finished_ticket = 0
+        """The newest one that a mapping point has waited for."""
+        self._begun: list[int] = []
+        """Tickets of this mapping point's maps."""
+        self._released: set[int] = set()
+        """Heaps that may have no memory."""
         self._faults = faults
         self._survived: set[Act] = set()
+
+    def commit_heap(self, heap: int) -> bool:
+        if heap not in self._released:
+            return True
+        # Behind the release, if that is still to come.
+        ticket = self._queued(self._substrate.commit_heap(self._mapper, self._heaps[heap]))
+        self._finish(ticket, "making a heap")
+        if self.refused(ticket):
+            return False
+        self._released.remove(heap)
+        return True
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
+        if not self.maps_while_running and not self.commit_heap(heap):
+            return False
         ticket = self._map_queued(buffer, block, heap, heap_block, count, writable=writable)
+        if not self.maps_while_running:
+            self._begun.append(ticket)
+            return True
         self._finish(ticket, "mapping")
         return not self.refused(ticket)
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
+        assert self.maps_while_running, "nothing is mapped while steps run"
         return self._map_queued(buffer, block, heap, heap_block, count, writable=True)
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
@@ -78,7 +104,17 @@ class MetalBackend(NativeMemory):
 
     def release(self, heap: int, block: int, count: int) -> int:
         assert self.releases is not Releases.NOTHING, "heaps are kept on this machine"
+        self._released.add(heap)
         return self._guarded(Act.RELEASE, partial(super().release, heap, block, count))
+
+    def finish_mappings(self) -> None:
+        if self.maps_while_running or self._finished_ticket == self._newest_ticket:
+            return
+        self._finish_point("mapping")
+        self._finished_ticket = self._newest_ticket
+        begun, self._begun = self._begun, []
+        if [ticket for ticket in begun if self.refused(ticket)]:
+            raise BackendFailedError("the system refuses to map a heap that has its memory")
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
@@ -136,12 +172,17 @@ class MetalBackend(NativeMemory):
         with self._faults.intent(act):
             ticket = self._queued(queue())
             self._finish(ticket, act)
+            self._finish_point(act)
         self._survived.add(act)
         return ticket
 
     def _queued(self, ticket: int) -> int:
         self._newest_ticket = ticket
         return ticket
+
+    def _finish_point(self, what: str) -> None:
+        if not self.maps_while_running:
+            self._finish(self._queued(self._substrate.finish_mappings(self._mapper)), what)
 
     def _finish(self, ticket: int, what: str) -> None:
         if not self.wait(ticket, MAPPING_LIMIT_S):
@@ -154,12 +195,15 @@ def metal_backend(
     *,
     max_buffers: int,
     release_heaps: bool,
+    maps_while_running: bool = False,
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
 ) -> PageBackend:
     """kind: "sparse", "paged" or "dense". max_buffers: how many there may be at once; those of
-    "dense" are slices of one allocation. residency_keep_s: how long after the last step the system
-    is kept from taking heaps and weights for unused. weights: evaluated arrays that steps read.
+    "dense" are slices of one allocation. maps_while_running: whether mappings of "sparse" may
+    change while steps run; the others have none. residency_keep_s: how long after the last step the
+    system is kept from taking heaps and weights for unused. weights: evaluated arrays that steps
+    read.
 
     Raises RuntimeError that names what the device lacks, OSError where it refuses memory.
     """
@@ -169,6 +213,7 @@ def metal_backend(
         max_buffers,
         timeout_s=MAPPING_LIMIT_S,
         residency_keep_s=residency_keep_s,
+        maps_beside_steps=maps_while_running,
     )
     substrate.hold(list(weights))
     arena_bytes = max_buffers * group.heap_bytes if kind == "dense" else None
@@ -178,5 +223,6 @@ def metal_backend(
         substrate,
         arena_bytes=arena_bytes,
         release_heaps=release_heaps,
+        maps_while_running=maps_while_running or kind != "sparse",
         faults=FaultMemory(named),
     )

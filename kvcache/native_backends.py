@@ -109,6 +109,7 @@ class NativeBackend(NativeMemory):
     maps_while_running = True
     # A block that was used before holds what it held.
     zeroes_blocks = False
+    maps_while_running = True
 
     def __init__(
         self,
@@ -134,6 +135,10 @@ class NativeBackend(NativeMemory):
         self.heap_limit = heap_limit
         self._workers = workers
 
+    def commit_heap(self, heap: int) -> bool:
+        """Memory comes with the mapping."""
+        return True
+
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
@@ -145,6 +150,9 @@ class NativeBackend(NativeMemory):
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
         return self._map_queued(buffer, block, heap, heap_block, count, writable=True)
+
+    def finish_mappings(self) -> None:
+        """Mappings change at any time."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int

@@ -18,6 +18,7 @@ def new_backends(
     *,
     max_sequences: int,
     release_heaps: bool,
+    maps_while_running: bool = False,
     workers: metal_ext.CpuWorkers | None,
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
@@ -25,9 +26,9 @@ def new_backends(
     """Return one for each group.
 
     max_sequences: that may be open at once. workers: of a CPU's substrates. A Metal device's:
-    release_heaps, whether it may release heaps before the process ends; residency_keep_s, how long
-    after the last step the system is kept from taking heaps and weights for unused; weights, the
-    evaluated arrays that steps read.
+    release_heaps, whether it may release heaps before the process ends; maps_while_running, whether
+    mappings may change while steps run; residency_keep_s, how long after the last step the system
+    is kept from taking heaps and weights for unused; weights, the evaluated arrays that steps read.
 
     Raises RuntimeError that names what a Metal device lacks, OSError where it refuses memory.
     """
@@ -40,6 +41,7 @@ def new_backends(
                 group,
                 max_buffers=max_buffers,
                 release_heaps=release_heaps,
+                maps_while_running=maps_while_running,
                 residency_keep_s=residency_keep_s,
                 weights=weights if group is groups[0] else (),
             )

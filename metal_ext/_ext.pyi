@@ -321,13 +321,17 @@ class MetalSubstrate:
         timeout_s: float = 30.0,
         max_buffer_bytes: int = 0,
         residency_keep_s: float = 0.0,
+        maps_beside_steps: bool = False,
     ) -> None:
         """kind: "sparse", "paged" or "dense". max_ranges: how many ranges there may be at once.
         timeout_s: how long the device may take for anything (0 to 3600); after that the substrate
         has failed for good. max_buffer_bytes: 0 for the device's own limit; less of it makes a
         sparse range of more buffers. residency_keep_s: how long after the last use the device's
-        memory is kept ready for the next one, by a thread of its own (0 to 86400). RuntimeError
-        that names everything that the device lacks for that kind.
+        memory is kept ready for the next one, by a thread of its own (0 to 86400).
+        maps_beside_steps: whether a sparse substrate may change mappings while steps are in flight.
+        Where it may not, ``Mapper.map``, ``unmap`` and ``release`` fail while one is, maps count
+        when ``finish_mappings`` has, and ``rows`` before that is a RuntimeError. RuntimeError that
+        names everything that the device lacks for that kind.
         """
     def hold(self, arrays: list[mx.array]) -> None:
         """Keeps evaluated arrays ready as well, the weights, for as long as the substrate lives.
@@ -340,6 +344,11 @@ class MetalSubstrate:
         the interpreter lock, as does ``new_range``."""
     def new_range(self) -> AddressRange:
         """Addresses for one sequence; OSError(ENOMEM) where the device refuses."""
+    def finish_mappings(self, mapper: Mapper) -> int:
+        """Queues the wait for all maps that were queued before; returns its ticket."""
+    def commit_heap(self, mapper: Mapper, heap: Heap) -> int:
+        """Queues making the memory of a heap that was released, if it was; returns the ticket, which
+        is ``refused`` where the device refuses."""
     def rows(self, segments: list[tuple[AddressRange, int, int]]) -> MetalRows:
         """The rows of the next step, as ``RowTable`` says them. Opens its epoch: ``step_end`` or
         ``abandon`` must close it, before those of later steps. RuntimeError where a row would be

@@ -125,6 +125,7 @@ def _try_out(
             layout.groups,
             max_sequences=MAX_BUFFERS if size is None else size.buffers,
             release_heaps=make_trial is ReleaseTrial,
+            maps_while_running=make_trial is StressTrial,
             workers=None if substrate.on_gpu else metal_ext.CpuWorkers(1),
         )
         made.append(make_trial(backend, layout))

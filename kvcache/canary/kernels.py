@@ -73,6 +73,7 @@ class KernelTrial:
             require(made, "the system refuses a heap or a buffer")
             mapped = self._backend.map(number, 0, number, 0, blocks, writable=True)
             require(mapped, "the system refuses a mapping")
+        self._backend.finish_mappings()
         return Finding(f"{len(LENGTHS)} buffers of {blocks} blocks")
 
     def _chunk(self) -> Finding:

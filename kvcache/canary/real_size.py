@@ -45,12 +45,14 @@ class RealSizeTrial:
         All before that last one are the first heap's blocks, over and over, which cost nothing."""
         shared, last = self._shared, self._group.blocks_per_buffer - 1
         self._map(0, 0, 0, 0, shared, writable=True)
+        self._backend.finish_mappings()
         worst = self._life.compute(0, 0, self._rows)
         for block in range(0, last, shared):
             self._map(1, block, 0, 0, min(shared, last - block), writable=False)
         for number, (buffer, block) in enumerate([(1, last), (2, 0)]):
             heap, place = divmod(number, self._group.blocks_per_heap)
             self._map(buffer, block, 1 + heap, place, 1, writable=True)
+        self._backend.finish_mappings()
         self._backend.copy_block(0, 0, 1, last, tokens=self._rows)
         self._backend.copy_block(1, last, 2, 0, tokens=self._rows)
         found = self._life.read(2, self._rows)

@@ -28,6 +28,7 @@ class ReleaseTrial:
         made = made and self._backend.add_buffer() and self._backend.add_buffer()
         require(made, "the system refuses a heap or a buffer")
         require(self._backend.map(1, 0, 1, 0, 1, writable=True), "the system refuses a mapping")
+        self._backend.finish_mappings()
         return Finding("two heaps, two buffers")
 
     def _round(self, number: int) -> Action:

@@ -137,6 +137,7 @@ class SubstrateTrial:
         self._map_writable(0, 0, 0)
         if self._backend.shares_blocks:
             self._map_writable(0, 1, 1)
+        self._backend.finish_mappings()
         taken = process_footprint() - self._before
         blocks = 2 if self._backend.shares_blocks else 1
         zeros = self._fresh(0, blocks * self._group.tokens_per_block)
@@ -157,6 +158,7 @@ class SubstrateTrial:
         mapped = self._backend.map(1, 0, 0, 0, 1, writable=False)
         require(mapped, "the system refuses a second mapping")
         self._map_writable(1, 1, 2)
+        self._backend.finish_mappings()
         return self.read(1, self._edge, last=self._edge + 1)
 
     def _copy(self) -> Finding:
@@ -176,6 +178,7 @@ class SubstrateTrial:
     def _map_again(self) -> Finding:
         """A block that has been written before."""
         self._map_writable(0, 0, 1 if self._backend.shares_blocks else 0)
+        self._backend.finish_mappings()
         zeros = self._fresh(0, self._group.tokens_per_block)
         self.compute(0, 0, 3)
         return Finding(f"{zeros}; {self.read(0, 3).said}")
@@ -273,9 +276,7 @@ class SubstrateTrial:
 
 def release_once(backend: PageBackend, blocks: int, heap_bytes: int) -> Finding:
     """Maps all of heap 0 behind buffer 0, takes it away, releases it: the process must shrink."""
-    ticket = backend.map_ahead(0, 0, 0, 0, blocks)
-    finish(backend, ticket)
-    require(not backend.refused(ticket), "the system refuses a mapping")
+    _map_with_memory(backend, blocks)
     mapped = process_footprint()
     finish(backend, backend.unmap(0, 0, blocks))
     finish(backend, backend.release(0, 0, blocks))
@@ -284,6 +285,16 @@ def release_once(backend: PageBackend, blocks: int, heap_bytes: int) -> Finding:
     said = f"of {heap_bytes} bytes {returned} came back"
     require(returned >= RETURNED_SHARE * heap_bytes, said)
     return Finding(said, {"heap": heap_bytes, "returned": returned, "charged_after": charged})
+
+
+def _map_with_memory(backend: PageBackend, blocks: int) -> None:
+    if not backend.maps_while_running:
+        require(backend.map(0, 0, 0, 0, blocks, writable=True), "the system refuses a mapping")
+        backend.finish_mappings()
+        return
+    ticket = backend.map_ahead(0, 0, 0, 0, blocks)
+    finish(backend, ticket)
+    require(not backend.refused(ticket), "the system refuses a mapping")
 
 
 def finish(backend: PageBackend, ticket: int) -> None:

@@ -52,7 +52,7 @@ nb::dict capabilities() {
 
 std::shared_ptr<ops::MetalSubstrate> make_substrate(
     const std::string& kind, const Geometry& geometry, int64_t max_ranges, double timeout_s,
-    int64_t max_buffer_bytes, double residency_keep_s) {
+    int64_t max_buffer_bytes, double residency_keep_s, bool maps_beside_steps) {
   if (!(timeout_s > 0.0 && timeout_s <= kMaxTimeoutSeconds)) {
     throw std::out_of_range("timeout_s must be greater than 0, and 3600 at most");
   }
@@ -69,6 +69,7 @@ std::shared_ptr<ops::MetalSubstrate> make_substrate(
       .kind = metal::kind_named(kind),
       .geometry = geometry,
       .max_ranges = checked_between("max_ranges", max_ranges, 1, kMaxRanges),
+      .maps_beside_steps = maps_beside_steps,
       .max_buffer_bytes =
           checked_between("max_buffer_bytes", max_buffer_bytes, 0, INT64_MAX),
       .timeout = nanoseconds(timeout_s),
@@ -119,11 +120,13 @@ void bind_substrate(nb::module_& m) {
   nb::class_<SubstrateHandle>(m, "MetalSubstrate")
       .def("__init__", [](SubstrateHandle* self, const std::string& kind,
                           const Geometry& geometry, PythonInt max_ranges, double timeout_s,
-                          PythonInt max_buffer_bytes, double residency_keep_s) {
+                          PythonInt max_buffer_bytes, double residency_keep_s,
+                          bool maps_beside_steps) {
         new (self) SubstrateHandle{make_substrate(
-            kind, geometry, max_ranges, timeout_s, max_buffer_bytes, residency_keep_s)};
+            kind, geometry, max_ranges, timeout_s, max_buffer_bytes, residency_keep_s,
+            maps_beside_steps)};
       }, "kind"_a, "geometry"_a, "max_ranges"_a, "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0,
-         "residency_keep_s"_a = 0.0)
+         "residency_keep_s"_a = 0.0, "maps_beside_steps"_a = false)
       .def("hold", &hold, "arrays"_a)
       // The system fills heaps with zeros: that takes its time.
       .def("new_heap", [](const SubstrateHandle& s) {
@@ -133,6 +136,14 @@ void bind_substrate(nb::module_& m) {
         return RangeHandle{s.object->memory->new_range()};
       }, nb::call_guard<nb::gil_scoped_release>())
       .def("rows", &make_rows, "segments"_a)
+      .def("finish_mappings", [](const SubstrateHandle& s, const MapperHandle& mapper) {
+        return mapper.object->submit([made = s.object] { made->memory->finish_mappings(); });
+      }, "mapper"_a)
+      .def("commit_heap", [](const SubstrateHandle& s, const MapperHandle& mapper,
+                             const HeapHandle& heap) {
+        return mapper.object->attempt([made = s.object, heap = heap.object] {
+          made->memory->commit(*heap); });
+      }, "mapper"_a, "heap"_a)
       .def("copy_block", [](const SubstrateHandle& s, const MapperHandle& mapper,
                             const RangeHandle& source, PythonInt source_block,
                             const RangeHandle& target, PythonInt target_block, PythonInt tokens,

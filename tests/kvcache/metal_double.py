@@ -99,6 +99,8 @@ class Geometry:
 class Range:
     mapped: dict[int, tuple[Heap, int, bool]] = field(default_factory=dict)
     """By block: heap, block of the heap, writable."""
+    begun: set[int] = field(default_factory=set)
+    """Blocks whose mapping is not finished."""
 
     def rows(self, region: int, tokens: int, size: int) -> np.ndarray:
         """``[tokens, row bytes]``."""
@@ -146,10 +148,13 @@ class Mapper:
         if self._device.refuses:
             self._refused.add(ticket)
             return ticket
+        substrate = self._device.substrates[-1]
+        substrate.check_point("mapped")
         if heap.blocks is None:
             heap.commit()
         assert heap.blocks is not None
-        substrate = self._device.substrates[-1]
+        if not substrate.maps_beside_steps:
+            its.begun.update(range(block, block + count))
         for i in range(count):
             place = heap.places.setdefault(heap_block + i, [])
             if block + i in its.mapped:
@@ -172,6 +177,7 @@ class Mapper:
         substrate = self._device.substrates[-1]
         if substrate.open_epochs:
             raise MistakeError("unmapped while a step may use it")
+        its.begun.difference_update(range(block, block + count))
         for number in range(block, block + count):
             heap, place, _ = its.mapped.pop(number)
             heap.places[place].remove((its, number))
@@ -180,8 +186,17 @@ class Mapper:
     def release(self, heap: Heap, block: int, count: int) -> int:
         if count != heap.geometry.blocks_per_heap or any(heap.places.values()):
             raise MistakeError("a heap is released while it is mapped, or in part")
+        self._device.substrates[-1].check_point("released")
         heap.blocks = None
         return self.next_ticket()
+
+    def commit(self, heap: Heap) -> int:
+        ticket = self.next_ticket()
+        if self._device.refuses:
+            self._refused.add(ticket)
+        elif heap.blocks is None:
+            heap.commit()
+        return ticket
 
     def next_ticket(self) -> int:
         self._issued += 1
@@ -214,9 +229,13 @@ class Substrate:
         max_ranges: int,
         timeout_s: float,
         residency_keep_s: float,
+        maps_beside_steps: bool,
     ) -> None:
         self.kind, self.geometry, self.max_ranges = kind, geometry, max_ranges
         self.timeout_s, self.residency_keep_s = timeout_s, residency_keep_s
+        self.maps_beside_steps = maps_beside_steps or kind != "sparse"
+        self.finished = 0
+        """How often mappings were finished."""
         self.held: list[mx.array] = []
         self.ranges: list[Range] = []
         self.heaps: list[Heap] = []
@@ -245,9 +264,24 @@ class Substrate:
         self.ranges.append(Range())
         return self.ranges[-1]
 
+    def check_point(self, what: str) -> None:
+        if not self.maps_beside_steps and self.open_epochs:
+            raise MistakeError(f"{what} while a step is in flight")
+
+    def finish_mappings(self, mapper: Mapper) -> int:
+        self.finished += 1
+        for its in self.ranges:
+            its.begun.clear()
+        return mapper.next_ticket()
+
+    def commit_heap(self, mapper: Mapper, heap: Heap) -> int:
+        return mapper.commit(heap)
+
     def rows(self, segments: list[tuple[Range, int, int]]) -> Rows:
         if self.ended:
             raise MistakeError("used after its end")
+        if any(its.begun for its in self.ranges):
+            raise MistakeError("a step begins before mappings are finished")
         size = self.geometry.tokens_per_block
         for its, start, count in segments:
             for block in range(-(-(start + count) // size)):
@@ -279,6 +313,8 @@ class Substrate:
         tokens: int,
         counter: "CopyCounter",
     ) -> int:
+        if source.begun or target.begun:
+            raise MistakeError("copied before mappings are finished")
         from_heap, from_place, _ = source.mapped[source_block]
         to_heap, to_place, writable = target.mapped[target_block]
         if not writable:
@@ -319,11 +355,14 @@ class Operations:
         max_ranges: int,
         timeout_s: float = 30.0,
         residency_keep_s: float = 0.0,
+        maps_beside_steps: bool = False,
     ) -> Substrate:
         missing = self.device.said[f"missing_for_{kind}"]
         if missing:
             raise RuntimeError("; ".join(missing))
-        return Substrate(self.device, kind, geometry, max_ranges, timeout_s, residency_keep_s)
+        return Substrate(
+            self.device, kind, geometry, max_ranges, timeout_s, residency_keep_s, maps_beside_steps
+        )
 
     def capabilities(self) -> dict[str, Any]:
         return self.device.said

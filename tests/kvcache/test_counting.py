@@ -36,6 +36,14 @@ def test_a_shared_block_is_committed_once(group: Group) -> None:
     assert backend.committed_bytes() == 2 * group.block_bytes
 
 
+def test_memory_comes_with_the_mapping_at_any_time(group: Group) -> None:
+    backend = CountingBackend(group)
+    assert backend.commit_heap(0)
+    backend.finish_mappings()
+    assert backend.maps_while_running
+    assert backend.committed_bytes() == 0
+
+
 def test_what_is_mapped_ahead_is_done_at_once(group: Group) -> None:
     backend = CountingBackend(group)
     ticket = backend.map_ahead(0, 0, 0, 0, 2)

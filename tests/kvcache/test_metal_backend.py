@@ -17,7 +17,7 @@ from kvcache.metal_backend import metal_backend
 from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
 from tests.kvcache.managers import join, manager
-from tests.kvcache.metal_double import Device, install
+from tests.kvcache.metal_double import Device, MistakeError, install
 
 KINDS = ("sparse", "paged", "dense")
 SPEC = KVSpec(2, 64)
@@ -40,9 +40,15 @@ def layout(kind: str) -> KVLayout:
     )
 
 
-def ready(kind: str = "sparse", *, release_heaps: bool = False) -> PageBackend:
+def ready(
+    kind: str = "sparse", *, release_heaps: bool = False, maps_while_running: bool = True
+) -> PageBackend:
     backend = metal_backend(
-        kind, layout(kind).groups[0], max_buffers=3, release_heaps=release_heaps
+        kind,
+        layout(kind).groups[0],
+        max_buffers=3,
+        release_heaps=release_heaps,
+        maps_while_running=maps_while_running,
     )
     assert backend.add_heap()
     assert backend.add_buffer()
@@ -193,6 +199,110 @@ def test_a_heap_is_released_where_the_machine_may(device: Device) -> None:
     assert backend.committed_bytes() == 0
 
 
+# --- mapping points -----------------------------------------------------------------------------
+
+
+def at_points(*, release_heaps: bool = False) -> PageBackend:
+    """One that has mapped and unmapped before."""
+    backend = ready(release_heaps=release_heaps, maps_while_running=False)
+    assert backend.add_buffer()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    backend.unmap(0, 0, 1)
+    backend.finish_mappings()
+    return backend
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bold", [False, True])
+def test_only_sparse_buffers_wait_for_mapping_points(device: Device, kind: str, bold: bool) -> None:
+    backend = ready(kind, maps_while_running=bold)
+    assert backend.maps_while_running == (bold or kind != "sparse")
+    assert device.substrates[0].maps_beside_steps == backend.maps_while_running
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    backend.finish_mappings()
+    write(backend, 0, 5.0)
+    assert device.substrates[0].finished == (0 if backend.maps_while_running else 2)
+
+
+def test_all_of_a_mapping_point_is_waited_for_at_once(device: Device) -> None:
+    backend = at_points()
+    (substrate,) = device.substrates
+    before = substrate.finished
+    for block in range(3):
+        assert backend.map(0, block, 0, block, 1, writable=True)
+    assert backend.map(1, 0, 0, 3, 1, writable=True)
+    with pytest.raises(MistakeError, match="before mappings are finished"):
+        write(backend, 0, 5.0)
+    backend.finish_mappings()
+    assert substrate.finished == before + 1
+    write(backend, 0, 5.0)
+    backend.copy_block(0, 0, 1, 0, tokens=3)
+    write(backend, 1, 6.0)
+    backend.finish_mappings()  # of the copy
+    backend.finish_mappings()
+    assert substrate.finished == before + 2
+    with pytest.raises(AssertionError, match="nothing is mapped while steps run"):
+        backend.map_ahead(0, 3, 0, 3, 1)
+
+
+def test_while_a_step_runs_nothing_is_mapped(device: Device) -> None:
+    backend = at_points()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    backend.finish_mappings()
+    rows = backend.rows([Segment(0, 0, 1)])
+    with pytest.raises(MistakeError, match="mapped while a step is in flight"):
+        backend.map(1, 0, 0, 1, 1, writable=True)
+    rows.cancel()
+
+
+def test_a_heap_that_has_its_memory_again_is_mapped_without_a_refusal(device: Device) -> None:
+    backend = at_points(release_heaps=True)
+    assert backend.commit_heap(0), "it has it"
+    backend.release(0, 0, 4)
+    backend.finish_mappings()
+    assert backend.committed_bytes() == 0
+    device.refuses = True
+    assert not backend.commit_heap(0)
+    assert not backend.map(0, 0, 0, 0, 1, writable=True)
+    device.refuses = False
+    assert backend.commit_heap(0)
+    assert backend.committed_bytes() == layout("sparse").groups[0].heap_bytes
+    device.refuses = True
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    with pytest.raises(BackendFailedError, match="a heap that has its memory"):
+        backend.finish_mappings()
+
+
+def test_a_mapping_point_that_never_ends_is_a_failure(device: Device) -> None:
+    backend = at_points()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    device.silent = True
+    with pytest.raises(BackendFailedError, match="mapping took over 20 s"):
+        backend.finish_mappings()
+    device.failure = "no answer"
+    with pytest.raises(BackendFailedError, match="no answer"):
+        backend.finish_mappings()
+
+
+def test_the_first_mapping_is_guarded_until_it_is_finished(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = ready(maps_while_running=False)
+    (substrate,) = device.substrates
+    found: list[int] = []
+    real = substrate.finish_mappings
+
+    def finish(mapper: Any) -> int:
+        found.append(len(FaultMemory(Substrate.SPARSE)._files()))
+        return int(real(mapper))
+
+    monkeypatch.setattr(substrate, "finish_mappings", finish)
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    assert backend.map(0, 1, 0, 1, 1, writable=True)
+    backend.finish_mappings()
+    assert found == [1, 0]
+
+
 # --- weather and failure ------------------------------------------------------------------------
 
 
@@ -282,7 +392,9 @@ def test_a_gpu_that_failed_is_not_asked_any_more(
 
 def cache(kind: str) -> KVCacheManager:
     its = layout(kind)
-    backend = metal_backend(kind, its.groups[0], max_buffers=8, release_heaps=False)
+    backend = metal_backend(
+        kind, its.groups[0], max_buffers=8, release_heaps=False, maps_while_running=True
+    )
     return manager(its, backend, budget_bytes=8 * its.groups[0].heap_bytes)
 
 
@@ -365,6 +477,7 @@ def test_a_wide_head_keeps_no_scores(device: Device, monkeypatch: pytest.MonkeyP
         assert backend.add_heap()
         assert backend.add_buffer()
         assert backend.map(0, 0, 0, 0, 1, writable=True)
+        backend.finish_mappings()
         rows, (layer,) = backend.rows([Segment(0, 0, count)]), layer_regions(its)
         queries = mx.ones((count, 2, head_dim))
         rows.chunk_attention(mx.zeros((1,)), layer, queries, 0, 1.0)

@@ -183,6 +183,20 @@ def test_posix_heaps_cost_nothing_until_they_are_written() -> None:
     assert backend.committed_bytes() == 0
 
 
+@pytest.mark.parametrize(
+    ("make", "group"), [(posix_backend, PAGED.groups[0]), (dense_backend, DENSE.groups[0])]
+)
+def test_a_cpu_maps_at_any_time_and_memory_comes_with_it(make: Make, group: Group) -> None:
+    backend = ready(make, group)
+    assert backend.maps_while_running
+    before = backend.committed_bytes()
+    assert backend.commit_heap(0)
+    assert backend.committed_bytes() == before
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    backend.finish_mappings()
+    write(backend, 0, 3.0)
+
+
 def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
     group = DENSE.groups[0]
     backend = ready(dense_backend, group)

@@ -169,8 +169,9 @@ def sheet() -> list[str]:
         decode_table(models),
         "**Mapping**, at 0.15 ms a batch and one batch per sequence and block: milliseconds "
         "per step for 1 / 8 / 32 sequences, and their share of the shortest step at 8k tokens. "
-        "quire maps ahead on a thread of its own, so that a step pays this only where it "
-        "would have to wait.",
+        "Between steps all batches are waited for at once; where the stress test has passed, "
+        "quire maps ahead on a thread of its own, so that a step pays this only where it would "
+        "have to wait.",
         mapping_table(models),
         f"**Prefill on the paged substrate**, a chunk of {CHUNK} tokens: copying the past's K "
         "and V together costs this share of the attention over it, whatever the length of the "

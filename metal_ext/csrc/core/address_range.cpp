@@ -34,6 +34,7 @@ void in_pieces(
 }  // namespace
 
 void AddressRange::require(size_t block, size_t count, bool mapped) const {
+  const std::lock_guard lock(mutex_);
   for (size_t b = block; b < block + count; ++b) {
     if ((access_[b] != Access::none) != mapped) {
       throw std::logic_error(
@@ -70,8 +71,9 @@ void AddressRange::map(
   const auto blocks = static_cast<size_t>(count);
   const std::lock_guard changing(changing_);
   require(first, blocks, false);
-  map_memory(heap, static_cast<size_t>(heap_block), first, blocks, writable);
-  set(first, blocks, writable ? Access::writable : Access::read_only);
+  if (map_memory(heap, static_cast<size_t>(heap_block), first, blocks, writable)) {
+    count_mapped(first, blocks, writable);
+  }
 }
 
 void AddressRange::map_committed(
@@ -84,6 +86,7 @@ void AddressRange::unmap(int64_t block, int64_t count) {
   checked_run("range blocks", block, count, geometry_.blocks_per_range());
   const auto first = static_cast<size_t>(block);
   const auto blocks = static_cast<size_t>(count);
+  prepare_unmap();
   const std::lock_guard changing(changing_);
   require(first, blocks, true);
   set(first, blocks, Access::none);  // before the memory goes: nobody may count on it any more
@@ -114,7 +117,7 @@ SparseRange::~SparseRange() {
   release_addresses(base_, geometry().range_bytes());
 }
 
-void SparseRange::map_memory(
+bool SparseRange::map_memory(
     const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
     bool writable) {
   const auto* shared = dynamic_cast<const SharedHeap*>(heap.get());
@@ -139,6 +142,7 @@ void SparseRange::map_memory(
       throw;
     }
   }
+  return true;
 }
 
 void SparseRange::commit_memory(size_t block, size_t count) {
@@ -183,7 +187,7 @@ std::byte* DenseRange::base() const {
   return heap_ == nullptr ? nullptr : static_cast<DenseHeap&>(*heap_).memory();
 }
 
-void DenseRange::map_memory(
+bool DenseRange::map_memory(
     const std::shared_ptr<Heap>& heap, size_t, size_t, size_t, bool writable) {
   if (!writable) {
     throw std::invalid_argument("a dense range shares nothing, so that it is always writable");
@@ -194,6 +198,7 @@ void DenseRange::map_memory(
   }
   dense->memory();  // commits it, or throws
   heap_ = heap;
+  return true;
 }
 
 void DenseRange::unmap_memory(size_t, size_t) {

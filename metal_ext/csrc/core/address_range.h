@@ -52,11 +52,18 @@ class AddressRange {
   std::optional<size_t> first_read_only(size_t start, size_t count) const;
 
  protected:
-  virtual void map_memory(
+  // True where the blocks count as mapped from when it returns; else count_mapped() comes later.
+  virtual bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) = 0;
   virtual void commit_memory(size_t block, size_t count) = 0;
   virtual void unmap_memory(size_t block, size_t count) = 0;
+  // Before blocks are unmapped, with nothing changed where it throws: those that were to count
+  // later do so when it returns.
+  virtual void prepare_unmap() {}
+  void count_mapped(size_t block, size_t count, bool writable) {
+    set(block, count, writable ? Access::writable : Access::read_only);
+  }
 
  private:
   enum class Access : uint8_t { none, read_only, writable };
@@ -67,9 +74,9 @@ class AddressRange {
   const Geometry geometry_;
   // The engine and the mapper's thread both map and unmap. One at a time holds changing_ through
   // its system calls; what the blocks are has a mutex of its own, so that who asks never waits for
-  // them. access_ is written under both, and read under either.
+  // them.
   std::mutex changing_;
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards what follows
   std::vector<Access> access_;
   size_t mapped_prefix_ = 0;
 };
@@ -97,7 +104,7 @@ class SparseRange final : public HostRange {
   std::byte* base() const override { return base_; }
 
  protected:
-  void map_memory(
+  bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) override;
   void commit_memory(size_t block, size_t count) override;
@@ -119,7 +126,7 @@ class DenseRange final : public HostRange {
   std::byte* base() const override;
 
  protected:
-  void map_memory(
+  bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) override;
   void commit_memory(size_t, size_t) override {}  // it is committed when it is mapped

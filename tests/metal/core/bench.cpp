@@ -29,6 +29,11 @@ std::vector<fake::Access> copied(void* const* buffers) {
   return accesses;
 }
 
+fake::Options machine_for(fake::Options machine, const Substrate::Options& shape) {
+  machine.maps_beside_commands = shape.maps_beside_steps;
+  return machine;
+}
+
 }  // namespace
 
 Geometry small_geometry(Kind kind, std::vector<int64_t> row_bytes) {
@@ -41,11 +46,18 @@ Substrate::Options Bench::default_shape() {
   return {.kind = Kind::sparse,
           .geometry = small_geometry(Kind::sparse),
           .max_ranges = 0,  // the kind's own
+          .maps_beside_steps = true,
           .timeout = std::chrono::seconds(20)};
 }
 
+Substrate::Options Bench::quiet_shape() {
+  auto shape = default_shape();
+  shape.maps_beside_steps = false;
+  return shape;
+}
+
 Bench::Bench(Kind kind, fake::Options options, Substrate::Options shape)
-    : machine(std::move(options)), device(fake::new_device()) {
+    : machine(machine_for(std::move(options), shape)), device(fake::new_device()) {
   if (shape.max_ranges == 0) {
     shape.kind = kind;
     shape.geometry = small_geometry(kind);

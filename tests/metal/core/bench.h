@@ -21,7 +21,10 @@ class Bench {
   // Shuts down what is left, and fails the test where the machine found something.
   ~Bench() noexcept(false);
 
+  // Mappings change beside steps, and the machine lets them.
   static Substrate::Options default_shape();
+  // They do not, and the machine reports where they do.
+  static Substrate::Options quiet_shape();
 
   struct Step {
     uint64_t epoch;

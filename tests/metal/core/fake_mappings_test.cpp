@@ -58,6 +58,47 @@ TEST("the fake finds mapping batches in the wrong order") {
   });
 }
 
+TEST("the fake finds mappings that change beside commands, whatever these are known to touch") {
+  const std::vector<Mistake> mistakes = {
+      {"an unmap was queued of what a command in flight may touch",
+       [](Stage& s) {
+         s.map(0, 2, 0);
+         s.command({s.access(1, false)});
+         s.unmap(0, 1);
+       }},
+      {"an unmap was queued of what a command in flight may touch",  // the tile, not the buffer
+       [](Stage& s) {
+         s.map(0, 1, 0);
+         s.set->removeAllocation(s.buffer.get());
+         s.set->commit();
+         s.command({});
+         s.update(false, 0, 1, 0);
+         s.signal_and_wait();
+       }},
+      {"a map was queued of what a command in flight may touch",
+       [](Stage& s) {
+         s.map(0, 1, 0);
+         s.command({s.access(0, false)});
+         s.map(1, 1, 1);
+       }},
+      {"a command was committed that may touch what a queued mapping is about to change",
+       [](Stage& s) {
+         s.map(0, 1, 0);
+         s.update(true, 1, 1, 1);
+         s.command({s.access(0, false)});
+         s.signal_and_wait();
+       }},
+  };
+  require_found(mistakes);
+  for (const size_t allowed : {0, 2, 3}) {
+    Stage stage;
+    stage.machine.allow_maps_beside_commands(true);
+    mistakes[allowed].make(stage);
+    stage.machine.run();
+    CHECK_CASE(stage.machine.take_errors().empty(), mistakes[allowed].words);
+  }
+}
+
 TEST("the fake finds heaps and buffers that are not resident where they are used") {
   const auto without = [](MTL::Allocation* allocation, Stage& s) {
     s.set->removeAllocation(allocation);

@@ -25,6 +25,7 @@ Substrate::Options shape_of(const Life::Options& options, size_t ranges) {
   return {.kind = options.kind,
           .geometry = small_geometry(options.kind, options.row_bytes),
           .max_ranges = ranges,
+          .maps_beside_steps = options.bold,
           .max_buffer_bytes = options.max_buffer_bytes,
           .timeout = options.timeout,
           .residency = {.most_sets = options.few_sets ? 3 : Residency::kMostSets,
@@ -36,6 +37,7 @@ Substrate::Options shape_of(const Life::Options& options, size_t ranges) {
 
 Life::Life(const Options& options)
     : options_(options),
+      quiet_(options.kind == Kind::sparse && !options.bold),
       random_(options.seed),
       bench_(options.kind, machine_of(options), shape_of(options, kMostSequences + 2)) {
   if (options_.threads) {
@@ -63,6 +65,9 @@ Life::Deeds Life::live() {
       check_at_rest(sequence);
     }
   }
+  if (random(2) == 0) {
+    finish_mappings();  // else the end finds maps that were never made
+  }
   // What is left to do may wait for a step that fails meanwhile. Hands of one thread wait inside of
   // work().
   bench_.machine.while_waiting([this] { notice(); });
@@ -88,8 +93,10 @@ void Life::live_until_silence() {
   bench_.machine.freeze(true);
   bench_.give_up();
   std::map<std::string, size_t> before = bench_.machine.alive();
+  // At a mapping point nothing begins that would wait for the steps.
+  auto left = quiet_ ? options_.actions : ~0U;
   try {
-    while (hands_->failure().empty() && (hands_->work() || !steps_.empty())) {
+    while (hands_->failure().empty() && (hands_->work() || !steps_.empty()) && left-- > 0) {
       before = bench_.machine.alive();
       act();
     }
@@ -113,7 +120,12 @@ void Life::act() {
   }
   acting_ = true;
   notice();
-  switch (random(16)) {
+  const auto act = random(16);
+  constexpr uint64_t kMapping[] = {1, 2, 4, 5, 6, 7, 13, 14, 15};
+  const bool maps = std::find(std::begin(kMapping), std::end(kMapping), act) != std::end(kMapping);
+  switch (maps && !at_point() ? 16 : act) {
+    case 16:
+      break;
     case 0:
       add_heap();
       break;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -22,6 +23,8 @@ class Life {
     Kind kind;
     uint64_t seed;
     bool threads = false;  // the mapper's and the device's own
+    // Whether mappings change beside steps: else only while none is in flight, in bundles.
+    bool bold = false;
     unsigned actions = 150;
     std::vector<int64_t> row_bytes = {1024, 1024, 1024, 1024};
     size_t max_buffer_bytes = 0;
@@ -42,9 +45,10 @@ class Life {
     unsigned released_heaps = 0;
     unsigned remade_heaps = 0;
     unsigned steps_while_mapping = 0;  // begun while the mapper waited for the device
+    unsigned bundles = 0;              // of several maps
     void add(const Deeds& other);
     // Of those that were never done.
-    std::vector<std::string> missing(Kind kind) const;
+    std::vector<std::string> missing(const Options& options) const;
     std::string text() const;
   };
 
@@ -111,6 +115,11 @@ class Life {
 
   // --- books -----------------------------------------------------------------------------------
   void submit(std::function<void()> operation, std::function<void(bool refused)> then);
+  // Whether mappings may be changed now. Waits a little for steps where they must not be in flight.
+  bool at_point();
+  void finish_mappings();  // submits it
+  // Whether all that was submitted is done, where a step must not begin before that.
+  bool leave_point();
   SequencePtr any_sequence();
   std::shared_ptr<AddressRange> idle_range();
   std::vector<Place> free_run(size_t most);
@@ -123,6 +132,7 @@ class Life {
   size_t per_block() const { return bench_.substrate->geometry().tokens_per_block(); }
 
   const Options options_;
+  const bool quiet_;
   std::mt19937_64 random_;
   Bench bench_;
   std::unique_ptr<Hands> hands_;
@@ -133,6 +143,9 @@ class Life {
   std::list<Prefix> prefixes_;
   std::vector<Bench::Step> steps_;
   std::list<Ticket> tickets_;
+  std::deque<uint64_t> finishes_;  // tickets of those that are submitted
+  uint64_t finished_ = 0;          // the newest that is done
+  unsigned begun_maps_ = 0;        // since the last of them
   uint64_t noticed_epoch_ = 0;  // complete, and looked at
   uint64_t next_stamp_ = 1;
   Deeds deeds_;

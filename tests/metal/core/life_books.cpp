@@ -11,20 +11,23 @@ using Deeds = Life::Deeds;
 struct Deed {
   const char* name;
   unsigned Deeds::* count;
-  bool on_dense;
+  bool on_dense = true;
+  bool in_quiet = true;
+  bool in_bold = true;
 };
 constexpr Deed kDeeds[] = {
-    {"writable maps", &Deeds::writable_maps, true},
+    {"writable maps", &Deeds::writable_maps},
     {"shared maps", &Deeds::shared_maps, false},
     {"refused maps", &Deeds::refused_maps, false},
-    {"unmaps in flight", &Deeds::unmaps_in_flight, true},
-    {"copies", &Deeds::copies, true},
-    {"steps", &Deeds::steps, true},
-    {"failed steps", &Deeds::failed_steps, true},
-    {"overlapping steps", &Deeds::overlapping_steps, true},
-    {"released heaps", &Deeds::released_heaps, true},
+    {"unmaps in flight", &Deeds::unmaps_in_flight, true, false},
+    {"copies", &Deeds::copies},
+    {"steps", &Deeds::steps},
+    {"failed steps", &Deeds::failed_steps},
+    {"overlapping steps", &Deeds::overlapping_steps},
+    {"released heaps", &Deeds::released_heaps},
     {"heaps made again", &Deeds::remade_heaps, false},
-    {"steps while mapping", &Deeds::steps_while_mapping, true},
+    {"steps while mapping", &Deeds::steps_while_mapping, true, false},
+    {"bundles", &Deeds::bundles, true, true, false},
 };
 
 }  // namespace
@@ -35,10 +38,12 @@ void Life::Deeds::add(const Deeds& other) {
   }
 }
 
-std::vector<std::string> Life::Deeds::missing(Kind kind) const {
+std::vector<std::string> Life::Deeds::missing(const Options& options) const {
+  const bool quiet = options.kind == Kind::sparse && !options.bold;
   std::vector<std::string> names;
   for (const Deed& deed : kDeeds) {
-    if (this->*deed.count == 0 && (deed.on_dense || kind != Kind::dense)) {
+    if (this->*deed.count == 0 && (deed.on_dense || options.kind != Kind::dense) &&
+        (quiet ? deed.in_quiet : deed.in_bold)) {
       names.push_back(deed.name);
     }
   }
@@ -57,6 +62,35 @@ void Life::submit(std::function<void()> operation, std::function<void(bool refus
   tickets_.push_back({hands_->attempt(std::move(operation)), std::move(then)});
 }
 
+bool Life::at_point() {
+  for (int looks = 0; quiet_ && !steps_.empty() && looks < 20 && random(6) > 0; ++looks) {
+    const auto& epochs = bench_.substrate->epochs();
+    epochs.wait(epochs.newest(), std::chrono::milliseconds(5));
+    notice();
+  }
+  return !quiet_ || steps_.empty();
+}
+
+void Life::finish_mappings() {
+  if (quiet_) {
+    const auto substrate = bench_.substrate;
+    finishes_.push_back(hands_->attempt([substrate] { substrate->finish_mappings(); }));
+    deeds_.bundles += begun_maps_ > 1 ? 1 : 0;
+    begun_maps_ = 0;
+  }
+}
+
+bool Life::leave_point() {
+  if (!quiet_ || (tickets_.empty() && !hands_->working())) {
+    return true;
+  }
+  finish_mappings();
+  while (hands_->work()) {
+  }
+  notice();
+  return tickets_.empty() && !hands_->working();
+}
+
 // A step failed: what it was to write is unknown, and nothing of it runs any more.
 void Life::lose(uint64_t epoch) {
   ++deeds_.failed_steps;
@@ -71,7 +105,14 @@ void Life::lose(uint64_t epoch) {
 // What a ticket waited for has ended before it: whether a step failed is known when the ticket's
 // consequences are drawn.
 void Life::notice() {
-  const uint64_t completed = hands_->completed();
+  uint64_t completed = hands_->completed();
+  while (!finishes_.empty() && finishes_.front() <= completed) {
+    finished_ = finishes_.front();
+    finishes_.pop_front();
+  }
+  if (quiet_) {
+    completed = finished_;  // what comes behind it does not count yet
+  }
   const uint64_t epoch = bench_.substrate->epochs().completed();
   std::vector<Bench::Step> running;
   for (const Bench::Step& step : steps_) {
@@ -102,6 +143,9 @@ void Life::let_go() {
 
 void Life::settle() {
   do {
+    if (!tickets_.empty()) {
+      finish_mappings();
+    }
     bench_.machine.tick();
     notice();
   } while (hands_->work() || !tickets_.empty() || !steps_.empty());
@@ -188,8 +232,11 @@ void Life::map_run(const SequencePtr& sequence, const std::vector<Place>& run, b
   ++sequence->pending;
   const auto heap = heaps_[run[0].heap].heap;
   deeds_.remade_heaps += heap->committed_bytes() == 0 ? 1 : 0;
+  ++begun_maps_;
+  const auto substrate = bench_.substrate;
   submit(
       [=] {
+        substrate->commit(*heap);
         sequence->range->map(
             heap, static_cast<int64_t>(run[0].block), static_cast<int64_t>(block),
             static_cast<int64_t>(run.size()), writable);

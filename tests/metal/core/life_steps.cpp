@@ -10,7 +10,7 @@ constexpr size_t kMostSteps = 3;
 }  // namespace
 
 void Life::step() {
-  if (steps_.size() >= kMostSteps) {
+  if (steps_.size() >= kMostSteps || !leave_point()) {
     return;
   }
   std::vector<Segment> segments;
@@ -82,6 +82,7 @@ void Life::fork(const SequencePtr& parent) {
   child->failing = parent->failing;
   share(child, {parent->blocks.begin(), parent->blocks.begin() + static_cast<ptrdiff_t>(full)});
   map_run(child, target, true);
+  finish_mappings();
   ++parent->pinned;
   ++child->pinned;
   const auto substrate = bench_.substrate;

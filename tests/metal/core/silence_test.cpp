@@ -54,6 +54,40 @@ TEST("a mapping that never completes is a failure for good, and nothing is relea
   check_failed(bench, std::move(range), std::move(heap));
 }
 
+TEST("a bundle that never completes is a failure for good, and nothing of it counts as mapped") {
+  auto shape = impatient();
+  shape.maps_beside_steps = false;
+  Bench bench(Kind::sparse, {}, shape);
+  auto heap = bench.substrate->new_heap();
+  const auto idle = bench.substrate->new_heap();
+  auto range = bench.substrate->new_range();
+  range->map(heap, 0, 0, 1, true);
+  range->map(heap, 1, 1, 2, true);
+  bench.machine.freeze(true);
+  const std::string words = "the GPU did not finish within 30 ms: 8 mapping operations";
+  CHECK(throws<std::runtime_error>(words, [&] { bench.substrate->finish_mappings(); }));
+  CHECK(range->mapped_tokens() == 0);
+  CHECK(throws<std::runtime_error>(words, [&] { idle->release(0, 4); }));
+  CHECK(throws<std::runtime_error>(words, [&] { bench.substrate->commit(*idle); }));
+  check_failed(bench, std::move(range), std::move(heap));
+}
+
+TEST("an unmap that never completes is a failure for good, and its heap stays") {
+  auto shape = impatient();
+  shape.maps_beside_steps = false;
+  Bench bench(Kind::sparse, {}, shape);
+  auto heap = bench.substrate->new_heap();
+  auto range = bench.substrate->new_range();
+  range->map(heap, 0, 0, 1, true);
+  bench.substrate->finish_mappings();
+  bench.machine.freeze(true);
+  const std::string words = "the GPU did not finish within 30 ms: 4 mapping operations";
+  CHECK(throws<std::runtime_error>(words, [&] { range->unmap(0, 1); }));
+  CHECK(throws<std::runtime_error>(words, [&] { heap->release(0, 4); }));
+  CHECK(heap->committed_bytes() > 0);
+  check_failed(bench, std::move(range), std::move(heap));
+}
+
 TEST("an unmap under a step that never completes is a failure, and the pages stay") {
   Bench bench(Kind::sparse, {}, impatient());
   auto heap = bench.substrate->new_heap();

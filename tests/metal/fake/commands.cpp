@@ -112,6 +112,12 @@ bool CommandBuffer::uses(const Object* object) const {
          std::find(used_.begin(), used_.end(), object) != used_.end();
 }
 
+bool CommandBuffer::may_touch(const Allocation* memory) const {
+  return uses(memory) || std::any_of(sets_.begin(), sets_.end(), [memory](const ResidencySet* set) {
+    return set->holds(memory);
+  });
+}
+
 bool CommandBuffer::reaches(const Buffer* buffer, uint64_t page) const {
   return std::any_of(touched_.begin(), touched_.end(), [&](const Touched& t) {
     return t.buffer == buffer && t.page == page;
@@ -178,6 +184,20 @@ void CommandBuffer::check() {
   }
 }
 
+void CommandBuffer::check_mappings() const {
+  if (Machine::current().maps_beside_commands()) {
+    return;
+  }
+  for (const ResidencySet* set : sets_) {
+    for (const Allocation* memory : set->resident()) {
+      if (memory->queued > 0) {
+        report("a command was committed that may touch what a queued mapping is about to change");
+        return;
+      }
+    }
+  }
+}
+
 void CommandBuffer::commit() {
   Machine& machine = Machine::current();
   const std::lock_guard lock(machine.mutex);
@@ -185,7 +205,9 @@ void CommandBuffer::commit() {
     return;
   }
   check();
+  ++machine.commits;
   sets_ = queue_->residency().sets();
+  check_mappings();
   for (ResidencySet* set : sets_) {
     set->use();
   }

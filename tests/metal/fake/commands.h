@@ -59,6 +59,8 @@ class CommandBuffer final : public Object {
 
   // --- while it is in flight, under the machine's mutex ----------------------------------------
   bool uses(const Object* object) const;
+  // By address, as far as anybody can know: what is in a set of its queue.
+  bool may_touch(const Allocation* memory) const;
   bool reaches(const Buffer* buffer, uint64_t page) const;
   bool writes(const Allocation* memory, uint64_t page) const;
   bool has(const ResidencySet* set) const;  // its queue had it when it was committed
@@ -78,6 +80,7 @@ class CommandBuffer final : public Object {
   };
 
   void check();  // what the commands touch, when they are committed
+  void check_mappings() const;
   void check_page(const std::string& what, const Touched& page) const;
   void check_residency(const Command& command, const Touched& page) const;
   void enqueue(const Command& command, bool last);

@@ -38,6 +38,10 @@ void Event::signal(uint64_t value) {
 
 bool Event::wait(uint64_t value, uint64_t milliseconds) {
   Machine& machine = Machine::current();
+  {
+    const std::lock_guard lock(machine.mutex);
+    ++machine.waits;
+  }
   const bool reached = machine.wait_until(
       [this, value] { return value_ >= value; }, std::chrono::milliseconds(milliseconds));
   if (reached) {

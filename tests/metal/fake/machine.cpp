@@ -39,7 +39,10 @@ Machine& Machine::current() {
   return *newest();
 }
 
-Machine::Machine(Options options) : options_(std::move(options)), random_(options_.seed) {
+Machine::Machine(Options options)
+    : options_(std::move(options)),
+      random_(options_.seed),
+      maps_beside_commands_(options_.maps_beside_commands) {
   newest() = this;
   struct sigaction action {};
   action.sa_flags = SA_SIGINFO;
@@ -169,6 +172,11 @@ void Machine::freeze(bool frozen) {
 void Machine::stall_mappings() {
   const std::lock_guard lock(mutex);
   mappings_stalled_ = true;
+}
+
+void Machine::allow_maps_beside_commands(bool allowed) {
+  const std::lock_guard lock(mutex);
+  maps_beside_commands_ = allowed;
 }
 
 void Machine::while_waiting(std::function<void()> hook) {

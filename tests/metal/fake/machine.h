@@ -42,6 +42,8 @@ struct Options {
   uint64_t memory_bytes = uint64_t{1} << 30;  // of heaps and plain buffers together
   bool placement_sparse = true;
   bool unified_memory = true;
+  // Whether mappings may change of what a command in flight may touch, if it does not.
+  bool maps_beside_commands = false;
   // What is not answered: "MTLDevice newMTL4CommandQueue".
   std::set<std::string> lacks = {};
 };
@@ -85,6 +87,9 @@ class Machine {
   bool mappings_stalled() const { return mappings_stalled_; }
   // What else happens while the host waits for the device, in the same thread. Not in background.
   void while_waiting(std::function<void()> hook);
+  // Options::maps_beside_commands, from now on.
+  void allow_maps_beside_commands(bool allowed);
+  bool maps_beside_commands() const { return maps_beside_commands_; }
   // The next command buffer that is committed fails with these words.
   void fail_next_commands(const std::string& words);
   bool wait_until(const std::function<bool()>& done, std::chrono::milliseconds limit);
@@ -113,6 +118,10 @@ class Machine {
 
   std::chrono::nanoseconds now = std::chrono::hours(1);
   uint64_t residency_requests = 0;
+  // How often mappings were changed, command buffers committed, and events waited for.
+  uint64_t mapping_batches = 0;
+  uint64_t commits = 0;
+  uint64_t waits = 0;
   std::map<uint64_t, Buffer*> addresses;  // by GPU address
   std::set<CommandBuffer*> in_flight;                  // committed, and not completed
 
@@ -138,6 +147,7 @@ class Machine {
   uint64_t charged_ = 0;
   bool frozen_ = false;
   bool mappings_stalled_ = false;
+  bool maps_beside_commands_;
   bool in_hook_ = false;
   bool stopping_ = false;
   std::thread thread_;

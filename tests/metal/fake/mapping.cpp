@@ -58,6 +58,20 @@ void MappingQueue::check_order(bool unmaps) {
   }
 }
 
+void MappingQueue::check_idle(bool unmaps, const Buffer& buffer, const Heap* heap) const {
+  const Machine& machine = Machine::current();
+  for (const CommandBuffer* commands : machine.in_flight) {
+    const bool reached =
+        commands->may_touch(&buffer) || (heap != nullptr && commands->may_touch(heap));
+    if (reached && !machine.maps_beside_commands()) {
+      report(
+          std::string(unmaps ? "an unmap" : "a map") +
+          " was queued of what a command in flight may touch");
+      return;
+    }
+  }
+}
+
 void MappingQueue::update(
     Buffer* buffer, Heap* heap, const Operation* operations, uint64_t count) {
   Machine& machine = Machine::current();
@@ -70,6 +84,7 @@ void MappingQueue::update(
     unmaps |= !is_map(operations[i]);
   }
   check_order(unmaps);
+  ++machine.mapping_batches;
   unsignalled_ = true;
   unsignalled_unmaps_ |= unmaps;
   for (uint64_t i = 0; i < count; ++i) {
@@ -77,6 +92,10 @@ void MappingQueue::update(
     if (!check(*buffer, heap, operation)) {
       continue;
     }
+    const auto place = buffer->pages.find(operation.bufferRange.location);
+    check_idle(
+        !is_map(operation), *buffer,
+        is_map(operation) || place == buffer->pages.end() ? heap : place->second.heap);
     for (uint64_t k = 0; k < operation.bufferRange.length; ++k) {
       const uint64_t page = operation.bufferRange.location + k;
       if (is_map(operation)) {

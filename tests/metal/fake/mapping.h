@@ -29,6 +29,8 @@ class MappingQueue final : public WorkQueue {
   // Whether the operation can be, by its figures; reports what is wrong.
   bool check(const Buffer& buffer, const Heap* heap, const Operation& operation) const;
   void check_order(bool unmaps);
+  // That no command in flight may touch the buffer or the memory.
+  void check_idle(bool unmaps, const Buffer& buffer, const Heap* heap) const;
   void apply(Buffer& buffer, Heap* heap, const Operation& operation);
 
   QueueResidency residency_;

@@ -40,6 +40,7 @@ class Allocation : public Object {
   uint64_t length() const { return bytes_; }
 
   int in_residency_sets = 0;
+  int queued = 0;  // mapping operations of it that have not been done
 
  protected:
   // Reports what may not be while it goes: a set that holds it, a command that uses it.
@@ -59,7 +60,6 @@ class Heap final : public Allocation {
   uint64_t pages() const { return length() / page_bytes_; }
 
   std::map<uint64_t, std::set<uint64_t>> addresses_of_page;
-  int queued = 0;  // mapping operations that have not been done
 
  protected:
   void dealloc() override;
@@ -97,7 +97,6 @@ class Buffer final : public Allocation {
   void unmap(uint64_t page);
 
   std::map<uint64_t, Page> pages;
-  int queued = 0;
 
  protected:
   void dealloc() override;

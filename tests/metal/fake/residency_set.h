@@ -26,6 +26,7 @@ class ResidencySet final : public Object {
   bool holds(const Allocation* allocation) const {
     return resident_.contains(const_cast<Allocation*>(allocation));
   }
+  const std::set<Allocation*>& resident() const { return resident_; }
   // Whether it was used or requested less than a second ago.
   bool fresh() const;
   void use();

@@ -43,6 +43,9 @@ def residency() -> dict[str, int]:
 def calls(operation: str) -> list[str]:
     """The calls that the newest evaluation of an operation has made to MLX's encoder."""
 
+def allow_maps_beside_commands(allowed: bool) -> None:
+    """Whether mappings may change of what a command in flight may touch; not, at first."""
+
 def stall_mappings() -> None:
     """The device maps nothing from now on, and says nothing of it; commands run."""
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.build import build_engine, plan_engine
+from engine.build import CACHE_HAS_MAPPING_POINTS, build_engine, plan_engine
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
@@ -45,6 +45,13 @@ CONFIGURED = replace(
     prefix_keep_s=1000.0,
     residency_keep_s=60.0,
 )
+# What each substrate can be: whether memory is mapped while steps run.
+MODES = [
+    *([(Substrate.SPARSE, False)] if CACHE_HAS_MAPPING_POINTS else []),
+    (Substrate.SPARSE, True),
+    (Substrate.PAGED, True),
+    (Substrate.METAL_DENSE, True),
+]
 COMMON, NEW_TOKENS, FORKED = 200, 40, 3
 LENGTHS = (1, 31, 32, 33, 100, 250)
 
@@ -55,10 +62,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(
-    folder: Path, substrate: Substrate, budget: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    substrate: Substrate,
+    budget: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    bold: bool = True,
 ) -> tuple[dict[int, list[int]], int, int]:
     """What an engine says to prompts of which half begin alike; how many tokens it found computed,
-    and how often it ran out of memory."""
+    and how often it ran out of memory. bold: whether memory is mapped while steps run."""
     monkeypatch.setattr("engine.build.compute_device", lambda _: mx.Device(mx.cpu))
     rng = np.random.default_rng(1)
     common = rng.integers(0, SPEC.vocab_size, COMMON).tolist()
@@ -70,7 +82,8 @@ def said(
         overlap=substrate.on_gpu,
     )
     machine = MachineMemory(8 << 30, 4 << 30, 1 << 30)
-    choice = SubstrateChoice(substrate, ("as the check wants it",))
+    choice = SubstrateChoice(substrate, ("as the check wants it",), maps_while_running=bold)
+    _standin.allow_maps_beside_commands(bold and substrate is Substrate.SPARSE)
     plan = plan_engine(config, read_checkpoint(folder), machine, choice)
     answers = Answers.empty()
     resident = _standin.residency()["buffers"]
@@ -90,6 +103,7 @@ def said(
     counters = loop._scheduler.counters
     found, preempted = counters.cached_prompt_tokens, counters.preemptions
     loop.close()
+    _standin.allow_maps_beside_commands(False)
     return answers.tokens, found, preempted
 
 
@@ -102,36 +116,38 @@ def read_by(loop: EngineLoop) -> Sequence[mx.array]:
 
 
 @pytest.mark.parametrize("budget", [ROOMY, TIGHT])
-@pytest.mark.parametrize("kind", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
+@pytest.mark.parametrize(("kind", "bold"), MODES)
 def test_greedy_answers_are_those_of_the_cpu(
     folder: Path,
     kind: Substrate,
+    bold: bool,
     budget: int,
     monkeypatch: pytest.MonkeyPatch,
     report: list[str],
 ) -> None:
     right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch)
     before = _standin.counts()
-    tokens, found, preempted = said(folder, kind, budget, monkeypatch)
+    tokens, found, preempted = said(folder, kind, budget, monkeypatch, bold=bold)
     assert tokens == right
     forked = COMMON + LENGTHS[FORKED]  # which a fork shares, or has copied
     assert (found > forked) == (not kind.is_dense)
     assert take_mistakes() == []
     done = {name: count - before[name] for name, count in _standin.counts().items()}
     report.append(
-        f"engine, {kind}, {budget // MIB} MiB: {sum(map(len, tokens.values()))} tokens as on the "
-        f"CPU, {found} found computed, {preempted} preempted; {done['commands']} commands, "
+        f"engine, {kind}, {'' if bold else 'at mapping points, '}{budget // MIB} MiB: "
+        f"{sum(map(len, tokens.values()))} tokens as on the CPU, {found} found computed, "
+        f"{preempted} preempted; {done['commands']} commands, "
         f"{done['encoders']} encoders, {done['barriers']} barriers, {done['waits']} fences"
     )
 
 
-@pytest.mark.parametrize("kind", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
+@pytest.mark.parametrize(("kind", "bold"), MODES)
 def test_so_are_those_of_heads_with_biases_without_norms_and_of_another_rope(
-    tmp_path: Path, kind: Substrate, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: Substrate, bold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields: dict[str, Any] = {"model_type": "qwen2", "architectures": [], "rope_scaling": YARN}
     spec = replace(SPEC, num_attention_heads=2, num_key_value_heads=1)
     folder = write_model(tmp_path, spec, seed=5, **fields)
     right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch)
-    assert said(folder, kind, ROOMY, monkeypatch)[0] == right
+    assert said(folder, kind, ROOMY, monkeypatch, bold=bold)[0] == right
     assert take_mistakes() == []

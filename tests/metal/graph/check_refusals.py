@@ -251,6 +251,30 @@ def test_a_substrate_says_what_it_cannot_be() -> None:
         MetalSubstrate("paged", uneven, 1)
 
 
+def test_memory_is_mapped_between_steps_and_steps_begin_when_it_is_there() -> None:
+    made, mapper = Set(), Mapper()
+    stage, range_ = made.stage, made.stage.substrate.new_range()
+    for ticket in (
+        mapper.map(range_, stage.heaps[0], 7, 0, 1, True),
+        mapper.unmap(made.one.range, 0, 1),
+        mapper.release(stage.heaps[1], 0, 8),
+    ):
+        assert mapper.wait(ticket, WAIT_S)
+    assert mapper.failure == "blocks cannot be mapped while epoch 2 is in flight"
+    stage.substrate.abandon(made.rows)
+    stage.done(stage.mapper.map(range_, stage.heaps[0], 7, 0, 1, True))
+    with pytest.raises(RuntimeError, match="cannot begin before mappings are finished"):
+        stage.rows((made.one, 2))
+    stage.finish_mappings()
+    stage.done(stage.mapper.release(stage.heaps[1], 0, 8))
+    assert stage.heaps[1].committed_bytes == 0
+    stage.done(stage.substrate.commit_heap(stage.mapper, stage.heaps[1]))
+    assert stage.heaps[1].committed_bytes > 0
+    assert stage.substrate.completed_epoch == 2
+    made.rows = stage.rows((made.one, 2))
+    made.end()
+
+
 def test_memory_of_one_kind_is_no_other_kinds() -> None:
     geometry = Shape().geometry("sparse")
     stage, mapper = Stage("sparse"), Mapper()

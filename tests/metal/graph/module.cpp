@@ -139,6 +139,9 @@ NB_MODULE(_standin, m) {
   m.def("calls", [](const std::string& operation) {
     return Recorder::instance().calls(operation); }, "operation"_a);
   m.def("stall_mappings", [] { quire::fake::Machine::current().stall_mappings(); });
+  m.def("allow_maps_beside_commands", [](bool allowed) {
+    quire::fake::Machine::current().allow_maps_beside_commands(allowed);
+  }, "allowed"_a);
   m.def("fail_next_commands", [](const std::string& words) {
     quire::fake::Machine::current().fail_next_commands(words);
   }, "words"_a);

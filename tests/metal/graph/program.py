@@ -44,10 +44,16 @@ def main() -> None:
     signal.signal(signal.SIGUSR2, lambda *_: _standin.fail_next_commands(DRIVERS_WORDS))
     sys.executable = os.environ[INTERPRETER]
     sys.argv = [program, *arguments]
+    # What the stress test is about.
+    _standin.allow_maps_beside_commands("stress" in arguments)
     if "serve" in arguments:
         import kvcache.backend
 
         kvcache.backend.MAPPING_LIMIT_S = MAPPING_LIMIT_S
+        # Only now: what this imports keeps the limit.
+        from engine.build import CACHE_HAS_MAPPING_POINTS
+
+        _standin.allow_maps_beside_commands(not CACHE_HAS_MAPPING_POINTS)
     mx.set_default_device(mx.Device(mx.cpu))
     mx.set_default_device = lambda device: None
     if program == "quire":

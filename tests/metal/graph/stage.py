@@ -116,6 +116,9 @@ class Stage:
         assert self.mapper.failure == ""
         assert not self.mapper.refused(ticket)
 
+    def finish_mappings(self) -> None:
+        self.done(self.substrate.finish_mappings(self.mapper))
+
     def open(self, tokens: int = 0) -> Sequence:
         sequence = Sequence(self.idle.pop() if self.idle else self.substrate.new_range())
         self.grow(sequence, tokens)
@@ -128,12 +131,14 @@ class Stage:
             at = len(sequence.blocks)
             self.done(self.mapper.map(sequence.range, self.heaps[heap], block, at, 1, True))
             sequence.blocks.append((heap, block))
+        self.finish_mappings()
 
     def borrow(self, lender: Sequence, blocks: int) -> Sequence:
         """A sequence that begins as another one does, in the same memory."""
         sequence = self.open()
         for at, (heap, block) in enumerate(lender.blocks[:blocks]):
             self.done(self.mapper.map(sequence.range, self.heaps[heap], block, at, 1, False))
+        self.finish_mappings()
         tokens = blocks * self.block_tokens
         sequence.blocks, sequence.borrowed = lender.blocks[:blocks], blocks
         sequence.keys = [keys[:tokens] for keys in lender.keys]

@@ -32,17 +32,20 @@ Residency::Options of_device(Residency::Options options, const Capabilities& cap
 
 Context::Context(
     NS::SharedPtr<MTL::Device> device_, Kind kind_, const Geometry& geometry_,
-    std::chrono::nanoseconds timeout, Residency::Options residency_options)
+    bool maps_beside_steps_, std::chrono::nanoseconds timeout,
+    Residency::Options residency_options)
     : device(std::move(device_)),
       capabilities(require_all(device.get(), kind_)),
       kind(kind_),
       geometry(geometry_),
+      maps_beside_steps(kind != Kind::sparse || maps_beside_steps_),
       health(timeout),
       epochs(device.get()),
       residency(device.get(), health, of_device(std::move(residency_options), capabilities)) {
   if (kind == Kind::sparse) {
     mapping = std::make_unique<MappingQueue>(device.get(), health);
     work = std::make_unique<BlockWork>(device.get(), health);
+    bundle = std::make_unique<Bundle>(*this);
     residency.attach_own(mapping->queue(), work->queue());
   }
 }
@@ -54,6 +57,10 @@ void Context::settle() {
         ENOMEM, std::generic_category(), "a residency set: there was always a step in flight");
   }
   residency.settle();
+}
+
+Epochs::Pause Context::mapping_point(const char* what) {
+  return maps_beside_steps ? Epochs::Pause() : epochs.pause(what);
 }
 
 void Context::require_running() const {

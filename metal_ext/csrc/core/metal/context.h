@@ -8,6 +8,7 @@
 
 #include "core/geometry.h"
 #include "core/metal/block_work.h"
+#include "core/metal/bundle.h"
 #include "core/metal/capabilities.h"
 #include "core/metal/epochs.h"
 #include "core/metal/health.h"
@@ -21,12 +22,15 @@ struct Context {
   // Throws std::runtime_error that names everything that the device lacks for that kind.
   Context(
       NS::SharedPtr<MTL::Device> device, Kind kind, const Geometry& geometry,
-      std::chrono::nanoseconds timeout, Residency::Options residency_options);
+      bool maps_beside_steps, std::chrono::nanoseconds timeout,
+      Residency::Options residency_options);
 
   const NS::SharedPtr<MTL::Device> device;
   const Capabilities capabilities;
   const Kind kind;
   const Geometry geometry;
+  // Whether mappings change while steps are in flight. Only sparse has mappings that could not.
+  const bool maps_beside_steps;
   Health health;
   Epochs epochs;
   Residency residency;
@@ -36,10 +40,15 @@ struct Context {
   // Sparse only.
   std::unique_ptr<MappingQueue> mapping;
   std::unique_ptr<BlockWork> work;
+  std::unique_ptr<Bundle> bundle;
 
   // Before anything touches new memory: puts it into residency sets, and asks for these. Mapper's
   // thread. Throws std::system_error(ENOMEM) where there is no set for it now.
   void settle();
+  // Rule: where mappings do not change beside steps, blocks are mapped and unmapped, and heaps
+  // released, only while no epoch is in flight; as long as the pause lives none starts. Throws
+  // std::logic_error that names the epoch: `what` "cannot be ...".
+  Epochs::Pause mapping_point(const char* what);
   // Throws std::logic_error where the substrate has ended. Under books.
   void require_running() const;
 };

@@ -63,8 +63,9 @@ void ArenaRange::check_writable(bool writable) const {
   }
 }
 
-void ArenaRange::zero(size_t, size_t) {
+bool ArenaRange::attach(const Run&) {
   std::memset(region(0), 0, geometry().range_bytes());
+  return true;
 }
 
 void ArenaRange::copy(DeviceRange& source, size_t, size_t, size_t tokens) {

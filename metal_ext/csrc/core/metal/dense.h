@@ -60,9 +60,8 @@ class ArenaRange final : public DeviceRange {
   BufferPlace view(size_t region) const override;
 
  protected:
-  void attach(DeviceHeap&, size_t, size_t, size_t) override {}
+  bool attach(const Run& run) override;
   void detach(size_t, size_t) override {}
-  void zero(size_t block, size_t count) override;
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
   void check_writable(bool writable) const override;
 

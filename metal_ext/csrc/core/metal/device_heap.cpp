@@ -20,6 +20,7 @@ void DeviceHeap::drop() {
 
 void DeviceHeap::release_memory(size_t, size_t) {
   context_->health.require();
+  const auto point = context_->mapping_point("a heap cannot be released");
   const std::lock_guard lock(memory_);
   {
     const std::lock_guard books(context_->books);

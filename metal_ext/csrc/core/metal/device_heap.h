@@ -33,8 +33,8 @@ class DeviceHeap : public Heap {
 
  protected:
   // Rule: a heap is released only when no block of it is mapped and no epoch is in flight. Waits
-  // for the latter; where steps follow each other without a pause until the time limit, the heap
-  // is kept, and committed_bytes() says so.
+  // for the latter, where it may be called while one is; where steps follow each other without a
+  // pause until the time limit, the heap is kept, and committed_bytes() says so.
   void release_memory(size_t first, size_t count) override;
 
   // Make, for the next residency set, or throw std::system_error(ENOMEM); take out of its set and

@@ -13,18 +13,22 @@ void DeviceRange::wait_for(uint64_t epoch, const char* what) const {
   }
 }
 
-void DeviceRange::enter(
-    const std::shared_ptr<DeviceHeap>& heap, size_t heap_block, size_t block, size_t count,
-    bool writable) {
+void DeviceRange::enter(const Run& run) {
   const std::lock_guard books(context_->books);
   context_->require_running();
-  if (writable) {
-    heap->ledger().map_writable(heap_block, count, this);
-  } else {
-    heap->ledger().map_read_only(heap_block, count, context_->epochs.completed());
+  for (size_t b = run.block; b < run.block + run.count; ++b) {
+    if (places_[b].heap != nullptr) {
+      throw std::logic_error("block " + std::to_string(b) + " is about to be mapped already");
+    }
   }
-  for (size_t i = 0; i < count; ++i) {
-    places_[block + i] = {heap, heap_block + i};
+  BlockLedger& ledger = run.heap->ledger();
+  if (run.writable) {
+    ledger.map_writable(run.heap_block, run.count, this);
+  } else {
+    ledger.map_read_only(run.heap_block, run.count, context_->epochs.completed());
+  }
+  for (size_t i = 0; i < run.count; ++i) {
+    places_[run.block + i] = {run.heap, run.heap_block + i};
   }
 }
 
@@ -36,13 +40,27 @@ void DeviceRange::leave(size_t block, size_t count) {
   }
 }
 
-void DeviceRange::withdraw(size_t block, size_t count) {
+void DeviceRange::withdraw(const Run& run) {
+  if (!run.writable) {
+    leave(run.block, run.count);
+    return;
+  }
   const std::lock_guard books(context_->books);
-  places_[block].heap->ledger().withdraw(places_[block].block, count);
-  std::fill_n(places_.begin() + static_cast<ptrdiff_t>(block), count, Place{});
+  run.heap->ledger().withdraw(run.heap_block, run.count);
+  std::fill_n(places_.begin() + static_cast<ptrdiff_t>(run.block), run.count, Place{});
 }
 
-void DeviceRange::map_memory(
+void DeviceRange::observe(const Run& run) {
+  {
+    const std::lock_guard books(context_->books);
+    for (size_t b = run.block; b < run.block + run.count; ++b) {
+      places_[b].observed = true;
+    }
+  }
+  count_mapped(run.block, run.count, run.writable);
+}
+
+bool DeviceRange::map_memory(
     const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
     bool writable) {
   const auto device_heap = std::dynamic_pointer_cast<DeviceHeap>(heap);
@@ -51,25 +69,29 @@ void DeviceRange::map_memory(
   }
   check_writable(writable);
   context_->health.require();
-  enter(device_heap, heap_block, block, count, writable);
+  const auto point = context_->mapping_point("blocks cannot be mapped");
+  const Run run{device_heap, heap_block, block, count, writable};
+  enter(run);
   try {
     device_heap->commit();
     context_->settle();
   } catch (const std::system_error&) {
-    withdraw(block, count);
+    withdraw(run);
     throw;
   }
-  // Rule: a page is touched only by what is encoded after its mapping was observed. It has been
-  // when attach() returns, and only then does the block count as mapped.
-  attach(*device_heap, heap_block, block, count);
-  if (writable) {
-    // Rule: what a new owner can see was zeroed first: pages come with what was last in them.
-    zero(block, count);
+  if (attach(run)) {
+    observe(run);
   }
+  return false;  // observe() has counted them, or will
+}
+
+void DeviceRange::prepare_unmap() {
+  context_->mapping_point("blocks cannot be unmapped");
 }
 
 void DeviceRange::unmap_memory(size_t block, size_t count) {
   context_->health.require();
+  const auto point = context_->mapping_point("blocks cannot be unmapped");
   uint64_t last_used;
   {
     // The blocks count as unmapped already, so that use() has either been noted or will refuse.
@@ -121,7 +143,7 @@ void DeviceRange::copy_from(
     context_->require_running();
     const Place& from = source.places_.at(source_block);
     const Place& to = places_.at(block);
-    if (from.heap == nullptr || to.heap == nullptr) {
+    if (!from.observed || !to.observed) {
       throw std::logic_error("a block without memory cannot be copied");
     }
     if (tokens < 1 || tokens > geometry().tokens_per_block()) {

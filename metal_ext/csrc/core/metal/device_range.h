@@ -34,6 +34,9 @@ class DeviceRange : public AddressRange {
   void use(uint64_t epoch, size_t start, size_t count);
   // The first `tokens` rows of a block of the source, in every region. Mapper's thread.
   void copy_from(DeviceRange& source, size_t source_block, size_t block, size_t tokens);
+  // For the bundle: the run is there, and counts as mapped from now on; or never will be.
+  void observe(const Run& run);
+  void withdraw(const Run& run);
   // All that is mapped, in order. For the substrate's end.
   void unmap_all();
   // Lets go of device objects, for good. For the substrate's end, when nothing is mapped.
@@ -49,19 +52,21 @@ class DeviceRange : public AddressRange {
   struct Place {
     std::shared_ptr<DeviceHeap> heap;
     size_t block = 0;
+    bool observed = false;  // and it holds zeros, or what it is shared for
   };
 
-  // attach: changes mappings on the device, and is done when it returns. zero: fills newly attached
-  // blocks with zeros, likewise. copy: rows between attached blocks, likewise.
-  virtual void attach(DeviceHeap& heap, size_t heap_block, size_t block, size_t count) = 0;
+  // attach: puts blocks of a heap behind the range's, and fills writable ones with zeros; false
+  // where that is left to the bundle, which says observe() or withdraw(). detach: takes them away.
+  // copy: rows between attached blocks.
+  virtual bool attach(const Run& run) = 0;
   virtual void detach(size_t block, size_t count) = 0;
-  virtual void zero(size_t block, size_t count) = 0;
   virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;
   virtual void check_writable(bool) const {}
 
-  void map_memory(
+  bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) final;
+  void prepare_unmap() override;
   // Memory is there and filled when map() returns.
   void commit_memory(size_t, size_t) final {}
   void unmap_memory(size_t block, size_t count) final;
@@ -72,10 +77,8 @@ class DeviceRange : public AddressRange {
  private:
   void wait_for(uint64_t epoch, const char* what) const;
   void note_use(uint64_t epoch, size_t start, size_t count);
-  void enter(const std::shared_ptr<DeviceHeap>& heap, size_t heap_block, size_t block,
-             size_t count, bool writable);
+  void enter(const Run& run);
   void leave(size_t block, size_t count);
-  void withdraw(size_t block, size_t count);  // what enter() did, where memory was refused
 
   const std::shared_ptr<Context> context_;
   std::vector<Place> places_;

@@ -18,7 +18,26 @@ Epochs::Epochs(MTL::Device* device) : event_(make_shared_event(device)) {}
 
 uint64_t Epochs::start() {
   const std::lock_guard lock(mutex_);
+  // Rule: memory is mapped and unmapped only while no step is in flight.
+  if (pauses_ > 0) {
+    throw std::logic_error("a step cannot begin before mappings are finished");
+  }
   return ++started_;
+}
+
+Epochs::Pause Epochs::pause(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  if (const uint64_t completed = completed_locked(); completed < started_) {
+    throw std::logic_error(
+        what + " while epoch " + std::to_string(completed + 1) + " is in flight");
+  }
+  ++pauses_;
+  return Pause(this);
+}
+
+void Epochs::resume() {
+  const std::lock_guard lock(mutex_);
+  --pauses_;
 }
 
 uint64_t Epochs::newest() const {

@@ -34,21 +34,45 @@ MappingQueue::MappingQueue(MTL::Device* device, Health& health)
   }
 }
 
-void MappingQueue::update(
-    MTL::Buffer* buffer, MTL::Heap* heap, std::span<const MappingOperation> operations) {
+MappingQueue::Operations MappingQueue::issue(
+    MTL::Buffer* buffer, MTL::Heap* heap, Operations operations) {
+  health_.require();
+  const Operations batch = operations.first(std::min(operations.size(), kMaxOperations));
+  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+  queue_->updateBufferMappings(buffer, heap, batch.data(), batch.size());
+  queue_->signalEvent(event_.get(), ++signalled_);
+  outstanding_ += batch.size();
+  return operations.subspan(batch.size());
+}
+
+void MappingQueue::wait() {
+  if (!wait_for_value(event_.get(), signalled_, health_.timeout())) {
+    health_.time_out(
+        std::to_string(outstanding_) + " mapping operations of sparse buffers, up to batch " +
+        std::to_string(signalled_));
+  }
+  outstanding_ = 0;
+}
+
+void MappingQueue::map(MTL::Buffer* buffer, MTL::Heap* heap, Operations operations) {
   const std::lock_guard lock(mutex_);
   while (!operations.empty()) {
-    health_.require();
-    const auto batch = operations.first(std::min(operations.size(), kMaxOperations));
-    const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
-    queue_->updateBufferMappings(buffer, heap, batch.data(), batch.size());
-    queue_->signalEvent(event_.get(), ++signalled_);
-    if (!wait_for_value(event_.get(), signalled_, health_.timeout())) {
-      health_.time_out(
-          std::to_string(batch.size()) + " mapping operations of a sparse buffer, batch " +
-          std::to_string(signalled_));
-    }
-    operations = operations.subspan(batch.size());
+    operations = issue(buffer, heap, operations);
+  }
+}
+
+void MappingQueue::unmap(MTL::Buffer* buffer, Operations operations) {
+  const std::lock_guard lock(mutex_);
+  while (!operations.empty()) {
+    operations = issue(buffer, nullptr, operations);
+    wait();
+  }
+}
+
+void MappingQueue::finish() {
+  const std::lock_guard lock(mutex_);
+  if (outstanding_ > 0) {
+    wait();
   }
 }
 

@@ -16,15 +16,16 @@ using MappingOperation = MTL4::UpdateSparseBufferMappingOperation;
 // Throws std::invalid_argument for any other.
 MTL::SparsePageSize sparse_page_size(size_t bytes);
 
-// Changes what stands behind sparse buffers, one batch at a time: a call of at most kMaxOperations,
-// a signal, and the CPU's wait for it, before the next one begins.
+// Changes what stands behind sparse buffers, in batches: calls of at most kMaxOperations, with a
+// signal behind each.
 //
-//   call | signal 1 | CPU waits | call | signal 2 | CPU waits | ...
+//   maps:    call | signal 1 | call | signal 2 | ... | CPU waits for the last
+//   unmaps:  call | signal 3 | CPU waits | call | signal 4 | CPU waits | ...
 //
 // So two rules hold by construction: between two batches there is a signal (without one the system
 // has been seen to crash), and at most one unmap is outstanding (the kernel's teardown of pages is
-// paced). And a mapping has been observed by the CPU when update() returns, before anything that
-// uses it is encoded.
+// paced). All throw std::runtime_error when the device does not answer in time, or did not before:
+// what is mapped is in doubt then. Ranges and offsets count pages.
 class MappingQueue {
  public:
   static constexpr size_t kMaxOperations = 2048;
@@ -33,18 +34,25 @@ class MappingQueue {
   MappingQueue(MTL::Device* device, Health& health);
 
   MTL4::CommandQueue* queue() const { return queue_.get(); }
-  // Done when it returns. Ranges and offsets count pages. heap: null where all operations unmap.
-  // Throws std::runtime_error when the device does not answer in time, or did not before: what is
-  // mapped is in doubt then.
-  void update(
-      MTL::Buffer* buffer, MTL::Heap* heap, std::span<const MappingOperation> operations);
+  // Done when finish() has returned: only then may what uses it be encoded.
+  void map(MTL::Buffer* buffer, MTL::Heap* heap, std::span<const MappingOperation> operations);
+  // Done when it returns, and so are all maps before it.
+  void unmap(MTL::Buffer* buffer, std::span<const MappingOperation> operations);
+  void finish();
 
  private:
+  using Operations = std::span<const MappingOperation>;
+
+  // Under mutex_. The next batch of these; returns the rest.
+  Operations issue(MTL::Buffer* buffer, MTL::Heap* heap, Operations operations);
+  void wait();
+
   Health& health_;
   std::mutex mutex_;
   NS::SharedPtr<MTL4::CommandQueue> queue_;
   NS::SharedPtr<MTL::SharedEvent> event_;
   uint64_t signalled_ = 0;
+  size_t outstanding_ = 0;  // operations that the CPU has not seen done
 };
 
 }  // namespace quire::metal

@@ -50,11 +50,12 @@ std::byte* PagedRange::contents(size_t region, size_t block) const {
   return static_cast<const ExtentHeap&>(*at.heap).contents(region, at.block);
 }
 
-void PagedRange::zero(size_t block, size_t count) {
-  for (size_t region = 0; region < geometry().regions(); ++region) {
+bool PagedRange::attach(const Run& run) {
+  for (size_t region = 0; run.writable && region < geometry().regions(); ++region) {
     // One run of one extent, so that blocks lie side by side.
-    std::memset(contents(region, block), 0, count * geometry().region_block_bytes(region));
+    std::memset(contents(region, run.block), 0, run.count * geometry().region_block_bytes(region));
   }
+  return true;
 }
 
 void PagedRange::copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) {

@@ -38,9 +38,8 @@ class PagedRange final : public DeviceRange {
   std::vector<uint64_t> page_addresses(size_t blocks) const override;
 
  protected:
-  void attach(DeviceHeap&, size_t, size_t, size_t) override {}  // the record is the page table
+  bool attach(const Run& run) override;      // the record is the page table
   void detach(size_t, size_t) override {}
-  void zero(size_t block, size_t count) override;
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
 
  private:

@@ -72,9 +72,8 @@ void SparseBufferRange::drop() {
   buffers_.clear();
 }
 
-void SparseBufferRange::update(
-    MTL::SparseTextureMappingMode mode, MTL::Heap* heap, size_t heap_block, size_t block,
-    size_t count) {
+std::vector<std::vector<MappingOperation>> SparseBufferRange::operations(
+    MTL::SparseTextureMappingMode mode, size_t heap_block, size_t block, size_t count) const {
   const Geometry& shape = geometry();
   const size_t page = shape.page_bytes();
   std::vector<std::vector<MappingOperation>> operations(buffers_.size());
@@ -85,36 +84,54 @@ void SparseBufferRange::update(
     operations[at.buffer].push_back({
         .mode = mode,
         .bufferRange = NS::Range((at.offset + block * bytes) / page, count * bytes / page),
-        .heapOffset = heap == nullptr ? 0 : from / page,
+        .heapOffset = mode == MTL::SparseTextureMappingModeMap ? from / page : 0,
     });
   }
+  return operations;
+}
+
+void SparseBufferRange::begin_map(const Run& run) {
+  MTL::Heap* const heap = static_cast<PlacementHeap&>(*run.heap).heap();
+  const auto maps =
+      operations(MTL::SparseTextureMappingModeMap, run.heap_block, run.block, run.count);
   for (size_t b = 0; b < buffers_.size(); ++b) {
-    context()->mapping->update(buffers_[b].get(), heap, operations[b]);
+    context()->mapping->map(buffers_[b].get(), heap, maps[b]);
   }
 }
 
-void SparseBufferRange::attach(
-    DeviceHeap& heap, size_t heap_block, size_t block, size_t count) {
-  update(MTL::SparseTextureMappingModeMap, static_cast<PlacementHeap&>(heap).heap(), heap_block,
-         block, count);
+void SparseBufferRange::add_zeros(const Run& run, std::vector<BlockArguments>& zeros) const {
+  for (const BufferPlan::Run& alike : plan_->runs) {
+    const size_t bytes = geometry().region_block_bytes(alike.first_region);
+    BlockArguments arguments{};
+    arguments.target = reinterpret_cast<uint64_t>(region(alike.first_region)) + run.block * bytes;
+    arguments.target_stride = alike.stride;
+    arguments.bytes = run.count * bytes;
+    arguments.regions = narrowed<uint32_t>("regions", alike.regions);
+    zeros.push_back(arguments);
+  }
+}
+
+bool SparseBufferRange::attach(const Run& run) {
+  Bundle& bundle = *context()->bundle;
+  bundle.add(*this, run);
+  if (context()->maps_beside_steps) {
+    bundle.finish();
+  }
+  return false;
+}
+
+void SparseBufferRange::prepare_unmap() {
+  DeviceRange::prepare_unmap();
+  if (Bundle& bundle = *context()->bundle; bundle.has(*this)) {
+    bundle.finish();
+  }
 }
 
 void SparseBufferRange::detach(size_t block, size_t count) {
-  update(MTL::SparseTextureMappingModeUnmap, nullptr, 0, block, count);
-}
-
-void SparseBufferRange::zero(size_t block, size_t count) {
-  std::vector<BlockArguments> work;
-  for (const BufferPlan::Run& run : plan_->runs) {
-    const size_t bytes = geometry().region_block_bytes(run.first_region);
-    BlockArguments arguments{};
-    arguments.target = reinterpret_cast<uint64_t>(region(run.first_region)) + block * bytes;
-    arguments.target_stride = run.stride;
-    arguments.bytes = count * bytes;
-    arguments.regions = narrowed<uint32_t>("regions", run.regions);
-    work.push_back(arguments);
+  const auto unmaps = operations(MTL::SparseTextureMappingModeUnmap, 0, block, count);
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    context()->mapping->unmap(buffers_[b].get(), unmaps[b]);
   }
-  context()->work->zero(work);
 }
 
 void SparseBufferRange::copy(

@@ -35,17 +35,20 @@ class SparseBufferRange final : public DeviceRange {
   BufferPlace view(size_t region) const override;
   void drop() override;
 
+  // For the bundle: hands the device the maps of a run, and adds what fills it with zeros.
+  void begin_map(const Run& run);
+  void add_zeros(const Run& run, std::vector<BlockArguments>& zeros) const;
+
  protected:
-  void attach(DeviceHeap& heap, size_t heap_block, size_t block, size_t count) override;
+  bool attach(const Run& run) override;
   void detach(size_t block, size_t count) override;
-  void zero(size_t block, size_t count) override;
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
+  void prepare_unmap() override;
 
  private:
-  // One operation per region and run of blocks, because both sides are region-major.
-  void update(
-      MTL::SparseTextureMappingMode mode, MTL::Heap* heap, size_t heap_block, size_t block,
-      size_t count);
+  // By buffer. One operation per region and run of blocks, because both sides are region-major.
+  std::vector<std::vector<MappingOperation>> operations(
+      MTL::SparseTextureMappingMode mode, size_t heap_block, size_t block, size_t count) const;
 
   const std::shared_ptr<const BufferPlan> plan_;
   std::vector<NS::SharedPtr<MTL::Buffer>> buffers_;

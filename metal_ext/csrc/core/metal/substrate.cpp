@@ -54,7 +54,8 @@ Substrate::Substrate(NS::SharedPtr<MTL::Device> device, const Options& options) 
       break;
   }
   context_ = std::make_shared<Context>(
-      std::move(device), options.kind, options.geometry, options.timeout, options.residency);
+      std::move(device), options.kind, options.geometry, options.maps_beside_steps,
+      options.timeout, options.residency);
   size_t most = context_->capabilities.max_buffer_bytes;
   if (options.max_buffer_bytes > 0) {
     most = std::min(most, options.max_buffer_bytes);
@@ -170,6 +171,21 @@ void Substrate::use(AddressRange& range, uint64_t epoch, size_t start, size_t co
   own(range, context_).use(epoch, start, count);
 }
 
+void Substrate::finish_mappings() {
+  if (context_->bundle != nullptr) {
+    context_->bundle->finish();
+  }
+}
+
+void Substrate::commit(Heap& heap) {
+  auto* const device_heap = dynamic_cast<DeviceHeap*>(&heap);
+  if (device_heap == nullptr || device_heap->context() != context_) {
+    throw std::invalid_argument("the heap is not of this substrate");
+  }
+  require_running();
+  device_heap->commit();
+}
+
 void Substrate::copy_block(
     AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
     size_t tokens) {
@@ -212,6 +228,9 @@ bool Substrate::quiesce() {
     const uint64_t newest = context_->epochs.newest();
     if (!context_->epochs.wait(newest, context_->health.timeout())) {
       context_->health.time_out("epoch " + std::to_string(newest) + ", before shutting down");
+    }
+    if (context_->bundle != nullptr) {
+      context_->bundle->withdraw();
     }
     for (const auto& range : ranges_) {
       range->unmap_all();

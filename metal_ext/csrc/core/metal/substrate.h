@@ -25,6 +25,10 @@ namespace quire::metal {
 // events, residency. Threads: mapping happens on the thread of a core/mapper.h Mapper, everything
 // else on the engine's.
 //
+// Rule: a sparse substrate without Options::maps_beside_steps maps, unmaps and releases only while
+// no epoch is in flight, and no epoch starts before finish_mappings() where something was mapped:
+// what breaks it is a std::logic_error that names the epoch.
+//
 // Rule: it owns all device objects that command buffers use, because MLX's do not retain them, and
 // lets go of them in shutdown() alone. Heaps and ranges that Python drops stay until then.
 class Substrate {
@@ -33,6 +37,8 @@ class Substrate {
     Kind kind;
     Geometry geometry;
     size_t max_ranges;            // dense: slices of the arena
+    // Sparse: whether mappings may change while steps are in flight, whoever uses the memory.
+    bool maps_beside_steps = false;
     size_t max_buffer_bytes = 0;  // 0: the device's; smaller values force more buffers per range
     std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // of anything the device is asked
     Residency::Options residency = {};  // what the device itself says of it aside
@@ -90,6 +96,13 @@ class Substrate {
   std::vector<MTL::Resource*> unattached() const { return context_->residency.unattached(); }
 
   // --- for the mapper's thread ------------------------------------------------------------------
+  // All maps since the last call are there, and count, when it returns. Nothing to do with
+  // Options::maps_beside_steps, and where nothing is sparse: there each is when map() returns.
+  // Throws std::runtime_error where the device fails.
+  void finish_mappings();
+  // Makes the memory of a heap that was released, if it was: after that none of its blocks is
+  // refused for want of it. Throws std::system_error(ENOMEM) where the device refuses.
+  void commit(Heap& heap);
   // The first `tokens` rows of a block, in every region; done when it returns. Waits for the epoch
   // that last wrote the source, which must have been handed to the device. Throws std::logic_error
   // where the target's block is not its own to write.

@@ -1,0 +1,71 @@
+"""The canary's trials, over a device that reports mappings beside commands that may touch them."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+import metal_ext
+from kvcache.canary import stress, trial
+from kvcache.canary.release import ReleaseTrial
+from kvcache.canary.report import Step
+from kvcache.canary.stress import StressTrial
+from kvcache.canary.trial import SubstrateTrial, attempt, small_layout
+from kvcache.layout import KVLayout
+from kvcache.metal_backend import metal_backend
+from kvcache.substrates import Substrate
+from tests.metal.graph import _standin
+from tests.metal.graph.stage import take_mistakes
+
+ROUNDS = 3
+MAX_TOKENS = 1024
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where MLX computes; what a process is charged for heaps is not known here."""
+    mx.set_default_device(mx.Device(mx.cpu))
+    monkeypatch.setattr(trial, "process_footprint", lambda: 0)
+    monkeypatch.setattr(trial, "RETURNED_SHARE", 0.0)
+    monkeypatch.setattr(stress, "LONG_S", 0.01)
+    yield
+    _standin.allow_maps_beside_commands(False)
+
+
+def layout(substrate: Substrate) -> KVLayout:
+    return small_layout(
+        substrate,
+        trial.SHAPE,
+        max_tokens=MAX_TOKENS,
+        system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
+        page_bytes=16384,
+    )
+
+
+def tried(kind: Substrate, what: type[SubstrateTrial | ReleaseTrial]) -> list[Step]:
+    its = layout(kind)
+    backend = metal_backend(
+        kind.setting, its.groups[0], max_buffers=3, release_heaps=what is ReleaseTrial
+    )
+    return attempt(what(backend, its).actions(), lambda _: None)
+
+
+@pytest.mark.parametrize("kind", [Substrate.SPARSE, Substrate.PAGED])
+@pytest.mark.parametrize("what", [SubstrateTrial, ReleaseTrial])
+def test_a_trial_maps_and_releases_only_while_nothing_runs(
+    kind: Substrate, what: type[SubstrateTrial | ReleaseTrial]
+) -> None:
+    steps = tried(kind, what)
+    assert all(step.passed for step in steps), steps[-1]
+
+
+def test_the_stress_test_does_what_is_reported_otherwise() -> None:
+    for allowed in (True, False):
+        _standin.allow_maps_beside_commands(allowed)
+        its = layout(Substrate.SPARSE)
+        backend = metal_backend(
+            "sparse", its.groups[0], max_buffers=3, release_heaps=False, maps_while_running=True
+        )
+        steps = attempt(StressTrial(backend, its, ROUNDS).actions(), lambda _: None)
+        assert all(step.passed for step in steps), steps[-1]
+        assert any("a command in flight may touch" in said for said in take_mistakes()) != allowed
