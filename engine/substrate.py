@@ -13,12 +13,14 @@ from kvcache.canary import stamp
 from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.machine import this_machine
 from kvcache.canary.run import SUBSTRATE, run_trial
+from kvcache.canary.stamp import Passed
 from kvcache.canary.wheel import wheel_warning
 from kvcache.choice import (
     NO_DEVICE,
     NO_METAL,
     SubstrateChoice,
     SubstrateError,
+    choose_mapping,
     choose_substrate,
 )
 from kvcache.fault_memory import FaultMemory
@@ -51,7 +53,12 @@ def plan_for_this_machine(
             for spec, count in Counter(layers).items()
         ]
 
-    choice = machine_substrate(config.substrate, sizes_of, release_heaps=config.release_heaps)
+    choice = machine_substrate(
+        config.substrate,
+        sizes_of,
+        release_heaps=config.release_heaps,
+        map_while_running=config.map_while_running,
+    )
     return plan_on(choice, config, checkpoint, budget_bytes)
 
 
@@ -89,13 +96,15 @@ def machine_substrate(
     sizes_of: Callable[[Substrate], list[tuple[int, CacheSize]]],
     *,
     release_heaps: bool,
+    map_while_running: bool | None = None,
 ) -> SubstrateChoice:
     """Try substrates of the GPU with the pages and addresses that the model's cache will have.
 
     asked: "auto", or what a substrate is called. sizes_of: for every kind of layers the bytes of a
     page of their cache, and what else it is made of. release_heaps: whether a GPU is to release
-    heaps. Raises SubstrateError that names what the one that was asked for lacks, or where the
-    release test has not passed.
+    heaps. map_while_running: whether it is to map memory while steps run; None: where it is known
+    to bear that. Raises SubstrateError that names what the one that was asked for lacks, or which
+    test has not passed.
     """
     device = metal_device()
 
@@ -117,12 +126,16 @@ def machine_substrate(
         trial=trial,
         remembered=lambda substrate: FaultMemory(substrate).found(),
     )
-    if release_heaps and choice.substrate.on_gpu and not stamp.is_there(choice.substrate):
+    may_release = not choice.substrate.on_gpu or stamp.is_there(Passed.RELEASE, choice.substrate)
+    if release_heaps and not may_release:
         raise SubstrateError(
             f"cache.release_heaps is set, but the release test of {choice.substrate} has not "
             "passed on this machine with this system: run `quire doctor --release-test`, or leave "
             "it false"
         )
+    choice = choose_mapping(
+        choice, map_while_running, lambda substrate: stamp.is_there(Passed.STRESS, substrate)
+    )
     if choice.substrate.on_gpu and (wrong := wheel_warning(this_machine().processor)):
         return replace(choice, warnings=(*choice.warnings, wrong))
     return choice

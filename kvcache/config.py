@@ -16,6 +16,8 @@ class CacheSettings:
     substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
     release_heaps: bool = False
     """Whether a GPU may release heaps before the process ends."""
+    map_while_running: bool | None = None
+    """Whether a GPU's sparse buffers may be mapped and unmapped while steps run."""
     kv_budget_bytes: int | None = None
     headroom_bytes: int | None = None
     """Left to other programs."""

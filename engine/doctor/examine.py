@@ -13,6 +13,7 @@ from engine.pressure import PressureLevel, pressure_source
 from kvcache.canary import stamp
 from kvcache.canary.cache_size import USUAL
 from kvcache.canary.machine import installed_mlx, this_machine
+from kvcache.canary.report import TrialReport
 from kvcache.canary.run import (
     KERNELS,
     PACE,
@@ -23,8 +24,17 @@ from kvcache.canary.run import (
     run_child,
     run_trial,
 )
+from kvcache.canary.stamp import Passed
 from kvcache.canary.wheel import wheel_tag, wheel_warning
-from kvcache.choice import NO_DEVICE, NO_METAL, ON_CPU, ON_METAL, SubstrateError, choose_substrate
+from kvcache.choice import (
+    NO_DEVICE,
+    NO_METAL,
+    ON_CPU,
+    ON_METAL,
+    SubstrateError,
+    choose_mapping,
+    choose_substrate,
+)
 from kvcache.fault_memory import Act, FaultMemory
 from kvcache.metal_device import MetalDevice
 from kvcache.substrates import Substrate
@@ -42,13 +52,15 @@ class Wishes:
     headroom_bytes: int | None
     release_test: bool
     stress: bool = False
+    map_while_running: bool | None = None
+    """Whether serving is to map memory while steps run; None where it decides."""
     forget_faults: bool = False
     """Whether what substrates have done here before is forgotten, whatever they do now."""
 
 
 def examine(wishes: Wishes, progress: Callable[[str], None]) -> DoctorReport:
-    """Examine this machine. Loads no model, and writes nothing but faults and the stamp of a passed
-    release test. Faults of a substrate that works now are forgotten. progress: called with what is
+    """Examine this machine. Loads no model, and writes nothing but faults and the stamps of passed
+    tests. Faults of a substrate that works now are forgotten. progress: called with what is
     being done now, because it takes a while."""
     progress("the extension")
     extension = read_extension()
@@ -61,6 +73,7 @@ def examine(wishes: Wishes, progress: Callable[[str], None]) -> DoctorReport:
             missing = no_metal if device is None else "; ".join(device.missing[substrate.setting])
         found[substrate] = _examine_one(substrate, missing, wishes, progress)
     chosen: Substrate | None = None
+    maps_while_running: bool | None = None
     warnings: tuple[str, ...] = ()
     try:
         choice = choose_substrate(
@@ -69,7 +82,9 @@ def examine(wishes: Wishes, progress: Callable[[str], None]) -> DoctorReport:
             trial=lambda substrate: found[substrate].refusal,
             remembered=lambda substrate: found[substrate].standing_faults,
         )
+        choice = choose_mapping(choice, wishes.map_while_running, _has_passed_stress)
         chosen, reasons, warnings = choice.substrate, choice.reasons, choice.warnings
+        maps_while_running = choice.maps_while_running
     except SubstrateError as error:
         reasons = (str(error),)
     memory = machine_memory()
@@ -89,6 +104,7 @@ def examine(wishes: Wishes, progress: Callable[[str], None]) -> DoctorReport:
         headroom_bytes=memory.headroom_bytes(wishes.headroom_bytes),
         examinations=tuple(found.values()),
         chosen=chosen,
+        maps_while_running=maps_while_running,
         reasons=reasons,
         wheel=wheel_tag(),
         wheel_warning=wrong,
@@ -150,7 +166,8 @@ def _try_out(
         progress(f"{substrate}: mappings under running commands")
         with faults.intent(Act.STRESS):
             stress = run_trial(STRESS, substrate, pages, limit_s=STRESS_LIMIT_S)
-        examination = replace(examination, stress=stress)
+        remembered = _remember(Passed.STRESS, substrate, stress)
+        examination = replace(examination, stress=stress, remembered=remembered)
         if stress.fault and substrate.on_gpu:
             faults.record(f"{Act.STRESS} failed: {stress.fault}")
     if wishes.release_test and substrate is not Substrate.METAL_DENSE and not examination.fault:
@@ -161,30 +178,44 @@ def _try_out(
 
 
 def _forget(faults: FaultMemory, substrate: Substrate) -> None:
-    """Forget the faults of a substrate, and the stamp of a release test that passed before them.
-    Faults that cannot be forgotten are still found."""
+    """Forget the faults of a substrate, and the stamps of tests that passed before them. Those that
+    cannot be forgotten are still found."""
     with suppress(OSError):
         if faults.forget():
-            stamp.withdraw(substrate)
+            for test in Passed:
+                stamp.withdraw(test, substrate)
 
 
 def _test_release(examination: Examination, page_bytes: int | None) -> Examination:
-    """Run the release test. On a GPU a passed one is written down: serving may release heaps."""
+    """Run the release test."""
     substrate = examination.substrate
     report = run_trial(RELEASE, substrate, page_bytes)
-    remembered = ""
-    if report.passed and substrate.on_gpu:
-        try:
-            remembered = str(stamp.write(substrate))
-        except OSError as error:
-            remembered = f"it could not be written down: {error}"
+    said = (examination.remembered, _remember(Passed.RELEASE, substrate, report))
     return replace(
         examination,
         release=report,
         releases_heaps=_may_release(substrate),
-        remembered=remembered,
+        remembered="; ".join(filter(None, said)),
     )
 
 
+def _remember(test: Passed, substrate: Substrate, report: TrialReport) -> str:
+    """Write down that a GPU's substrate has passed a test, for serving to go by, or withdraw it
+    where it has not; return where, or why that cannot be, or ""."""
+    if not substrate.on_gpu:
+        return ""
+    try:
+        if report.passed:
+            return str(stamp.write(test, substrate))
+        stamp.withdraw(test, substrate)
+    except OSError as error:
+        return f"it could not be written down: {error}"
+    return ""
+
+
 def _may_release(substrate: Substrate) -> bool:
-    return not substrate.on_gpu or stamp.is_there(substrate)
+    return not substrate.on_gpu or stamp.is_there(Passed.RELEASE, substrate)
+
+
+def _has_passed_stress(substrate: Substrate) -> bool:
+    return stamp.is_there(Passed.STRESS, substrate)

@@ -43,7 +43,7 @@ class Examination:
     releases_heaps: bool = True
     """Whether heaps may be given back: on a GPU where the release test has passed once."""
     remembered: str = ""
-    """Where a passed release test was written down, or why it could not be."""
+    """Where passed tests were written down, or why they could not be."""
     faults: tuple[str, ...] = ()
     """What it had done here before it was examined."""
     standing_faults: tuple[str, ...] = ()
@@ -101,6 +101,8 @@ class DoctorReport:
     chosen: Substrate | None
     """What would serve; None where nothing could, or not what was asked for."""
     reasons: tuple[str, ...]
+    maps_while_running: bool | None = None
+    """Whether serving would map memory while steps run; None where nothing is chosen."""
     wheel: str = ""
     """The tag of MLX's Metal side; "" where it is not installed."""
     wheel_warning: str = ""
@@ -150,6 +152,7 @@ class DoctorReport:
             "choice": {
                 "name": None if self.chosen is None else self.chosen.setting,
                 "on_gpu": None if self.chosen is None else self.chosen.on_gpu,
+                "maps_while_running": self.maps_while_running,
                 "reasons": list(self.reasons),
                 "warnings": list(self.warnings),
             },

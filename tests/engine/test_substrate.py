@@ -20,6 +20,7 @@ from engine.substrate import (
 from kvcache.canary import stamp
 from kvcache.canary.cache_size import USUAL, CacheSize
 from kvcache.canary.report import TrialReport
+from kvcache.canary.stamp import Passed
 from kvcache.choice import NO_DEVICE, NO_METAL, SubstrateError
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
@@ -137,9 +138,31 @@ def test_heaps_are_released_only_where_the_release_test_has_passed(
 ) -> None:
     with pytest.raises(SubstrateError, match=r"release test of paged on Metal has not .*--release"):
         choose("paged", release_heaps=True)
-    stamp.write(Substrate.PAGED)
+    stamp.write(Passed.RELEASE, Substrate.PAGED)
     assert choose("paged", release_heaps=True) is Substrate.PAGED
     assert choose("posix", release_heaps=True) is Substrate.POSIX
+
+
+def test_sparse_memory_is_mapped_between_steps_where_the_stress_test_has_not_passed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = TrialReport((), "", 1.0)
+    monkeypatch.setattr(engine_substrate, "run_trial", lambda *_: passed)
+
+    def bold(asked: str, wanted: bool | None) -> bool:
+        choice = machine_substrate(asked, page, release_heaps=False, map_while_running=wanted)
+        return choice.maps_while_running
+
+    assert not bold("sparse", None)
+    assert not bold("sparse", False)
+    with pytest.raises(SubstrateError, match=r"stress test of sparse on Metal has not .*--stress"):
+        bold("sparse", True)
+    assert bold("paged", True), "nothing is mapped there"
+    assert bold("posix", None)
+    stamp.write(Passed.STRESS, Substrate.SPARSE)
+    assert bold("sparse", None)
+    assert bold("sparse", True)
+    assert not bold("sparse", False)
 
 
 def test_a_gpu_has_its_own_figures(device: Device) -> None:

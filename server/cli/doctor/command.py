@@ -38,6 +38,7 @@ def examine_machine(
             config.headroom_bytes,
             options.release_test,
             options.stress,
+            config.map_while_running,
             options.forget_faults,
         ),
         progress,

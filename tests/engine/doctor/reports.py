@@ -52,6 +52,7 @@ MAC = DoctorReport(
         Examination(Substrate.DENSE, "", PASSED),
     ),
     chosen=Substrate.SPARSE,
+    maps_while_running=False,
     reasons=("sparse on Metal: it passed its canary",),
 )
 

@@ -14,6 +14,7 @@ from engine.machine import GPU_HEADROOM_BYTES
 from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
 from kvcache.canary.run import KERNELS, PACE, RELEASE, STRESS, SUBSTRATE, Outcome
+from kvcache.canary.stamp import Passed
 from kvcache.choice import NO_DEVICE, NO_METAL
 from kvcache.fault_memory import FaultMemory
 from kvcache.substrates import Substrate
@@ -169,7 +170,7 @@ def test_pages_and_headroom_are_those_of_the_settings(machine: Machine) -> None:
 
 
 def test_a_passed_release_test_is_written_down_for_a_gpu_alone(machine: Machine) -> None:
-    assert not stamp.is_there(Substrate.SPARSE)
+    assert not stamp.is_there(Passed.RELEASE, Substrate.SPARSE)
     machine.reports[RELEASE, Substrate.PAGED] = FAILED
     report = examine(Wishes("auto", None, None, release_test=True), quiet)
     sparse, paged, posix = (
@@ -177,11 +178,51 @@ def test_a_passed_release_test_is_written_down_for_a_gpu_alone(machine: Machine)
     )
     assert sparse.releases_heaps
     assert Path(sparse.remembered).is_file()
-    assert stamp.is_there(Substrate.SPARSE)
+    assert stamp.is_there(Passed.RELEASE, Substrate.SPARSE)
     assert (paged.releases_heaps, paged.remembered) == (False, "")
     assert (posix.releases_heaps, posix.remembered) == (True, "")
-    assert not stamp.is_there(Substrate.PAGED)
+    assert not stamp.is_there(Passed.RELEASE, Substrate.PAGED)
     assert report.of(Substrate.METAL_DENSE).release is None, "an arena is never released"
+
+
+def test_a_release_test_that_fails_takes_back_the_one_that_passed(machine: Machine) -> None:
+    wishes = Wishes("auto", None, None, release_test=True)
+    assert examine(wishes, quiet).of(Substrate.SPARSE).releases_heaps
+    machine.reports[RELEASE, Substrate.SPARSE] = FAILED
+    sparse = examine(wishes, quiet).of(Substrate.SPARSE)
+    assert (sparse.releases_heaps, sparse.remembered) == (False, "")
+    assert not stamp.is_there(Passed.RELEASE, Substrate.SPARSE)
+
+
+def test_memory_is_mapped_while_steps_run_where_the_stress_test_has_passed(
+    machine: Machine,
+) -> None:
+    report = examine(WISHES, quiet)
+    assert report.maps_while_running is False
+    assert report.reasons[-1] == (
+        "memory is mapped between steps: its stress test has not passed here"
+    )
+    stressed = Wishes("auto", None, None, release_test=True, stress=True)
+    report = examine(stressed, quiet)
+    assert report.maps_while_running is True
+    assert report.reasons[-1] == "memory is mapped while steps run: its stress test has passed here"
+    both = report.of(Substrate.SPARSE).remembered.split("; ")
+    assert [Path(its).is_file() for its in both] == [True, True]
+    assert examine(WISHES, quiet).maps_while_running is True
+    by_hand = Wishes("auto", None, None, release_test=False, map_while_running=False)
+    assert examine(by_hand, quiet).maps_while_running is False
+    machine.reports[STRESS, Substrate.SPARSE] = FAILED
+    assert examine(stressed, quiet).chosen is Substrate.PAGED
+    assert not stamp.is_there(Passed.STRESS, Substrate.SPARSE)
+    machine.reports.clear()
+    assert examine(WISHES, quiet).maps_while_running is False
+
+
+def test_what_serving_would_refuse_is_what_the_doctor_says(machine: Machine) -> None:
+    bold = Wishes("auto", None, None, release_test=False, map_while_running=True)
+    report = examine(bold, quiet)
+    assert (report.chosen, report.maps_while_running) == (None, None)
+    assert "run `quire doctor --stress`" in report.reasons[0]
 
 
 def test_nothing_is_written_unless_it_is_asked_for(machine: Machine, tmp_path: Path) -> None:
@@ -207,13 +248,15 @@ def test_what_computes_wrong_is_not_asked_to_release(machine: Machine) -> None:
 
 def test_what_has_failed_here_is_forgotten_where_it_works_now(machine: Machine) -> None:
     FaultMemory(Substrate.SPARSE).record("it hung")
-    stamp.write(Substrate.SPARSE)
+    stamp.write(Passed.RELEASE, Substrate.SPARSE)
     report = examine(WISHES, quiet)
     sparse = report.of(Substrate.SPARSE)
     assert "it hung" in sparse.faults[0]
     assert sparse.standing_faults == ()
     assert report.chosen is Substrate.SPARSE
-    assert not stamp.is_there(Substrate.SPARSE), "its release test was passed before the fault"
+    assert not stamp.is_there(Passed.RELEASE, Substrate.SPARSE), (
+        "its release test was passed before the fault"
+    )
     assert examine(WISHES, quiet).of(Substrate.SPARSE).faults == ()
 
 

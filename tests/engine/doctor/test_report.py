@@ -62,6 +62,7 @@ def test_a_report_is_one_json_object_with_a_version() -> None:
     assert said["choice"] == {
         "name": "sparse",
         "on_gpu": True,
+        "maps_while_running": False,
         "reasons": ["sparse on Metal: it passed its canary"],
         "warnings": [],
     }

@@ -30,12 +30,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Wishes]:
 
 def test_the_settings_say_what_is_examined(asked: list[Wishes], tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
-    file.write_text("[cache]\npage_size = '16KiB'\nheadroom = '1MiB'\nsubstrate = 'posix'\n")
+    file.write_text(
+        "[cache]\npage_size = '16KiB'\nheadroom = '1MiB'\nsubstrate = 'posix'\n"
+        "map_while_running = false\n"
+    )
     told: list[str] = []
     text, serves = examine_machine(
         file, {"cache": {"substrate": "paged"}}, DoctorOptions(False, True), told.append
     )
-    assert asked == [Wishes("paged", 16384, 1 << 20, True, False, False)]
+    assert asked == [Wishes("paged", 16384, 1 << 20, True, False, False, False)]
     assert told == ["everything"]
     assert text.endswith("sparse on Metal can serve.")
     assert serves
