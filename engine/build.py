@@ -39,8 +39,6 @@ from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate
 
 WARM_UP_PROMPT_TOKENS = 64
-# Whether the cache maps at mapping points alone where its substrate wants that.
-CACHE_HAS_MAPPING_POINTS = False
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
 # What the kernels are compiled for.
@@ -196,7 +194,7 @@ def build_engine(
         workers,
         identity.digest(plan.arithmetic),
         emit,
-        maps_while_running=plan.substrate.maps_while_running or not CACHE_HAS_MAPPING_POINTS,
+        maps_while_running=plan.substrate.maps_while_running,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
     )

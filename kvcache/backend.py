@@ -136,11 +136,6 @@ class PageBackend(Protocol):
     def add_heap(self) -> bool:
         """Make the next heap (0, 1, ...); False when the system refuses."""
 
-    def commit_heap(self, heap: int) -> bool:
-        """Give a heap its memory where it has none, from when it was made or released: then no
-        mapping of its blocks is refused for want of it. False when the system refuses. Nothing
-        happens where memory comes with the mapping."""
-
     def add_buffer(self) -> bool:
         """Make the next buffer (0, 1, ...); False when the system refuses."""
 
@@ -186,9 +181,6 @@ class PageBackend(Protocol):
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
         """Wait for a ticket; False when the time passed first."""
-
-    def finish_mappings(self) -> None:
-        """Wait until all that was begun at a mapping point is done. Raises BackendFailedError."""
 
     def committed_bytes(self) -> int:
         """Return what the system charges for all heaps. Any thread."""

@@ -33,13 +33,6 @@ class CountingBackend:
         """Return True: there is always one more."""
         return True
 
-    def commit_heap(self, heap: int) -> bool:
-        """Return True: memory comes with the mapping."""
-        return True
-
-    def finish_mappings(self) -> None:
-        """Nothing is begun that is not done."""
-
     def add_buffer(self) -> bool:
         """Return True: there is always one more."""
         return True

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 class MetalBackend(NativeMemory):
     """Heaps and ranges of a Metal substrate, mapped by the mapper's thread alone."""
 
-    maps_while_running = True
     zeroes_blocks = True
     mapping_limit: int | None = None
     heap_limit: int | None = None

@@ -106,7 +106,6 @@ class NativeStepRows:
 class NativeBackend(NativeMemory):
     """Heaps and ranges of the extension, mapped by this thread, and ahead by the mapper's."""
 
-    maps_while_running = True
     # A block that was used before holds what it held.
     zeroes_blocks = False
     maps_while_running = True

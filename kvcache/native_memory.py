@@ -33,13 +33,6 @@ class NativeMemory:
             return False
         return True
 
-    def commit_heap(self, heap: int) -> bool:
-        """Memory comes with the mapping."""
-        return True
-
-    def finish_mappings(self) -> None:
-        """Steps wait for each mapping of theirs."""
-
     def add_buffer(self) -> bool:
         try:
             self._ranges.append(self._new_range())

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.build import CACHE_HAS_MAPPING_POINTS, build_engine, plan_engine
+from engine.build import build_engine, plan_engine
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
@@ -47,7 +47,7 @@ CONFIGURED = replace(
 )
 # What each substrate can be: whether memory is mapped while steps run.
 MODES = [
-    *([(Substrate.SPARSE, False)] if CACHE_HAS_MAPPING_POINTS else []),
+    (Substrate.SPARSE, False),
     (Substrate.SPARSE, True),
     (Substrate.PAGED, True),
     (Substrate.METAL_DENSE, True),

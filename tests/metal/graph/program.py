@@ -50,10 +50,6 @@ def main() -> None:
         import kvcache.backend
 
         kvcache.backend.MAPPING_LIMIT_S = MAPPING_LIMIT_S
-        # Only now: what this imports keeps the limit.
-        from engine.build import CACHE_HAS_MAPPING_POINTS
-
-        _standin.allow_maps_beside_commands(not CACHE_HAS_MAPPING_POINTS)
     mx.set_default_device(mx.Device(mx.cpu))
     mx.set_default_device = lambda device: None
     if program == "quire":
