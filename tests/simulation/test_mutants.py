@@ -22,7 +22,8 @@ def hunts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hunts]:
         plant(mutant, directory)
         if mutant is None:
             return hunt(directory, 20)
-        return hunt(directory, 0 if mutant.in_hour_of_mac else SEEDS)
+        seeds = 0 if mutant.in_hour_of_mac else SEEDS
+        return hunt(directory, seeds, mutant.first_seed)
 
     with ThreadPoolExecutor(HUNTS_AT_ONCE) as pool:
         yield {

@@ -108,6 +108,7 @@ def views_of(spec: ModelSpec, tokens: int) -> Iterator[KVViews]:
     for block in range(layout.blocks_for(tokens)):
         assert backend.add_heap()
         assert backend.map(0, block, block, 0, 1, writable=True)
+    backend.finish_mappings()
     segments, kept = [Segment(0, tokens - 1, 1)], CacheTokens(len(shape.layers))
     mx.eval(kept.newest)  # as after any step
     views = KVViews(layer_regions(layout), kept, [backend.rows(segments)], segments, 1)
