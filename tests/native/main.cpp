@@ -5,7 +5,8 @@
 
 #include "check.h"
 
-// Runs every test of the program, or those whose sentence contains the argument.
+// Runs every test of the program, or those whose sentence contains the argument; with a second
+// argument, until one fails.
 int main(int argc, char** argv) {
   const char* const part = argc > 1 ? argv[1] : "";
   int ran = 0;
@@ -30,6 +31,9 @@ int main(int argc, char** argv) {
       std::printf("        %s\n", problem.c_str());
     }
     std::fflush(stdout);
+    if (failed > 0 && argc > 2) {
+      break;
+    }
   }
   std::printf("%d tests, %d failed\n", ran, failed);
   return failed == 0 && ran > 0 ? 0 : 1;

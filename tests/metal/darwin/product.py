@@ -49,6 +49,8 @@ class Product:
             "HOME": str(figures),
             "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
             "LD_PRELOAD": str(BUILD / "libdarwin.so"),
+            # Each process would translate and compile all of it again.
+            "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPATH": ":".join(map(str, (RUNG / "site", self.folder))),
             "PYTHONPYCACHEPREFIX": str(BUILD / f"pycache-{digest()}"),
         }

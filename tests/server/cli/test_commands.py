@@ -21,6 +21,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from engine.planning import capacity
 from server.cli import serve
 from server.cli.commands import app, main
 from server.cli.serve import EngineError
@@ -204,7 +205,10 @@ def test_an_engine_that_fails_is_an_error_of_its_own(
     assert line == "quire: the engine did not start: no luck"
 
 
-def test_a_plan_is_printed_and_nothing_is_loaded(quire: Run, tiny_model: Path) -> None:
+def test_a_plan_is_printed_and_nothing_is_loaded(
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "REQUESTS", 1)
     result = quire("plan", tiny_model)
     assert result.exit_code == 0
     assert "substrate: posix" in result.stdout
@@ -212,7 +216,10 @@ def test_a_plan_is_printed_and_nothing_is_loaded(quire: Run, tiny_model: Path) -
     assert result.stderr == ""
 
 
-def test_a_plan_takes_its_flags(quire: Run, tmp_path: Path) -> None:
+def test_a_plan_takes_its_flags(
+    quire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "REQUESTS", 1)
     folder = write_config(tmp_path / "model", TINY)
     flags = ["--context", "300", "--memory", "2GiB", "--device", "M4", "--out", tmp_path / "out"]
     result = quire("plan", folder, *flags)
@@ -616,7 +623,7 @@ def test_what_serves_with_all_streams_closed_puts_nothing_in_their_place(tiny_mo
 def test_a_process_may_begin_in_a_folder_that_is_gone(tiny_model: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    command = [QUIRE, "plan", str(tiny_model)]
+    command = [QUIRE, "plan", str(tiny_model), "--context", "64"]
     ended = subprocess.run(
         ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command],
         cwd=gone,

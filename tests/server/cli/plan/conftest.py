@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from tests.models import QWEN3_4B, write_config
 GIB = 1024**3
 
 
-@pytest.fixture(autouse=True)
-def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="package", autouse=True)
+def few_requests() -> Iterator[None]:
     """So that a simulation takes no time."""
-    monkeypatch.setattr(capacity, "REQUESTS", 8)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(capacity, "REQUESTS", 8)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -31,14 +34,14 @@ def plan(shape: ModelShape, memory_bytes: int, context: int = 4096) -> CapacityR
     return plan_capacity(shape, device, memory_bytes, context, engine_config(Config()))
 
 
-@pytest.fixture
-def report(qwen3_4b: Path) -> CapacityReport:
+@pytest.fixture(scope="package")
+def report(qwen3_4b: Path, few_requests: None) -> CapacityReport:
     """Qwen3-4B on an M4 Pro with 18 GiB, for 4096 tokens."""
     return plan(read_shape(qwen3_4b), 18 * GIB)
 
 
-@pytest.fixture
-def hopeless(qwen3_4b: Path) -> CapacityReport:
+@pytest.fixture(scope="package")
+def hopeless(qwen3_4b: Path, few_requests: None) -> CapacityReport:
     """The same with 2 GiB, of which nothing is left; and a model that knows long contexts."""
     shape = read_shape(qwen3_4b)
     shape = replace(shape, spec=replace(shape.spec, max_position_embeddings=262144))

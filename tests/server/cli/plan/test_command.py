@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from engine.machine import MachineMemory
+from engine.planning import capacity
 from engine.planning.devices import find_device
 from kvcache.metal_device import MetalDevice
 from server.cli.model_files import ModelError
@@ -31,6 +32,7 @@ def test_a_mac_is_planned_by_what_its_gpu_may_use(
     qwen3_4b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Serving leaves 1.5 GiB of the GPU's working set to others, and so does a plan."""
+    monkeypatch.setattr(capacity, "_crowd", lambda *_: None)
     said = " ".join(plan_model(str(qwen3_4b), None, PlanOptions(None, "16GiB", "M4 Pro")).split())
     assert "Its GPU may use 10.67 GiB of these" in said
     assert "1.50 are left to other programs" in said

@@ -22,17 +22,24 @@ def test_every_axis_says_what_it_shows(report: CapacityReport, name: str) -> Non
     assert any(axes.get_legend() for axes in figure.axes)
 
 
-def test_all_pictures_are_drawn_as_svg(report: CapacityReport, tmp_path: Path) -> None:
-    files = draw_pictures(report, tmp_path, "org/model")
-    assert [file.name for file in files] == [f"{name}.svg" for name in PICTURES]
-    for file in files:
+@pytest.fixture(scope="module")
+def drawn(report: CapacityReport, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """All pictures of the report."""
+    return draw_pictures(report, tmp_path_factory.mktemp("drawn"), "org/model")
+
+
+def test_all_pictures_are_drawn_as_svg(drawn: list[Path]) -> None:
+    assert [file.name for file in drawn] == [f"{name}.svg" for name in PICTURES]
+    for file in drawn:
         assert ElementTree.parse(file).getroot().tag.endswith("svg")
         assert "org/model" in file.read_text(), "it tells of which model it is"
 
 
-def test_the_same_report_draws_the_same_bytes(report: CapacityReport, tmp_path: Path) -> None:
-    first = [file.read_bytes() for file in draw_pictures(report, tmp_path, "org/model")]
-    assert first == [file.read_bytes() for file in draw_pictures(report, tmp_path, "org/model")]
+def test_the_same_report_draws_the_same_bytes(
+    drawn: list[Path], report: CapacityReport, tmp_path: Path
+) -> None:
+    again = draw_pictures(report, tmp_path, "org/model")
+    assert [file.read_bytes() for file in again] == [file.read_bytes() for file in drawn]
 
 
 def test_a_crowd_that_was_not_simulated_is_not_drawn(
