@@ -22,11 +22,11 @@ LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
 
-.PHONY: help setup serve quick test test-mac check lint types imports coverage covered-half covered-rest bench \
-  soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries page-picture native \
-  arm64 roofline prediction mapping-points metal metal-lint metal-kernels metal-core metal-graph metal-darwin \
-  metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root boards \
-  lock demo clean
+.PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
+  covered-rest bench soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries \
+  page-picture native arm64 roofline prediction mapping-points metal metal-lint metal-kernels metal-core metal-graph \
+  metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
+  boards lock demo clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,15 +42,21 @@ quick: lint imports  ## checks and tests of what was touched since main; ROOM=kv
 
 test: check coverage  ## checks, then all tests with coverage of the pure code
 
-check: lint types imports  ## formatting, lint, types, layers
+# mypy runs on one processor.
+check: $(VENV)/.dev  ## formatting, lint, types, layers
+	$(MAKE) --jobs=2 $(OUTPUT_SYNC) types-linux types-darwin lint imports
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(VENV)/.dev
-	$(BIN)/mypy --platform linux
+types: types-linux types-darwin
+
+types-darwin: $(VENV)/.dev
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+
+types-linux: $(VENV)/.dev
+	$(BIN)/mypy --platform linux
 	MYPYPATH=configs/demo $(BIN)/mypy configs/demo/*.py
 	MYPYPATH=configs/setup $(BIN)/mypy configs/setup/*.py
 	MYPYPATH=docker/grafana $(BIN)/mypy docker/grafana/*.py

@@ -30,10 +30,9 @@ MEASURED = ("-m", "coverage", "run", "--parallel-mode")
 # What .ci/run runs beside `make test`. All of it can be run again where it stands.
 GATES = {
     "native": "make native",
-    "arm64": "make arm64",
     "metal-lint": "make metal-lint",
-    "metal-kernels": "make metal-kernels",
     "metal-core": "make metal-core",
+    "metal-kernels": "make metal-kernels",
     "metal-graph": "make metal-graph",
     "metal-darwin": "make metal-darwin",
     "soak": "make soak",
@@ -42,9 +41,10 @@ GATES = {
     "metal-cross": "make metal-cross",
     "clients": "make clients",
     "swaps": "make swaps SWAPS='--swaps 12'",
+    "arm64": "make arm64",
     "page": "make page",
-    "docker": "make docker",
     "simulate": "make simulate SIM='--seeds 1000'",
+    "docker": "make docker",
     "bench-constraints": "make bench BENCH='--quick --only constraints'",
     "bench-serving": "make bench BENCH='--quick --only serving'",
 }

@@ -433,7 +433,7 @@ MUTANTS = (
     Mutant(
         "somebody in flight loses its memory",
         "engine/scheduler.py",
-        "            elif overlapped and not self.kv.recovering:\n"
+        "            elif overlapped and (self.kv.wants_mapping_point or not self.kv.recovering):\n"
         "                return [], True\n",
         "            elif overlapped and len(self._running) > 1:\n"
         "                self._preempt_youngest()\n",

@@ -205,8 +205,8 @@ async def test_a_text_is_generated_as_a_message_is(
     engine.script[:] = ids_of(tokenizer, f"<think>\nHm.\n</think>\n\nYes.{END}")
     system = {"role": "system", "content": "Be brief."}
     messages = [system, *chat("Really?")["messages"]]
-    await http.post(OLLAMA_CHAT, json={"messages": messages})
-    await http.post(CHAT, json={"messages": messages})
+    await http.post(OLLAMA_CHAT, json={"messages": messages, "options": {"num_predict": 1}})
+    await http.post(CHAT, json={"messages": messages, "max_tokens": 1})
     found = await answer(http, text("Really?", system="Be brief."), GENERATE)
     assert (found["response"], found["thinking"]) == ("Yes.", "Hm.")
     assert "message" not in found
@@ -286,8 +286,8 @@ async def test_an_answer_that_is_begun_is_gone_on_with(
 ) -> None:
     begun = [{"role": "assistant", "content": "Once upon"}]
     body = {"messages": chat()["messages"] + begun}
-    await http.post(OLLAMA_CHAT, json=body)
-    await http.post(CHAT, json=body | {"continue_final_message": True})
+    await http.post(OLLAMA_CHAT, json=body | {"options": {"num_predict": 1}})
+    await http.post(CHAT, json=body | {"continue_final_message": True, "max_tokens": 1})
     assert submitted[0].prompt_ids == submitted[1].prompt_ids
     assert "nothing before" in await refused(http, OLLAMA_CHAT, {"messages": begun})
 
@@ -477,9 +477,10 @@ async def test_images_are_what_the_setting_says(engine: Engine, tokenizer: Token
         running(make_service(engine.client, tokenizer, config)) as app,
         http_client(app) as http,
     ):
-        response = await http.post(OLLAMA_CHAT, json=chat() | {"messages": [message]})
+        short = {"options": {"num_predict": 1}}
+        response = await http.post(OLLAMA_CHAT, json={"messages": [message]} | short)
         assert response.headers["x-images-not-shown"] == "2"
-        response = await http.post(GENERATE, json={"prompt": "What?", "images": ["aGk="]})
+        response = await http.post(GENERATE, json={"prompt": "What?", "images": ["aGk="]} | short)
         assert response.headers["x-images-not-shown"] == "1"
 
 
