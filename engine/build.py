@@ -195,6 +195,7 @@ def build_engine(
         identity.digest(plan.arithmetic),
         emit,
         maps_while_running=plan.substrate.maps_while_running,
+        releases_heaps=plan.substrate.releases_heaps,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
     )
@@ -216,22 +217,23 @@ def assemble(
     emit: Emit,
     *,
     maps_while_running: bool = True,
+    releases_heaps: bool = False,
     embedding_size: int | None = None,
     weights: Sequence[mx.array] = (),
 ) -> EngineLoop:
     """Return the engine around any model, after a first request through it.
 
     workers: a CPU's. identity: of the model, whose K and V no other model shares.
-    maps_while_running: whether a GPU's sparse buffers are mapped while steps run. embedding_size:
-    of the vectors that it makes, if it generates nothing. weights: evaluated, which a GPU keeps
-    resident. Raises RuntimeError where the substrate cannot be made or the model cannot decode;
-    then nothing is left behind.
+    maps_while_running: whether a GPU's sparse buffers are mapped while steps run. releases_heaps:
+    whether a GPU gives heaps back. embedding_size: of the vectors that it makes, if it generates
+    nothing. weights: evaluated, which a GPU keeps resident. Raises RuntimeError where the substrate
+    cannot be made or the model cannot decode; then nothing is left behind.
     """
     backends = new_backends(
         substrate,
         memory.layout.groups,
         max_sequences=memory.max_num_seqs,
-        release_heaps=config.release_heaps,
+        release_heaps=releases_heaps,
         maps_while_running=maps_while_running,
         workers=workers,
         residency_keep_s=config.residency_keep_s,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import metal_ext
 from engine.build import EnginePlan, kv_shape, plan_engine
@@ -19,8 +20,8 @@ from kvcache.choice import (
     NO_DEVICE,
     NO_METAL,
     SubstrateChoice,
-    SubstrateError,
     choose_mapping,
+    choose_release,
     choose_substrate,
 )
 from kvcache.fault_memory import FaultMemory
@@ -95,14 +96,14 @@ def machine_substrate(
     asked: str,
     sizes_of: Callable[[Substrate], list[tuple[int, CacheSize]]],
     *,
-    release_heaps: bool,
+    release_heaps: bool | None = None,
     map_while_running: bool | None = None,
 ) -> SubstrateChoice:
     """Try substrates of the GPU with the pages and addresses that the model's cache will have.
 
     asked: "auto", or what a substrate is called. sizes_of: for every kind of layers the bytes of a
     page of their cache, and what else it is made of. release_heaps: whether a GPU is to release
-    heaps. map_while_running: whether it is to map memory while steps run; None: where it is known
+    heaps. map_while_running: whether it is to map memory while steps run. None: where it is known
     to bear that. Raises SubstrateError that names what the one that was asked for lacks, or which
     test has not passed.
     """
@@ -126,16 +127,8 @@ def machine_substrate(
         trial=trial,
         remembered=lambda substrate: FaultMemory(substrate).found(),
     )
-    may_release = not choice.substrate.on_gpu or stamp.is_there(Passed.RELEASE, choice.substrate)
-    if release_heaps and not may_release:
-        raise SubstrateError(
-            f"cache.release_heaps is set, but the release test of {choice.substrate} has not "
-            "passed on this machine with this system: run `quire doctor --release-test`, or leave "
-            "it false"
-        )
-    choice = choose_mapping(
-        choice, map_while_running, lambda substrate: stamp.is_there(Passed.STRESS, substrate)
-    )
+    choice = choose_release(choice, release_heaps, partial(stamp.is_there, Passed.RELEASE))
+    choice = choose_mapping(choice, map_while_running, partial(stamp.is_there, Passed.STRESS))
     if choice.substrate.on_gpu and (wrong := wheel_warning(this_machine().processor)):
         return replace(choice, warnings=(*choice.warnings, wrong))
     return choice

@@ -34,6 +34,8 @@ class SubstrateChoice:
     """Those of the reasons that somebody should do something about."""
     maps_while_running: bool = True
     """Whether memory is mapped and unmapped while steps run; else between them."""
+    releases_heaps: bool = False
+    """Whether a GPU's heaps go back to the system before the process ends."""
 
 
 def choose_substrate(
@@ -91,6 +93,27 @@ def choose_mapping(
     when = "while steps run" if bold else "between steps"
     said = f"memory is mapped {when}: {why}"
     return replace(choice, reasons=(*choice.reasons, said), maps_while_running=bold)
+
+
+def choose_release(
+    choice: SubstrateChoice, asked: bool | None, release_passed: Callable[[Substrate], bool]
+) -> SubstrateChoice:
+    """Say whether the chosen substrate releases heaps: a GPU's only where this machine has borne
+    it.
+
+    asked: ``cache.release_heaps``. release_passed: whether a substrate's release test has passed
+    here. Raises SubstrateError.
+    """
+    substrate = choice.substrate
+    if not substrate.on_gpu:
+        return choice
+    passed = release_passed(substrate)
+    if asked and not passed:
+        raise SubstrateError(
+            f"cache.release_heaps is set, but the release test of {substrate} has not passed on "
+            "this machine with this system: run `quire doctor --release-test`, or leave it out"
+        )
+    return replace(choice, releases_heaps=passed and asked is not False)
 
 
 def _in_doubt(faults: tuple[str, ...]) -> str:

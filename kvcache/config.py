@@ -14,8 +14,8 @@ class CacheSettings:
     """How K and V lie in memory; None means that it is chosen at start."""
 
     substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
-    release_heaps: bool = False
-    """Whether a GPU may release heaps before the process ends."""
+    release_heaps: bool | None = None
+    """Whether a GPU releases heaps before the process ends; None: where it is known to bear it."""
     map_while_running: bool | None = None
     """Whether a GPU's sparse buffers may be mapped and unmapped while steps run."""
     kv_budget_bytes: int | None = None

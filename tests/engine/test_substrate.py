@@ -138,9 +138,12 @@ def test_heaps_are_released_only_where_the_release_test_has_passed(
 ) -> None:
     with pytest.raises(SubstrateError, match=r"release test of paged on Metal has not .*--release"):
         choose("paged", release_heaps=True)
+    assert not machine_substrate("paged", page).releases_heaps
     stamp.write(Passed.RELEASE, Substrate.PAGED)
-    assert choose("paged", release_heaps=True) is Substrate.PAGED
-    assert choose("posix", release_heaps=True) is Substrate.POSIX
+    assert machine_substrate("paged", page, release_heaps=True).releases_heaps
+    assert machine_substrate("paged", page).releases_heaps, "it is known to bear that"
+    assert not machine_substrate("paged", page, release_heaps=False).releases_heaps
+    assert not machine_substrate("posix", page, release_heaps=True).releases_heaps, "no heaps"
 
 
 def test_sparse_memory_is_mapped_between_steps_where_the_stress_test_has_not_passed(

@@ -84,7 +84,7 @@ def _examined(examination: Examination) -> list[str]:
     if examination.remembered:
         lines.append(f"  written down: {examination.remembered}")
     if examination.substrate.on_gpu:
-        heaps = "are given back if cache.release_heaps asks for it"
+        heaps = "are given back when they are empty, unless cache.release_heaps is false"
         if not examination.releases_heaps:
             heaps = "are kept until the process ends: no release test has passed here"
         lines.append(f"  heaps {heaps}")

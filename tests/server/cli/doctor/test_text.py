@@ -71,7 +71,7 @@ def test_a_release_test_is_told_of_with_what_follows_from_it() -> None:
     said = text(with_sparse(release=PASSED, releases_heaps=True, remembered="/somewhere"))
     assert "release test: 2 steps in 1.5 s, passed" in said
     assert "written down: /somewhere" in said
-    assert "heaps are given back if cache.release_heaps asks for it" in said
+    assert "heaps are given back when they are empty, unless cache.release_heaps is false" in said
 
 
 def test_a_stress_test_is_told_of_with_its_last_word() -> None:
