@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from server.cli import serve, serve_models
+from server.cli import serve
 from server.cli.neighbours import neighbours
 from tests.server.commands import Run
 
@@ -44,17 +43,16 @@ def test_every_package_of_the_same_name_is_named_with_whose_it_is(install: Insta
     assert "install quire where it is alone" in said
 
 
-@pytest.mark.parametrize(("room", "models"), [(serve, ["none"]), (serve_models, ["none", "nor"])])
+@pytest.mark.parametrize("models", [["none"], ["none", "nor"]])
 def test_the_start_of_a_server_says_so(
     install: Install,
     quire: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    room: ModuleType,
     models: list[str],
 ) -> None:
     warnings: list[str] = []
-    monkeypatch.setattr(room.log, "warning", warnings.append)
+    monkeypatch.setattr(serve.log, "warning", warnings.append)
     install("web-server", "server/__init__.py")
     assert quire("serve", *(tmp_path / name for name in models)).exit_code == 3
     assert warnings == [neighbours()]
