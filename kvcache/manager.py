@@ -284,8 +284,7 @@ class KVCacheManager:
         """Release memory of free blocks, but for one heap's. Nothing runs or waits."""
         for group in self._groups:
             group.advance(self._completed_epoch)
-            if group.allocator.may_map:
-                group.allocator.release_memory(0)
+            group.allocator.release_memory(0)
 
     def evict_prefixes(self) -> None:
         """Evict prefixes that no sequence uses: so few at a time that no step has to wait."""
