@@ -24,6 +24,8 @@ WRONG_ON_CPU = (
 FOLDER = Path(os.environ.get("DARWIN_FIGURES", ""))
 # On figures alone, or on no stream of MLX's.
 WITHOUT_STREAM = ("instruction_sets", "metal_capabilities", "packed_bytes", "packed_rows")
+# Without rows, and of a GPU alone.
+OF_A_GPU = ("swiglu",)
 
 
 class Gpu:
@@ -98,7 +100,8 @@ def on_its_device(name: str, operation: Callable[..., Any], substrate: type) -> 
 
     @functools.wraps(operation)
     def checked(*arguments: Any, **named: Any) -> Any:
-        on_gpu = any(isinstance(given, substrate) for given in (*arguments, *named.values()))
+        given = (*arguments, *named.values())
+        on_gpu = name in OF_A_GPU or any(isinstance(each, substrate) for each in given)
         if on_gpu != ("gpu" in str(Gpu.default)):
             raise RuntimeError((WRONG_ON_CPU if on_gpu else WRONG_ON_GPU).format(name))
         return operation(*arguments, **named)

@@ -18,6 +18,7 @@ from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
 
 ROUNDS = 3
+ATTEMPTS = 20
 MAX_TOKENS = 1024
 
 
@@ -59,13 +60,19 @@ def test_a_trial_maps_and_releases_only_while_nothing_runs(
     assert all(step.passed for step in steps), steps[-1]
 
 
+def stressed(*, allowed: bool) -> list[str]:
+    """What is reported of a stress test."""
+    _standin.allow_maps_beside_commands(allowed)
+    its = layout(Substrate.SPARSE)
+    backend = metal_backend(
+        "sparse", its.groups[0], max_buffers=3, release_heaps=False, maps_while_running=True
+    )
+    steps = attempt(StressTrial(backend, its, ROUNDS).actions(), lambda _: None)
+    assert all(step.passed for step in steps), steps[-1]
+    return [said for said in take_mistakes() if "a command in flight may touch" in said]
+
+
 def test_the_stress_test_does_what_is_reported_otherwise() -> None:
-    for allowed in (True, False):
-        _standin.allow_maps_beside_commands(allowed)
-        its = layout(Substrate.SPARSE)
-        backend = metal_backend(
-            "sparse", its.groups[0], max_buffers=3, release_heaps=False, maps_while_running=True
-        )
-        steps = attempt(StressTrial(backend, its, ROUNDS).actions(), lambda _: None)
-        assert all(step.passed for step in steps), steps[-1]
-        assert any("a command in flight may touch" in said for said in take_mistakes()) != allowed
+    assert not stressed(allowed=True)
+    # On a busy machine commands may end before the mapper's thread begins.
+    assert any(stressed(allowed=False) for _ in range(ATTEMPTS))
