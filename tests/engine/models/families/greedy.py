@@ -27,10 +27,12 @@ SPEC = ModelSpec(
     vocab_size=1024,
 )
 LENGTHS = (1, 63, 64, 65, 400, 900)
-NEW_TOKENS = 48
+NEW_TOKENS = 24
 # An answer that says one token again and again would prove little.
-LEAST_DISTINCT = 32
+LEAST_DISTINCT = 16
 STORAGES: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "bits": 4}]
+# A head of its own and how weights are stored are the same code in every family: one tries all.
+TIED_OR_PACKED = [(True, STORAGES[0]), (False, STORAGES[1])]
 GREEDY = SamplingParams(NEW_TOKENS, temperature=0.0)
 ENGINE = replace(
     CONFIG,

@@ -9,14 +9,13 @@ from engine.models.config import ModelConfig
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, DenseMlp, LayerSpec, Rope
-from tests.engine.models.families.greedy import STORAGES, check_greedy_answers
+from tests.engine.models.families.greedy import TIED_OR_PACKED, check_greedy_answers
 from tests.models import TINY, write_config
 
 
-@pytest.mark.parametrize("how", STORAGES, ids=str)
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("tied", "how"), TIED_OR_PACKED, ids=str)
 def test_greedy_answers_equal_mlx_lms_alone_and_together(
-    tmp_path: Path, how: dict[str, Any], tied: bool
+    tmp_path: Path, tied: bool, how: dict[str, Any]
 ) -> None:
     check_greedy_answers(tmp_path, tied=tied, model_type="qwen2", head_dim=..., **how)
 
