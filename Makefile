@@ -15,8 +15,8 @@ PORT ?= 8000
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
 # Clients that are also tried behind the front of several models.
 SEVERAL ?= anthropic_npm ollama_python openai_npm
-# About half of the work of all tests.
-HALF := tests/server
+# About half of the time of all tests.
+HALF := tests/server tests/property tests/structured
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
