@@ -1,8 +1,13 @@
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/checked.h"
 #include "metal/arguments.h"
+#include "mlx/device.h"
+#include "mlx/primitives.h"
 #include "ops/metal/layer.h"
 #include "ops/metal/ops.h"
 
