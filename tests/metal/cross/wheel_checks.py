@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 BUILD_ONLY = {".cpp", ".h", ".c", ".metal", ".cmake"}
 BUILD_FILES = {"CMakeLists.txt"}
 # What comes along in the server's package.
-SHIPPED = ("configs/quire.toml", "configs/demo/model")
+SHIPPED = ("configs/quire.toml", "configs/aliases.toml", "configs/demo/model")
 
 
 @dataclasses.dataclass(frozen=True)
