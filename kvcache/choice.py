@@ -80,16 +80,11 @@ def choose_mapping(
     if substrate is not Substrate.SPARSE:
         return choice
     passed = stress_passed(substrate)
-    if asked and not passed:
-        raise SubstrateError(
-            f"cache.map_while_running is set, but the stress test of {substrate} has not passed on "
-            "this machine with this system: run `quire doctor --stress`, or leave it out"
-        )
+    bold = _is_trusted(substrate, "map_while_running", asked, "stress", "--stress", passed)
     if asked is False:
         why = "as configured"
     else:
         why = f"its stress test has {'' if passed else 'not '}passed here"
-    bold = passed and asked is not False
     when = "while steps run" if bold else "between steps"
     said = f"memory is mapped {when}: {why}"
     return replace(choice, reasons=(*choice.reasons, said), maps_while_running=bold)
@@ -108,12 +103,22 @@ def choose_release(
     if not substrate.on_gpu:
         return choice
     passed = release_passed(substrate)
+    released = _is_trusted(substrate, "release_heaps", asked, "release", "--release-test", passed)
+    return replace(choice, releases_heaps=released)
+
+
+def _is_trusted(
+    substrate: Substrate, setting: str, asked: bool | None, test: str, flag: str, passed: bool
+) -> bool:
+    """Return whether a GPU does what it can only be trusted with where a test has passed. asked:
+    the setting's value. flag: runs the test. Raises SubstrateError where the setting is true and
+    the test has not passed."""
     if asked and not passed:
         raise SubstrateError(
-            f"cache.release_heaps is set, but the release test of {substrate} has not passed on "
-            "this machine with this system: run `quire doctor --release-test`, or leave it out"
+            f"cache.{setting} is set, but the {test} test of {substrate} has not passed on this "
+            f"machine with this system: run `quire doctor {flag}`, or leave it out"
         )
-    return replace(choice, releases_heaps=passed and asked is not False)
+    return passed and asked is not False
 
 
 def _in_doubt(faults: tuple[str, ...]) -> str:

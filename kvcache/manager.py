@@ -213,6 +213,8 @@ class KVCacheManager:
     @property
     def wants_mapping_point(self) -> bool:
         """Return whether something was refused that can be had when no step is in flight."""
+        if self._maps_while_running:
+            return False  # asked in every step
         return any(group.allocator.wants_mapping_point for group in self._groups)
 
     @property
