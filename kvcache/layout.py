@@ -7,11 +7,17 @@ of a model have blocks of as many tokens, each in pages of its own::
 
     group 0, rows of 1024 bytes   | 32 tokens: 2 pages of 16 KiB | 32 tokens: 2 pages | ...
     group 1, rows of  512 bytes   | 32 tokens: 1 page            | 32 tokens: 1 page  | ...
+
+A recurrent layer keeps no rows, but a state of fixed size. The states of all such layers of one
+sequence at one position are a *cell*::
+
+    | state 0: matrices, rows of its convolution | state 1 | state 2 | ... | up to a whole page |
 """
 
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import accumulate
 from math import gcd, lcm
 
 KIB = 1024
@@ -22,6 +28,10 @@ PREFERRED_PAGES = (64 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 128 * KIB, 25
 METAL_PAGES = (64 * KIB, 16 * KIB, 256 * KIB)
 MIN_TOKENS_PER_BLOCK = 16
 MAX_TOKENS_PER_BLOCK = 64
+FLOAT32_BYTES = 4
+# Cells are whole pages of any system, and a state in a cell begins at a cache line of any.
+CELL_ALIGNMENT = 16 * KIB
+STATE_ALIGNMENT = 128
 
 
 class LayoutError(ValueError):
@@ -62,10 +72,54 @@ class KVSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What one recurrent layer keeps of a sequence at one position: a matrix of each value head,
+    ``[value_heads][value_dim][key_dim]`` in float32, and the newest rows that its convolution reads
+    again, ``[tail_rows][tail_width]``."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tail_rows: int
+    format: KVFormat = KVFormat.FLOAT32
+    """Of the convolution's rows: what the layer computes with."""
+
+    @property
+    def tail_width(self) -> int:
+        """Return the numbers of one row: those of queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Return the bytes of the matrices of all heads."""
+        return FLOAT32_BYTES * self.value_heads * self.value_dim * self.key_dim
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of matrices and rows."""
+        return self.matrix_bytes + self.tail_rows * self.tail_width * self.format.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class CellLayout:
+    """How the states of all recurrent layers lie in a cell."""
+
+    states: tuple[StateSpec, ...]
+    offsets: tuple[int, ...]
+    """Where each of them begins, in bytes."""
+    cell_bytes: int
+    """Whole pages of any system."""
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
-    """K and V of a model, as far as memory is concerned."""
+    """What a model keeps of a sequence, as far as memory is concerned."""
 
     layers: tuple[KVSpec, ...]
+    """Those that keep K and V of every token."""
+    states: tuple[StateSpec, ...] = ()
+    """Those of the recurrent layers."""
 
     @classmethod
     def uniform(cls, num_layers: int, spec: KVSpec) -> "KVShape":
@@ -81,6 +135,15 @@ class KVShape:
     def bytes_per_token(self) -> int:
         """Return the bytes of one token in all regions."""
         return sum(2 * spec.row_bytes for spec in self.layers)
+
+    @property
+    def cell(self) -> CellLayout | None:
+        """Return how states lie in a cell; None where no layer keeps one."""
+        if not self.states:
+            return None
+        sizes = [-(-its.state_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for its in self.states]
+        *offsets, end = accumulate(sizes, initial=0)
+        return CellLayout(self.states, tuple(offsets), -(-end // CELL_ALIGNMENT) * CELL_ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
