@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.types import BlockHashes, MissReason, PrefixSalt
+from engine.types import BlockHashes, MissReason, PrefixSalt, Turns
 from kvcache.sequences import Progress
 
 
@@ -21,6 +21,7 @@ class KVCache(Protocol):
         *,
         final_tokens: int,
         system_tokens: int,
+        turns: Turns,
     ) -> Progress | None:
         """Give the sequence a buffer, its cached prefix, and blocks for so many tokens. Return its
         progress; None where it does not fit now."""

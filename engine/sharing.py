@@ -60,6 +60,7 @@ class Sharing:
             num_tokens,
             final_tokens=final,
             system_tokens=system,
+            turns=sequence.request.turns,
         )
         if progress is None:
             return False
@@ -67,7 +68,16 @@ class Sharing:
         tokens, salt = tuple(sequence.token_ids), sequence.request.salt
         reusable = sequence.block_hashes.max_cached_tokens
         self._decisions.append(
-            Opened(sequence.seq_id, tokens, salt, reusable, num_tokens, final, system)
+            Opened(
+                sequence.seq_id,
+                tokens,
+                salt,
+                reusable,
+                num_tokens,
+                final,
+                system,
+                sequence.request.turns,
+            )
         )
         return True
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.types import PrefixSalt, SamplingParams, TokenEvent, TokenLogprobs
+from engine.types import NO_TURNS, PrefixSalt, SamplingParams, TokenEvent, TokenLogprobs, Turns
 
 WORD_BITS = 32
 
@@ -28,6 +28,7 @@ class Opened(NamedTuple):
     """Tokens that blocks are set aside for."""
     final_tokens: int
     system_tokens: int
+    turns: Turns = NO_TURNS
 
 
 class Attached(NamedTuple):

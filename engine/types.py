@@ -14,6 +14,8 @@ from engine.figures import MlxMemory as MlxMemory
 from kvcache.block_hashes import BlockHashes as BlockHashes
 from kvcache.block_hashes import PrefixSalt as PrefixSalt
 from kvcache.prefix_index import MissReason as MissReason
+from kvcache.state_cache import NO_TURNS as NO_TURNS
+from kvcache.state_cache import Turns as Turns
 from kvcache.stats import KVStats as KVStats
 
 
@@ -123,6 +125,8 @@ class Request:
     """When, by the engine's clock; None where its waiting time is not measured."""
     name: str = "unnamed"
     """What the log calls it."""
+    turns: Turns = NO_TURNS
+    """Where the next prompt of its conversation may leave it."""
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""

@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvcache.cell_pool import Cell
     from kvcache.sparse_buffer import SparseBuffer
 
 
@@ -30,6 +31,8 @@ class Prefix:
     system: bool
     """Whether it belongs to a system prompt."""
     last_use: int = 0
+    cell: "Cell | None" = None
+    """The states of recurrent layers after its last token, where they are kept."""
 
 
 @dataclass(slots=True, eq=False)

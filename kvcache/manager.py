@@ -10,6 +10,7 @@ from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.block import Block
 from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
+from kvcache.cell_pool import CellPool
 from kvcache.group_cache import GroupCache
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
@@ -17,6 +18,8 @@ from kvcache.memory_map import KVMap, take_map
 from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, OpenSequence, Progress
 from kvcache.sparse_buffer import SparseBuffer
+from kvcache.state_cache import NO_TURNS, StateCache, Turns, planned_seals
+from kvcache.state_memory import StateMemory
 from kvcache.stats import KVStats, total
 from kvcache.views import CacheTokens, KVViews, layer_regions
 
@@ -31,9 +34,10 @@ class KVCacheManager:
         limits: CacheLimits,
         *,
         identity: bytes,
+        states: StateMemory | None = None,
     ) -> None:
         """backends: of each group. identity: of the model; what one model computed is never shared
-        with another."""
+        with another. states: of a model with recurrent layers."""
         self._layout = layout
         self._limits = limits
         self._identity = identity + repr(layout).encode()
@@ -45,7 +49,12 @@ class KVCacheManager:
         # What all groups have in lockstep is asked of one of them.
         self._first = self._groups[0]
         self._layers = layer_regions(layout)
-        self._tokens = CacheTokens(len(self._layers))
+        self._tokens = CacheTokens(len(self._layers), len(layout.shape.states))
+        self._state_memory = states
+        self._states: StateCache | None = None
+        if states is not None:
+            pool, index = CellPool(states.num_cells), self._first.prefixes.index
+            self._states = StateCache(pool, index, layout.tokens_per_block)
         self._open: dict[int, OpenSequence] = {}
         self.releases_memory = self._first.backend.releases is not Releases.NOTHING
         """Whether memory can be released to the system before the process ends."""
@@ -74,23 +83,26 @@ class KVCacheManager:
         *,
         final_tokens: int,
         system_tokens: int = 0,
+        turns: Turns = NO_TURNS,
     ) -> Progress | None:
         """Give the sequence a buffer, map the cached blocks that it begins with, and set blocks
         aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
 
         final_tokens: the most that it will need. system_tokens: how many of the first ones are a
-        system prompt. Return its progress, which the cache keeps while it is open; None, with
-        nothing changed, when it does not fit now.
+        system prompt. turns: where others may leave its prompt. Return its progress, which the
+        cache keeps while it is open; None, with nothing changed, when it does not fit now.
         """
         assert seq_id not in self._open, f"sequence {seq_id} is open"
         if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
+            return None
+        if self._states is not None and not self._states.has_room:
             return None
         needed = self._layout.blocks_for(num_tokens)
         own = needed - block_hashes.shareable_blocks
         if any(own > group.allocator.available_blocks for group in self._groups):
             return None
         system = system_tokens // self._layout.tokens_per_block
-        longest = self._match(block_hashes, 0)
+        longest, found = self._match(block_hashes, 0)
         nothing: list[list[Block]] = [[] for _ in longest]
         # A prefix in more pieces than the system has mappings for is computed again.
         for prefixes in (longest, nothing) if longest[0] else (nothing,):
@@ -106,6 +118,9 @@ class KVCacheManager:
                 group.allocator.add(part)
             if self._attach(parts, prefixes):
                 self._open[seq_id] = OpenSequence(block_hashes, progress, parts)
+                if self._states is not None:
+                    seals = planned_seals(block_hashes, system_tokens, turns)
+                    self._states.open(seq_id, parts[0], seals, found)
                 return progress
             for group, part in zip(self._groups, parts, strict=True):
                 group.allocator.remove(part)
@@ -121,7 +136,9 @@ class KVCacheManager:
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
             start = len(parts[0].buffer.table)
-            self._attach(parts, self._match(sequence.block_hashes, start))
+            blocks, _ = self._match(sequence.block_hashes, start)
+            if self._attach(parts, blocks) and self._states is not None:
+                self._states.attached(seq_id)
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
@@ -132,8 +149,8 @@ class KVCacheManager:
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
         progress = child.progress
-        if parent.progress.computed < num_tokens:
-            return progress.computed
+        if parent.progress.computed < num_tokens or self._states is not None:
+            return progress.computed  # a child finds its parent's state, and computes the rest
         pairs = zip(self._groups, parent.parts, child.parts, strict=True)
         found = [group.blocks_to_fork(its, own, whole) for group, its, own in pairs]
         blocks = [its for its in found if its is not None]
@@ -150,7 +167,8 @@ class KVCacheManager:
 
     def add_pending_prefix(self, seq_id: int) -> None:
         """Let others wait for the blocks that the sequence is going to compute."""
-        self._first.prefixes.add_pending_prefix(self._open[seq_id].parts[0])
+        ends = None if self._states is None else self._states.seals(seq_id)
+        self._first.prefixes.add_pending_prefix(self._open[seq_id].parts[0], ends)
 
     def pending_owner(self, seq_id: int) -> int | None:
         """Return the sequence that will compute this one's next blocks, if those can be shared."""
@@ -169,9 +187,9 @@ class KVCacheManager:
         """Map memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
         parts = self._open[seq_id].parts
         for part in parts:
-            if num_tokens > part.mapped_tokens:
-                return self._grow(parts, num_tokens)
-        return True
+            if num_tokens > part.mapped_tokens and not self._grow(parts, num_tokens):
+                return False
+        return self._states is None or self._states.reserve(seq_id, num_tokens)
 
     def _grow(self, parts: Sequence[CachedSequence], num_tokens: int) -> bool:
         """Map what the groups do not have yet, in all of them or in none."""
@@ -194,6 +212,8 @@ class KVCacheManager:
         end = start + len(token_ids)
         sequence.block_hashes.extend(token_ids, start)
         epoch = sequence.commit(end)
+        if self._states is not None:
+            self._states.commit(seq_id, epoch)
         size = self._layout.tokens_per_block
         for number in range(start // size, end // size):
             for group, part in zip(self._groups, sequence.parts, strict=True):
@@ -201,11 +221,16 @@ class KVCacheManager:
 
     def cancel_steps(self, seq_id: int) -> None:
         """Cancel the sequence's steps that have not committed."""
-        self._open[seq_id].cancel_steps()
+        sequence = self._open[seq_id]
+        sequence.cancel_steps()
+        if self._states is not None:
+            sequence.progress.restart_at(self._states.cancel_steps(seq_id))
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
         """Close the sequence. Its blocks wait for the newest step that may touch them. keep_prefix:
         whether what it wrote may be shared from now on."""
+        if self._states is not None:
+            self._states.close(seq_id, self._issued_epoch)
         for group, part in zip(self._groups, self._open.pop(seq_id).parts, strict=True):
             part.keeps_prefix = keep_prefix
             group.close(part, self._issued_epoch)
@@ -220,6 +245,8 @@ class KVCacheManager:
     @property
     def recovering(self) -> bool:
         """Return whether blocks or mappings of closed sequences are not free yet."""
+        if self._states is not None and self._states.recovering:
+            return True
         return any(group.recovering for group in self._groups)
 
     # --- the runner's side ----------------------------------------------------------------------
@@ -242,7 +269,10 @@ class KVCacheManager:
         if not self._maps_while_running:
             self._end_mapping_point(plan)
         rows = [g.backend.rows(its) for g, its in zip(self._groups, segments, strict=True)]
-        views = KVViews(self._layers, self._tokens, rows, segments[0], epoch)
+        states = None
+        if self._states is not None and self._state_memory is not None:
+            states = self._state_memory.rows(self._states.schedule(plan, epoch))
+        views = KVViews(self._layers, self._tokens, rows, segments[0], epoch, states)
         self._issued_epoch = epoch
         if self._maps_while_running:
             for group, part, end, count in growing:
@@ -281,9 +311,14 @@ class KVCacheManager:
             changed = (self._completed_epoch, group.num_closed) != (before, closed)
             if changed and group.may_release:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
+        if self._states is not None:
+            self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release memory of free blocks, but for one heap's. Nothing runs or waits."""
+        """Release memory of free blocks and cells, but for one heap's. Nothing runs or waits."""
+        if self._states is not None and self._state_memory is not None:
+            self._states.advance(self._completed_epoch)
+            self._state_memory.release([cell.number for cell in self._states.pool.clean()])
         for group in self._groups:
             group.advance(self._completed_epoch)
             group.allocator.release_memory(0)
@@ -292,6 +327,8 @@ class KVCacheManager:
         """Evict prefixes that no sequence uses: so few at a time that no step has to wait."""
         for group in self._groups:
             group.evict(BLOCKS_EVICTED_AT_ONCE)
+        if self._states is not None:
+            self._states.pool.evict()
         self._release_slack()
 
     def set_limit(self, limit_bytes: int) -> int:
@@ -336,6 +373,8 @@ class KVCacheManager:
         """Check that every block, buffer and byte is accounted for. Raises AssertionError."""
         for number, group in enumerate(self._groups):
             group.check_invariants(self._parts(number))
+        if self._states is not None:
+            self._states.check_invariants()
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -350,12 +389,15 @@ class KVCacheManager:
         """Return the open sequences in one group."""
         return [sequence.parts[number] for sequence in self._open.values()]
 
-    def _match(self, hashes: BlockHashes, start: int) -> list[list[Block]]:
+    def _match(self, hashes: BlockHashes, start: int) -> tuple[list[list[Block]], int]:
         """Return the sealed blocks with these hashes, from block ``start`` on: as many in every
-        group."""
+        group, up to the last one after which there is a state, where the model needs one. And the
+        number of the block before which they end, whether there is a state or not."""
         found = [group.prefixes.match(hashes, start) for group in self._groups]
-        count = min(len(blocks) for blocks in found)
-        return [blocks[:count] for blocks in found]
+        count = longest = min(len(blocks) for blocks in found)
+        if self._states is not None:
+            count = self._states.matched(found[0][:longest])
+        return [blocks[:count] for blocks in found], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
         """Take a buffer of each group for a sequence of so many blocks; None, with nothing taken,

@@ -5,7 +5,7 @@ a block mapped has the blocks before it mapped as well.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes
@@ -69,18 +69,24 @@ class PrefixCache:
 
     # --- pending prefixes -----------------------------------------------------------------------
 
-    def add_pending_prefix(self, sequence: CachedSequence) -> None:
+    def add_pending_prefix(
+        self, sequence: CachedSequence, ends: Collection[int] | None = None
+    ) -> None:
         """Make the sequence the owner of the blocks that it is going to compute, where the index
         will have them: others may wait for these. Not where it may take no blocks of others: it
-        computes what they may have had for long."""
+        computes what they may have had for long.
+
+        ends: after how many leading blocks others can go on from it; None: after any.
+        """
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
         sequence.has_pending_prefix = True
         sealed = sequence.sealed_blocks
         if self._is_indexed(sequence, sealed):
-            for digest in hashes.digests[sealed:]:
-                self._pending_owners[digest] = sequence
+            for number, digest in enumerate(hashes.digests[sealed:], sealed + 1):
+                if ends is None or number in ends:
+                    self._pending_owners[digest] = sequence
 
     def pending_owner(self, sequence: CachedSequence) -> int | None:
         """Return the other sequence that is going to compute this one's next blocks; None where
@@ -93,18 +99,15 @@ class PrefixCache:
             if owner is not None and owner is not sequence:
                 return owner.seq_id
             sequence.pending_block = None
-        number = len(sequence.buffer.table)
-        if number >= hashes.shareable_blocks or not self.can_share_next(sequence):
+        if not self._pending_owners or not self.can_share_next(sequence):
             return None
-        owner = self._pending_owners.get(digests[number])
-        if owner is None or owner is sequence:
-            return None
-        while number + 1 < hashes.shareable_blocks:
-            if self._pending_owners.get(digests[number + 1]) is not owner:
-                break
-            number += 1
-        sequence.pending_block = number
-        return owner.seq_id
+        # From the last one on: a model with states has owners of few blocks.
+        for number in reversed(range(len(sequence.buffer.table), hashes.shareable_blocks)):
+            owner = self._pending_owners.get(digests[number])
+            if owner is not None and owner is not sequence:
+                sequence.pending_block = number
+                return owner.seq_id
+        return None
 
     def _remove_pending_prefix(self, sequence: CachedSequence) -> None:
         """Remove what the sequence owns: no other one waits for it any more."""

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 
 from kvcache.block import Block, BlockState, Prefix
 from kvcache.block_hashes import TOKEN_BYTES, BlockHashes
+from kvcache.cell_pool import CellPool
 
 # Digests of evicted blocks that are remembered, to tell "evicted" from "never cached".
 REMEMBERED_EVICTIONS = 65536
@@ -47,6 +48,8 @@ class PrefixIndex:
         self._cached = {False: 0, True: 0}
         """How many blocks nobody has mapped, of system prompts and others."""
         self._uses = 0
+        self.cells: CellPool | None = None
+        """Those that are found after blocks, where the model has recurrent layers."""
 
     def __len__(self) -> int:
         """Return how many blocks can be found."""
@@ -58,6 +61,11 @@ class PrefixIndex:
         if block is None or block.found_by.tokens != hashes.tokens[number]:
             return None
         return block
+
+    def has(self, prefix: Prefix) -> bool:
+        """Return whether a block is found by this very record."""
+        block = self._blocks.get(prefix.digest)
+        return block is not None and block.prefix is prefix
 
     # --- in -------------------------------------------------------------------------------------
 
@@ -175,6 +183,8 @@ class PrefixIndex:
     def _remove(self, block: Block) -> Block:
         prefix, block.prefix = block.found_by, None
         assert prefix.digest not in self._children
+        if prefix.cell is not None and self.cells is not None:
+            self.cells.forget(prefix.cell)
         del self._blocks[prefix.digest]
         self._unsalted[prefix.unsalted_digest] -= 1
         if not self._unsalted[prefix.unsalted_digest]:

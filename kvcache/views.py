@@ -7,6 +7,7 @@ import mlx.core as mx
 import metal_ext
 from kvcache.backend import LayerRegions, Segment, StepRows
 from kvcache.layout import KVFormat, KVLayout
+from kvcache.state_memory import StateRows
 from metal_ext import QKTransform
 
 DTYPES = {
@@ -22,8 +23,15 @@ class CacheTokens:
     They live as long as the engine, so that the order also holds from step to step.
     """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, num_states: int = 0) -> None:
+        """num_layers: that keep K and V. num_states: recurrent ones."""
         self.newest: list[mx.array] = [mx.zeros((1,)) for _ in range(num_layers)]
+        self.newest_states: list[mx.array] = [mx.zeros((1,)) for _ in range(num_states)]
+
+    def restart(self) -> None:
+        """Forget what was queued: nothing of it may run any more."""
+        self.newest = [mx.zeros((1,)) for _ in self.newest]
+        self.newest_states = [mx.zeros((1,)) for _ in self.newest_states]
 
 
 class KVViews:
@@ -40,15 +48,17 @@ class KVViews:
         rows: Sequence[StepRows],
         segments: Sequence[Segment],
         epoch: int,
+        states: StateRows | None = None,
     ) -> None:
         """rows: of each group, in the order of the segments. epoch: the number that this step's
-        completion will have."""
+        completion will have. states: of a model with recurrent layers."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
         self._layers = layers
         self._tokens = tokens
         self._rows = rows
+        self._states = states
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
         self._chunks = list(counts[self._decode_rows :])
 
@@ -91,12 +101,23 @@ class KVViews:
             start += count
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
+    def recur(
+        self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: object
+    ) -> mx.array:
+        """Advance the states of a recurrent layer by this step's rows; return what comes out of
+        them, ``[T, value_heads * value_dim]``. number: among the recurrent layers. The rest: see
+        StateRows."""
+        assert self._states is not None, "the cache keeps no states"
+        tokens = self._tokens.newest_states
+        tokens[number], output = self._states.recur(tokens[number], number, qkv, z, a, b, delta)
+        return output
+
     # --- the end of the step --------------------------------------------------------------------
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
         """Return what to evaluate so that the results are there and every append of the step has
         run."""
-        arrays = results + self._tokens.newest
+        arrays = results + self._tokens.newest + self._tokens.newest_states
         for rows in self._rows:
             arrays = rows.end(arrays)
         return arrays
@@ -110,7 +131,7 @@ class KVViews:
     def cancel(self) -> None:
         """Cancel the step: it failed, and nothing of it runs any more. Appends that were queued and
         have not run must not run with a later step, when their memory is gone."""
-        self._tokens.newest = [mx.zeros((1,)) for _ in self._tokens.newest]
+        self._tokens.restart()
         for rows in self._rows:
             rows.cancel()
 

@@ -15,6 +15,7 @@ from engine.types import (
     Request,
     SamplingParams,
     TokenEvent,
+    Turns,
 )
 from kvcache.sequences import Progress
 
@@ -52,6 +53,7 @@ class CountingKV:
         *,
         final_tokens: int,
         system_tokens: int,
+        turns: Turns,
     ) -> Progress | None:
         assert block_hashes.num_tokens <= num_tokens <= final_tokens
         needed = -(-num_tokens // BLOCK_TOKENS)

@@ -117,7 +117,7 @@ def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     will be one, but for those that others have mapped."""
     hashes = kv.block_hashes(waiting.request.salt)
     hashes.extend(waiting.token_ids, 0)
-    found = kv._match(hashes, 0)[0]
+    found = kv._match(hashes, 0)[0][0]
     tokens = min(waiting.num_tokens + 1, waiting.max_tokens - 1)
     unused = sum(block.state is BlockState.CACHED for block in found)
     return kv._layout.blocks_for(tokens) - len(found) + unused

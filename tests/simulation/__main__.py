@@ -33,15 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seed", type=int, help="only this one, step by step")
     parser.add_argument("--groups", type=int, default=1, help="kinds of layers of the model")
+    parser.add_argument("--states", action="store_true", help="and recurrent layers")
     parser.add_argument("--kept", type=Path, default=SEEDS_FILE, help="seeds that once failed")
     asked = parser.parse_args(arguments)
     if asked.seed is not None:
-        return _run_one(asked.seed, asked.groups)
+        return _run_one(asked.seed, asked.groups, asked.states)
     seeds = [*kept_seeds(asked.kept), *range(asked.first, asked.first + asked.seeds)]
     started = time.perf_counter()
     counts: Counter[str] = Counter()
     failures: list[SeedFailedError] = []
-    for more, failed in run_seeds_in_processes(seeds, asked.jobs, asked.groups):
+    for more, failed in run_seeds_in_processes(
+        seeds, asked.jobs, asked.groups, states=asked.states
+    ):
         counts = add_up(counts, more)
         for error in failed:
             failures.append(error)
@@ -55,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _run_one(seed: int, groups: int) -> int:
-    simulation = Simulation(seed, trace_lines=None, groups=groups)
+def _run_one(seed: int, groups: int, states: bool) -> int:
+    simulation = Simulation(seed, trace_lines=None, groups=groups, states=states)
     print(simulation.world)
     try:
         with silence():

@@ -13,6 +13,7 @@ from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
+from tests.kvcache.strict_states import StrictStates
 from tests.simulation.faults import DeviceFaults, SimulationError
 from tests.simulation.recall import Recall
 from tests.simulation.runner import Clock, SlotRunner
@@ -50,7 +51,10 @@ class Machine:
             grammar_bytes=0,
         )
         limits = CacheLimits(engine.budget_bytes, engine.limits.max_num_seqs, config)
-        self.kv = KVCacheManager(engine.layout, self.memories, limits, identity=b"simulated")
+        self.states = StrictStates(engine.num_cells) if engine.num_cells else None
+        self.kv = KVCacheManager(
+            engine.layout, self.memories, limits, identity=b"simulated", states=self.states
+        )
         device = world.device
         self.faults = DeviceFaults(
             Random(f"{seed} device faults"),
@@ -62,6 +66,7 @@ class Machine:
         self.runner = SlotRunner(
             self.kv,
             self.memories,
+            self.states,
             self.clock,
             Random(f"{seed} device"),
             device,

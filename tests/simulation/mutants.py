@@ -21,7 +21,7 @@ import sys
 from importlib.machinery import PathFinder
 sys.meta_path.insert(0, PathFinder)
 from tests.simulation.mutants import hunt_here
-hunt_here(int(sys.argv[1]), int(sys.argv[2]))
+hunt_here(int(sys.argv[1]), int(sys.argv[2]), states=sys.argv[3] == "True")
 """
 
 
@@ -36,6 +36,8 @@ class Mutant:
     wrong: str
     in_hour_of_mac: bool = False
     """Whether an hour of a Mac is run instead of seeds."""
+    has_states: bool = False
+    """Whether the model has recurrent layers."""
     first_seed: int = 0
     """Where the hunt begins: with the first one that catches it, where dozens do not."""
 
@@ -506,6 +508,73 @@ MUTANTS = (
         "if len(self._events) >= self._max_backlog:",
         "if len(self._events) >= self._max_backlog + 20:",
     ),
+    Mutant(
+        "a sequence goes on from the state of another position",
+        "kvcache/state_cache.py",
+        "        for number in range(len(blocks), 0, -1):\n"
+        "            prefix = blocks[number - 1].prefix\n"
+        "            if prefix is not None and prefix.cell is not None:\n"
+        "                return number\n"
+        "        return 0\n",
+        "        return len(blocks)\n",
+        has_states=True,
+    ),
+    Mutant(
+        "a state is restored at the wrong position",
+        "kvcache/state_cache.py",
+        "        cell = blocks[-1].found_by.cell\n",
+        "        cell = next(b.found_by.cell for b in blocks if b.found_by.cell)\n",
+        has_states=True,
+    ),
+    Mutant(
+        "a sealed cell is written",
+        "kvcache/state_cache.py",
+        "                states.working = states.spare.pop()\n",
+        "                states.working = states.base or states.spare.pop()\n",
+        has_states=True,
+    ),
+    Mutant(
+        "a step that was dropped has advanced the state",
+        "kvcache/manager.py",
+        "            sequence.progress.restart_at(self._states.cancel_steps(seq_id))\n",
+        "            self._states._open[seq_id].steps.clear()\n",
+        has_states=True,
+    ),
+    Mutant(
+        "a cell leaks when its sequence ends",
+        "kvcache/state_cache.py",
+        "        for cell in states.spare:\n            self.pool.let_go(cell)\n        if",
+        "        if",
+        has_states=True,
+    ),
+    Mutant(
+        "a cell is handed out again while a step may touch it",
+        "kvcache/cell_pool.py",
+        "            done = cell.epoch <= self._completed_epoch\n",
+        "            done = True\n",
+        has_states=True,
+    ),
+    Mutant(
+        "a cell stays behind when its block is evicted",
+        "kvcache/prefix_index.py",
+        "            self.cells.forget(prefix.cell)\n",
+        "            pass\n",
+        has_states=True,
+    ),
+    Mutant(
+        "the boundary that a step crosses is not written down",
+        "kvcache/state_cache.py",
+        "writes = [(block * self._size - start, cell) for block, cell in crossed]",
+        "writes = [(block * self._size - start, cell) for block, cell in crossed[-1:]]",
+        has_states=True,
+    ),
+    Mutant(
+        "sequences are admitted beyond what cells there are",
+        "kvcache/state_cache.py",
+        "CELLS_PER_SEQUENCE * (len(self._open) + 1) <= self.pool.capacity",
+        "len(self._open) < self.pool.capacity",
+        has_states=True,
+    ),
 )
 
 
@@ -523,12 +592,12 @@ def plant(mutant: Mutant | None, directory: Path) -> None:
     path.write_text(text.replace(mutant.right, mutant.wrong))
 
 
-def hunt(directory: Path, seeds: int, first: int = 0) -> Verdict:
+def hunt(directory: Path, seeds: int, first: int = 0, *, states: bool = False) -> Verdict:
     """Runs so many seeds over the packages in the directory until one fails, in a process of its
-    own; or, where there are none, an hour of a Mac."""
+    own; or, where there are none, an hour of a Mac. states: whether layers are recurrent."""
     paths = os.pathsep.join([str(directory), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(seeds), str(first)],
+        [sys.executable, "-c", PROGRAM, str(seeds), str(first), str(states)],
         cwd=directory,
         env=os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -545,13 +614,13 @@ def hunt(directory: Path, seeds: int, first: int = 0) -> Verdict:
     return Verdict(found["seeds"], found["reason"])
 
 
-def hunt_here(seeds: int, first: int) -> None:
+def hunt_here(seeds: int, first: int, *, states: bool) -> None:
     """The process's side: writes the verdict as JSON."""
     from tests.simulation.seeds import run_seeds  # the copy must not be imported before it is there
 
     reason, number = None if seeds else _reason_of_mac(), 0
     while number < seeds and reason is None:
-        _, failures = run_seeds([first + number])
+        _, failures = run_seeds([first + number], states=states)
         reason = failures[0].reason if failures else None
         number += 1
     packages = {name: module for name, module in sys.modules.items() if "." in name}

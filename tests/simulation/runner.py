@@ -30,8 +30,10 @@ from engine.step_plan import (
 )
 from engine.types import PrefixSalt
 from kvcache.manager import KVCacheManager
+from kvcache.state_memory import StateSegment
 from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
 from tests.kvcache.strict_memory import StrictMemory
+from tests.kvcache.strict_states import StrictStates
 from tests.simulation.faults import DeviceFaults, SimulationError
 from tests.simulation.recall import (
     Recall,
@@ -82,6 +84,7 @@ class _Access:
     seq_id: int
     memory: StrictMemory
     buffer: int
+    epoch: int
     tokens: int
     blocks: list[tuple[Block, bytes]]
 
@@ -189,6 +192,8 @@ class SlotRunner:
     kv: KVCacheManager
     memories: list[StrictMemory]
     """Of each group. All hold the same slots."""
+    states: StrictStates | None
+    """Of a model with recurrent layers."""
     clock: Clock
     rng: Random
     traits: DeviceTraits
@@ -256,7 +261,7 @@ class SlotRunner:
         by_group: Any = views._rows
         buffers = [tuple(s.buffer for s in of_entry) for of_entry in zip(*by_group, strict=True)]
         try:
-            computed = self._compute_all(plan, buffers, step, fails_at)
+            computed = self._compute_all(plan, buffers, step, fails_at, views._states)
         except InjectedFaultError:
             self.has_ended(views.epoch)
             raise
@@ -317,9 +322,16 @@ class SlotRunner:
             self.completed_epoch = step.epoch
             for memory in self.memories:
                 memory.completed_epoch = step.epoch
+            if self.states is not None:
+                self.states.completed_epoch = step.epoch
 
     def _compute_all(
-        self, plan: StepPlan, buffers: list[tuple[int, ...]], step: _Step, fails_at: int | None
+        self,
+        plan: StepPlan,
+        buffers: list[tuple[int, ...]],
+        step: _Step,
+        fails_at: int | None,
+        segments: Any,
     ) -> list[Computed]:
         """Raises InjectedFaultError before, between or after the entries, unless the fault is seen
         when the step is submitted or read."""
@@ -331,6 +343,8 @@ class SlotRunner:
                 break
             is_bad = not fails and entry.has_outcome and self._is_bad(entry)
             accesses, is_spoilt = self._compute(entry, places, step.epoch, spoilt=fails or is_bad)
+            if self.states is not None:
+                self._recur(entry, segments[number], accesses[0], is_spoilt)
             step.accesses += accesses
             if entry.has_outcome:
                 pools = entry.sampling is not None and self.pools(entry.seq_id)
@@ -375,10 +389,27 @@ class SlotRunner:
             slots = slots_after(last, [token or 0 for token in tokens])
             life = self._lives[seq_id]
             memory.write(buffer, start, slots, epoch, self._salts[seq_id], life)
-            accesses.append(_Access(seq_id, memory, buffer, end, memory.read(buffer, end)))
+            accesses.append(_Access(seq_id, memory, buffer, epoch, end, memory.read(buffer, end)))
             if not spoilt:
                 self._check_contents(accesses[-1])
         return accesses, spoilt
+
+    def _recur(
+        self, entry: PlanEntry, segment: StateSegment, access: _Access, is_spoilt: bool
+    ) -> None:
+        """The states of an entry: after a token it is what its slot holds. Where rows come out
+        wrong, what is written is as well, and nobody may go on from it."""
+        assert self.states is not None
+        slots = array("Q", access.held)
+
+        def after(rows: int) -> int:
+            end = entry.start + rows
+            wrong = SPOILT if is_spoilt and rows else 0
+            return (slots[end - 1] if end else 0) ^ wrong
+
+        life = self._lives[entry.seq_id]
+        if not (is_spoilt and entry.seq_id in self._spoilt):
+            self.states.advance(segment, entry.start, life, access.epoch, after)
 
     def _tokens(self, entry: PlanEntry) -> list[int | None]:
         """An entry's tokens; None for one that is not finite."""

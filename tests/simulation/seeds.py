@@ -19,24 +19,27 @@ SEEDS_PER_TASK = 50
 Outcome = tuple[Counter[str], list[SeedFailedError]]
 
 
-def run_seeds(seeds: Iterable[int], groups: int = 1) -> Outcome:
-    """Runs seeds one after the other: what happened, and what failed. groups: of the cache."""
+def run_seeds(seeds: Iterable[int], groups: int = 1, *, states: bool = False) -> Outcome:
+    """Runs seeds one after the other: what happened, and what failed. groups: of the cache. states:
+    whether the model has recurrent layers."""
     counts: Counter[str] = Counter()
     failures = []
     with silence():
         for seed in seeds:
             try:
-                counts = add_up(counts, Simulation(seed, groups=groups).run())
+                counts = add_up(counts, Simulation(seed, groups=groups, states=states).run())
             except SeedFailedError as error:
                 failures.append(error)
     return counts, failures
 
 
-def run_seeds_in_processes(seeds: list[int], jobs: int, groups: int) -> Iterator[Outcome]:
+def run_seeds_in_processes(
+    seeds: list[int], jobs: int, groups: int, *, states: bool = False
+) -> Iterator[Outcome]:
     """The same, piece by piece, in order."""
     tasks = [seeds[i : i + SEEDS_PER_TASK] for i in range(0, len(seeds), SEEDS_PER_TASK)]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(run_seeds, groups=groups), tasks)
+        yield from pool.map(partial(run_seeds, groups=groups, states=states), tasks)
 
 
 def add_up(counts: Counter[str], more: Counter[str]) -> Counter[str]:

@@ -43,10 +43,12 @@ class Simulation:
         trace_lines: int | None = TRACE_LINES,
         world: World | None = None,
         groups: int = 1,
+        *,
+        states: bool = False,
     ) -> None:
         """trace_lines: of the newest steps; None keeps all. world: else one is drawn, whose model
-        has layers of so many kinds."""
-        self.world = world or draw_world(Random(f"{seed} world"), groups)
+        has layers of so many kinds. states: and recurrent ones."""
+        self.world = world or draw_world(Random(f"{seed} world"), groups, states=states)
         self.trace: deque[TraceLine] = deque(maxlen=trace_lines)
         self.counts: Counter[str] = Counter(seeds=1)
         self._seed = seed

@@ -23,7 +23,7 @@ def hunts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hunts]:
         if mutant is None:
             return hunt(directory, 20)
         seeds = 0 if mutant.in_hour_of_mac else SEEDS
-        return hunt(directory, seeds, mutant.first_seed)
+        return hunt(directory, seeds, mutant.first_seed, states=mutant.has_states)
 
     with ThreadPoolExecutor(HUNTS_AT_ONCE) as pool:
         yield {

@@ -58,6 +58,13 @@ def test_seeds_pass_where_the_layers_are_of_two_kinds() -> None:
     counts, failures = run_seeds(range(SEEDS // 4), groups=2)
     assert not failures, "\n\n".join(map(str, failures[:3]))
     assert counts["prefix hits"]
+
+
+def test_seeds_pass_where_layers_are_recurrent() -> None:
+    counts, failures = run_seeds(range(SEEDS // 2), states=True)
+    assert not failures, "\n\n".join(map(str, failures[:3]))
+    assert counts["prefix hits"]
+    assert counts["preemptions"]
     assert counts["preemptions"]
     assert counts["refusals"]
 
@@ -119,7 +126,7 @@ def test_one_failing_seed_is_kept_for_each_reason(
 
     monkeypatch.setattr(SlotRunner, "tick", fail)
     monkeypatch.setattr(
-        program, "run_seeds_in_processes", lambda seeds, jobs, groups: [run_seeds(seeds)]
+        program, "run_seeds_in_processes", lambda seeds, jobs, groups, states: [run_seeds(seeds)]
     )
     for _ in range(2):
         assert main(["--seeds", "3", "--first", "1", "--kept", str(kept)]) == 1

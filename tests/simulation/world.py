@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from engine.pressure import PressureLevel
-from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
-from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
+from engine.types import NO_TURNS, EngineLimits, PrefixSalt, Request, SamplingParams, Turns
+from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, StateSpec, grouped_layout
+from kvcache.state_cache import CELLS_PER_SEQUENCE
 from tests.kvcache.strict_memory import Manners
 from tests.simulation.rules import ruled
 from tests.simulation.runner import DeviceTraits
@@ -30,6 +31,8 @@ class EngineTraits:
     step_target_s: float
     idle_release_s: float
     prefix_keep_s: float
+    num_cells: int = 0
+    """Of a model with recurrent layers; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,12 @@ class World:
     """How short of memory the system is from the beginning."""
 
 
-def draw_world(rng: Random, groups: int = 1) -> World:
-    """A small engine on a more or less unfriendly machine. groups: kinds of layers of its model."""
+def draw_world(rng: Random, groups: int = 1, *, states: bool = False) -> World:
+    """A small engine on a more or less unfriendly machine. groups: kinds of layers of its model.
+    states: whether it has recurrent layers as well."""
     engine = _draw_engine(rng, groups)
+    if states:
+        engine = _with_cells(engine, Random(engine.budget_bytes))
     device = DeviceTraits(
         vocab_size=VOCAB,
         longest_lag=rng.choice((0, 1, 1, 2, 4)),
@@ -161,6 +167,16 @@ def _draw_engine(rng: Random, groups: int) -> EngineTraits:
     )
 
 
+def _with_cells(engine: EngineTraits, rng: Random) -> EngineTraits:
+    """The same with a recurrent layer, and cells for one sequence at least."""
+    shape = replace(engine.layout.shape, states=(StateSpec(1, 1, 1, 1, tail_rows=3),))
+    most = CELLS_PER_SEQUENCE * engine.limits.max_num_seqs
+    few = CELLS_PER_SEQUENCE + rng.randrange(3)
+    many = max(few, most) + rng.randrange(20)
+    num_cells = rng.choice((few, rng.randint(few, many), many))
+    return replace(engine, layout=replace(engine.layout, shape=shape), num_cells=num_cells)
+
+
 def _draw_memory(rng: Random, engine: EngineTraits) -> MemoryTraits:
     group = engine.layout.groups[0]
     heaps = engine.budget_bytes // engine.layout.heap_bytes
@@ -223,6 +239,15 @@ def _draw_arrivals(rng: Random) -> tuple[float, ...]:
     return tuple(arrivals)
 
 
+def _draw_turns(rng: Random, prompt: int, system: int) -> Turns:
+    """Where others may leave a prompt; sometimes nobody knows. From a seed of its own: where there
+    are no states it changes nothing."""
+    if rng.random() < 0.3:
+        return NO_TURNS
+    user_end = rng.randint(system, prompt)
+    return Turns(user_end, rng.randint(user_end, prompt))
+
+
 def _draw_tokens(rng: Random, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCAB) for _ in range(count))
 
@@ -282,7 +307,8 @@ class Traffic:
             stop_token_ids=STOP_TOKENS if rng.random() < 0.5 else frozenset(),
         )
         priority = rng.randint(-1, 1) if urgent else 0
-        request = Request(self._last_id, prompt, params, priority, salt, system_tokens)
+        turns = _draw_turns(Random(~params.seed), len(prompt), system_tokens)
+        request = Request(self._last_id, prompt, params, priority, salt, system_tokens, turns=turns)
         return self._of_some_kind(request)
 
     def _of_some_kind(self, request: Request) -> Request:

@@ -1,0 +1,357 @@
+"""Keeps the states of recurrent layers of all sequences: which cell a step reads and writes, which
+ones are sealed, and which one a new sequence goes on from.
+
+A sequence has a *base*: the state at its last boundary of a block, which nobody writes, and beyond
+it a *working* cell that every step advances in place::
+
+    0 ............ base (a boundary) ....... computed
+    sealed cells   | never written again     | working cell
+
+A step that crosses a boundary writes the state there to a cell of its own, on its way. That one is
+the base once the step has been read; the one before goes back, or is sealed for others. So a step
+that is dropped has spoilt nothing but the working cell: the sequence goes on from its base, and
+computes less than a block again. Nothing is ever copied.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvcache.block import Block
+from kvcache.block_hashes import BlockHashes
+from kvcache.cell_pool import Cell, CellPool, Keep
+from kvcache.prefix_index import PrefixIndex
+from kvcache.sequences import CachedSequence
+from kvcache.state_memory import StateSegment
+
+# What a sequence always gets: its base, the next one, and the one that it works in.
+CELLS_PER_SEQUENCE = 3
+# Positions at which a long prompt's state is kept, in tokens.
+WAYPOINT_TOKENS = 4096
+# How many newest ends of turns a conversation keeps longer than waypoints.
+ENDS_PER_CONVERSATION = 2
+
+
+class Turns(NamedTuple):
+    """Where other prompts of the same conversation may leave this one, in tokens; 0 where nobody
+    knows."""
+
+    user_end: int = 0
+    """After the newest message of a person: thoughts that follow may be dropped."""
+    messages_end: int = 0
+    """After the last message, before what makes the model answer."""
+
+
+NO_TURNS = Turns()
+
+
+def planned_seals(hashes: BlockHashes, system_tokens: int, turns: Turns) -> dict[int, Keep]:
+    """Return at which boundaries of a prompt the state is worth keeping, by the number of leading
+    blocks: the last one before each position at which others may leave it, and before its end."""
+    positions = (
+        (hashes.num_tokens - 1, Keep.WAYPOINT),
+        (turns.messages_end, Keep.END),
+        (turns.user_end, Keep.USER),
+        (system_tokens, Keep.SYSTEM),
+    )
+    seals = {tokens // hashes.tokens_per_block: keep for tokens, keep in positions}
+    seals.pop(0, None)
+    return seals
+
+
+@dataclass(slots=True, eq=False)
+class SequenceStates:
+    """The cells of one open sequence."""
+
+    sequence: CachedSequence
+    seals: dict[int, Keep]
+    """What is worth keeping, by the number of leading blocks."""
+    base: Cell | None = None
+    """None: the beginning, where all is zero."""
+    base_block: int = 0
+    head: Cell | None = None
+    """The newest state, once all planned steps have run."""
+    working: Cell | None = None
+    """None while the newest state is at a boundary."""
+    spare: list[Cell] = field(default_factory=list)
+    """Reserved, and not written yet."""
+    steps: deque[list[tuple[int, Cell]]] = field(default_factory=deque)
+    """The boundaries that each step in flight crosses: ``(leading blocks, cell)``, rising."""
+
+    @property
+    def held(self) -> list[Cell]:
+        """Return all that it holds."""
+        return list(self._held())
+
+    def _held(self) -> Iterator[Cell]:
+        if self.base is not None:
+            yield self.base
+        if self.working is not None:
+            yield self.working
+        yield from self.spare
+        for step in self.steps:
+            yield from (cell for _, cell in step)
+
+
+@dataclass(slots=True)
+class _Sealing:
+    """A cell that is sealed when the step that wrote it has completed."""
+
+    epoch: int
+    cell: Cell
+    sequence: CachedSequence
+    block: int
+    keep: Keep
+
+
+class StateCache:
+    """The cells of all sequences. Engine thread only."""
+
+    def __init__(self, pool: CellPool, index: PrefixIndex, tokens_per_block: int) -> None:
+        """index: of the blocks after which cells are found."""
+        self.pool = pool
+        self._index = index
+        self._size = tokens_per_block
+        self._waypoint_blocks = max(1, WAYPOINT_TOKENS // tokens_per_block)
+        index.cells = pool
+        self._open: dict[int, SequenceStates] = {}
+        self._sealing: deque[_Sealing] = deque()
+
+    # --- joining --------------------------------------------------------------------------------
+
+    @property
+    def recovering(self) -> bool:
+        """Return whether cells wait for a step."""
+        return bool(self._sealing) or self.pool.recovering
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether one sequence more could have all that it may need."""
+        return CELLS_PER_SEQUENCE * (len(self._open) + 1) <= self.pool.capacity
+
+    @staticmethod
+    def matched(blocks: Sequence[Block]) -> int:
+        """Return after how many of these consecutive blocks there is a state: the most."""
+        for number in range(len(blocks), 0, -1):
+            prefix = blocks[number - 1].prefix
+            if prefix is not None and prefix.cell is not None:
+                return number
+        return 0
+
+    def open(
+        self, seq_id: int, sequence: CachedSequence, seals: dict[int, Keep], found: int
+    ) -> None:
+        """Begin with the states of a sequence whose leading blocks have been attached. seals: what
+        will be worth keeping, by the number of leading blocks. found: how many of these are cached:
+        where the sequence goes on from an earlier state, it keeps one there."""
+        if found > len(sequence.buffer.table):
+            seals = {found: Keep.END} | seals
+        states = SequenceStates(sequence, seals)
+        self._open[seq_id] = states
+        self._go_on(states)
+
+    def seals(self, seq_id: int) -> dict[int, Keep]:
+        """Return after how many leading blocks of a sequence its state is kept."""
+        return self._open[seq_id].seals
+
+    def attached(self, seq_id: int) -> None:
+        """Go on from the state after the newest block that was attached."""
+        self._go_on(self._open[seq_id])
+
+    def _go_on(self, states: SequenceStates) -> None:
+        """Make the state after a sequence's attached blocks its base."""
+        blocks = states.sequence.buffer.table.blocks
+        if len(blocks) == states.base_block:
+            return
+        assert not states.steps, "a step would go on from another state"
+        cell = blocks[-1].found_by.cell
+        assert cell is not None, "no state is cached here"
+        self.pool.hold(cell)
+        self._drop_working(states)
+        if states.base is not None:
+            self.pool.let_go(states.base)
+        states.base = states.head = cell
+        states.base_block = len(blocks)
+        cell.keep = max(cell.keep, states.seals.get(len(blocks), cell.keep))
+        self.pool.use(self._chain(states.sequence.block_hashes, len(blocks)))
+
+    # --- growing --------------------------------------------------------------------------------
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        """Set cells aside for a step that ends at ``num_tokens``; False where there are none."""
+        states = self._open[seq_id]
+        start = states.sequence.progress.scheduled
+        needed = self._needed(states, start, num_tokens)
+        while len(states.spare) < needed:
+            may_have = len(states.held) < CELLS_PER_SEQUENCE or self._has_spare
+            cell = self.pool.take() if may_have else None
+            if cell is None:
+                return False
+            states.spare.append(cell)
+        return True
+
+    def _needed(self, states: SequenceStates, start: int, end: int) -> int:
+        """Return how many cells a step writes that the sequence does not have."""
+        crosses, stays_within = end // self._size > start // self._size, end % self._size > 0
+        if states.working is not None:
+            # A step that ends at a boundary leaves its working cell there.
+            return int(crosses and stays_within)
+        return int(crosses) + int(stays_within)
+
+    def schedule(self, plan: Iterable[tuple[int, int, int]], epoch: int) -> list[StateSegment]:
+        """Return what a step of that epoch does with the states. plan: ``(seq_id, start, count)``,
+        which were reserved."""
+        return [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
+
+    def _schedule(self, seq_id: int, start: int, count: int, epoch: int) -> StateSegment:
+        states, end = self._open[seq_id], start + count
+        read = states.head
+        assert (read is None) == (start == 0), "a state is missing"
+        crossed = self._cross(states, start, end)
+        writes = [(block * self._size - start, cell) for block, cell in crossed]
+        if end % self._size:
+            if states.working is None:
+                states.working = states.spare.pop()
+            writes.append((count, states.working))
+        states.head = writes[-1][1]
+        states.steps.append(crossed)
+        for cell in (read, *(cell for _, cell in writes)):
+            if cell is not None:
+                cell.epoch = epoch
+        numbers = tuple((rows, cell.number) for rows, cell in writes)
+        return StateSegment(count, None if read is None else read.number, numbers)
+
+    def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Cell]]:
+        """Return the boundaries whose states a step writes down: the last one always, and those
+        worth keeping while nobody misses their cells."""
+        first, last = start // self._size + 1, end // self._size
+        if last < first:
+            return []
+        found = []
+        for block in sorted(self._seals_within(states, first, last - 1)):
+            if self._has_spare and (cell := self.pool.take()) is not None:
+                found.append((block, cell))
+        if end % self._size == 0 and states.working is not None:
+            cell, states.working = states.working, None
+        else:
+            cell = states.spare.pop()
+        return [*found, (last, cell)]
+
+    def _seals_within(self, states: SequenceStates, first: int, last: int) -> set[int]:
+        """Return the boundaries in [first, last] that are worth keeping."""
+        every = self._waypoint_blocks
+        waypoints = range(-(-first // every) * every, last + 1, every)
+        return {block for block in states.seals if first <= block <= last} | {*waypoints}
+
+    def _keep(self, states: SequenceStates, block: int) -> Keep | None:
+        """Return why the state at a boundary is kept; None where it is not."""
+        waypoint = None if block % self._waypoint_blocks else Keep.WAYPOINT
+        return states.seals.get(block, waypoint)
+
+    @property
+    def _has_spare(self) -> bool:
+        """Return whether a cell more leaves every open sequence what it may need."""
+        held = sum(max(CELLS_PER_SEQUENCE, len(its.held)) for its in self._open.values())
+        return held + len(self._sealing) < self.pool.capacity
+
+    def commit(self, seq_id: int, epoch: int) -> None:
+        """Note that the oldest step has been read: the last boundary that it crossed is the base
+        from now on."""
+        states = self._open[seq_id]
+        for block, cell in states.steps.popleft():
+            if states.base is not None:
+                self.pool.let_go(states.base)
+            states.base, states.base_block = cell, block
+            keep = self._keep(states, block)
+            if keep is not None:
+                self._seal_later(states, keep, epoch)
+
+    def _seal_later(self, states: SequenceStates, keep: Keep, epoch: int) -> None:
+        """Seal a sequence's base when that epoch has completed."""
+        assert states.base is not None, "the beginning needs no cell"
+        self.pool.hold(states.base)
+        sealing = _Sealing(epoch, states.base, states.sequence, states.base_block, keep)
+        self._sealing.append(sealing)
+
+    # --- dropping and leaving -------------------------------------------------------------------
+
+    def cancel_steps(self, seq_id: int) -> int:
+        """Go back to the base: what steps that were not read have written counts for nothing.
+        Return its position."""
+        states = self._open[seq_id]
+        for step in states.steps:
+            for _, cell in step:
+                self.pool.let_go(cell)
+        states.steps.clear()
+        self._drop_working(states)
+        states.head = states.base
+        return states.base_block * self._size
+
+    def close(self, seq_id: int, epoch: int) -> None:
+        """Keep the last boundary's state, and let go of all others."""
+        states = self._open[seq_id]
+        self.cancel_steps(seq_id)
+        for cell in states.spare:
+            self.pool.let_go(cell)
+        if states.base is not None:
+            if states.base.prefix is None:
+                self._seal_later(states, Keep.END, epoch)
+            self.pool.let_go(states.base)
+        del self._open[seq_id]
+
+    def _drop_working(self, states: SequenceStates) -> None:
+        if states.working is not None:
+            self.pool.let_go(states.working)
+            states.working = None
+
+    # --- sealing --------------------------------------------------------------------------------
+
+    def advance(self, completed_epoch: int) -> None:
+        """Seal what was written by steps that have completed, after the blocks before it."""
+        while self._sealing and self._sealing[0].epoch <= completed_epoch:
+            item = self._sealing.popleft()
+            self._seal(item)
+            self.pool.let_go(item.cell)
+        self.pool.advance(completed_epoch)
+
+    def _seal(self, item: _Sealing) -> None:
+        """Let others find a cell, if its block can be found and has none."""
+        hashes = item.sequence.block_hashes
+        block = self._index.find(hashes, item.block - 1)
+        if not item.sequence.keeps_prefix or block is None:
+            return
+        prefix = block.found_by
+        if prefix.cell is not None:
+            prefix.cell.keep = max(prefix.cell.keep, item.keep)
+            return
+        self.pool.seal(item.cell, prefix, item.keep)
+        chain = self._chain(hashes, item.block)
+        self.pool.use(chain)
+        for kind, most in ((Keep.END, ENDS_PER_CONVERSATION), (Keep.USER, 1)):
+            for older in [cell for cell in chain if cell.keep is kind][:-most]:
+                older.keep = Keep.WAYPOINT
+
+    def _chain(self, hashes: BlockHashes, blocks: int) -> list[Cell]:
+        """Return the cells of a conversation's leading blocks, the first ones first."""
+        found = []
+        for number in range(blocks):
+            block = self._index.find(hashes, number)
+            if block is None:
+                break
+            if block.found_by.cell is not None:
+                found.append(block.found_by.cell)
+        return found
+
+    def check_invariants(self) -> None:
+        """Count again who holds which cell. Raises AssertionError."""
+        holders = [cell for states in self._open.values() for cell in states.held]
+        self.pool.check_invariants([*holders, *(item.cell for item in self._sealing)])
+        assert CELLS_PER_SEQUENCE * len(self._open) <= self.pool.capacity, "too few cells"
+        for cell in self.pool.cells:
+            assert cell.prefix is None or self._index.has(cell.prefix), f"{cell} is found nowhere"
+        for states in self._open.values():
+            written = [] if states.working is None else [states.working]
+            for its in (*written, *states.spare):
+                assert its.holders == 1, f"{its} is written by several"
+                assert its.prefix is None, f"{its} is sealed and written"

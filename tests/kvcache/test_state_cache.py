@@ -1,0 +1,214 @@
+"""Sequences of a model with recurrent layers: what is kept of their states, and what is found."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from kvcache.block_hashes import PrefixSalt
+from kvcache.config import CacheSettings
+from kvcache.layout import StateSpec
+from kvcache.manager import KVCacheManager
+from kvcache.memory_budget import CacheLimits
+from kvcache.state_cache import WAYPOINT_TOKENS, Turns
+from kvcache.state_memory import StateSegment
+from kvcache.views import CacheTokens, KVViews
+from tests.kvcache.managers import TOKENS, paged
+from tests.kvcache.strict_memory import StrictMemory
+from tests.kvcache.strict_states import StrictStates
+
+SYSTEM = list(range(1000, 1000 + 2 * TOKENS))
+QUESTION = list(range(2000, 2000 + TOKENS + 5))
+
+
+@dataclass
+class Stage:
+    """A cache with some cells, and a device that is done with a step at once."""
+
+    num_cells: int = 12
+    max_tokens: int = 320
+    kv: KVCacheManager = field(init=False)
+    states: StrictStates = field(init=False)
+    newest: int = 0
+    computed: list[int] = field(default_factory=list)
+    """How many tokens each sequence had to compute."""
+
+    def __post_init__(self) -> None:
+        layout = paged(self.max_tokens)
+        shape = replace(layout.shape, states=(StateSpec(1, 1, 1, 1, tail_rows=3),))
+        layout = replace(layout, shape=shape)
+        group = layout.groups[0]
+        self.states = StrictStates(self.num_cells)
+        budget = 4 * self.max_tokens * group.bytes_per_token
+        limits = CacheLimits(budget, 8, CacheSettings(free_slack_bytes=0))
+        self.kv = KVCacheManager(
+            layout, [StrictMemory(group)], limits, identity=b"test", states=self.states
+        )
+
+    def open(self, ids: list[int], *, system: int = 0, turns: tuple[int, int] = (0, 0)) -> int:
+        """Opens a sequence; its number."""
+        self.newest += 1
+        hashes = self.kv.block_hashes(PrefixSalt())
+        hashes.extend(ids, 0)
+        opened = self.kv.open(
+            self.newest,
+            hashes,
+            len(ids),
+            final_tokens=self.max_tokens,
+            system_tokens=system,
+            turns=Turns(*turns),
+        )
+        assert opened is not None
+        return self.newest
+
+    def run(self, seq_id: int, ids: list[int], stop: int, *, read: bool = True) -> None:
+        """A step that computes a sequence's tokens up to ``stop``."""
+        start = self.kv._open[seq_id].next_start
+        assert self.kv.reserve(seq_id, stop)
+        views = self.kv.views([(seq_id, start, stop - start)])
+        segments: Any = views._states
+
+        def after(rows: int) -> int:
+            return hash(tuple(ids[: start + rows])) if start + rows else 0
+
+        self.states.advance(segments[0], start, seq_id, views.epoch, after)
+        if read:
+            self.kv.commit(seq_id, ids[start:stop])
+            self.done(views.epoch)
+
+    def done(self, epoch: int) -> None:
+        self.states.completed_epoch = epoch
+        self.kv.step_completed(epoch)
+        self.kv.check_invariants()
+
+    def live(self, ids: list[int], **where: Any) -> int:
+        """A whole life: how many of its tokens came from the cache."""
+        seq_id = self.open(ids, **where)
+        found = self.kv.attach_cached(seq_id)
+        self.run(seq_id, ids, len(ids))
+        self.leave(seq_id)
+        return found
+
+    def leave(self, seq_id: int, *, keep_prefix: bool = True) -> None:
+        self.kv.close(seq_id, keep_prefix=keep_prefix)
+        self.done(self.kv._issued_epoch)
+
+
+def test_a_conversation_goes_on_from_the_end_of_its_answer() -> None:
+    stage = Stage()
+    first = SYSTEM + QUESTION
+    assert stage.live(first) == 0
+    assert stage.live(first + QUESTION) == 3 * TOKENS, "the last boundary before its end"
+    assert stage.kv.copied_bytes == 0
+
+
+def test_another_conversation_goes_on_from_the_end_of_the_system_prompt() -> None:
+    stage = Stage()
+    stage.live(SYSTEM + QUESTION, system=len(SYSTEM))
+    assert stage.live(SYSTEM + [7] * 40, system=len(SYSTEM)) == len(SYSTEM)
+
+
+def test_a_prompt_whose_thoughts_were_dropped_goes_on_from_the_end_of_the_messages() -> None:
+    stage = Stage()
+    asked = SYSTEM + QUESTION
+    stage.live(asked + [5] * 3 * TOKENS, turns=(0, len(asked)))
+    assert stage.live(asked + [6] * TOKENS) == 3 * TOKENS
+
+
+def test_where_two_prompts_part_the_second_one_leaves_a_state_for_the_third() -> None:
+    stage = Stage()
+    stage.live(SYSTEM + [1] * 3 * TOKENS)
+    assert stage.live(SYSTEM + [2] * 3 * TOKENS) == 0, "blocks are cached, and no state is"
+    assert stage.live(SYSTEM + [3] * 3 * TOKENS) == len(SYSTEM)
+
+
+def test_what_a_failed_sequence_wrote_is_not_found() -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    seq_id = stage.open(ids, system=len(SYSTEM))
+    stage.run(seq_id, ids, len(ids))
+    stage.leave(seq_id, keep_prefix=False)
+    assert stage.live(ids, system=len(SYSTEM)) == 0
+
+
+def test_a_long_prompt_leaves_waypoints_and_they_are_evicted_first() -> None:
+    stage = Stage(num_cells=6, max_tokens=2 * WAYPOINT_TOKENS + 320)
+    long = SYSTEM + list(range(WAYPOINT_TOKENS))
+    stage.live(long, system=len(SYSTEM))
+    other = long[: WAYPOINT_TOKENS + 8] + [9] * TOKENS
+    assert stage.live(other) == WAYPOINT_TOKENS
+    for number in range(3):
+        stage.live([number] * 3 * TOKENS)
+    assert stage.live([*long[: WAYPOINT_TOKENS + 8], 8] * 1) == len(SYSTEM)
+
+
+def test_the_oldest_ends_of_a_conversation_become_waypoints() -> None:
+    stage = Stage(num_cells=7)
+    ids = SYSTEM + QUESTION
+    for _ in range(3):
+        stage.live(ids, system=len(SYSTEM))
+        ids = ids + [len(ids)] * 2 * TOKENS
+    for number in range(2):
+        stage.live([number] * 3 * TOKENS)
+    assert stage.live(ids, system=len(SYSTEM)) == (len(ids) - 2 * TOKENS) // TOKENS * TOKENS
+    assert stage.live([*SYSTEM, 1], system=len(SYSTEM)) == len(SYSTEM)
+
+
+def test_a_dropped_step_counts_for_nothing() -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    seq_id = stage.open(ids)
+    stage.run(seq_id, ids, 2 * TOKENS + 3)
+    stage.run(seq_id, ids, 2 * TOKENS + 7, read=False)
+    stage.done(stage.kv._issued_epoch)
+    stage.kv.cancel_steps(seq_id)
+    assert stage.kv._open[seq_id].progress.computed == 2 * TOKENS
+    stage.run(seq_id, ids, len(ids))
+    stage.leave(seq_id)
+
+
+def test_a_sequence_without_room_for_its_cells_is_not_opened() -> None:
+    stage = Stage(num_cells=5)
+    stage.open(SYSTEM)
+    hashes = stage.kv.block_hashes(PrefixSalt())
+    hashes.extend(QUESTION, 0)
+    assert stage.kv.open(9, hashes, len(QUESTION), final_tokens=320) is None
+
+
+def test_idle_memory_of_cells_goes_back() -> None:
+    stage = Stage()
+    stage.live(SYSTEM + QUESTION)
+    while stage.kv._states is not None and stage.kv._states.pool.evict():
+        pass
+    stage.kv.release_idle_memory()
+    assert stage.states.released == len({0, 1}), "the boundary's cell, and the one beyond it"
+    assert not stage.states.contents
+
+
+def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
+    seen = []
+
+    class Rows:
+        def recur(self, token: mx.array, number: int, *inputs: Any) -> tuple[mx.array, mx.array]:
+            seen.append((token.item(), number))
+            return token + 1, inputs[0]
+
+    tokens = CacheTokens(0, num_states=2)
+    segments: Any = [StateSegment(1, None, ((1, 0),))]
+    views = KVViews([], tokens, [], segments, 1, Rows())
+    x = mx.zeros((1, 4))
+    for number in (0, 1, 0):
+        assert views.recur(number, x, x, x, x, None) is x
+    assert seen == [(0, 0), (0, 1), (1, 0)]
+    assert [token.item() for token in views.step_end([])] == [2, 1]
+    views.cancel()
+    assert [token.item() for token in tokens.newest_states] == [0, 0]
+
+
+def test_cells_are_named_in_what_is_said_of_them() -> None:
+    stage = Stage()
+    stage.live(SYSTEM)
+    assert stage.kv._states is not None
+    with pytest.raises(AssertionError, match="cell 0 is held by nobody"):
+        stage.kv._states.pool.let_go(stage.kv._states.pool.cells[0])
