@@ -18,7 +18,7 @@ from engine.runner import Model, ModelRunner
 from engine.scheduler import Scheduler
 from engine.step_memory import memory_demand
 from engine.substrate_faults import SubstrateFaults
-from engine.token_budget import TokenBudget
+from engine.token_budget import GPU_TILE_ROWS, TokenBudget
 from engine.types import EngineLimits
 from kvcache.backend import PageBackend
 from kvcache.choice import SubstrateChoice
@@ -255,6 +255,7 @@ def assemble(
         minimum=min(MIN_BUDGET_TOKENS, max_batched_tokens),
         maximum=max_batched_tokens,
         tokens=min(FIRST_BUDGET_TOKENS, max_batched_tokens),
+        tile=GPU_TILE_ROWS if substrate.on_gpu else 1,
     )
     loop = EngineLoop(
         Scheduler(kv, limits, budget, max_batched_tokens, config.max_step_mask_s),

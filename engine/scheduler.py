@@ -248,7 +248,8 @@ class Scheduler:
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
         """Add chunks of prompts, as far as the budget allows, the first in order first."""
-        room = self.budget.room(decoding=any(sequence.num_generated for sequence in self._running))
+        decoding = any(sequence.num_generated for sequence in self._running)
+        room = self.budget.room(decoding=decoding, rows=len(entries))
         room = min(room, self.max_num_batched_tokens - len(entries))
         done = {entry.seq_id for entry in entries} | self._resting
         for sequence in self._running:

@@ -1,5 +1,6 @@
 """How many tokens a step may compute, so that it takes about as long as it should."""
 
+import math
 from dataclasses import dataclass, field
 
 # A step's time is noisy and a prompt's later chunks are slower: grow by at most this factor, and
@@ -14,18 +15,23 @@ ALONE_TARGETS = 5.0
 MAX_SLOWDOWN = 3.0
 # Weight of the newest step of decoding alone in the mean of their times.
 NEWEST_WEIGHT = 0.2
+# Rows that MLX's products and its attention of prompts compute together on a GPU: fewer take as
+# long (mlx/backend/metal/quantized.cpp).
+GPU_TILE_ROWS = 32
 
 
 @dataclass(slots=True)
 class TokenBudget:
     """Prefill tokens per step, steered by measured step times. Within [minimum, maximum], in
-    tokens."""
+    tokens; whole tiles, where the maximum has room for one."""
 
     target_s: float
     minimum: int
     maximum: int
     tokens: int
     """Beside rows that decode."""
+    tile: int = 1
+    """Rows that the device computes together: a step of fewer takes as long."""
     alone: int = field(init=False)
     """In a step of prompts alone."""
     _decoding_s: float = field(default=0.0, init=False)
@@ -35,11 +41,17 @@ class TokenBudget:
         """Check the order of the limits."""
         assert 1 <= self.minimum <= self.tokens <= self.maximum
         assert self.target_s > 0
-        self.alone = self.tokens
+        assert self.tile >= 1
+        if self.maximum >= self.tile:
+            self.maximum -= self.maximum % self.tile
+        self.minimum = min(self.maximum, math.ceil(self.minimum / self.tile) * self.tile)
+        self.tokens = self.alone = self._bounded(self.tokens)
 
-    def room(self, *, decoding: bool) -> int:
-        """Return the budget of a step with rows that decode, or without any."""
-        return self.tokens if decoding else self.alone
+    def room(self, *, decoding: bool, rows: int = 0) -> int:
+        """Return the budget of a step with rows that decode, or without any. rows: that the step
+        has already; together they are whole tiles, about as many as the budget has."""
+        budget, begun = self.tokens if decoding else self.alone, rows % self.tile
+        return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
 
     def observe(self, prefill_tokens: int, seconds: float, *, decoding: bool = True) -> None:
         """Take in a step of so many prompt tokens. decoding: beside rows that decode."""
@@ -61,6 +73,12 @@ class TokenBudget:
         if ratio < 1:
             # The prefill alone has to make up for the whole excess.
             budget = max(prefill_tokens, self.minimum) * ratio
-        elif prefill_tokens >= tokens and ratio > 1 / CALM_FRACTION:
-            budget = tokens * min(ratio * CALM_FRACTION, MAX_GROWTH)
-        return min(self.maximum, max(self.minimum, int(budget)))
+        elif prefill_tokens > tokens - self.tile and ratio > 1 / CALM_FRACTION:
+            # A small budget grows by a tile.
+            most = max(tokens * MAX_GROWTH, tokens + self.tile)
+            budget = min(tokens * ratio * CALM_FRACTION, most)
+        return self._bounded(budget)
+
+    def _bounded(self, tokens: float) -> int:
+        """Return whole tiles, within the limits."""
+        return min(self.maximum, max(self.minimum, int(tokens) // self.tile * self.tile))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import pytest
@@ -19,7 +20,8 @@ from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
 from engine.runner import ModelStep
-from engine.step_plan import Outcome
+from engine.scheduler import Scheduler
+from engine.step_plan import Outcome, StepPlan
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
@@ -366,3 +368,26 @@ def test_metal_computes_what_is_stored(folder: Path) -> None:
 def test_each_substrate_computes_where_its_memory_is() -> None:
     assert engine.build.compute_device(Substrate.SPARSE) == mx.Device(mx.gpu)
     assert engine.build.compute_device(Substrate.POSIX) == mx.Device(mx.cpu)
+
+
+def test_steps_of_prompts_beside_decoding_are_whole_tiles_of_the_gpu(
+    device: Device, folder: Path
+) -> None:
+    """However short a step is to be."""
+    loop = metal_loop(folder, Substrate.PAGED, Answers.empty(), step_time_target_ms=1e-3)
+    plans: list[StepPlan] = []
+    schedule = Scheduler.schedule
+
+    def watched(scheduler: Scheduler, *, overlapped: bool = False) -> StepPlan:
+        plans.append(schedule(scheduler, overlapped=overlapped))
+        return plans[-1]
+
+    loop.mailbox.put(greedy(1, list(range(5)), 40))
+    loop.mailbox.put(greedy(2, list(range(300)), 1))
+    with mock.patch.object(Scheduler, "schedule", watched):
+        run_dry(loop)
+    rows = [sum(entry.count for entry in plan.entries) for plan in plans if plan.prefill_tokens]
+    assert len(rows) > 5
+    assert {count % 32 for count in rows[1:-1]} == {0}
+    assert rows[-2] == 32
+    loop.close()

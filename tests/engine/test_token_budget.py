@@ -101,3 +101,54 @@ def test_it_settles_where_a_step_takes_about_the_target(cost_s: float) -> None:
         b.observe(b.tokens, seconds)
     assert 0.6 * b.target_s <= times[-1] <= b.target_s
     assert max(times[1:]) <= 3 * b.target_s
+
+
+# --- tiles ------------------------------------------------------------------------------------
+
+
+def tiled(tokens: int = 64, minimum: int = 16, maximum: int = 2048) -> TokenBudget:
+    return TokenBudget(0.1, minimum, maximum, tokens, tile=32)
+
+
+@pytest.mark.parametrize("row_s", [1e-4, 3e-4, 7e-4, 1e-3, 4e-3, 2e-2])
+def test_budgets_are_whole_tiles_and_one_at_least(row_s: float) -> None:
+    b = tiled()
+    for _ in range(60):
+        b.observe(b.tokens, row_s * b.tokens)
+        b.observe(b.alone, row_s * b.alone, decoding=False)
+        assert b.tokens % 32 == b.alone % 32 == 0
+        assert min(b.tokens, b.alone) >= 32
+
+
+def test_a_budget_of_one_tile_grows_by_one_where_two_keep_to_the_target() -> None:
+    b = tiled(tokens=32)
+    b.observe(32, 0.1 / 2.1 * CALM_FRACTION)
+    assert b.tokens == 64
+    b = tiled(tokens=32)
+    b.observe(32, 0.1 / 1.9 * CALM_FRACTION)
+    assert b.tokens == 32
+
+
+def test_a_step_whose_last_tile_is_not_full_was_a_full_step() -> None:
+    b = tiled(tokens=64)
+    b.observe(32, 0.001)
+    assert b.tokens == 64
+    b.observe(33, 0.001)
+    assert b.tokens == 96
+
+
+@pytest.mark.parametrize(
+    ("rows", "room"), [(0, 64), (1, 63), (16, 48), (17, 79), (31, 65), (32, 64), (40, 56)]
+)
+def test_rows_that_decode_and_a_chunk_are_whole_tiles_together(rows: int, room: int) -> None:
+    b = tiled(tokens=64)
+    assert b.room(decoding=True, rows=rows) == b.room(decoding=False, rows=rows) == room
+
+
+def test_a_limit_that_is_no_whole_tile_is_rounded_down_and_one_below_a_tile_holds() -> None:
+    assert (tiled(maximum=100).maximum, tiled(maximum=31, tokens=20).maximum) == (96, 31)
+    assert tiled(maximum=31, tokens=20).room(decoding=True) == 31
+
+
+def test_where_rows_are_computed_one_by_one_any_number_is_a_budget() -> None:
+    assert [budget(tokens=61).room(decoding=True, rows=rows) for rows in (0, 7)] == [61, 61]

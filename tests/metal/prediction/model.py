@@ -15,7 +15,7 @@ from engine.models.spec import Attention
 from engine.models.tensors import Matrix, model_tensors
 from engine.planning.arithmetic import GROUP_SIZE, Q4
 from engine.planning.shape import ModelShape
-from engine.token_budget import TokenBudget
+from engine.token_budget import GPU_TILE_ROWS, TokenBudget
 from kvcache.layout import KVFormat
 from tests.metal.prediction.assumptions import Assumptions, Chip
 from tests.metal.prediction.engines import Engine, Overlap
@@ -28,7 +28,7 @@ ARRAY_NUMBERS = 4 / 32 + 2 / GROUP_SIZE
 # What an M5's matrix units add to its lanes, in devices.py's rate.
 MATRIX_UNITS = 4
 # Rows of a tile, of MLX's products and of its attention of prompts (mlx#3863).
-TILE_ROWS = 32
+TILE_ROWS = GPU_TILE_ROWS
 # mlx-lm: rows by which a cache grows, tokens of a prompt's chunk (cache.py, server.py).
 GROWTH_ROWS = 256
 MLX_LM_CHUNK = 2048
@@ -272,7 +272,7 @@ def chunks(engine: Engine, on: Machine, work: Work, tokens: int) -> Iterator[tup
     """Each chunk's tokens and seconds. quire's follow its budget of tokens, mlx-lm's are alike."""
     config = EngineConfig(max_step_mask_s=inf, grammar_bytes=0)
     most = config.max_num_batched_tokens
-    budget = TokenBudget(config.step_time_target_ms / 1e3, LEAST_CHUNK, most, most)
+    budget = TokenBudget(config.step_time_target_ms / 1e3, LEAST_CHUNK, most, most, TILE_ROWS)
     start = 0
     while start < tokens:
         room = MLX_LM_CHUNK if engine.is_mlx_lm else budget.room(decoding=False)

@@ -315,7 +315,7 @@ def sheet() -> list[str]:
         rates_table(),
         "**Prompts**, one at a time: the ratio, and tokens per second of quire; mlx-lm's server. "
         "quire's chunks follow its budget of half a second, mlx-lm's are 2048 tokens whatever they "
-        "take. Both kernels compute 32 rows at a time: where half a second is fewer, quire loses.",
+        "take. Both kernels compute 32 rows at a time: quire's chunks are whole multiples of that.",
         prompts_table(),
         f"**Coming and going**, {model} at 2k tokens, 8 / 32 at once, an answer of {ANSWER_TOKENS} "
         "tokens: mlx-lm copies its whole cache when a sequence leaves and when one joins, and has "
