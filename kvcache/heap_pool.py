@@ -120,7 +120,7 @@ class HeapPool:
         if self._backend.releases is Releases.NOTHING:
             kept = len(self._heaps) * size
         elif self._backend.releases is not Releases.BLOCKS:
-            kept = sum(heap.free < size for heap in self._heaps) * size
+            kept = sum(heap.states().count(BlockState.FREE) < size for heap in self._heaps) * size
         self._limit_blocks = min(max(blocks, kept), self._max_heaps * size)
         return self._limit_blocks
 

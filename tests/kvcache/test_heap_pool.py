@@ -1,5 +1,6 @@
 from collections.abc import Iterable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -8,6 +9,7 @@ from kvcache.block import Block, BlockState
 from kvcache.heap_pool import HeapPool
 from kvcache.inspector import blocks_of
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
+from kvcache.sparse_buffer import SparseBuffer
 from kvcache.sparse_heap import runs_of
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
@@ -428,4 +430,13 @@ def test_a_limit_counts_heaps_that_cannot_be_given_back(releases: Releases, allo
     blocks = take(pool, HEAP_BLOCKS + 1)
     free(pool, blocks[1:])
     assert pool.set_limit(0) == allowed * HEAP_BLOCKS
+    pool.check_invariants()
+
+
+def test_a_heap_whose_free_blocks_are_still_mapped_counts_as_one_that_can_be_given_back() -> None:
+    pool, _ = small_pool(heaps=3, releases=Releases.HEAPS, charge=Charge.HEAPS)
+    blocks = take(pool, HEAP_BLOCKS + 1)
+    pool.keep(blocks[-1], mock.Mock(SparseBuffer, free_kept=0))
+    free(pool, blocks[1:])
+    assert pool.set_limit(0) == HEAP_BLOCKS
     pool.check_invariants()
