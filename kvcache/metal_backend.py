@@ -85,8 +85,7 @@ class MetalBackend(NativeMemory):
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
-        if not self.maps_while_running and not self.commit_heap(heap):
-            return False
+        assert self.maps_while_running or heap not in self._released, "a heap without memory"
         ticket = self._map_queued(buffer, block, heap, heap_block, count, writable=writable)
         if not self.maps_while_running:
             self._begun.append(ticket)
