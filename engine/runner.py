@@ -71,10 +71,13 @@ class ModelStep:
         outputs = output.arrays if isinstance(output, PendingSamples) else [output]
         scored = [] if scored_states is None else [scored_states]
         self._arrays = views.step_end([*outputs, *scored])
+        self._unsubmitted = self._arrays
 
     def submit_graph(self) -> None:
-        """Hand the device what is built; wait for room in MLX's queue."""
-        mx.async_eval(*self._arrays)  # type: ignore[no-untyped-call]
+        """Hand the device what is built and it has not got yet; wait for room in MLX's queue."""
+        if self._unsubmitted:
+            mx.async_eval(*self._unsubmitted)  # type: ignore[no-untyped-call]
+            self._unsubmitted = []
 
     def submit(self, state: PendingState | None) -> None:
         """Hand the device all of the step; wait for room in MLX's queue."""
@@ -84,7 +87,8 @@ class ModelStep:
                 assert state is not None, "the plan needs a state"
                 # It is made while the device computes.
                 self._output = self._runner.sample(self._plan, self._output, state.result())
-                self._arrays += self._output.arrays
+                self._unsubmitted = self._output.arrays
+                self._arrays = [*self._arrays, *self._unsubmitted]
                 self.submit_graph()
 
     def read(self) -> SequenceOf[Outcome]:

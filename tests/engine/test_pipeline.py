@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from engine.build import build_engine, plan_engine
@@ -372,6 +373,23 @@ def test_masks_are_made_while_the_device_computes_what_they_are_for(
     drain(loop)
     assert order.notes == ["graph", "mask", "sample", *steady * 4, "read"]
     assert len(answers.tokens[1]) == 5
+
+
+def test_a_device_that_takes_whole_steps_is_handed_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, handed, hand_over = recall_loop(Answers.empty(), overlap=True), 0, mx.async_eval
+
+    def watched(*arrays: mx.array) -> None:
+        nonlocal handed
+        handed += 1
+        hand_over(*arrays)  # type: ignore[no-untyped-call]
+
+    loop._runner._takes_whole_steps = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(mx, "async_eval", watched)
+    loop.mailbox.put(greedy(1, [1, 2], 10))
+    drain(loop)
+    assert handed == loop._pipeline.num_retired == 10
 
 
 def test_memory_is_taken_from_nobody_in_flight() -> None:
