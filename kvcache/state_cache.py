@@ -337,8 +337,7 @@ class StateCache:
         found = []
         for number in range(blocks):
             block = self._index.find(hashes, number)
-            if block is None:
-                break
+            assert block is not None, "a block is found, and one before it is not"
             if block.found_by.cell is not None:
                 found.append(block.found_by.cell)
         return found

@@ -168,6 +168,14 @@ def test_a_dropped_step_counts_for_nothing() -> None:
     stage.leave(seq_id)
 
 
+def test_cells_that_were_reserved_and_not_written_are_free_again() -> None:
+    stage = Stage(num_cells=3)
+    for number in range(2):
+        seq_id = stage.open([number] * TOKENS)
+        assert stage.kv.reserve(seq_id, TOKENS)
+        stage.leave(seq_id)
+
+
 def test_a_sequence_without_room_for_its_cells_is_not_opened() -> None:
     stage = Stage(num_cells=5)
     stage.open(SYSTEM)
