@@ -440,6 +440,84 @@ def rope_angles(rows: RowTable, rope: RopeTable, workers: CpuWorkers) -> mx.arra
     ``head_dim / 2`` pairs of dimensions, then their sines, both times the magnitude. Computed in
     double precision."""
 
+class StateMemory:
+    """Memory for cells, in which recurrent layers keep the states of a sequence: zeros until they
+    are written, at an address that never changes. A read or write behind its end ends the process.
+    """
+
+    def __init__(self, bytes: int) -> None:
+        """bytes: at least so many, in whole pages. OSError where the system has no addresses."""
+    @property
+    def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    def release(self, offset: int, bytes: int) -> None:
+        """Give memory back to the system: it holds zeros then. ValueError where it is not in whole
+        pages. Releases the interpreter lock."""
+
+class StateRows:
+    """Which cells the rows of a step begin with and end in. Made once per step and shared by every
+    recurrent layer. Keeps the memories alive."""
+
+    def __init__(
+        self,
+        segments: list[tuple[int, int, list[tuple[int, int]]]],
+        memories: list[StateMemory],
+    ) -> None:
+        """segments: of one sequence each, ``(count, read, [(rows, write), ...])``, row i of the
+        flat token array in their order. read: address of the cell that a segment begins with, or 0:
+        zeros. After the first ``rows`` rows of it, ascending, its state is written to the cell at
+        ``write``; the last one is after all rows, and may be the cell that was read. memories:
+        where all cells lie; IndexError for an address that lies in none.
+        """
+    def __len__(self) -> int: ...
+
+class GatedDelta:
+    """What a gated delta net has beside its projections."""
+
+    def __init__(
+        self,
+        *,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        conv: mx.array,
+        a_log: mx.array,
+        dt_bias: mx.array,
+        norm: mx.array,
+        eps: float,
+    ) -> None:
+        """Value head h reads key head ``h / (value_heads / key_heads)``; both dimensions are
+        multiples of 16, 256 at most. All arrays float32. conv: ``[tail_rows + 1, conv_width]``,
+        ``conv_width = 2 * key_heads * key_dim + value_heads * value_dim``, the weights of the newest
+        row last; a_log, dt_bias: ``[value_heads]``; norm: ``[value_dim]``; eps: of the norm."""
+
+def gated_delta(
+    token: mx.array,
+    qkv: mx.array,
+    z: mx.array,
+    a: mx.array,
+    b: mx.array,
+    delta: GatedDelta,
+    rows: StateRows,
+    offset: int,
+    workers: CpuWorkers,
+) -> tuple[mx.array, mx.array]:
+    """A gated delta net between its projections: (new token, ``RMSNorm(y) * SiLU(z)``), the second
+    of z's shape. Cells are read and written at ``offset`` bytes from their beginning:
+    S ``[value_heads][value_dim][key_dim]``, then the newest rows of qkv ``[tail_rows][conv_width]``,
+    all float32.
+
+    qkv: ``[len(rows), conv_width]``, queries, keys and values before the convolution; z:
+    ``[len(rows), value_heads * value_dim]``; a, b: ``[len(rows), value_heads]``; float32, and parts
+    of one matrix are not copied. Per token and value head, with queries and keys as unit vectors
+    (queries also times ``key_dim ** -0.5``): ``S = S * exp(-exp(a_log) * softplus(a + dt_bias))``,
+    ``S += (v - S k) * sigmoid(b) k^T``, ``y = S q``. Tokens are computed one after the other: how
+    they are cut into steps, and what else runs, changes no bit. IndexError where a cell has fewer
+    bytes behind the offset.
+    """
+
 class PackedLinear:
     """A linear layer's weights in the order in which the CPU's kernels read them
     (kernels/cpu/linear.h), in memory of its own."""

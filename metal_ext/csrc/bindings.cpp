@@ -276,6 +276,7 @@ NB_MODULE(_ext, m) {
   quire::bind_memory(m);
   quire::bind_operations(m);
   quire::bind_linear(m);
+  quire::bind_states(m);
 #ifdef QUIRE_METAL
   quire::bind_metal(m);
 #else

@@ -18,6 +18,8 @@
 #include "core/heap.h"
 #include "core/mapper.h"
 #include "core/row_table.h"
+#include "core/state_rows.h"
+#include "ops/gated_delta.h"
 #include "ops/ops.h"
 #include "ops/packed_linear.h"
 #include "ops/rope.h"
@@ -43,6 +45,9 @@ using WorkersHandle = Handle<ops::CpuWorkers>;
 using PackedHandle = Handle<const ops::PackedLinear>;
 using CounterHandle = Handle<CopyCounter>;
 using RopeHandle = Handle<const ops::RopeTable>;
+using StatesHandle = Handle<StateMemory>;
+using StateRowsHandle = Handle<const StateRows>;
+using DeltaHandle = Handle<const ops::GatedDelta>;
 using SegmentTuple = std::tuple<RangeHandle, PythonInt, PythonInt>;
 
 inline std::vector<Segment> native_segments(const std::vector<SegmentTuple>& segments) {
@@ -60,6 +65,8 @@ inline std::optional<ops::QKNorms> native_norms(const std::optional<NormsTuple>&
   return norms ? std::optional(std::make_from_tuple<ops::QKNorms>(*norms)) : std::nullopt;
 }
 
+// What recurrent layers need: memory of cells, and the operations on them.
+void bind_states(nb::module_& m);
 // Everything that a build with Metal has beside the rest.
 void bind_metal(nb::module_& m);
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import EllipsisType
 
 import mlx.core as mx
 
@@ -16,17 +17,21 @@ import metal_ext
 from metal_ext import (
     CopyCounter,
     CpuWorkers,
+    GatedDelta,
     Heap,
     Layer,
     Mapper,
     PackedLinear,
     RopeTable,
     RowTable,
+    StateMemory,
+    StateRows,
     append,
     block_copy,
     choose_tokens,
     chunk_attention,
     decode_attention,
+    gated_delta,
     gated_mlp,
     linear,
     linear_heads,
@@ -37,6 +42,7 @@ from metal_ext import (
     rms_norm,
     rope_angles,
 )
+from tests.metal_ext.deltas import Cells, DeltaLayer, DeltaShape
 from tests.metal_ext.shapes import PAGE, Shape
 
 STUB = Path(metal_ext.__file__).with_name("_ext.pyi")
@@ -50,6 +56,8 @@ MAPPED_BLOCKS = 4
 MAPPED_TOKENS = MAPPED_BLOCKS * SHAPE.tokens_per_block
 BLOCKS = SHAPE.blocks_per_range
 OUTPUTS, INPUTS, VOCABULARY = 64, 32, 100
+DELTA = DeltaLayer(DeltaShape(key_heads=1, value_heads=2, key_dim=16))
+CELL_BYTES = 4 * DELTA.shape.numbers
 
 BEYOND = [-1, -(2**63), -(2**63) - 1, -(10**40)]
 BEYOND += [2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 1, 10**40]
@@ -84,6 +92,7 @@ class Setting:
         self.words, self.scales, self.biases = mx.quantize(mx.ones((OUTPUTS, INPUTS)), 32, 4)
         self.logits = mx.zeros((2, VOCABULARY))
         self.choices = mx.array([[1.0, 0, 1, 0, 0.5]] * 2)
+        self.cells = Cells(DELTA.shape, count=1, offset=0)
 
     def map(self, heap_block: int = 0, block: int = 4, count: int = 1) -> None:
         self.range.map(self.heap, heap_block, block, count, writable=True)
@@ -215,6 +224,28 @@ class Setting:
             packed=self.packed, workers=self.workers, heads=heads, eps=1e-6, **(given | arrays)
         )
 
+    def states(
+        self, count: int = 2, read: int = 0, rows: int = 1, write: int | EllipsisType = ...
+    ) -> StateRows:
+        cell = self.cells.address(0)
+        on_the_way = [(rows, cell)] if count == 2 else []
+        last = cell if isinstance(write, EllipsisType) else write
+        return StateRows([(count, read, [*on_the_way, (count, last)])], [self.cells.memory])
+
+    def recur(self, offset: int = 0, **arrays: mx.array) -> tuple[mx.array, mx.array]:
+        inputs = DELTA.inputs(2)
+        given = {name: mx.array(getattr(inputs, name)) for name in ("qkv", "z", "a", "b")}
+        return gated_delta(
+            **({"token": self.token} | given | arrays),
+            delta=DELTA.native,
+            rows=self.states(),
+            offset=offset,
+            workers=self.workers,
+        )
+
+    def delta(self, **changes: int | mx.array) -> GatedDelta:
+        return GatedDelta(**(DELTA.arguments | changes))
+
     def choose(self, **arrays: mx.array) -> tuple[mx.array, mx.array]:
         given = {"raw": self.logits, "adjusted": self.logits + 1, "choices": self.choices}
         return choose_tokens(**(given | arrays), workers=self.workers)
@@ -335,6 +366,25 @@ INTERVALS = {
     "Layer.value_region by project_append": Argument(
         "value_region", 0, 1, lambda s, n: s.project(Layer(0, n, mx.float32))
     ),
+    "StateMemory.bytes": Argument("bytes", 1, 2**46, lambda s, n: StateMemory(n)),
+    "StateMemory.release.offset": Argument(
+        "bytes of the memory", 0, 0, lambda s, n: s.cells.memory.release(n, PAGE)
+    ),
+    "StateMemory.release.bytes": Argument(
+        "bytes of the memory", 1, PAGE, lambda s, n: s.cells.memory.release(0, n)
+    ),
+    "StateRows.segments.0": Argument("count", 1, 2**24, lambda s, n: s.states(count=n)),
+    # Right ones are where memory happens to lie; 0 is none.
+    "StateRows.segments.1": Argument("address", 2, 3, lambda s, n: s.states(read=n)),
+    "StateRows.segments.2.0": Argument("rows", 1, 1, lambda s, n: s.states(rows=n)),
+    "StateRows.segments.2.1": Argument("address", 1, 3, lambda s, n: s.states(write=n)),
+    "GatedDelta.key_heads": Argument("key_heads", 1, 2, lambda s, n: s.delta(key_heads=n)),
+    "GatedDelta.value_heads": Argument("value_heads", 1, 256, lambda s, n: s.delta(value_heads=n)),
+    "GatedDelta.key_dim": Argument("key_dim", 16, 256, lambda s, n: s.delta(key_dim=n)),
+    "GatedDelta.value_dim": Argument("value_dim", 16, 256, lambda s, n: s.delta(value_dim=n)),
+    "gated_delta.offset": Argument(
+        "bytes of a cell", 0, PAGE - CELL_BYTES, lambda s, n: s.recur(offset=n)
+    ),
 }
 # Integers of which few are right: others are a ValueError.
 CHOICES: dict[str, Callable[[Setting, int], object]] = {
@@ -384,6 +434,15 @@ ARRAYS: dict[str, Arrays] = {
     "choose_tokens.raw": lambda s, x: s.choose(raw=x),
     "choose_tokens.adjusted": lambda s, x: s.choose(adjusted=x),
     "choose_tokens.choices": lambda s, x: s.choose(choices=x),
+    "GatedDelta.conv": lambda s, x: s.delta(conv=x),
+    "GatedDelta.a_log": lambda s, x: s.delta(a_log=x),
+    "GatedDelta.dt_bias": lambda s, x: s.delta(dt_bias=x),
+    "GatedDelta.norm": lambda s, x: s.delta(norm=x),
+    "gated_delta.token": lambda s, x: s.recur(token=x),
+    "gated_delta.qkv": lambda s, x: s.recur(qkv=x),
+    "gated_delta.z": lambda s, x: s.recur(z=x),
+    "gated_delta.a": lambda s, x: s.recur(a=x),
+    "gated_delta.b": lambda s, x: s.recur(b=x),
 }
 
 DTYPES = (

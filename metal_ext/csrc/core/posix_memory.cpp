@@ -161,4 +161,14 @@ void map_nothing(void* address, size_t bytes) {
   map_fixed(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
 }
 
+void give_back_private(void* address, size_t bytes) {
+#ifdef __linux__
+  if (madvise(address, bytes, MADV_DONTNEED) != 0) {
+    fail("madvise", bytes);
+  }
+#else
+  map_private_zeros(address, bytes);  // a Mac's MADV_DONTNEED keeps what was there
+#endif
+}
+
 }  // namespace quire

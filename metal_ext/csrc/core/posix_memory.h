@@ -46,5 +46,7 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 void populate(void* address, size_t bytes) noexcept;
 void map_private_zeros(void* address, size_t bytes);  // readable, writable, committed on touch
 void map_nothing(void* address, size_t bytes);        // back to reserved
+// Gives the memory behind private zeros back to the system; later reads give zeros.
+void give_back_private(void* address, size_t bytes);
 
 }  // namespace quire

@@ -35,6 +35,7 @@ constexpr size_t kSumRegisters = 8;
 #include "cpu/decode.h"
 #include "cpu/chunk.h"
 #include "cpu/layer.h"
+#include "cpu/delta.h"
 #include "cpu/choose.h"
 #include "cpu/multiply.h"
 #if defined(__AVX512VNNI__)
@@ -76,6 +77,7 @@ extern const Kernels kernels;
 const Kernels kernels = {
     QUIRE_NAME_OF(QUIRE_ISA), to_bfloat16, from_bfloat16, prepare_queries, attend_split,
     finish, attend_chunk, {prepared_bytes, prepare, multiply}, {rms_norm, gate, rotate, add},
+    {convolve, normalize, recur},
     {largest, weigh, sum_from, collect},
 };
 

@@ -76,6 +76,42 @@ struct LayerKernels {
   void (*add)(const float* x, size_t n, float* to);
 };
 
+// A head of a gated delta net: its state is [value_dim][key_dim]. Both are multiples of 16.
+struct DeltaHead {
+  size_t key_dim;
+  size_t value_dim;
+};
+
+// Consecutive tokens of one value head. Rows of queries, keys and values are `stride` apart.
+struct DeltaRun {
+  size_t count;
+  const float* from;  // the state before them; null: zeros
+  float* to;          // the state after them; may be `from`
+  const float* queries;
+  const float* keys;
+  const float* values;
+  size_t stride;
+  const float* decays;  // [count]
+  const float* betas;   // [count]
+  float* out;           // rows [value_dim], out_stride apart
+  size_t out_stride;
+};
+
+// What a gated delta net does between its products, in float32.
+struct DeltaKernels {
+  // SiLU of the sum of `taps` rows [n], each times its weights: weights of two taps are `stride`
+  // apart. A null row is zeros.
+  void (*convolve)(
+      const float* const* rows, const float* weights, size_t taps, size_t stride, size_t n,
+      float* out);
+
+  // x * scale / sqrt(sum(x^2) + eps), [n]. out may be x.
+  void (*normalize)(const float* x, float eps, float scale, size_t n, float* out);
+
+  // The recurrence, token by token: how tokens are cut into runs changes no bit.
+  void (*recur)(const DeltaHead&, const DeltaRun&);
+};
+
 // Passes over a row of logits, or a piece of one. Sums are in double.
 struct ChooseKernels {
   // The largest of [n] numbers, NaN aside; -inf where there is none. finite: whether all are.
@@ -124,6 +160,7 @@ struct Kernels {
 
   LinearKernels linear;
   LayerKernels layer;
+  DeltaKernels delta;
   ChooseKernels choose;
 };
 

@@ -45,12 +45,15 @@ void rms_norm(const float* x, const float* weight, float eps, size_t n, float* o
 }
 
 // x / (1 + e^-x), by the exponential of what is negative: it cannot overflow.
+inline Vec silu(Vec x) {
+  const Vec small = exp_of_negative(x < Vec{} ? x : -x);
+  const Vec share = (x < Vec{} ? small : all(1.0f)) / (all(1.0f) + small);
+  return x * share;
+}
+
 void gate(const float* gates, const float* up, size_t n, float* out) {
   for_each_vec(n, [&](size_t i, size_t count) {
-    const Vec x = load_some(gates + i, count);
-    const Vec small = exp_of_negative(x < Vec{} ? x : -x);
-    const Vec share = (x < Vec{} ? small : all(1.0f)) / (all(1.0f) + small);
-    store_some(out + i, x * share * load_some(up + i, count), count);
+    store_some(out + i, silu(load_some(gates + i, count)) * load_some(up + i, count), count);
   });
 }
 

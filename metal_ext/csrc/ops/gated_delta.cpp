@@ -1,0 +1,290 @@
+#include "ops/gated_delta.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "mlx/ops.h"
+#include "ops/primitive.h"
+
+namespace quire::ops {
+namespace {
+
+using Part = StateRows::Part;
+using Run = StateRows::Run;
+using Tile = StateRows::Tile;
+
+// Of the sum of squares of a head's queries or keys, in every checkpoint.
+constexpr float kUnitEps = 1e-6f;
+// Heads that one task convolves.
+constexpr size_t kHeadsPerTask = 8;
+constexpr size_t kMaxTaps = 8;
+
+// Rows [T, n] of an array as its strides say; a copy where a row's numbers do not lie side by side.
+class RowsOf {
+ public:
+  explicit RowsOf(const mx::array& x) : width_(static_cast<size_t>(x.shape(1))) {
+    const float* const data = x.data<float>();
+    if (x.strides(1) == 1 || width_ == 1) {
+      first_ = data;
+      stride_ = x.strides(0);
+      return;
+    }
+    for (int64_t row = 0; row < x.shape(0); ++row) {
+      for (int64_t i = 0; i < x.shape(1); ++i) {
+        copy_.push_back(data[row * x.strides(0) + i * x.strides(1)]);
+      }
+    }
+    first_ = copy_.data();
+    stride_ = static_cast<int64_t>(width_);
+  }
+  const float* row(size_t number) const {
+    return first_ + static_cast<int64_t>(number) * stride_;
+  }
+
+ private:
+  size_t width_;
+  const float* first_;
+  int64_t stride_;
+  std::vector<float> copy_;
+};
+
+// One layer's work on a step's rows, a tile at a time: first convolution and unit vectors of the
+// tile's rows, head by head, into scratch [kTileRows][conv_width]; then the recurrence and what
+// follows it, again head by head. No state depends on another head's.
+class LayerStep {
+ public:
+  LayerStep(
+      const GatedDelta& delta, size_t offset, const std::vector<mx::array>& in, float* out,
+      const cpu::Kernels& kernels, float* scratch)
+      : shape_(delta.shape),
+        eps_(static_cast<float>(delta.eps)),
+        offset_(offset),
+        qkv_(in[1]),
+        z_(in[2]),
+        a_(in[3]),
+        b_(in[4]),
+        conv_(in[5].data<float>()),
+        a_log_(in[6].data<float>()),
+        dt_bias_(in[7].data<float>()),
+        norm_(in[8].data<float>()),
+        out_(out),
+        kernels_(kernels),
+        convolved_(scratch) {}
+
+  size_t convolved_heads() const {
+    return static_cast<size_t>(2 * shape_.key_heads + shape_.value_heads);
+  }
+
+  // Convolves queries, keys or values of one head: heads are numbered through all three.
+  void convolve(const Tile& tile, size_t head) const {
+    const auto key_heads = static_cast<size_t>(shape_.key_heads);
+    const auto key_dim = static_cast<size_t>(shape_.key_dim);
+    const auto value_dim = static_cast<size_t>(shape_.value_dim);
+    const bool is_value = head >= 2 * key_heads;
+    const size_t dims = is_value ? value_dim : key_dim;
+    const size_t channel = is_value
+                               ? 2 * shape_.keys_width() + (head - 2 * key_heads) * value_dim
+                               : head * key_dim;
+    const auto taps = static_cast<size_t>(shape_.tail_rows) + 1;
+    for (const Part& part : tile.parts) {
+      for (size_t row = part.first; row < part.first + part.count; ++row) {
+        const float* inputs[kMaxTaps];
+        for (size_t tap = 0; tap < taps; ++tap) {
+          const float* const input = conv_input(part, row - part.segment_first + tap);
+          inputs[tap] = input == nullptr ? nullptr : input + channel;
+        }
+        float* const made = convolved_ + (row - tile.first) * shape_.conv_width() + channel;
+        kernels_.delta.convolve(inputs, conv_ + channel, taps, shape_.conv_width(), dims, made);
+        if (!is_value) {
+          const float scale = head < key_heads ? 1.0f / std::sqrt(static_cast<float>(dims)) : 1.0f;
+          kernels_.delta.normalize(made, kUnitEps, scale, dims, made);
+        }
+      }
+    }
+  }
+
+  // A value head's recurrence over a segment's rows in the tile, its norm and gate, and its share
+  // of the tails that are written.
+  void finish(const Tile& tile, const Part& part, size_t head) const {
+    const size_t key_head = head / static_cast<size_t>(shape_.value_heads / shape_.key_heads);
+    const auto key_dim = static_cast<size_t>(shape_.key_dim);
+    const auto value_dim = static_cast<size_t>(shape_.value_dim);
+    float decays[StateRows::kTileRows];
+    float betas[StateRows::kTileRows];
+    for (size_t i = 0; i < part.count; ++i) {
+      set_gates(part.first + i, head, decays[i], betas[i]);
+    }
+    for (const Run& run : part.runs) {
+      const float* const queries =
+          convolved_ + (run.first - tile.first) * shape_.conv_width() + key_head * key_dim;
+      const float* const values = convolved_ + (run.first - tile.first) * shape_.conv_width() +
+                                  2 * shape_.keys_width() + head * value_dim;
+      const size_t at = run.first - part.first;
+      kernels_.delta.recur(
+          {key_dim, value_dim},
+          {run.count, state(run.from, head), state(run.to, head), queries,
+           queries + shape_.keys_width(), values, shape_.conv_width(), decays + at, betas + at,
+           row_out(run.first, head), shape_.values_width()});
+      if (run.written) {
+        write_tail(part, run, head);
+      }
+    }
+    for (size_t row = part.first; row < part.first + part.count; ++row) {
+      float* const y = row_out(row, head);
+      kernels_.layer.rms_norm(y, norm_, eps_, value_dim, y);
+      kernels_.layer.gate(z_.row(row) + head * value_dim, y, value_dim, y);
+    }
+  }
+
+ private:
+  // exp(-exp(a_log) softplus(a + dt_bias)) and sigmoid(b).
+  void set_gates(size_t row, size_t head, float& decay, float& beta) const {
+    const double x = static_cast<double>(a_.row(row)[head]) + dt_bias_[head];
+    const double softplus = std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
+    decay = static_cast<float>(std::exp(-std::exp(static_cast<double>(a_log_[head])) * softplus));
+    beta = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(b_.row(row)[head]))));
+  }
+
+  float* row_out(size_t row, size_t head) const {
+    return out_ + row * shape_.values_width() + head * static_cast<size_t>(shape_.value_dim);
+  }
+
+  const float* state(const std::byte* cell, size_t head) const {
+    return cell == nullptr ? nullptr
+                           : reinterpret_cast<const float*>(cell + offset_) +
+                                 head * shape_.head_numbers();
+  }
+  float* state(std::byte* cell, size_t head) const {
+    return reinterpret_cast<float*>(cell + offset_) + head * shape_.head_numbers();
+  }
+
+  // Row `place` of what the convolution of a segment reads: the tail's rows, then the segment's.
+  // Null: zeros.
+  const float* conv_input(const Part& part, size_t place) const {
+    const auto kept = static_cast<size_t>(shape_.tail_rows);
+    if (place >= kept) {
+      return qkv_.row(part.segment_first + place - kept);
+    }
+    return part.read == nullptr
+               ? nullptr
+               : reinterpret_cast<const float*>(part.read + offset_ + shape_.state_bytes()) +
+                     place * shape_.conv_width();
+  }
+
+  // In the order of rows, so that a tail may be shifted in its own place.
+  void write_tail(const Part& part, const Run& run, size_t head) const {
+    const size_t width = shape_.conv_width();
+    const auto heads = static_cast<size_t>(shape_.value_heads);
+    const size_t begin = width * head / heads;
+    const size_t bytes = (width * (head + 1) / heads - begin) * sizeof(float);
+    float* const tail = reinterpret_cast<float*>(run.to + offset_ + shape_.state_bytes());
+    const size_t rows = run.first + run.count - part.segment_first;
+    for (size_t i = 0; i < static_cast<size_t>(shape_.tail_rows); ++i) {
+      const float* const source = conv_input(part, rows + i);
+      float* const target = tail + i * width + begin;
+      if (source == nullptr) {
+        std::memset(target, 0, bytes);
+      } else {
+        std::memcpy(target, source + begin, bytes);
+      }
+    }
+  }
+
+  const DeltaShape& shape_;
+  const float eps_;
+  const size_t offset_;
+  const RowsOf qkv_, z_, a_, b_;
+  const float* const conv_;
+  const float* const a_log_;
+  const float* const dt_bias_;
+  const float* const norm_;
+  float* const out_;
+  const cpu::Kernels& kernels_;
+  float* const convolved_;
+};
+
+// Inputs: the token, qkv, z, a and b, then the layer's conv, a_log, dt_bias and norm.
+class GatedDeltaStep final : public CachePrimitive {
+ public:
+  GatedDeltaStep(Delta delta, CellRows rows, size_t offset, Workers workers)
+      : CachePrimitive("gated_delta"),
+        delta_(std::move(delta)),
+        rows_(std::move(rows)),
+        offset_(offset),
+        workers_(std::move(workers)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    out[0].copy_shared_buffer(in[0]);
+    allocate(out[1]);
+    std::vector<mx::array> arrays;
+    for (const mx::array& x : in) {
+      arrays.push_back(mx::array::unsafe_weak_copy(x));
+    }
+    enqueue([delta = delta_, rows = rows_, offset = offset_, workers = workers_,
+             arrays = std::move(arrays),
+             result = mx::array::unsafe_weak_copy(out[1])]() mutable {
+      const auto held = workers->pool.hold();
+      float* const scratch =
+          workers->pool.scratch(std::min(rows->size(), StateRows::kTileRows) *
+                                delta->shape.conv_width());
+      const LayerStep step(
+          *delta, offset, arrays, result.data<float>(), workers->kernels, scratch);
+      const auto value_heads = static_cast<size_t>(delta->shape.value_heads);
+      const size_t convolved = step.convolved_heads();
+      for (const Tile& tile : rows->tiles()) {
+        workers->pool.run((convolved + kHeadsPerTask - 1) / kHeadsPerTask,
+                          [&](size_t task, size_t) {
+          const size_t end = std::min(convolved, (task + 1) * kHeadsPerTask);
+          for (size_t head = task * kHeadsPerTask; head < end; ++head) {
+            step.convolve(tile, head);
+          }
+        });
+        workers->pool.run(tile.parts.size() * value_heads, [&](size_t task, size_t) {
+          step.finish(tile, tile.parts[task / value_heads], task % value_heads);
+        });
+      }
+    });
+  }
+
+ private:
+  Delta delta_;
+  CellRows rows_;
+  size_t offset_;
+  Workers workers_;
+};
+
+}  // namespace
+
+std::pair<mx::array, mx::array> gated_delta(
+    const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
+    const mx::array& b, const Delta& delta, const CellRows& rows, int64_t offset,
+    const Workers& workers) {
+  const DeltaShape& shape = delta->shape;
+  const auto heads = static_cast<size_t>(shape.value_heads);
+  check_state_input("qkv", qkv, rows->size(), shape.conv_width());
+  check_state_input("z", z, rows->size(), shape.values_width());
+  check_state_input("a", a, rows->size(), heads);
+  check_state_input("b", b, rows->size(), heads);
+  for (const mx::array& x : {qkv, z, a, b}) {
+    if (x.dtype() != mx::float32) {
+      throw std::invalid_argument("qkv, z, a and b must be float32 on the CPU");
+    }
+  }
+  rows->require_room(offset, shape.state_bytes() + shape.tail_bytes(sizeof(float)));
+  if (offset % static_cast<int64_t>(sizeof(float)) != 0) {
+    throw std::invalid_argument(
+        "offset is " + std::to_string(offset) + "; it must be a multiple of 4");
+  }
+  auto made = mx::array::make_arrays(
+      {token.shape(), z.shape()}, {token.dtype(), mx::float32},
+      std::make_shared<GatedDeltaStep>(delta, rows, static_cast<size_t>(offset), workers),
+      {token, qkv, z, a, b, mx::contiguous(delta->conv), mx::contiguous(delta->a_log),
+       mx::contiguous(delta->dt_bias), mx::contiguous(delta->norm)});
+  return {made[0], made[1]};
+}
+
+}  // namespace quire::ops

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "core/state_rows.h"
+#include "ops/ops.h"
+
+// Gated delta nets: layers that keep a state of constant size of a sequence, in a cell.
+namespace quire::ops {
+
+// How many heads there are, of what size; and how many rows of the convolution are kept. Value
+// head h reads key head h / (value_heads / key_heads).
+struct DeltaShape {
+  int64_t key_heads;
+  int64_t value_heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  int64_t tail_rows;
+
+  // Throws std::out_of_range, and std::invalid_argument where heads do not share evenly or a
+  // dimension is no multiple of 16.
+  void check() const;
+
+  size_t keys_width() const { return static_cast<size_t>(key_heads * key_dim); }
+  size_t values_width() const { return static_cast<size_t>(value_heads * value_dim); }
+  // Queries, keys and values, as the convolution takes them.
+  size_t conv_width() const { return 2 * keys_width() + values_width(); }
+  size_t head_numbers() const { return static_cast<size_t>(key_dim * value_dim); }
+  // S, [value_heads][value_dim][key_dim] float32.
+  size_t state_bytes() const {
+    return static_cast<size_t>(value_heads) * head_numbers() * sizeof(float);
+  }
+  // The convolution's tail, [tail_rows][conv_width], stands behind it in a cell.
+  size_t tail_bytes(size_t itemsize) const {
+    return static_cast<size_t>(tail_rows) * conv_width() * itemsize;
+  }
+};
+
+// What one layer has beside its projections. All numbers are float32.
+struct GatedDelta {
+  // conv: [tail_rows + 1, conv_width], the weights of the newest row last; a_log, dt_bias:
+  // [value_heads]; norm: [value_dim]. Throws std::invalid_argument where one is not.
+  GatedDelta(
+      const DeltaShape& shape, mx::array conv, mx::array a_log, mx::array dt_bias, mx::array norm,
+      double eps);
+
+  const DeltaShape shape;
+  const mx::array conv;
+  const mx::array a_log;
+  const mx::array dt_bias;
+  const mx::array norm;
+  const double eps;  // of the norm
+};
+
+using Delta = std::shared_ptr<const GatedDelta>;
+using CellRows = std::shared_ptr<const StateRows>;
+
+// qkv: [T, conv_width], z: [T, value_heads * value_dim], a, b: [T, value_heads], float32 of any
+// strides. The layer's part of a cell begins `offset` bytes into it. Returns the next token, and
+// RMSNorm(y) * SiLU(z), of z's shape.
+std::pair<mx::array, mx::array> gated_delta(
+    const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
+    const mx::array& b, const Delta& delta, const CellRows& rows, int64_t offset,
+    const Workers& workers);
+
+// Throws std::invalid_argument unless x is [rows, width].
+void check_state_input(const char* name, const mx::array& x, size_t rows, size_t width);
+
+}  // namespace quire::ops
