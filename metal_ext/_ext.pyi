@@ -393,9 +393,10 @@ class RopeTable:
     """How heads turn, for all positions."""
 
     def __init__(self, frequencies: Sequence[float], magnitude: float = 1.0) -> None:
-        """frequencies: ``[head_dim / 2]``; dimensions i and ``i + head_dim / 2`` turn against each
-        other by ``position * frequencies[i]`` radians. magnitude: what heads are multiplied by when
-        they have turned. ValueError where a number is none, or there are more than 128."""
+        """frequencies: ``[pairs]``; of a head's first ``2 * pairs`` dimensions i and ``i + pairs``
+        turn against each other by ``position * frequencies[i]`` radians, and the others do not turn.
+        magnitude: what those that turn are multiplied by when they have. ValueError where a number
+        is none, or there are more than 128."""
 
 @overload
 def project_append(
@@ -432,13 +433,12 @@ def project_append(
 
     queries, keys, values: float32 or bfloat16 of any strides, such as parts of one matrix, which
     are not copied; the queries that come out have the dtype of those that go in. angles: of
-    ``rope_angles``, ``[len(rows), head_dim]``.
+    ``rope_angles``, ``[len(rows), 2 * pairs]``.
     """
 
 def rope_angles(rows: RowTable, rope: RopeTable, workers: CpuWorkers) -> mx.array:
-    """The angles of a table's rows, ``[len(rows), head_dim]`` float32: the cosines of the
-    ``head_dim / 2`` pairs of dimensions, then their sines, both times the magnitude. Computed in
-    double precision."""
+    """The angles of a table's rows, ``[len(rows), 2 * pairs]`` float32: the cosines of the pairs of
+    dimensions, then their sines, both times the magnitude. Computed in double precision."""
 
 class StateMemory:
     """Memory for cells, in which recurrent layers keep the states of a sequence: zeros until they

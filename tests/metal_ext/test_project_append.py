@@ -158,6 +158,25 @@ def test_norms_and_rope_are_each_where_they_are_wanted(
     its.check_kept(keys, values, tolerance)
 
 
+@EACH_SET
+@pytest.mark.parametrize(("head_dim", "turning"), [(32, 2), (64, 16), (256, 64), (128, 96)])
+@pytest.mark.parametrize("norms", [True, False])
+def test_only_the_first_dimensions_turn_where_the_angles_are_fewer(
+    instruction_set: str, head_dim: int, turning: int, norms: bool
+) -> None:
+    its = Projection(CpuWorkers(2, instruction_set), head_dim=head_dim)
+    angles = rope_angles(its.rows, table(turning), its.workers)
+    _, queries = its.run(angles=angles, **({} if norms else {"norms": None}))
+    mx.eval(queries)
+    *heads, values = its.expected(norms=norms, rope=False)
+    places = turns(positions(SEGMENTS), turning, BASE, 1.0)
+    want, keys = (
+        np.concatenate([turned(x[..., :turning], places), x[..., turning:]], axis=-1) for x in heads
+    )
+    assert close(exact(queries), want, TOLERANCE)
+    its.check_kept(keys, values, TOLERANCE)
+
+
 @pytest.mark.parametrize(("norms", "rope"), [(True, True), (False, True), (False, False)])
 def test_heads_in_bfloat16_are_computed_in_float32_and_rounded_once(
     norms: bool, rope: bool
@@ -397,8 +416,8 @@ REFUSED: list[tuple[str, Changes, type[Exception], str]] = [
     ),
     ("angles of fewer rows", lambda p: {"angles": p.angles[:3]}, ValueError, "angles do not"),
     (
-        "angles of half a head",
-        lambda p: {"angles": p.angles[:, :16]},
+        "an odd number of angles",
+        lambda p: {"angles": p.angles[:, :15]},
         ValueError,
         "angles do not",
     ),

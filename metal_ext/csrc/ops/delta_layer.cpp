@@ -51,12 +51,12 @@ GatedDelta::GatedDelta(
       norm(std::move(its_norm)),
       eps(its_eps) {
   shape.check();
-  const auto heads = static_cast<int>(shape.value_heads);
-  check_constant("conv", conv, {static_cast<int>(shape.tail_rows + 1),
-                                static_cast<int>(shape.conv_width())});
+  const auto heads = narrowed<int>("value_heads", shape.value_heads);
+  check_constant("conv", conv, {narrowed<int>("taps", shape.tail_rows + 1),
+                                narrowed<int>("conv_width", shape.conv_width())});
   check_constant("a_log", a_log, {heads});
   check_constant("dt_bias", dt_bias, {heads});
-  check_constant("norm", norm, {static_cast<int>(shape.value_dim)});
+  check_constant("norm", norm, {narrowed<int>("value_dim", shape.value_dim)});
 }
 
 void check_state_input(const char* name, const mx::array& x, size_t rows, size_t width) {

@@ -58,6 +58,11 @@ const float* row_as_floats(
     return copy;
   }
   for (size_t h = 0; h < heads; ++h) {
+    if (x.dtype() == mx::float32 && x.strides(2) == 1) {
+      const float* const head = x.data<float>() + start + static_cast<int64_t>(h) * x.strides(1);
+      std::memcpy(copy + h * dims, head, dims * sizeof(float));
+      continue;
+    }
     for (size_t i = 0; i < dims; ++i) {
       const int64_t at = start + static_cast<int64_t>(h) * x.strides(1) +
                          static_cast<int64_t>(i) * x.strides(2);

@@ -52,6 +52,7 @@ struct HeadWork {
   size_t dims;
   float eps;
   const float* angles;
+  size_t turning;  // dimensions, the first of a head
   float* normed;  // [dims], for its own use
 
   void run(const float* heads, size_t count, const float* weight, float* to) const {
@@ -63,7 +64,8 @@ struct HeadWork {
         head = target;
       }
       if (angles != nullptr) {
-        kernels.layer.rotate(head, angles, dims, to + i);
+        kernels.layer.rotate(head, angles, turning, to + i);
+        std::memcpy(to + i + turning, head + turning, (dims - turning) * sizeof(float));
       } else if (weight == nullptr) {
         std::memcpy(to + i, head, dims * sizeof(float));
       }
@@ -76,14 +78,14 @@ struct HeadWork {
 class ProjectAppend final : public CachePrimitive {
  public:
   ProjectAppend(
-      Rows rows, Layer layer, cpu::HeadShape shape, std::optional<float> eps, bool turns,
-      Workers workers)
+      Rows rows, Layer layer, cpu::HeadShape shape, std::optional<float> eps,
+      size_t turning, Workers workers)
       : CachePrimitive("project_append"),
         rows_(std::move(rows)),
         layer_(layer),
         shape_(shape),
         eps_(eps),
-        turns_(turns),
+        turning_(turning),
         workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
@@ -93,12 +95,12 @@ class ProjectAppend final : public CachePrimitive {
     for (const mx::array& x : in) {
       arrays.push_back(mx::array::unsafe_weak_copy(x));
     }
-    enqueue([rows = rows_, layer = layer_, shape = shape_, eps = eps_, turns = turns_,
+    enqueue([rows = rows_, layer = layer_, shape = shape_, eps = eps_, turning = turning_,
              workers = workers_, arrays = std::move(arrays),
              result = mx::array::unsafe_weak_copy(out[1])]() mutable {
       const float* const query_weight = eps ? arrays[4].data<float>() : nullptr;
       const float* const key_weight = eps ? arrays[5].data<float>() : nullptr;
-      const float* const angles = turns ? arrays.back().data<float>() : nullptr;
+      const float* const angles = turning > 0 ? arrays.back().data<float>() : nullptr;
       const cpu::Kernels& kernels = workers->kernels;
       const size_t dims = shape.head_dim;
       const size_t wide = shape.query_floats();  // keys and values are no wider
@@ -109,7 +111,8 @@ class ProjectAppend final : public CachePrimitive {
         float* const copy = scratch + worker * scratch_floats;
         float* const made = copy + wide;
         const HeadWork work{kernels, dims, eps.value_or(0.0f),
-                            turns ? angles + row * dims : nullptr, made + wide};
+                            turning > 0 ? angles + row * turning : nullptr, turning,
+                            made + wide};
         const auto given = [&](size_t i) { return row_as_floats(arrays[i], row, kernels, copy); };
         if (result.dtype() == mx::float32) {
           work.run(given(1), shape.query_heads, query_weight, result.data<float>() + row * wide);
@@ -130,7 +133,7 @@ class ProjectAppend final : public CachePrimitive {
   Layer layer_;
   cpu::HeadShape shape_;
   std::optional<float> eps_;
-  bool turns_;
+  size_t turning_;
   Workers workers_;
 };
 
@@ -157,6 +160,7 @@ std::pair<mx::array, mx::array> project_append(
       check_layer(rows->geometry(), layer, queries.shape(1), keys.shape(1), dims);
   check_norms(norms, dims);
   std::vector<mx::array> in{token, queries, keys, values};
+  size_t turning = 0;
   std::optional<float> eps;
   if (norms) {
     eps = static_cast<float>(norms->eps);
@@ -164,15 +168,18 @@ std::pair<mx::array, mx::array> project_append(
     in.push_back(mx::contiguous(norms->key_weight));
   }
   if (angles) {
-    if (angles->dtype() != mx::float32 || angles->shape() != mx::Shape{queries.shape(0), dims}) {
+    const bool fits = angles->ndim() == 2 && angles->shape(0) == queries.shape(0) &&
+                      angles->shape(1) > 0 && angles->shape(1) <= dims && angles->shape(1) % 2 == 0;
+    if (angles->dtype() != mx::float32 || !fits) {
       throw std::invalid_argument("angles do not fit the rows, or are no float32");
     }
+    turning = static_cast<size_t>(angles->shape(1));
     in.push_back(mx::contiguous(*angles));
   }
   rows->require_writable();
   auto made = mx::array::make_arrays(
       {token.shape(), queries.shape()}, {token.dtype(), queries.dtype()},
-      std::make_shared<ProjectAppend>(rows, layer, shape, eps, angles.has_value(), workers), in);
+      std::make_shared<ProjectAppend>(rows, layer, shape, eps, turning, workers), in);
   return {made[0], made[1]};
 }
 

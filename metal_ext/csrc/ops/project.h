@@ -16,8 +16,8 @@ mx::array rope_angles(
 
 // RMS norm and RoPE (halves) of queries and keys, each where it is given, and append() of keys and
 // values. queries: [T, query_heads, head_dim], keys, values: [T, kv_heads, head_dim], float32 or
-// bfloat16 of any strides; angles: [T, head_dim] float32. Returns the next token, and the queries,
-// of their own type.
+// bfloat16 of any strides; angles: [T, 2 * pairs] float32, of the first dimensions. Returns the
+// next token, and the queries, of their own type.
 std::pair<mx::array, mx::array> project_append(
     const mx::array& token, const mx::array& queries, const mx::array& keys,
     const mx::array& values, const std::optional<QKNorms>& norms,

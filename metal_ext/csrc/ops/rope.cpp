@@ -35,10 +35,10 @@ RopeTable::RopeTable(std::vector<double> its_frequencies, double its_magnitude)
 }
 
 void RopeTable::check_head_dim(int head_dim) const {
-  if (2 * frequencies.size() != static_cast<size_t>(head_dim)) {
+  if (2 * frequencies.size() > static_cast<size_t>(head_dim)) {
     throw std::invalid_argument(
         std::to_string(frequencies.size()) + " frequencies do not turn heads of " +
-        std::to_string(head_dim) + " dimensions: there must be one for each two");
+        std::to_string(head_dim) + " dimensions: there may be one for each two");
   }
 }
 

@@ -17,17 +17,17 @@ struct QKNorms {
   double eps;
 };
 
-// How heads turn: dimensions i and i + head_dim / 2 against each other, by
-// position * frequencies[i] radians; and what they are multiplied by when they have turned.
+// How heads turn: of their first 2 * pairs dimensions i and i + pairs against each other, by
+// position * frequencies[i] radians; and what these are multiplied by when they have turned.
 struct RopeTable {
   // Throws std::invalid_argument where a number is none, or there are more or fewer of them than
   // any kernel has use for.
   RopeTable(std::vector<double> frequencies, double magnitude);
 
-  // Throws std::invalid_argument unless the frequencies are those of such heads, all of them.
+  // Throws std::invalid_argument where such heads have fewer dimensions than turn.
   void check_head_dim(int head_dim) const;
 
-  const std::vector<double> frequencies;  // [head_dim / 2]
+  const std::vector<double> frequencies;  // [pairs]
   const double magnitude;
 };
 

@@ -79,12 +79,12 @@ struct ProjectArguments {
   uint32_t query_heads;
   uint32_t kv_heads;
   uint32_t rows;
-  uint32_t normed;  // whether it is: 0 or 1, as is turned
-  uint32_t turned;
+  uint32_t normed;  // whether it is: 0 or 1
+  uint32_t turned;  // pairs of dimensions that turn, the first of a head
   float eps;        // of the norms
   float magnitude;  // what is turned is multiplied by it
   uint32_t unused;
-  float frequencies[kMaxHeadDim / 2];  // radians per position, of dimensions i and i + head_dim / 2
+  float frequencies[kMaxHeadDim / 2];  // radians per position, of dimensions i and i + turned
 };
 
 // Rows [0, tokens) of one sequence, into contiguous arrays [tokens][row_elements].

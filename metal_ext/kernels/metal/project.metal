@@ -5,6 +5,12 @@
 // Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each. Those of KV
 // heads write K and V. queries, queries_out: [rows][query_heads][D]; keys, values:
 // [rows][kv_heads][D]; weights: [D], where there are norms.
+//
+// A lane has kPairs neighbouring pairs of dimensions. Those that turn lie in the first 2 * turned
+// dimensions, half of these apart; those that do not are split as evenly:
+//
+//   dimension  | low, turned | high, turned | low ......... | high ........ |
+//              0           turned        2 turned      D / 2 + turned       D
 template <typename T, typename KV, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(32)]] void project_append(
     const device T* queries [[buffer(0)]],
@@ -19,7 +25,6 @@ template <typename T, typename KV, int D, Rows kind>
     constant ProjectArguments& arguments [[buffer(9)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
-  // RoPE turns dimension i together with i + D / 2; a lane has kPairs neighbours of each half.
   constexpr uint kHalf = D / 2;
   constexpr uint kPairs = kHalf / 32;
   const bool is_query = group.x < arguments.query_heads;
@@ -29,13 +34,19 @@ template <typename T, typename KV, int D, Rows kind>
   const device T* source = is_query ? queries + query : keys + kv;
   const device float* weight = is_query ? query_weight : key_weight;
   const uint first = lane * kPairs;
+  const uint turned = arguments.turned;
 
   float low[kPairs];
   float high[kPairs];
+  uint low_at[kPairs];
+  uint high_at[kPairs];
   QUIRE_UNROLL
   for (uint i = 0; i < kPairs; ++i) {
-    low[i] = float(source[first + i]);
-    high[i] = float(source[kHalf + first + i]);
+    const bool turns = first + i < turned;
+    low_at[i] = turns ? first + i : turned + first + i;
+    high_at[i] = turns ? turned + first + i : kHalf + first + i;
+    low[i] = float(source[low_at[i]]);
+    high[i] = float(source[high_at[i]]);
   }
 
   if (arguments.normed != 0) {
@@ -47,15 +58,15 @@ template <typename T, typename KV, int D, Rows kind>
     const float norm = precise::rsqrt(simd_sum(squares) / float(D) + arguments.eps);
     QUIRE_UNROLL
     for (uint i = 0; i < kPairs; ++i) {
-      low[i] = low[i] * norm * weight[first + i];
-      high[i] = high[i] * norm * weight[kHalf + first + i];
+      low[i] = low[i] * norm * weight[low_at[i]];
+      high[i] = high[i] * norm * weight[high_at[i]];
     }
   }
 
   const RowEntry row = rows[group.y];
-  if (arguments.turned != 0) {
-    QUIRE_UNROLL
-    for (uint i = 0; i < kPairs; ++i) {
+  QUIRE_UNROLL
+  for (uint i = 0; i < kPairs; ++i) {
+    if (first + i < turned) {
       const float angle = float(row.position) * arguments.frequencies[first + i];
       const float cosine = precise::cos(angle) * arguments.magnitude;
       const float sine = precise::sin(angle) * arguments.magnitude;
@@ -69,8 +80,8 @@ template <typename T, typename KV, int D, Rows kind>
   if (is_query) {
     QUIRE_UNROLL
     for (uint i = 0; i < kPairs; ++i) {
-      queries_out[query + first + i] = static_cast<T>(low[i]);
-      queries_out[query + kHalf + first + i] = static_cast<T>(high[i]);
+      queries_out[query + low_at[i]] = static_cast<T>(low[i]);
+      queries_out[query + high_at[i]] = static_cast<T>(high[i]);
     }
     return;
   }
@@ -82,9 +93,9 @@ template <typename T, typename KV, int D, Rows kind>
       space, row, place, place.value_offset, row.position, kv_head);
   QUIRE_UNROLL
   for (uint i = 0; i < kPairs; ++i) {
-    key[first + i] = static_cast<KV>(low[i]);
-    key[kHalf + first + i] = static_cast<KV>(high[i]);
-    value[first + i] = static_cast<KV>(float(values[kv + first + i]));
-    value[kHalf + first + i] = static_cast<KV>(float(values[kv + kHalf + first + i]));
+    key[low_at[i]] = static_cast<KV>(low[i]);
+    key[high_at[i]] = static_cast<KV>(high[i]);
+    value[low_at[i]] = static_cast<KV>(float(values[kv + low_at[i]]));
+    value[high_at[i]] = static_cast<KV>(float(values[kv + high_at[i]]));
   }
 }

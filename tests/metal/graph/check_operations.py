@@ -48,17 +48,18 @@ def test_decoding_rows_may_begin_anywhere_in_the_table(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("dtype", "normed", "turned"),
+    ("dtype", "normed", "turning"),
     [
-        *((dtype, True, True) for dtype in DTYPES),
-        (mx.float32, False, True),
-        (mx.float32, True, False),
-        (mx.float32, False, False),
+        *((dtype, True, 64) for dtype in DTYPES),
+        (mx.float32, False, 64),
+        (mx.float32, True, 16),
+        (mx.float32, True, 0),
+        (mx.float32, False, 0),
     ],
     ids=str,
 )
 def test_projecting_is_norm_then_rope_then_append(
-    kind: str, dtype: mx.Dtype, normed: bool, turned: bool
+    kind: str, dtype: mx.Dtype, normed: bool, turning: int
 ) -> None:
     stage = Stage(kind, Shape(kept=dtype, computed=dtype))
     shape, base, factor, magnitude, eps = stage.shape, 5e5, 0.5, 1.25, 1e-6
@@ -68,11 +69,12 @@ def test_projecting_is_norm_then_rope_then_append(
     queries = shape.numbers(7, shape.query_heads)
     keys, values = (shape.numbers(7, shape.kv_heads) for _ in "kv")
     q_weight, k_weight = (mx.random.uniform(0.5, 1.5, (shape.head_dim,)) for _ in "qk")
-    half = shape.head_dim // 2
-    rope = metal_ext.RopeTable([factor * base ** (-i / half) for i in range(half)], magnitude)
+    half = turning // 2
+    frequencies = [factor * base ** (-i / half) for i in range(half)]
+    rope = metal_ext.RopeTable(frequencies, magnitude) if turning else None
     stage.tokens[1], projected = metal_ext.project_append(
         stage.tokens[1], queries, keys, values, (q_weight, k_weight, eps) if normed else None,
-        rope if turned else None, rows, stage.layers[1], stage.substrate,
+        rope, rows, stage.layers[1], stage.substrate,
     )  # fmt: skip
     kept = [stage.past(rows, 1, n, s, c) for n, (s, c) in enumerate([(one, 1), (other, 6)])]
     copies = [x + 0 for pair in kept for x in pair]
@@ -82,14 +84,16 @@ def test_projecting_is_norm_then_rope_then_append(
         heads = x.astype(mx.float32)
         if normed:
             heads = mx.fast.rms_norm(heads, weight, eps)
-        if turned:
+        if turning:
+            rest = heads[..., turning:]
             heads = magnitude * mx.concatenate([
                 mx.fast.rope(
-                    heads[i : i + 1, :, None], shape.head_dim, traditional=False, base=base,
+                    heads[i : i + 1, :, None, :turning], turning, traditional=False, base=base,
                     scale=factor, offset=position,
                 )[:, :, 0]
                 for i, position in enumerate(positions)
             ])  # fmt: skip
+            heads = mx.concatenate([heads, rest], axis=-1)
         return heads.astype(dtype)
 
     stage.measure(projected, right(queries, q_weight))

@@ -37,12 +37,17 @@ class Work:
 
     normed: bool = True
     turned: bool = True
+    share: float = 1.0
+    """Of a head's dimensions, that turn."""
     base: float = BASE
     scale: float = 1.0
     magnitude: float = 1.0
 
+    def pairs(self, head_dim: int) -> int:
+        return int(head_dim * self.share) // 2 if self.turned else 0
+
     def frequencies(self, head_dim: int) -> NDArray[np.float32]:
-        half = head_dim // 2
+        half = self.pairs(head_dim)
         return (self.scale * self.base ** (-np.arange(half) / half)).astype(np.float32)
 
 
@@ -53,6 +58,8 @@ WORKS = [
     Work(turned=False),
     Work(normed=False, turned=False),
     Work(magnitude=0.75),
+    Work(share=0.25),
+    Work(share=0.375, magnitude=0.75),
 ]
 
 
@@ -88,9 +95,10 @@ class Projected:
         work = self.work
         heads = (shape.query_heads, shape.kv_heads)
         frequencies = np.full(128, np.nan, np.float32)
-        frequencies[: shape.head_dim // 2] = work.frequencies(shape.head_dim)
+        pairs = work.pairs(shape.head_dim)
+        frequencies[:pairs] = work.frequencies(shape.head_dim)
         arguments = struct(
-            PROJECT, *store.place, *heads, len(rows), work.normed, work.turned, EPS, work.magnitude,
+            PROJECT, *store.place, *heads, len(rows), work.normed, pairs, EPS, work.magnitude,
             0, frequencies,
         )  # fmt: skip
         table = store.entries([(row, self.positions[row]) for row in rows])
@@ -111,7 +119,9 @@ class Projected:
         if work.turned:
             frequencies = work.frequencies(self.shape.head_dim)
             angles = reference.angles(np.array(self.positions), frequencies)
-            heads = work.magnitude * reference.rotated(heads, angles)
+            turning, rest = np.split(heads, [2 * work.pairs(self.shape.head_dim)], axis=-1)
+            turning = work.magnitude * reference.rotated(turning, angles)
+            heads = np.concatenate([turning, rest], axis=-1)
         return heads
 
     def written(self, which: int) -> Floats:

@@ -225,7 +225,13 @@ MUTATIONS = (
         "arguments.frequencies[first]",
     ),
     Mutation("project", "all heads take a norm", "arguments.normed != 0", "true"),
-    Mutation("project", "all heads turn", "arguments.turned != 0", "true"),
+    Mutation("project", "all dimensions turn", "if (first + i < turned)", "if (true)"),
+    Mutation(
+        "project",
+        "what turns lies half a head apart",
+        "turns ? turned + first + i",
+        "turns ? kHalf + first + i",
+    ),
     Mutation(
         "project",
         "sines are not as large as cosines",

@@ -88,7 +88,7 @@ void write(const std::string& kind) {
   std::vector<float> weight(kHeadDim, 1.0f);
   Numbers out(queries.size());
   ProjectArguments project{
-      all.place, kQueryHeads, kKVHeads, 2, 1, 1, 1e-6f, 1.0f, 0, {1.0f, 0.5f}};
+      all.place, kQueryHeads, kKVHeads, 2, 1, 2, 1e-6f, 1.0f, 0, {1.0f, 0.5f}};
   run("project_append_bfloat_bfloat_64_" + kind,
       {queries.data(), keys.data(), values.data(), weight.data(), weight.data(), all.rows.data(),
        all.pages.data(), all.memory.data(), out.data(), &project},

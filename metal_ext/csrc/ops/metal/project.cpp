@@ -60,7 +60,7 @@ metal::ProjectArguments arguments_of(
     arguments.eps = static_cast<float>(norms->eps);
   }
   if (rope != nullptr) {
-    arguments.turned = 1;
+    arguments.turned = narrowed<uint32_t>("frequencies", rope->frequencies.size());
     arguments.magnitude = static_cast<float>(rope->magnitude);
     std::ranges::transform(rope->frequencies, arguments.frequencies,
                            [](double x) { return static_cast<float>(x); });
