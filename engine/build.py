@@ -107,7 +107,7 @@ def plan_engine(
     Raises BudgetError or LayoutError with the figure that does not fit.
     """
     substrate, spec = choice.substrate, checkpoint.spec
-    widths = {its.attention.head_dim for its in spec.layers}
+    widths = {its.head_dim for its in spec.attentions}
     if substrate.on_gpu and (unknown := widths.difference(GPU_HEAD_DIMS)):
         raise LayoutError(
             f"the model's head_dim is {min(unknown)}, and the GPU's kernels know "

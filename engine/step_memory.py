@@ -2,7 +2,7 @@
 
 from engine.config import EngineConfig
 from engine.machine import MachineMemory
-from engine.models.spec import ModelSpec
+from engine.models.spec import GatedDeltaNet, Mixer, ModelSpec
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE
 from kvcache.layout import KVShape
 from kvcache.memory_budget import MemoryDemand
@@ -55,16 +55,20 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> in
     operation takes a whole MLP, it computes with less: with 256 rows at a time.
     """
     # Of the MLP and of attention, in the layer that needs most.
-    layer = max(
-        3 * its.mlp.inner_size
-        + 4 * (its.attention.heads + 2 * its.attention.kv_heads) * its.attention.head_dim
-        for its in spec.layers
-    )
+    layer = max(3 * its.mlp.inner_size + _mixer_numbers(its.mixer) for its in spec.layers)
     per_token = HIDDEN_COPIES * spec.hidden_size + layer
     per_row = LOGIT_COPIES * spec.vocab_size
     rows = max(config.max_num_seqs, SCORED_ROWS_AT_ONCE)
     hidden = config.max_num_batched_tokens * per_token * itemsize
     return hidden + rows * per_row * FLOAT32_BYTES
+
+
+def _mixer_numbers(mixer: Mixer) -> int:
+    """Return how many numbers a token has between a layer's projections: a bound."""
+    if isinstance(mixer, GatedDeltaNet):
+        return 2 * (mixer.conv_width + 2 * mixer.values_width)
+    queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
+    return 4 * (queries + 2 * mixer.kv_heads) * mixer.head_dim
 
 
 def attention_scratch_bytes(
@@ -77,7 +81,6 @@ def attention_scratch_bytes(
     of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))
     splits = config.max_num_seqs * of_row
     # A sum, and the two numbers that it is combined with others by.
-    heads = (layer.attention for layer in spec.layers)
-    partial = max(its.heads * (its.head_dim + 2) for its in heads) * FLOAT32_BYTES
+    partial = max(its.heads * (its.head_dim + 2) for its in spec.attentions) * FLOAT32_BYTES
     gathered = GATHERED_LAYERS * 2 * longest * max(its.row_bytes for its in shape.specs)
     return splits * partial + (gathered if substrate is Substrate.PAGED else 0)

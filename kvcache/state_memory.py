@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
+from metal_ext import GatedDelta
+
 
 class StateSegment(NamedTuple):
     """What a step does with the states of one sequence: read one cell, and write others."""
@@ -30,7 +32,7 @@ class StateRows(Protocol):
         z: mx.array,
         a: mx.array,
         b: mx.array,
-        delta: object,
+        delta: GatedDelta,
     ) -> tuple[mx.array, mx.array]:
         """Advance the states of a recurrent layer by all rows; return the layer's next token, and
         what comes out of the states ``[T, value_heads * value_dim]``.

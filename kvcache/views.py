@@ -8,7 +8,7 @@ import metal_ext
 from kvcache.backend import LayerRegions, Segment, StepRows
 from kvcache.layout import KVFormat, KVLayout
 from kvcache.state_memory import StateRows
-from metal_ext import QKTransform
+from metal_ext import GatedDelta, QKTransform
 
 DTYPES = {
     KVFormat.BFLOAT16: mx.bfloat16,
@@ -102,7 +102,7 @@ class KVViews:
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def recur(
-        self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: object
+        self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: GatedDelta
     ) -> mx.array:
         """Advance the states of a recurrent layer by this step's rows; return what comes out of
         them, ``[T, value_heads * value_dim]``. number: among the recurrent layers. The rest: see

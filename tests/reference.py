@@ -60,7 +60,7 @@ def _classes_of(checkpoint: Checkpoint, config: dict[str, Any]) -> tuple[type, t
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             """Without the head that nobody uses."""
             kept: dict[str, mx.array] = super().sanitize(weights)
-            start = "model." if checkpoint.bare_names else ""
+            start = "model." if not checkpoint.naming.prefix else ""
             heads = {name for name in kept if name.startswith("lm_head.")}
             named = {start + name: kept[name] for name in kept.keys() - heads}
             return named if checkpoint.embeds else named | {name: kept[name] for name in heads}

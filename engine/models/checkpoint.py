@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.models.config import ModelConfig
-from engine.models.embedding_checkpoint import BARE_NAME, HEAD_NAME, is_embedding_checkpoint
+from engine.models.embedding_checkpoint import is_embedding_checkpoint
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import (
     CheckpointError,
@@ -18,10 +18,12 @@ from engine.models.safetensors_headers import (
 )
 from engine.models.spec import ModelSpec
 from engine.models.tensors import (
-    PREFIX,
+    NAMINGS,
     ModelTensors,
+    Naming,
     check_tensor,
     model_tensors,
+    naming_of,
     packed_bytes,
 )
 
@@ -45,8 +47,10 @@ class Checkpoint:
     """Numbers of all weight matrices, however they are packed."""
     embeds: bool
     """Whether it makes vectors of texts, and generates nothing."""
-    bare_names: bool
-    """Whether its tensors are named without ``model.``."""
+    naming: Naming
+    """How its tensors are named."""
+    unread: tuple[str, ...]
+    """Tensors of its files that serving it does not need."""
 
     @property
     def vocab_size(self) -> int:
@@ -56,7 +60,7 @@ class Checkpoint:
     @property
     def tensors(self) -> ModelTensors:
         """Return the tensors that the model consists of."""
-        return tensors_of(self.spec, embeds=self.embeds, bare_names=self.bare_names)
+        return tensors_of(self.spec, self.naming, embeds=self.embeds)
 
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
@@ -69,19 +73,21 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     tensors = read_tensors(path)
     if embeds is None:
         embeds = is_embedding_checkpoint(path, tensors, tied=spec.tied_embeddings)
-    bare = BARE_NAME in tensors
-    model = tensors_of(spec, embeds=embeds, bare_names=bare)
+    naming = naming_of(tensors)
+    model = tensors_of(spec, naming, embeds=embeds)
     for name, shape in model.shapes.items():
         check_tensor(path, name, shape, tensors, config.quantization)
-    tolerated = {HEAD_NAME} if model.head is None else set()
-    for name in tensors:
+    tolerated = {f"{naming.head}.weight"} if model.head is None else set()
+    unread = tuple(name for name in tensors if name.startswith(spec.unread))
+    for name in tensors.keys() - unread:
         of_groups = name.endswith((".scales", ".biases"))
         if not (name in model.shapes or of_groups or name in tolerated):
             raise CheckpointError(
                 f"{path / tensors[name].file}: the tensor {name} has no place in a {spec.family} "
                 "model"
             )
-    return checkpoint_of(config, spec, tensors, embeds=embeds, bare_names=bare)
+    read = {name: its for name, its in tensors.items() if name not in unread}
+    return checkpoint_of(config, spec, read, embeds=embeds, naming=naming, unread=unread)
 
 
 def checkpoint_of(
@@ -90,11 +96,12 @@ def checkpoint_of(
     tensors: Mapping[str, Tensor],
     *,
     embeds: bool,
-    bare_names: bool = False,
+    naming: Naming = NAMINGS[0],
+    unread: tuple[str, ...] = (),
 ) -> Checkpoint:
-    """Return what weights amount to. tensors: what the files hold."""
+    """Return what weights amount to. tensors: what the files hold, without what is not read."""
     path = config.file.parent
-    model = tensors_of(spec, embeds=embeds, bare_names=bare_names)
+    model = tensors_of(spec, naming, embeds=embeds)
     return Checkpoint(
         path=path,
         spec=spec,
@@ -104,14 +111,14 @@ def checkpoint_of(
         packed_bytes=packed_bytes(model, tensors, config.quantization),
         num_weights=model.count(1) + model.count(2),
         embeds=embeds,
-        bare_names=bare_names,
+        naming=naming,
+        unread=unread,
     )
 
 
-def tensors_of(spec: ModelSpec, *, embeds: bool, bare_names: bool = False) -> ModelTensors:
+def tensors_of(spec: ModelSpec, naming: Naming = NAMINGS[0], *, embeds: bool) -> ModelTensors:
     """Return the tensors of a checkpoint. One that makes vectors has no head."""
-    prefix = "" if bare_names else PREFIX
-    return model_tensors(spec, prefix, with_head=not (spec.tied_embeddings or embeds))
+    return model_tensors(spec, naming, with_head=not (spec.tied_embeddings or embeds))
 
 
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
@@ -119,7 +126,7 @@ def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
     generation = path / "generation_config.json"
     found = read_json(generation).get("eos_token_id") if generation.is_file() else None
     if found is None:
-        found = config.values.get("eos_token_id")
+        found = config.text.values.get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise CheckpointError(f"{config.file}: eos_token_id is {found!r}; it must be token ids")

@@ -1,6 +1,7 @@
 """Reads ``config.json`` of a model folder."""
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,17 @@ class ModelConfig:
     def __init__(self, path: Path) -> None:
         self.file = path / "config.json"
         self.values = read_json(self.file)
+
+    @property
+    def text(self) -> "ModelConfig":
+        """Return the config of the part that reads text, where it is nested, with what stands
+        around it. Raises CheckpointError."""
+        nested = self.values.get("text_config", {})
+        if not isinstance(nested, dict):
+            raise self._wrong("text_config", nested, "an object")
+        found = copy(self)
+        found.values = self.values | nested
+        return found
 
     def count(self, field: str) -> int:
         """Return a number above 0."""

@@ -1,18 +1,19 @@
-"""A model's operations over packed weights: a CPU's, five a layer.
+"""A model's operations over packed weights: a CPU's, few a layer.
 
 Activations and sums are float32, whatever the weights are stored as.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import mlx.core as mx
 
 import metal_ext
-from engine.models.forward import qk_transforms
-from engine.models.spec import ModelSpec
+from engine.models.forward import gated_delta, qk_transforms, split_gate
+from engine.models.spec import Attention, GatedDeltaNet, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import PLAIN_MODES, ModelTensors
+from engine.models.tensors import PLAIN_MODES, AttentionTensors, DeltaTensors, ModelTensors
 from kvcache.views import KVViews
 
 Packed = Callable[[int], None]
@@ -22,17 +23,36 @@ Codes = tuple[mx.array, mx.array | None, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLayer:
-    """The weights of a layer, as the kernels read them."""
+class PackedAttention:
+    """The weights of attention, as the kernels read them."""
 
     heads: tuple[int, int, int]
-    """Of queries, keys and values."""
-    attention_norm: mx.array
+    """Of queries, and their gates where they have some; of keys and values."""
+    gated: bool
     queries_keys_values: metal_ext.PackedLinear
     bias: mx.array | None
     """Of queries, keys and values together."""
     transform: metal_ext.QKTransform
     output: metal_ext.PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDelta:
+    """The weights of a gated delta net."""
+
+    inputs: metal_ext.PackedLinear
+    ends: tuple[int, ...]
+    """Where in a row of these end queries, keys and values; the gate's; beta's."""
+    delta: metal_ext.GatedDelta
+    output: metal_ext.PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """The weights of a layer, as the kernels read them."""
+
+    mixer_norm: mx.array
+    mixer: PackedAttention | PackedDelta
     mlp_norm: mx.array
     gate_up: metal_ext.PackedLinear
     down: metal_ext.PackedLinear
@@ -55,6 +75,7 @@ class CpuOps:
         these tensors, which are taken."""
         self._eps = spec.norm_eps
         self._workers = workers
+        self._places = spec.places
         # By the name of their first matrix.
         products: dict[str, metal_ext.PackedLinear] = {}
         biases: dict[str, mx.array] = {}
@@ -67,21 +88,39 @@ class CpuOps:
             packed(products[name].nbytes)
             del matrices  # before the next ones are read
         vectors = {its.name: _float32(stored.vector(its)) for its in tensors.vectors}
+        vectors |= {its.name: _float32(stored.constant(its)) for its in tensors.constants}
+        transforms = iter(qk_transforms(spec, tensors, vectors))
+
+        def packed_mixer(
+            mixer: Attention | GatedDeltaNet, at: AttentionTensors | DeltaTensors
+        ) -> PackedAttention | PackedDelta:
+            output = products[at.output.name]
+            if isinstance(at, DeltaTensors):
+                assert isinstance(mixer, GatedDeltaNet)
+                ends = accumulate(its.outputs for its in at.inputs[:-1])
+                delta = gated_delta(mixer, spec.norm_eps, at, vectors)
+                return PackedDelta(products[at.inputs[0].name], tuple(ends), delta, output)
+            assert isinstance(mixer, Attention)
+            name = at.queries_keys_values[0].name
+            queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
+            return PackedAttention(
+                (queries, mixer.kv_heads, mixer.kv_heads),
+                mixer.output_gate,
+                products[name],
+                biases.get(name),
+                next(transforms),
+                output,
+            )
+
         self._layers = [
             PackedLayer(
-                (layer.attention.heads, layer.attention.kv_heads, layer.attention.kv_heads),
-                vectors[its.attention_norm.name],
-                products[its.queries_keys_values[0].name],
-                biases.get(its.queries_keys_values[0].name),
-                transform,
-                products[its.output.name],
+                vectors[its.mixer_norm.name],
+                packed_mixer(layer.mixer, its.mixer),
                 vectors[its.mlp_norm.name],
                 products[its.gate_up[0].name],
                 products[its.down.name],
             )
-            for layer, its, transform in zip(
-                spec.layers, tensors.layers, qk_transforms(spec, tensors, vectors), strict=True
-            )
+            for layer, its in zip(spec.layers, tensors.layers, strict=True)
         ]
         self._embedding = products[tensors.embedding.name]
         self._norm = vectors[tensors.norm.name]
@@ -91,23 +130,38 @@ class CpuOps:
     def embed(self, token_ids: mx.array) -> mx.array:
         return metal_ext.packed_rows(token_ids, self._embedding, self._workers)
 
-    def project(self, number: int, x: mx.array, views: KVViews) -> mx.array:
+    def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
         layer, bias = self._layers[number], None
-        if layer.bias is not None:
-            bias = mx.broadcast_to(layer.bias, (len(x), layer.queries_keys_values.outputs))
+        its = layer.mixer
+        assert isinstance(its, PackedAttention)
+        if its.bias is not None:
+            bias = mx.broadcast_to(its.bias, (len(x), its.queries_keys_values.outputs))
         queries, keys, values = metal_ext.linear_heads(
             x,
-            layer.queries_keys_values,
+            its.queries_keys_values,
             self._workers,
-            layer.heads,
-            norm=layer.attention_norm,
+            its.heads,
+            norm=layer.mixer_norm,
             eps=self._eps,
             residual=bias,
         )
-        return views.append(number, queries, keys, values, layer.transform)
+        gate = None
+        if its.gated:
+            queries, gate = split_gate(queries)
+        return views.append(self._places[number], queries, keys, values, its.transform), gate
 
-    def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
-        return metal_ext.linear(attended, self._layers[number].output, self._workers, residual=x)
+    def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
+        layer = self._layers[number]
+        its = layer.mixer
+        assert isinstance(its, PackedDelta)
+        projected = metal_ext.linear(
+            x, its.inputs, self._workers, norm=layer.mixer_norm, eps=self._eps
+        )
+        qkv, z, b, a = mx.split(projected, its.ends, axis=1)
+        return views.recur(self._places[number], qkv, z, a, b, its.delta)
+
+    def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
+        return metal_ext.linear(mixed, self._layers[number].mixer.output, self._workers, residual=x)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         its = self._layers[number]

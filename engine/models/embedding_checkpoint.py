@@ -33,7 +33,7 @@ def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -
     if (path / MODULES_FILE).is_file():
         check_modules(path)
         return True
-    return BARE_NAME in names or not (tied or HEAD_NAME in names)
+    return BARE_NAME in names or not (tied or any(its.endswith(HEAD_NAME) for its in names))
 
 
 def check_modules(path: Path) -> None:

@@ -1,7 +1,8 @@
 """The forward of any model over a flat token array.
 
 All sequences of a step share one ``x[T, hidden]``, so that every linear layer sees one matrix; only
-RoPE (a position per token) and attention (a sequence per token) tell them apart. What is computed,
+RoPE (a position per token), attention and states (a sequence per token) tell them apart. What is
+computed,
 the spec says; how, the operations: ``mlx_ops`` or ``cpu_ops``.
 """
 
@@ -11,8 +12,8 @@ from typing import Protocol
 import mlx.core as mx
 
 import metal_ext
-from engine.models.spec import ModelSpec
-from engine.models.tensors import ModelTensors
+from engine.models.spec import Attention, GatedDeltaNet, ModelSpec
+from engine.models.tensors import AttentionTensors, DeltaTensors, ModelTensors
 from kvcache.views import KVViews
 
 
@@ -27,11 +28,15 @@ class Ops(Protocol):
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the rows of the embedding. token_ids: ``[T]`` int32."""
 
-    def project(self, number: int, x: mx.array, views: KVViews) -> mx.array:
-        """Append a layer's keys and values of x; return its queries ``[T, heads, head_dim]``."""
+    def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
+        """Append a layer's keys and values of x; return its queries ``[T, heads, head_dim]``, and
+        what the output's gate is the sigmoid of, of the same shape, where there is one."""
 
-    def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
-        """Return x plus a layer's output projection of ``[T, heads, head_dim]``."""
+    def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
+        """Advance a layer's states by x; return what they give ``[T, values_width]``."""
+
+    def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
+        """Return x plus a layer's output projection of attention or states."""
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         """Return x plus a layer's MLP of it."""
@@ -49,7 +54,7 @@ class Forward:
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         """ops: of a model of that spec."""
         self.ops = ops
-        self._layers = spec.layers
+        self._layers = list(zip(spec.layers, spec.places, strict=True))
 
     @property
     def weights(self) -> Sequence[mx.array]:
@@ -64,15 +69,23 @@ class Forward:
         """
         ops, last = self.ops, len(self._layers) - 1
         x = ops.embed(token_ids)
-        for number, layer in enumerate(self._layers):
-            queries = ops.project(number, x, views)
+        for number in range(len(self._layers)):
+            mixed = self._mixed(number, x, views)
             if number == last and rows is None:
-                return None
-            attended = views.attend(number, queries, layer.attention.scale)
+                return None  # and what nobody asks for is not computed
             if number == last:
-                x, attended = x[rows], attended[rows]  # no later layer needs the others
-            x = ops.add_mlp(number, ops.add_attention(number, x, attended))
+                x, mixed = x[rows], mixed[rows]  # no later layer needs the others
+            x = ops.add_mlp(number, ops.add_mixed(number, x, mixed))
         return ops.norm(x)
+
+    def _mixed(self, number: int, x: mx.array, views: KVViews) -> mx.array:
+        """Return what a layer makes of x and of the tokens before it."""
+        layer, place = self._layers[number]
+        if not isinstance(layer.mixer, Attention):
+            return self.ops.recur(number, x, views)
+        queries, gate = self.ops.project(number, x, views)
+        attended = views.attend(place, queries, layer.mixer.scale)
+        return attended if gate is None else attended * mx.sigmoid(gate)
 
     def head(self, states: mx.array) -> mx.array:
         """Return the logits ``[R, vocab]``."""
@@ -82,18 +95,44 @@ class Forward:
 def qk_transforms(
     spec: ModelSpec, tensors: ModelTensors, vectors: Mapping[str, mx.array]
 ) -> list[metal_ext.QKTransform]:
-    """Return what the queries and keys of every layer take before attention. vectors: weights of
-    norms by name, of these in float32."""
+    """Return what the queries and keys take before attention, of every layer that attends. vectors:
+    weights of norms by name, of these in float32."""
     ropes = {
         (its.rope, its.head_dim): metal_ext.RopeTable(
             its.rope.frequencies(its.head_dim), its.rope.magnitude
         )
-        for its in {layer.attention for layer in spec.layers}
+        for its in spec.attentions
     }
+    places = [its.mixer for its in tensors.layers if isinstance(its.mixer, AttentionTensors)]
     transforms = []
-    for layer, at in zip(spec.layers, tensors.layers, strict=True):
-        its, norms = layer.attention, None
+    for its, at in zip(spec.attentions, places, strict=True):
+        norms = None
         if at.query_norm is not None and at.key_norm is not None:
             norms = (vectors[at.query_norm.name], vectors[at.key_norm.name], spec.norm_eps)
         transforms.append(metal_ext.QKTransform(norms, ropes[its.rope, its.head_dim]))
     return transforms
+
+
+def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
+    """Return queries and gates ``[T, heads, head_dim]`` of ``[T, 2 * heads, head_dim]``, where a
+    head's lie one behind the other."""
+    return projected[:, ::2], projected[:, 1::2]
+
+
+def gated_delta(
+    its: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
+) -> metal_ext.GatedDelta:
+    """Return a layer's constants. eps: of its norm. arrays: norms and constants by name, those of
+    this layer in float32."""
+    conv = arrays[at.conv.name].reshape(its.conv_width, its.taps)
+    return metal_ext.GatedDelta(
+        key_heads=its.key_heads,
+        value_heads=its.value_heads,
+        key_dim=its.key_dim,
+        value_dim=its.value_dim,
+        conv=mx.contiguous(conv.T),
+        a_log=arrays[at.a_log.name],
+        dt_bias=arrays[at.dt_bias.name],
+        norm=arrays[at.norm.name],
+        eps=eps,
+    )

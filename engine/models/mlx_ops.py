@@ -3,10 +3,10 @@
 import mlx.core as mx
 
 import metal_ext
-from engine.models.forward import qk_transforms
-from engine.models.spec import ModelSpec
+from engine.models.forward import gated_delta, qk_transforms, split_gate
+from engine.models.spec import Attention, GatedDeltaNet, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import Matrix, ModelTensors, Vector
+from engine.models.tensors import AttentionTensors, DeltaTensors, Matrix, ModelTensors, Vector
 from kvcache.views import KVViews
 
 
@@ -20,10 +20,17 @@ class MlxOps:
         self._layers = list(zip(spec.layers, tensors.layers, strict=True))
         self._matrices = {its.name: stored.matrix(its) for its in tensors.matrices}
         self._vectors = {its.name: stored.vector(its) for its in tensors.vectors}
-        for norm in (norm for at in tensors.layers for norm in (at.query_norm, at.key_norm)):
-            if norm is not None:  # read in float32, whatever the heads are
-                self._vectors[norm.name] = self._vectors[norm.name].astype(mx.float32)
+        self._vectors |= {its.name: stored.constant(its) for its in tensors.constants}
+        for norm in (norm for its in tensors.layers for norm in _head_norms(its.mixer)):
+            # read in float32, whatever the heads are
+            self._vectors[norm.name] = self._vectors[norm.name].astype(mx.float32)
+        self._places = spec.places
         self._transforms = qk_transforms(spec, tensors, self._vectors)
+        self._deltas = [
+            gated_delta(layer.mixer, spec.norm_eps, its.mixer, self._vectors)
+            for layer, its in self._layers
+            if isinstance(layer.mixer, GatedDeltaNet) and isinstance(its.mixer, DeltaTensors)
+        ]
         self.weights = [array for its in self._matrices.values() for array in its.arrays()]
         self.weights += self._vectors.values()
 
@@ -31,18 +38,30 @@ class MlxOps:
         embedding = self._matrices[self._tensors.embedding.name]
         return embedding.dequantized(token_ids, self._vectors[self._tensors.norm.name].dtype)
 
-    def project(self, number: int, x: mx.array, views: KVViews) -> mx.array:
-        layer, tensors = self._layers[number]
-        normed = self._normed(x, tensors.attention_norm)
+    def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
+        (layer, tensors), place = self._layers[number], self._places[number]
+        mixer, gate = layer.mixer, None
+        assert isinstance(mixer, Attention)
+        assert isinstance(tensors.mixer, AttentionTensors)
+        normed = self._normed(x, tensors.mixer_norm)
         queries, keys, values = (
-            self._multiply(normed, matrix).reshape(len(x), -1, layer.attention.head_dim)
-            for matrix in tensors.queries_keys_values
+            self._multiply(normed, matrix).reshape(len(x), -1, mixer.head_dim)
+            for matrix in tensors.mixer.queries_keys_values
         )
-        return views.append(number, queries, keys, values, self._transforms[number])
+        if mixer.output_gate:
+            queries, gate = split_gate(queries)
+        return views.append(place, queries, keys, values, self._transforms[place]), gate
 
-    def add_attention(self, number: int, x: mx.array, attended: mx.array) -> mx.array:
+    def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
+        (_, tensors), place = self._layers[number], self._places[number]
+        assert isinstance(tensors.mixer, DeltaTensors)
+        normed = self._normed(x, tensors.mixer_norm)
+        qkv, z, b, a = (self._multiply(normed, matrix) for matrix in tensors.mixer.inputs)
+        return views.recur(place, qkv, z, a, b, self._deltas[place])
+
+    def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
         _, tensors = self._layers[number]
-        return x + self._multiply(attended.reshape(x.shape[0], -1), tensors.output)
+        return x + self._multiply(mixed.reshape(x.shape[0], -1), tensors.mixer.output)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         _, tensors = self._layers[number]
@@ -61,6 +80,13 @@ class MlxOps:
 
     def _multiply(self, x: mx.array, matrix: Matrix) -> mx.array:
         return _multiply(x, self._matrices[matrix.name])
+
+
+def _head_norms(mixer: AttentionTensors | DeltaTensors) -> list[Vector]:
+    """Return the norms over a head."""
+    if isinstance(mixer, DeltaTensors):
+        return [mixer.norm]
+    return [norm for norm in (mixer.query_norm, mixer.key_norm) if norm is not None]
 
 
 def _swiglu(gate: mx.array, up: mx.array) -> mx.array:

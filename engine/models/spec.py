@@ -6,13 +6,13 @@ memory of K and V and the cost of a step follow from it.
 
 from dataclasses import dataclass
 
-from kvcache.layout import KVFormat, KVShape, KVSpec
+from kvcache.layout import KVFormat, KVShape, KVSpec, StateSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: dimensions i and ``i + head_dim / 2`` of a head turn together, by
-    ``position * frequencies(head_dim)[i]`` radians."""
+    """Rotary positions: of the dimensions of a head that turn, i and the one half of them behind it
+    turn together, by ``position * frequencies(head_dim)[i]`` radians."""
 
     base: float
     scale: float = 1.0
@@ -21,12 +21,14 @@ class Rope:
     """Positions per radian of each pair, instead of what base and scale make."""
     magnitude: float = 1.0
     """What heads are multiplied by."""
+    dims: int | None = None
+    """How many dimensions of a head turn, the first; None: all."""
 
     def frequencies(self, head_dim: int) -> list[float]:
         """Return the radians per position of each pair of dimensions."""
         if self.periods is not None:
             return [1.0 / period for period in self.periods]
-        pairs = head_dim // 2
+        pairs = (self.dims or head_dim) // 2
         return [float(self.scale * self.base ** (-pair / pairs)) for pair in range(pairs)]
 
 
@@ -44,11 +46,39 @@ class Attention:
     """Whether queries, keys and values have biases."""
     window: int | None = None
     """How many tokens a token sees, itself included; None: all before it."""
+    output_gate: bool = False
+    """Whether each head's output is multiplied by the sigmoid of a projection as wide."""
 
     @property
     def scale(self) -> float:
         """Return what queries times keys are multiplied by."""
         return float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """A recurrence with a state of constant size, behind a short convolution (arXiv 2412.06464);
+    ``value_heads / key_heads`` value heads share queries and keys."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    """Rows that the convolution reads, the token's own included."""
+
+    @property
+    def values_width(self) -> int:
+        """Return the numbers of all value heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Return the numbers of queries, keys and values together."""
+        return 2 * self.key_heads * self.key_dim + self.values_width
+
+
+Mixer = Attention | GatedDeltaNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +90,9 @@ class DenseMlp:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """``x += attention(norm(x))``, then ``x += mlp(norm(x))``."""
+    """``x += mixer(norm(x))``, then ``x += mlp(norm(x))``."""
 
-    attention: Attention
+    mixer: Mixer
     mlp: DenseMlp
 
 
@@ -80,13 +110,45 @@ class ModelSpec:
     norm_eps: float
     """Of all RMS norms."""
     max_position_embeddings: int
+    unread: tuple[str, ...] = ()
+    """How tensors begin that a checkpoint may hold and text does not need."""
 
     @property
     def num_layers(self) -> int:
         """Return how many layers there are."""
         return len(self.layers)
 
-    def kv_shape(self, format: KVFormat) -> KVShape:
-        """Return what is kept of every token, as numbers of that format."""
-        layers = (its.attention for its in self.layers)
-        return KVShape(tuple(KVSpec(its.kv_heads, its.head_dim, format) for its in layers))
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Return those of the layers that attend, in their order."""
+        return tuple(its.mixer for its in self.layers if isinstance(its.mixer, Attention))
+
+    @property
+    def recurrences(self) -> tuple[GatedDeltaNet, ...]:
+        """Return those of the layers that keep a state, in their order."""
+        return tuple(its.mixer for its in self.layers if isinstance(its.mixer, GatedDeltaNet))
+
+    @property
+    def places(self) -> list[int]:
+        """Return the number of each layer among those of its kind: those that attend, and those
+        that keep a state."""
+        kinds = [type(its.mixer) for its in self.layers]
+        return [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
+
+    def kv_shape(self, format: KVFormat, computed: KVFormat = KVFormat.FLOAT32) -> KVShape:
+        """Return what is kept of a sequence. format: of K and V. computed: what the model computes
+        with, and what convolutions keep."""
+        return KVShape(
+            tuple(KVSpec(its.kv_heads, its.head_dim, format) for its in self.attentions),
+            tuple(
+                StateSpec(
+                    its.key_heads,
+                    its.value_heads,
+                    its.key_dim,
+                    its.value_dim,
+                    its.taps - 1,
+                    computed,
+                )
+                for its in self.recurrences
+            ),
+        )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.models.config import Quantization
-from engine.models.tensors import Matrix, PackingOf, Vector
+from engine.models.tensors import Constant, Matrix, PackingOf, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +65,9 @@ class StoredWeights:
 
     def vector(self, vector: Vector) -> mx.array:
         """Take a norm's weights."""
-        return self._arrays.pop(f"{vector.name}.weight")
+        kept = self._arrays.pop(f"{vector.name}.weight")
+        return kept + 1 if vector.less_one else kept
+
+    def constant(self, constant: Constant) -> mx.array:
+        """Take a constant, in float32."""
+        return self._arrays.pop(constant.name).astype(mx.float32)

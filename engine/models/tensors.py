@@ -6,7 +6,7 @@ CPU's kernels read them (kernels/cpu/linear.h).
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,10 +15,8 @@ import mlx.core as mx
 import metal_ext
 from engine.models.config import AFFINE, Quantization
 from engine.models.safetensors_headers import CheckpointError, Tensor
-from engine.models.spec import LayerSpec, ModelSpec
+from engine.models.spec import Attention, GatedDeltaNet, LayerSpec, ModelSpec
 
-PREFIX = "model."
-"""Of the names of all below the head; a model that was saved without its head has none."""
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
 FLOAT_TYPES = ("F32", "BF16", "F16")
@@ -30,6 +28,28 @@ FLOAT32_BYTES = 4
 Shapes = dict[str, tuple[int, ...]]
 PackingOf = Callable[[str], Quantization | None]
 """How a checkpoint groups the weights of a layer of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How a checkpoint names its tensors, and what it keeps in them."""
+
+    prefix: str = "model."
+    """Of the names of all below the head; a model that was saved without its head has none."""
+    head: str = HEAD
+    zero_centred: bool = False
+    """Whether norms are kept less 1, and convolutions as ``[width, 1, taps]`` instead of
+    ``[width, taps, 1]``: some families' own form, which MLX's tools change."""
+
+
+NAMINGS = (
+    Naming(),
+    Naming("model.language_model."),
+    Naming("language_model.model.", f"language_model.{HEAD}"),
+    Naming(""),
+)
+"""A model's own; as the part of a larger one that reads text, on the hub and by MLX's tools; and of
+one that was saved without its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +73,83 @@ class Vector:
 
     name: str
     size: int
+    less_one: bool = False
+    """Whether they are kept less 1."""
 
     def shapes(self) -> Shapes:
         """Return the tensor."""
         return {f"{self.name}.weight": (self.size,)}
 
 
-Part = Matrix | Vector
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that is read in float32, whatever it is stored as. name: its own, in whole."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def shapes(self) -> Shapes:
+        """Return the tensor."""
+        return {self.name: self.shape}
+
+
+Part = Matrix | Vector | Constant
 Product = tuple[Matrix, ...]
 """Matrices that read the same rows: a CPU joins them to one, in the order of their outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTensors:
+    """The tensors of attention."""
+
+    queries_keys_values: Product
+    """With an output gate, the rows of a head's queries are followed by those of its gate."""
+    output: Matrix
+    query_norm: Vector | None
+    key_norm: Vector | None
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Return all matrices."""
+        return self.queries_keys_values, (self.output,)
+
+    @property
+    def parts(self) -> list[Part]:
+        """Return all, in the order in which files list them."""
+        norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
+        return [*self.queries_keys_values, self.output, *norms]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaTensors:
+    """The tensors of a gated delta net."""
+
+    inputs: Product
+    """Of queries, keys and values; of the output's gate; of beta; of the decay."""
+    conv: Constant
+    a_log: Constant
+    dt_bias: Constant
+    norm: Vector
+    """Of each head's output."""
+    output: Matrix
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Return all matrices."""
+        return self.inputs, (self.output,)
+
+    @property
+    def parts(self) -> list[Part]:
+        """Return all, in the order in which files list them."""
+        return [*self.inputs, self.conv, self.a_log, self.dt_bias, self.norm, self.output]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
     """The tensors of a layer."""
 
-    attention_norm: Vector
-    queries_keys_values: Product
-    output: Matrix
-    query_norm: Vector | None
-    key_norm: Vector | None
+    mixer_norm: Vector
+    mixer: AttentionTensors | DeltaTensors
     mlp_norm: Vector
     gate_up: Product
     down: Matrix
@@ -80,13 +157,12 @@ class LayerTensors:
     @property
     def products(self) -> tuple[Product, ...]:
         """Return all matrices."""
-        return self.queries_keys_values, (self.output,), self.gate_up, (self.down,)
+        return *self.mixer.products, self.gate_up, (self.down,)
 
     @property
     def parts(self) -> list[Part]:
         """Return all, in the order in which files list them."""
-        norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
-        found: list[Part] = [self.attention_norm, *self.queries_keys_values, self.output, *norms]
+        found: list[Part] = [self.mixer_norm, *self.mixer.parts]
         return [*found, self.mlp_norm, *self.gate_up, self.down]
 
 
@@ -124,47 +200,45 @@ class ModelTensors:
         """Return all norms."""
         return [part for part in self.parts if isinstance(part, Vector)]
 
+    @property
+    def constants(self) -> list[Constant]:
+        """Return what is neither."""
+        return [part for part in self.parts if isinstance(part, Constant)]
+
     @cached_property
     def shapes(self) -> Shapes:
         """Return the shape of every tensor, unpacked, by its name."""
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Return how many numbers all tensors of so many dimensions have: 1 for norms and biases, 2
-        for matrices."""
-        return sum(math.prod(its) for its in self.shapes.values() if len(its) == dimensions)
+        """Return how many numbers all tensors of so many dimensions have: 1 for norms, biases and
+        convolutions, 2 for matrices."""
+        shapes = self.shapes.values()
+        return sum(math.prod(its) for its in shapes if (len(its) == 2) == (dimensions == 2))
 
 
-def model_tensors(spec: ModelSpec, prefix: str = PREFIX, *, with_head: bool) -> ModelTensors:
-    """Return the tensors of a model, by their names on the hub."""
-    hidden = spec.hidden_size
+def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bool) -> ModelTensors:
+    """Return the tensors of a model, by their names in its files."""
+    hidden, prefix = spec.hidden_size, naming.prefix
     return ModelTensors(
         embedding=Matrix(f"{prefix}{EMBEDDING}", spec.vocab_size, hidden),
         layers=tuple(
-            _layer_tensors(layer, hidden, f"{prefix}layers.{number}")
+            _layer_tensors(layer, hidden, f"{prefix}layers.{number}", naming)
             for number, layer in enumerate(spec.layers)
         ),
-        norm=Vector(f"{prefix}norm", hidden),
-        head=Matrix(HEAD, spec.vocab_size, hidden) if with_head else None,
+        norm=Vector(f"{prefix}norm", hidden, naming.zero_centred),
+        head=Matrix(naming.head, spec.vocab_size, hidden) if with_head else None,
     )
 
 
-def _layer_tensors(layer: LayerSpec, hidden: int, name: str) -> LayerTensors:
-    attention, inner = layer.attention, layer.mlp.inner_size
-    head = attention.head_dim
-    rows, at = attention.heads * head, f"{name}.self_attn"
-    kv_rows, bias = attention.kv_heads * head, attention.qkv_bias
+def _layer_tensors(layer: LayerSpec, hidden: int, name: str, naming: Naming) -> LayerTensors:
+    inner, mixer = layer.mlp.inner_size, layer.mixer
     return LayerTensors(
-        attention_norm=Vector(f"{name}.input_layernorm", hidden),
-        queries_keys_values=(
-            Matrix(f"{at}.q_proj", rows, hidden, bias),
-            Matrix(f"{at}.k_proj", kv_rows, hidden, bias),
-            Matrix(f"{at}.v_proj", kv_rows, hidden, bias),
-        ),
-        output=Matrix(f"{at}.o_proj", hidden, rows),
-        query_norm=Vector(f"{at}.q_norm", head) if attention.qk_norm else None,
-        key_norm=Vector(f"{at}.k_norm", head) if attention.qk_norm else None,
-        mlp_norm=Vector(f"{name}.post_attention_layernorm", hidden),
+        mixer_norm=Vector(f"{name}.input_layernorm", hidden, naming.zero_centred),
+        mixer=_attention_tensors(mixer, hidden, f"{name}.self_attn", naming)
+        if isinstance(mixer, Attention)
+        else _delta_tensors(mixer, hidden, f"{name}.linear_attn", naming),
+        mlp_norm=Vector(f"{name}.post_attention_layernorm", hidden, naming.zero_centred),
         gate_up=(
             Matrix(f"{name}.mlp.gate_proj", inner, hidden),
             Matrix(f"{name}.mlp.up_proj", inner, hidden),
@@ -173,7 +247,51 @@ def _layer_tensors(layer: LayerSpec, hidden: int, name: str) -> LayerTensors:
     )
 
 
+def _attention_tensors(its: Attention, hidden: int, at: str, naming: Naming) -> AttentionTensors:
+    head, less_one = its.head_dim, naming.zero_centred
+    rows, kv_rows, bias = its.heads * head, its.kv_heads * head, its.qkv_bias
+    return AttentionTensors(
+        queries_keys_values=(
+            Matrix(f"{at}.q_proj", 2 * rows if its.output_gate else rows, hidden, bias),
+            Matrix(f"{at}.k_proj", kv_rows, hidden, bias),
+            Matrix(f"{at}.v_proj", kv_rows, hidden, bias),
+        ),
+        output=Matrix(f"{at}.o_proj", hidden, rows),
+        query_norm=Vector(f"{at}.q_norm", head, less_one) if its.qk_norm else None,
+        key_norm=Vector(f"{at}.k_norm", head, less_one) if its.qk_norm else None,
+    )
+
+
+def _delta_tensors(its: GatedDeltaNet, hidden: int, at: str, naming: Naming) -> DeltaTensors:
+    width, values, heads = its.conv_width, its.values_width, its.value_heads
+    return DeltaTensors(
+        inputs=(
+            Matrix(f"{at}.in_proj_qkv", width, hidden),
+            Matrix(f"{at}.in_proj_z", values, hidden),
+            Matrix(f"{at}.in_proj_b", heads, hidden),
+            Matrix(f"{at}.in_proj_a", heads, hidden),
+        ),
+        conv=Constant(
+            f"{at}.conv1d.weight",
+            (width, 1, its.taps) if naming.zero_centred else (width, its.taps, 1),
+        ),
+        a_log=Constant(f"{at}.A_log", (heads,)),
+        dt_bias=Constant(f"{at}.dt_bias", (heads,)),
+        norm=Vector(f"{at}.norm", its.value_dim),
+        output=Matrix(f"{at}.out_proj", hidden, values),
+    )
+
+
 # --- a folder's tensors ---------------------------------------------------------------------------
+
+
+def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
+    """Return how a folder's files name what they hold."""
+    known = (its for its in NAMINGS if f"{its.prefix}{EMBEDDING}.weight" in tensors)
+    centred = any(
+        name.endswith(".conv1d.weight") and its.shape[-1] != 1 for name, its in tensors.items()
+    )
+    return replace(next(known, NAMINGS[0]), zero_centred=centred)
 
 
 def grouped_tensors(

@@ -33,7 +33,6 @@ class CostModel:
         spec = shape.spec
         embedding = spec.vocab_size * spec.hidden_size
         layers = shape.matrix_numbers - embedding * (1 if spec.tied_embeddings else 2)
-        attention = (layer.attention for layer in spec.layers)
         return cls(
             device=device,
             # Of an embedding that is not the output matrix as well, a step reads a few rows.
@@ -42,7 +41,7 @@ class CostModel:
             kv_bytes_per_token=kv_bytes_per_token(shape, kv),
             ops_per_token=2 * layers,
             ops_per_row=2 * embedding,
-            ops_per_pair=sum(4 * its.heads * its.head_dim for its in attention),
+            ops_per_pair=sum(4 * its.heads * its.head_dim for its in spec.attentions),
         )
 
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:

@@ -29,8 +29,7 @@ class ModelShape:
     @property
     def kv_numbers_per_token(self) -> int:
         """Return how many numbers one token's K and V have in all layers."""
-        layers = (layer.attention for layer in self.spec.layers)
-        return sum(2 * its.kv_heads * its.head_dim for its in layers)
+        return sum(2 * its.kv_heads * its.head_dim for its in self.spec.attentions)
 
     @property
     def max_position_embeddings(self) -> int:

@@ -52,8 +52,8 @@ def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
 def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
     config = replace(CONFIG, max_num_seqs=32, max_model_len=None, page_bytes=None)
     (layer, _), spec = checkpoint.spec.layers, checkpoint.spec
-    heads = replace(layer.attention, heads=32, kv_heads=8, head_dim=128)
-    spec = replace(spec, layers=(replace(layer, attention=heads),) * 2)
+    heads = replace(spec.attentions[0], heads=32, kv_heads=8, head_dim=128)
+    spec = replace(spec, layers=(replace(layer, mixer=heads),) * 2)
     wide = replace(checkpoint, spec=replace(spec, max_position_embeddings=40960))
 
     def scratch(substrate: Substrate, **changes: int) -> int:

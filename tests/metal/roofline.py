@@ -98,7 +98,7 @@ def gather_share(shape: ModelShape, on: Device) -> float:
     Per past token and layer: K and V are read and written once; each of the chunk's rows has two
     products with it in every query head. Both grow with the past alike.
     """
-    its = shape.spec.layers[0].attention
+    its = shape.spec.attentions[0]
     row = its.kv_heads * its.head_dim * ELEMENT_BYTES
     copying = 2 * 2 * row / on.bytes_per_s
     attending = CHUNK * 4 * its.heads * its.head_dim / on.ops_per_s

@@ -64,7 +64,7 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 def test_a_whole_folder_is_read(folder: Path) -> None:
     found = read_checkpoint(folder)
     assert found.spec.num_layers == TINY.num_hidden_layers
-    assert found.spec.layers[0].attention.kv_heads == TINY.num_key_value_heads
+    assert found.spec.attentions[0].kv_heads == TINY.num_key_value_heads
     assert found.vocab_size == TINY.vocab_size
     assert found.dtype == "BF16"
     assert found.eos_token_ids == (258, 256)

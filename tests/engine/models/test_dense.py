@@ -15,9 +15,9 @@ def test_norms_and_biases_are_the_familys_own(tmp_path: Path, has: bool) -> None
     config = ModelConfig(write_config(tmp_path, TINY))
     spec = dense_decoder(config, "Other", 16, qk_norm=has, qkv_bias=not has)
     assert spec.family == "Other"
-    for layer in spec.layers:
-        assert (layer.attention.qk_norm, layer.attention.qkv_bias) == (has, not has)
-        assert (layer.attention.head_dim, layer.attention.window) == (16, None)
+    for its in spec.attentions:
+        assert (its.qk_norm, its.qkv_bias) == (has, not has)
+        assert (its.head_dim, its.window) == (16, None)
 
 
 def test_heads_that_do_not_share_evenly_are_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_a_folder_makes_vectors_when_one_thing_says_so(
     headless = not spec.tie_word_embeddings
     found = read_checkpoint(folder)
     assert found.embeds == (modules or bare or headless)
-    assert found.bare_names == bare
+    assert found.naming.prefix == ("" if bare else "model.")
 
 
 def test_a_setting_has_the_last_word(tmp_path: Path) -> None:

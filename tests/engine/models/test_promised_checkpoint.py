@@ -9,6 +9,7 @@ import pytest
 
 from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
+from engine.models.tensors import NAMINGS
 from tests.models import QWEN3_4B, TINY, ModelSpec, write_config, write_embedding_model, write_model
 
 HEAD_BYTES = TINY.vocab_size * TINY.hidden_size * 4
@@ -41,7 +42,7 @@ def test_a_promise_is_what_comes(tmp_path: Path, spec: ModelSpec, how: dict[str,
 @pytest.mark.parametrize("how", [{}, {"embeds": True}])
 def test_a_model_of_vectors_has_no_head(tmp_path: Path, how: dict[str, Any]) -> None:
     whole = read_checkpoint(write_embedding_model(tmp_path, UNTIED, modules=not how))
-    assert promised_of(whole, **how) == replace(whole, bare_names=False)
+    assert promised_of(whole, **how) == replace(whole, naming=NAMINGS[0])
 
 
 def test_the_index_of_several_files_tells_a_model_of_vectors(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def test_scores_are_scaled_by_the_root_of_head_dim() -> None:
 def test_every_layer_keeps_rows_of_its_own_shape() -> None:
     same = KVSpec(2, 8, KVFormat.FLOAT32)
     assert SPEC.kv_shape(KVFormat.FLOAT32).layers == (same, same)
-    heads = replace(SPEC, layers=(LAYER, replace(LAYER, attention=replace(ATTENTION, heads=8))))
+    heads = replace(SPEC, layers=(LAYER, replace(LAYER, mixer=replace(ATTENTION, heads=8))))
     shape = heads.kv_shape(KVFormat.FLOAT32)
     assert shape.specs == (same,), "the number of queries does not matter"
-    wide = replace(SPEC, layers=(LAYER, replace(LAYER, attention=replace(ATTENTION, kv_heads=4))))
+    wide = replace(SPEC, layers=(LAYER, replace(LAYER, mixer=replace(ATTENTION, kv_heads=4))))
     assert wide.kv_shape(KVFormat.FLOAT32).specs == (same, KVSpec(4, 8, KVFormat.FLOAT32))

@@ -11,7 +11,7 @@ from engine.models.config import ModelConfig
 from engine.models.cpu_ops import CpuOps
 from engine.models.dense import dense_decoder
 from engine.models.families import read_spec
-from engine.models.tensors import model_tensors
+from engine.models.tensors import Naming, model_tensors
 from engine.models.weights import read_weights
 from tests.models import TINY, ModelSpec, write_config, write_model
 
@@ -36,7 +36,7 @@ def test_the_tensors_follow_from_the_spec(tmp_path: Path) -> None:
     assert shapes["model.layers.0.self_attn.k_proj.weight"] == (32, 64)
     headless = model_tensors(spec, with_head=False).shapes
     assert shapes.keys() - headless.keys() == {"lm_head.weight"}
-    bare = model_tensors(spec, "", with_head=False).shapes
+    bare = model_tensors(spec, Naming(""), with_head=False).shapes
     assert bare["embed_tokens.weight"] == (1024, 64)
 
 

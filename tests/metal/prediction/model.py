@@ -61,7 +61,7 @@ class Work:
         )
         rows = spec.kv_shape(KVFormat.BFLOAT16).specs
         return cls(
-            layers=tuple(layer.attention for layer in spec.layers),
+            layers=spec.attentions,
             products=tuple(alike.items()),
             head=tensors.head or tensors.embedding,
             tokens_per_block=max(1, PAGE_BYTES // max(its.row_bytes for its in rows)),

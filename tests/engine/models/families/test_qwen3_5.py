@@ -1,0 +1,205 @@
+"""A Qwen3.5 is read as MLX's tools and as the hub write it, and its logits are mlx-lm's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.models import families
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.config import ModelConfig
+from engine.models.families.qwen3_5 import qwen3_5
+from engine.models.safetensors_headers import CheckpointError
+from engine.models.spec import Attention, GatedDeltaNet
+from kvcache.layout import KVFormat, StateSpec
+from tests.engine.models.forwards import ours, prompt, spread
+from tests.engine.models.hybrids import FIELDS, SPEC, Steps, write_hybrid
+from tests.models import write_config
+from tests.reference import load_reference
+
+TOLERANCE = 1e-4
+BOTH = pytest.mark.parametrize("packed", [False, True], ids=["MLX", "packed"])
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the family were served."""
+    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
+
+
+def written(folder: Path, **how: Any) -> Checkpoint:
+    return read_checkpoint(write_hybrid(folder, **how))
+
+
+def logits_of(checkpoint: Checkpoint, ids: list[int]) -> mx.array:
+    model = load_reference(checkpoint)
+    found: mx.array = model(mx.array([ids]))[0].astype(mx.float32)
+    return found
+
+
+# --- config.json ---------------------------------------------------------------------------------
+
+
+def test_every_so_many_th_layer_attends_and_the_others_keep_a_state(tmp_path: Path) -> None:
+    spec = qwen3_5(ModelConfig(write_config(tmp_path, SPEC, **FIELDS)))
+    kinds = [type(layer.mixer) for layer in spec.layers]
+    assert kinds == [GatedDeltaNet, GatedDeltaNet, Attention] * 2
+    assert spec.places == [0, 1, 0, 2, 3, 1]
+    assert set(spec.recurrences) == {GatedDeltaNet(2, 4, 32, 32, 4)}
+    (attention,) = set(spec.attentions)
+    assert attention.output_gate
+    assert attention.qk_norm
+    assert attention.rope.dims == 16
+    assert attention.rope.frequencies(64) == pytest.approx([1e7 ** (-i / 8) for i in range(8)])
+    shape = spec.kv_shape(KVFormat.BFLOAT16)
+    assert len(shape.layers) == 2
+    assert shape.states == (StateSpec(2, 4, 32, 32, 3, KVFormat.FLOAT32),) * 4
+
+
+def test_a_config_may_be_nested_and_leave_out_what_all_have(tmp_path: Path) -> None:
+    flat = write_config(tmp_path, SPEC, **FIELDS | {"full_attention_interval": ...})
+    spec = qwen3_5(ModelConfig(flat))
+    values = json.loads((flat / "config.json").read_text())
+    nested = {"model_type": "qwen3_5", "text_config": values, "rms_norm_eps": 7}
+    (flat / "config.json").write_text(json.dumps(nested))
+    assert qwen3_5(ModelConfig(flat)) == spec
+    assert [type(layer.mixer) for layer in spec.layers].index(Attention) == 3
+
+
+ROPE = FIELDS["rope_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_config": 3}, "text_config is 3; it must be an object"),
+        ({"attention_bias": True}, "attention_bias is true"),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) is not a multiple of .*\(3\)"),
+        ({"linear_num_key_heads": 3}, r"linear_num_value_heads \(4\) is not a multiple .*\(3\)"),
+        ({"layer_types": ["full_attention"] * 6}, "layer_types are not those of .* 3"),
+        ({"rope_parameters": ROPE | {"partial_rotary_factor": 1.5}}, "no number of pairs"),
+        ({"rope_parameters": ROPE | {"partial_rotary_factor": 0.01}}, "no number of pairs"),
+        ({"rope_parameters": ROPE | {"partial_rotary_factor": 0.05}}, "no number of pairs"),
+        ({"linear_conv_kernel_dim": ...}, "linear_conv_kernel_dim is None"),
+    ],
+    ids=str,
+)
+def test_fault_16_a_broken_config_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = write_config(tmp_path, SPEC, **FIELDS | changes)
+    with pytest.raises(CheckpointError, match=message):
+        qwen3_5(ModelConfig(folder))
+
+
+# --- logits --------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"dtype": "float32"},
+        {"dtype": "float32", "bits": 4},
+        {"dtype": "float32", "hub": True},
+        {"dtype": "float32", "hub": True, "linear_num_value_heads": 2, "linear_value_head_dim": 48},
+    ],
+    ids=str,
+)
+def test_logits_equal_mlx_lms_by_chunks_and_in_company(
+    tmp_path: Path, how: dict[str, Any], packed: bool
+) -> None:
+    checkpoint = written(tmp_path, **how)
+    steps = Steps(checkpoint, ours(checkpoint, packed=packed), {1: 200, 2: 30})
+    ids, other = prompt(200), prompt(30, 1)
+    got = [steps.run([(1, 0, ids[:150])], list(range(150)))]
+    got.append(steps.run([(2, 0, other), (1, 150, ids[150:199])], list(range(79))))
+    got.append(steps.run([(1, 199, ids[199:])], [0]))
+    first, both, last = (logits for logits in got if logits is not None)
+    want = logits_of(checkpoint, ids)
+    assert spread(mx.concatenate([first, both[30:], last]), want) < TOLERANCE
+    assert spread(both[:30], logits_of(checkpoint, other)) < TOLERANCE
+
+
+@pytest.mark.parametrize("how", [{"bits": 4}, {"hub": False}, {"hub": True}], ids=str)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_greedy_answers_equal_mlx_lms(tmp_path: Path, how: dict[str, Any], seed: int) -> None:
+    checkpoint = written(tmp_path, dtype="bfloat16", seed=seed, gain=3.0, **how)
+    steps, ids = Steps(checkpoint, ours(checkpoint), {1: 128}), prompt(64, seed)
+    logits, answer = steps.run([(1, 0, ids)], [63]), list[int]()
+    while len(answer) < 64:
+        assert logits is not None
+        answer.append(cast(int, mx.argmax(logits[-1]).item()))
+        if len(answer) < 64:
+            logits = steps.run([(1, 63 + len(answer), answer[-1:])], [0])
+    want = logits_of(checkpoint, [*ids, *answer[:-1]])[63:]
+    assert mx.argmax(want, axis=-1).tolist() == answer
+    assert len(set(answer)) > 16, "an answer that says one token again would prove little"
+
+
+def test_what_is_computed_does_not_depend_on_chunks_bit_by_bit(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path)
+    model, ids = ours(checkpoint), prompt(130)
+
+    def last(cuts: list[int]) -> np.ndarray[Any, Any]:
+        steps = Steps(checkpoint, model, {1: 130})
+        for first, end in zip([0, *cuts], [*cuts, 130], strict=True):
+            logits = steps.run([(1, first, ids[first:end])], [end - first - 1])
+        return np.array(logits)
+
+    whole = last([])
+    for cuts in ([1], [64, 65, 100], list(range(1, 130))):
+        assert np.array_equal(last(cuts), whole)
+
+
+def test_with_no_rows_only_cache_and_states_are_written(tmp_path: Path) -> None:
+    spec = replace(SPEC, num_hidden_layers=4)  # the last layer keeps a state
+    checkpoint = written(tmp_path, spec=spec)
+    model, ids = ours(checkpoint), prompt(50)
+
+    def last(rows: list[int] | None) -> np.ndarray[Any, Any]:
+        steps = Steps(checkpoint, model, {1: 50})
+        assert (steps.run([(1, 0, ids[:49])], rows) is None) == (rows is None)
+        return np.array(steps.run([(1, 49, ids[49:])], [0]))
+
+    assert np.array_equal(last(None), last([48]))
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_what_text_does_not_need_is_named_and_not_counted(tmp_path: Path) -> None:
+    plain = written(tmp_path / "mlx", dtype="float32")
+    hub = written(tmp_path / "hub", dtype="float32", hub=True)
+    assert not plain.unread
+    assert set(hub.unread) == {"mtp.norm.weight", "model.visual.merger.norm.weight"}
+    assert hub.stored_bytes == plain.stored_bytes
+    assert hub.packed_bytes == plain.packed_bytes
+    assert hub.num_weights == plain.num_weights
+
+
+def test_an_untied_head_has_its_name_beside_the_model(tmp_path: Path) -> None:
+    untied = replace(SPEC, tie_word_embeddings=False)
+    for hub, head in ((False, "language_model.lm_head"), (True, "lm_head")):
+        checkpoint = written(tmp_path / head, spec=untied, hub=hub)
+        assert not checkpoint.embeds
+        assert checkpoint.tensors.head is not None
+        assert checkpoint.tensors.head.name == head
+        steps, ids = Steps(checkpoint, ours(checkpoint), {1: 20}), prompt(20)
+        logits = steps.run([(1, 0, ids)], [19])
+        assert logits is not None
+        assert spread(logits, logits_of(checkpoint, ids)[-1:]) < TOLERANCE
+
+
+def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+    folder = write_hybrid(tmp_path)
+    file = str(folder / "model.safetensors")
+    weights = dict(mx.load(file))  # type: ignore[arg-type]
+    mx.eval(weights)
+    mx.save_safetensors(file, weights | {"language_model.model.other.weight": mx.ones((2,))})
+    with pytest.raises(CheckpointError, match=r"other.weight has no place in a Qwen3.5 model"):
+        read_checkpoint(folder)

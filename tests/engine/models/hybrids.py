@@ -1,0 +1,171 @@
+"""Random Qwen3.5s, as MLX's tools and as the hub have them; steps of ours over K, V and cells."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+
+import metal_ext
+from engine.models.checkpoint import Checkpoint
+from engine.models.forward import Forward
+from kvcache.layout import CellLayout, KVFormat
+from kvcache.manager import KVCacheManager
+from kvcache.views import KVViews
+from tests.engine.models.forwards import cache_for
+from tests.kvcache.managers import join
+from tests.models import ModelSpec, write_model
+
+SPEC = ModelSpec(
+    num_hidden_layers=6,
+    hidden_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    intermediate_size=256,
+    vocab_size=512,
+)
+FIELDS: dict[str, Any] = {
+    "model_type": "qwen3_5",
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    "rope_theta": ...,
+}
+TEXT_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
+
+
+def write_hybrid(folder: Path, spec: ModelSpec = SPEC, *, hub: bool = False, **how: Any) -> Path:
+    """A model whose weights are all random. hub: named and kept as the hub has them, with parts
+    that text does not need. how: as for write_model."""
+    write_model(folder, spec, **FIELDS | how)
+    file = folder / "model.safetensors"
+    weights = cast(dict[str, mx.array], mx.load(str(file)))
+    for number, (name, array) in enumerate(sorted(weights.items())):
+        if array.ndim == 1 and not name.endswith((".A_log", ".scales", ".biases")):
+            noise = mx.random.normal(array.shape, key=mx.random.key(number)) * 0.3
+            weights[name] = (array + noise).astype(array.dtype)
+    if hub:
+        weights = dict(_as_on_the_hub(name, array) for name, array in weights.items())
+        for name in ("mtp.norm.weight", "model.visual.merger.norm.weight"):
+            weights[name] = mx.ones((4,))
+        config = json.loads((folder / "config.json").read_text())
+        outer = ("model_type", "architectures", "quantization", "tie_word_embeddings")
+        nested = {key: value for key, value in config.items() if key not in outer[:3]}
+        kept = {key: value for key, value in config.items() if key in outer}
+        (folder / "config.json").write_text(json.dumps(kept | {"text_config": nested}))
+    mx.eval(weights)
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+    return folder
+
+
+def _as_on_the_hub(name: str, array: mx.array) -> tuple[str, mx.array]:
+    named = name.replace("language_model.model.", "model.language_model.")
+    named = named.replace("language_model.lm_head", "lm_head")
+    if name.endswith("conv1d.weight"):
+        return named, mx.contiguous(array.moveaxis(1, 2))
+    if name.removesuffix(".weight").endswith(TEXT_NORMS):
+        return named, array - 1
+    return named, array
+
+
+class HybridViews:
+    """What a step sees: K and V as they are served, and a cell for each sequence."""
+
+    def __init__(self, views: KVViews, cells: "Cells", rows: metal_ext.StateRows) -> None:
+        self._views, self._cells, self._rows = views, cells, rows
+        self.append, self.attend, self.epoch = views.append, views.attend, views.epoch
+
+    def recur(
+        self,
+        layer: int,
+        qkv: mx.array,
+        z: mx.array,
+        a: mx.array,
+        b: mx.array,
+        delta: metal_ext.GatedDelta,
+    ) -> mx.array:
+        its = self._cells
+        its.tokens[layer], made = metal_ext.gated_delta(
+            its.tokens[layer],
+            qkv,
+            z,
+            a,
+            b,
+            delta,
+            self._rows,
+            its.layout.offsets[layer],
+            its.workers,
+        )
+        return made
+
+    def step_end(self, results: list[mx.array]) -> list[mx.array]:
+        return [*self._views.step_end(results), *self._cells.tokens]
+
+
+@dataclass
+class Cells:
+    """A cell for each sequence, which every step writes in place."""
+
+    layout: CellLayout
+    count: int = 4
+    workers: metal_ext.CpuWorkers = field(default_factory=lambda: metal_ext.CpuWorkers(2))
+    begun: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.memory = metal_ext.StateMemory(self.count * self.layout.cell_bytes)
+        self.tokens = [mx.zeros((1,)) for _ in self.layout.states]
+
+    def rows(self, plan: Sequence[tuple[int, int, list[int]]]) -> metal_ext.StateRows:
+        segments = []
+        for seq, _, tokens in plan:
+            cell = self.memory.address + (seq - 1) * self.layout.cell_bytes
+            segments.append((len(tokens), cell if seq in self.begun else 0, [(len(tokens), cell)]))
+            self.begun.add(seq)
+        return metal_ext.StateRows(segments, [self.memory])
+
+
+class Steps:
+    """A model over K, V and cells of its own."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Forward, lengths: dict[int, int]) -> None:
+        """lengths: of each sequence, at most."""
+        self.model = model
+        self.kv: KVCacheManager = cache_for(checkpoint, KVFormat.FLOAT32)
+        cell = checkpoint.spec.kv_shape(KVFormat.FLOAT32).cell
+        assert cell is not None
+        self.cells = Cells(cell)
+        for seq, length in lengths.items():
+            assert join(self.kv, seq, length)
+
+    def run(
+        self, plan: list[tuple[int, int, list[int]]], rows: list[int] | None
+    ) -> mx.array | None:
+        """Runs (sequence, start, tokens) segments; returns the logits of the rows."""
+        for seq, start, tokens in plan:
+            assert self.kv.reserve(seq, start + len(tokens))
+        views = self.kv.views([(seq, start, len(tokens)) for seq, start, tokens in plan])
+        hybrid = HybridViews(views, self.cells, self.cells.rows(plan))
+        flat = [token for _, _, tokens in plan for token in tokens]
+        states = self.model.hidden(
+            mx.array(flat),
+            cast(KVViews, hybrid),
+            None if rows is None else mx.array(rows),
+        )
+        logits = None if states is None else self.model.head(states)
+        mx.eval(hybrid.step_end([] if logits is None else [logits]))
+        for seq, _, tokens in plan:
+            self.kv.commit(seq, tokens)
+        self.kv.step_completed(views.epoch)
+        return logits
