@@ -547,6 +547,26 @@ def packed_bytes(inputs: int, matrices: list[tuple[int, mx.Dtype, int, int]]) ->
     """Return ``nbytes`` of a PackedLinear. matrices: outputs; the dtype of numbers or scales; bits
     and group size of codes, else 0."""
 
+class PackedExperts:
+    """The weights of one linear layer of every expert of a mixture, each as a PackedLinear."""
+
+    def __init__(
+        self,
+        weights: list[mx.array],
+        workers: CpuWorkers,
+        codes: list[tuple[mx.array, mx.array | None, int, int] | None],
+    ) -> None:
+        """As for a PackedLinear, of stacks: weights ``[experts, outputs, inputs]``, scales and
+        biases ``[experts, outputs, groups]``."""
+    @property
+    def experts(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
 # Products of packed layers: everything is float32, each sum in the order of the inputs. A row's
 # result has the same bits in any company, on any number of threads of one instruction set. How far
 # it is from the exact one, the native tests say: 1e-5 of the sum of the products' magnitudes.
@@ -591,6 +611,28 @@ def gated_mlp(
     """``x + down(silu(gate(y)) * up(y))`` with y the RMS norm of x ``[R, hidden]``.
 
     gate_up: gate and up as one layer, the outputs of gate first.
+    """
+
+def mixture_mlp(
+    x: mx.array,
+    norm: mx.array,
+    eps: float,
+    router: PackedLinear,
+    gate_up: PackedExperts,
+    down: PackedExperts,
+    chosen: int,
+    normalised: bool,
+    shared: tuple[PackedLinear, PackedLinear] | None,
+    workers: CpuWorkers,
+) -> mx.array:
+    """``x + sum(weight * down(silu(gate(y)) * up(y)))`` over the experts that the router chooses
+    for each row, the best one first, with y the RMS norm of x ``[R, hidden]``.
+
+    router: an output for each expert, of which the softmax of all is taken; then the ``chosen``
+    largest, of equal ones the first. normalised: whether these are divided by their sum. shared:
+    gate_up and down of an expert of all rows, whose result is multiplied by the sigmoid of one more
+    output of the router. IndexError for more experts than there are, ValueError for layers that do
+    not fit each other.
     """
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float, workers: CpuWorkers) -> mx.array:

@@ -8,6 +8,7 @@
 #include "cpu/dispatch.h"
 #include "mlx/version.h"
 #include "ops/choose.h"
+#include "ops/experts.h"
 #include "ops/kv_rows.h"
 #include "ops/linear.h"
 #include "ops/project.h"
@@ -199,22 +200,28 @@ void bind_operations(nb::module_& m) {
      "counter"_a);
 }
 
+using Codes = std::tuple<mx::array, std::optional<mx::array>, PythonInt, PythonInt>;
+
+std::vector<std::optional<ops::CodeGroups>> native_codes(
+    const std::vector<std::optional<Codes>>& codes) {
+  std::vector<std::optional<ops::CodeGroups>> groups;
+  for (const auto& its : codes) {
+    groups.emplace_back();
+    if (its) {
+      const auto& [scales, biases, bits, group] = *its;
+      groups.back() = {scales, biases, bits, group};
+    }
+  }
+  return groups;
+}
+
 void bind_linear(nb::module_& m) {
-  using Codes = std::tuple<mx::array, std::optional<mx::array>, PythonInt, PythonInt>;
   using Kind = std::tuple<PythonInt, mx::Dtype, PythonInt, PythonInt>;
   nb::class_<PackedHandle>(m, "PackedLinear")
       .def("__init__", [](PackedHandle* self, const std::vector<mx::array>& weights,
                           const WorkersHandle& workers,
                           const std::vector<std::optional<Codes>>& codes) {
-        std::vector<std::optional<ops::CodeGroups>> groups;
-        for (const auto& its : codes) {
-          groups.emplace_back();
-          if (its) {
-            const auto& [scales, biases, bits, group] = *its;
-            groups.back() = {scales, biases, bits, group};
-          }
-        }
-        new (self) PackedHandle{ops::pack_linear(weights, groups, workers.object)};
+        new (self) PackedHandle{ops::pack_linear(weights, native_codes(codes), workers.object)};
       }, "weights"_a, "workers"_a, "codes"_a)
       .def_prop_ro("outputs", [](const PackedHandle& p) { return p.object->shape().outputs; })
       .def_prop_ro("inputs", [](const PackedHandle& p) { return p.object->shape().inputs; })
@@ -262,6 +269,31 @@ void bind_linear(nb::module_& m) {
   }, "ids"_a, "packed"_a, "workers"_a);
 }
 
+void bind_experts(nb::module_& m) {
+  nb::class_<ExpertsHandle>(m, "PackedExperts")
+      .def("__init__", [](ExpertsHandle* self, const std::vector<mx::array>& weights,
+                          const WorkersHandle& workers,
+                          const std::vector<std::optional<Codes>>& codes) {
+        new (self) ExpertsHandle{ops::pack_experts(weights, native_codes(codes), workers.object)};
+      }, "weights"_a, "workers"_a, "codes"_a)
+      .def_prop_ro("experts", [](const ExpertsHandle& p) { return p.object->count(); })
+      .def_prop_ro("outputs", [](const ExpertsHandle& p) { return p.object->shape().outputs; })
+      .def_prop_ro("inputs", [](const ExpertsHandle& p) { return p.object->shape().inputs; })
+      .def_prop_ro("nbytes", [](const ExpertsHandle& p) { return p.object->packed_bytes(); });
+  m.def("mixture_mlp", [](const mx::array& x, const mx::array& norm, double eps,
+                          const PackedHandle& router, const ExpertsHandle& gate_up,
+                          const ExpertsHandle& down, PythonInt chosen, bool normalised,
+                          const std::optional<std::pair<PackedHandle, PackedHandle>>& shared,
+                          const WorkersHandle& workers) {
+    ops::Mixture mixture{router.object, gate_up.object, down.object, {}, chosen, normalised};
+    if (shared) {
+      mixture.shared = {shared->first.object, shared->second.object};
+    }
+    return ops::mixture_mlp(x, {norm, eps}, mixture, workers.object);
+  }, "x"_a, "norm"_a, "eps"_a, "router"_a, "gate_up"_a, "down"_a, "chosen"_a, "normalised"_a,
+     "shared"_a.none(), "workers"_a);
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -277,6 +309,7 @@ NB_MODULE(_ext, m) {
   quire::bind_operations(m);
   quire::bind_linear(m);
   quire::bind_states(m);
+  quire::bind_experts(m);
 #ifdef QUIRE_METAL
   quire::bind_metal(m);
 #else

@@ -43,6 +43,7 @@ using MapperHandle = Handle<Mapper>;
 using RowsHandle = Handle<const RowTable>;
 using WorkersHandle = Handle<ops::CpuWorkers>;
 using PackedHandle = Handle<const ops::PackedLinear>;
+using ExpertsHandle = Handle<const ops::PackedExperts>;
 using CounterHandle = Handle<CopyCounter>;
 using RopeHandle = Handle<const ops::RopeTable>;
 using StatesHandle = Handle<StateMemory>;

@@ -21,6 +21,7 @@ from metal_ext import (
     Heap,
     Layer,
     Mapper,
+    PackedExperts,
     PackedLinear,
     RopeTable,
     RowTable,
@@ -35,6 +36,7 @@ from metal_ext import (
     gated_mlp,
     linear,
     linear_heads,
+    mixture_mlp,
     packed_bytes,
     packed_rows,
     project_append,
@@ -55,7 +57,7 @@ SHAPE = Shape(tokens_per_block=PAGE // 256, rows=(256, 256))
 MAPPED_BLOCKS = 4
 MAPPED_TOKENS = MAPPED_BLOCKS * SHAPE.tokens_per_block
 BLOCKS = SHAPE.blocks_per_range
-OUTPUTS, INPUTS, VOCABULARY = 64, 32, 100
+OUTPUTS, INPUTS, VOCABULARY, EXPERTS = 64, 32, 100, 3
 DELTA = DeltaLayer(DeltaShape(key_heads=1, value_heads=2, key_dim=16))
 CELL_BYTES = 4 * DELTA.shape.numbers
 
@@ -88,6 +90,10 @@ class Setting:
         self.weight = mx.ones((32,))
         self.packed = PackedLinear([mx.ones((OUTPUTS, INPUTS))], self.workers, [])
         self.down = PackedLinear([mx.ones((INPUTS, OUTPUTS // 2))], self.workers, [])
+        self.router = PackedLinear([mx.ones((EXPERTS, INPUTS))], self.workers, [])
+        both, back = mx.ones((EXPERTS, OUTPUTS, INPUTS)), mx.ones((EXPERTS, INPUTS, OUTPUTS // 2))
+        self.experts = PackedExperts([both], self.workers, [])
+        self.experts_down = PackedExperts([back], self.workers, [])
         self.x = mx.ones((2, INPUTS))
         self.words, self.scales, self.biases = mx.quantize(mx.ones((OUTPUTS, INPUTS)), 32, 4)
         self.logits = mx.zeros((2, VOCABULARY))
@@ -246,6 +252,39 @@ class Setting:
     def delta(self, **changes: int | mx.array) -> GatedDelta:
         return GatedDelta(**(DELTA.arguments | changes))
 
+    def pack_experts(
+        self,
+        bits: int = 4,
+        group: int = 32,
+        words: mx.array | None = None,
+        scales: mx.array | None = None,
+        biases: mx.array | None = None,
+    ) -> PackedExperts:
+        stack = [mx.stack([its] * EXPERTS) for its in (self.words, self.scales, self.biases)]
+        codes = (
+            stack[1] if scales is None else scales,
+            stack[2] if biases is None else biases,
+            bits,
+            group,
+        )
+        return PackedExperts([stack[0] if words is None else words], self.workers, [codes])
+
+    def mix(
+        self, chosen: int = 2, x: mx.array | None = None, norm: mx.array | None = None
+    ) -> mx.array:
+        return mixture_mlp(
+            self.x if x is None else x,
+            self.weight if norm is None else norm,
+            1e-6,
+            self.router,
+            self.experts,
+            self.experts_down,
+            chosen,
+            True,
+            None,
+            self.workers,
+        )
+
     def choose(self, **arrays: mx.array) -> tuple[mx.array, mx.array]:
         given = {"raw": self.logits, "adjusted": self.logits + 1, "choices": self.choices}
         return choose_tokens(**(given | arrays), workers=self.workers)
@@ -360,6 +399,7 @@ INTERVALS = {
         "tokens", 1, SHAPE.tokens_per_block, lambda s, n: s.copy(tokens=n)
     ),
     "linear_heads.heads": Argument("heads", 1, OUTPUTS, lambda s, n: s.multiply_heads((n,))),
+    "mixture_mlp.chosen": Argument("chosen", 1, EXPERTS, lambda s, n: s.mix(n)),
     "Layer.key_region by project_append": Argument(
         "key_region", 0, 1, lambda s, n: s.project(Layer(n, 1, mx.float32))
     ),
@@ -390,6 +430,8 @@ INTERVALS = {
 CHOICES: dict[str, Callable[[Setting, int], object]] = {
     "PackedLinear.codes.2": lambda s, n: s.pack(bits=n),
     "PackedLinear.codes.3": lambda s, n: s.pack(group=n),
+    "PackedExperts.codes.2": lambda s, n: s.pack_experts(bits=n),
+    "PackedExperts.codes.3": lambda s, n: s.pack_experts(group=n),
     "packed_bytes.matrices.2": lambda s, n: packed_bytes(128, [(1, mx.float32, n, 32)]),
     "packed_bytes.matrices.3": lambda s, n: packed_bytes(128, [(1, mx.float32, 4, n)]),
 }
@@ -420,6 +462,10 @@ ARRAYS: dict[str, Arrays] = {
     "PackedLinear.weights by codes": lambda s, x: s.pack(words=x),
     "PackedLinear.codes.0": lambda s, x: s.pack(scales=x),
     "PackedLinear.codes.1": lambda s, x: s.pack(biases=x),
+    "PackedExperts.weights": lambda s, x: PackedExperts([x], s.workers, []),
+    "PackedExperts.weights by codes": lambda s, x: s.pack_experts(words=x),
+    "PackedExperts.codes.0": lambda s, x: s.pack_experts(scales=x),
+    "PackedExperts.codes.1": lambda s, x: s.pack_experts(biases=x),
     "linear.x": lambda s, x: s.multiply(x=x),
     "linear.norm": lambda s, x: s.multiply(norm=x),
     "linear.residual": lambda s, x: s.multiply(residual=x),
@@ -428,6 +474,8 @@ ARRAYS: dict[str, Arrays] = {
     "linear_heads.residual": lambda s, x: s.multiply_heads(residual=x),
     "gated_mlp.x": lambda s, x: gated_mlp(x, s.weight, 1e-6, s.packed, s.down, s.workers),
     "gated_mlp.norm": lambda s, x: gated_mlp(s.x, x, 1e-6, s.packed, s.down, s.workers),
+    "mixture_mlp.x": lambda s, x: s.mix(x=x),
+    "mixture_mlp.norm": lambda s, x: s.mix(norm=x),
     "rms_norm.x": lambda s, x: rms_norm(x, s.weight, 1e-6, s.workers),
     "rms_norm.weight": lambda s, x: rms_norm(s.x, x, 1e-6, s.workers),
     "packed_rows.ids": lambda s, x: packed_rows(x, s.packed, s.workers),

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -118,6 +119,57 @@ TEST("a sum is added where it belongs, and nowhere else") {
     kernels.layer.add(x.data(), n, to.data());
     for (size_t i = 0; i < n; ++i) {
       CHECK_CASE(to[i] == before[i] + x[i], std::string(kernels.name));
+    }
+  });
+}
+
+TEST("a scaled sum is that of doubles, and nowhere else") {
+  for_each_length([](const Kernels& kernels, size_t n) {
+    const ExactBuffer<float> x = numbers(n, 10);
+    ExactBuffer<float> to = numbers(n, 11);
+    const ExactBuffer<float> before = numbers(n, 11);
+    kernels.layer.add_scaled(x.data(), 0.3f, n, to.data());
+    for (size_t i = 0; i < n; ++i) {
+      const double want = before[i] + static_cast<double>(0.3f) * x[i];
+      CHECK_CASE(near(to[i], want, 1e-6), std::string(kernels.name));
+    }
+  });
+}
+
+TEST("a softmax is that of doubles, however large its numbers are, in place as well") {
+  for_each_length([](const Kernels& kernels, size_t n) {
+    for (float scale : {1.0f, 30.0f, 1e30f}) {
+      ExactBuffer<float> x = numbers(n, 12, scale);
+      ExactBuffer<float> out(n);
+      kernels.layer.softmax(x.data(), n, out.data());
+      double highest = x[0];
+      for (size_t i = 0; i < n; ++i) {
+        highest = std::max(highest, static_cast<double>(x[i]));
+      }
+      double sum = 0;
+      for (size_t i = 0; i < n; ++i) {
+        sum += std::exp(x[i] - highest);
+      }
+      for (size_t i = 0; i < n; ++i) {
+        CHECK_CASE(near(out[i], std::exp(x[i] - highest) / sum, 1e-6), std::string(kernels.name));
+      }
+      kernels.layer.softmax(x.data(), n, x.data());
+      CHECK_CASE(std::memcmp(x.data(), out.data(), n * sizeof(float)) == 0,
+                 std::string(kernels.name));
+    }
+  });
+}
+
+TEST("a NaN or an infinity leaves nothing of a softmax") {
+  for_each_length([](const Kernels& kernels, size_t n) {
+    for (float bad : {NAN, INFINITY}) {
+      ExactBuffer<float> x = numbers(n, 13);
+      ExactBuffer<float> out(n);
+      x[n / 2] = bad;
+      kernels.layer.softmax(x.data(), n, out.data());
+      for (size_t i = 0; i < n; ++i) {
+        CHECK_CASE(std::isnan(out[i]), std::string(kernels.name));
+      }
     }
   });
 }

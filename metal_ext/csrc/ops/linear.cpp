@@ -13,24 +13,6 @@
 namespace quire::ops {
 namespace {
 
-void check_floats(const char* name, const mx::array& x, size_t row_numbers) {
-  const bool rows = x.ndim() >= 2 && x.shape(0) > 0 &&
-                    x.size() == static_cast<size_t>(x.shape(0)) * row_numbers;
-  if (!rows || x.dtype() != mx::float32) {
-    throw std::invalid_argument(
-        std::string(name) + " must be float32 rows of " + std::to_string(row_numbers) +
-        " numbers");
-  }
-}
-
-void check_norm(const Norm& norm, size_t numbers) {
-  if (norm.weight.ndim() != 1 || norm.weight.size() != numbers ||
-      norm.weight.dtype() != mx::float32) {
-    throw std::invalid_argument(
-        "a norm's weight must be " + std::to_string(numbers) + " float32 numbers");
-  }
-}
-
 // Inputs as a task reads them: MLX keeps them until it has run.
 struct Arrays {
   std::vector<mx::array> weak;
@@ -243,6 +225,24 @@ std::shared_ptr<Linear> primitive_of(
 }
 
 }  // namespace
+
+void check_floats(const char* name, const mx::array& x, size_t row_numbers) {
+  const bool rows = x.ndim() >= 2 && x.shape(0) > 0 &&
+                    x.size() == static_cast<size_t>(x.shape(0)) * row_numbers;
+  if (!rows || x.dtype() != mx::float32) {
+    throw std::invalid_argument(
+        std::string(name) + " must be float32 rows of " + std::to_string(row_numbers) +
+        " numbers");
+  }
+}
+
+void check_norm(const Norm& norm, size_t numbers) {
+  if (norm.weight.ndim() != 1 || norm.weight.size() != numbers ||
+      norm.weight.dtype() != mx::float32) {
+    throw std::invalid_argument(
+        "a norm's weight must be " + std::to_string(numbers) + " float32 numbers");
+  }
+}
 
 mx::array linear(
     const mx::array& x, const Packed& packed, const std::optional<Norm>& norm,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -13,6 +14,10 @@ struct Norm {
   mx::array weight;  // [inputs]
   double eps;
 };
+
+// Throw std::invalid_argument unless x is float32 rows of so many numbers, or a norm is of them.
+void check_floats(const char* name, const mx::array& x, size_t row_numbers);
+void check_norm(const Norm& norm, size_t numbers);
 
 // x [R, ...], of `inputs` numbers a row -> [R, outputs]: of the rows' RMS norm where there is one,
 // and plus `residual` [R, outputs] where there is one.

@@ -28,18 +28,37 @@ struct Scratch {
         prepared(reinterpret_cast<std::byte*>(memory + workers.pool.threads() * row_floats)) {}
 };
 
-// Where each task's panels end: whole runs of those that are read at the same time. A task takes
-// its part of half of what is left (guided self-scheduling, Polychronopoulos and Kuck, 1987):
-// memory is read in long stretches at first, and threads end together.
-std::vector<size_t> task_ends(const cpu::LinearShape& shape, size_t rows, size_t threads) {
-  const size_t most = rows <= kFewRows ? shape.panels() : kTaskBytes / shape.panel_bytes();
-  std::vector<size_t> ends;
-  for (size_t done = 0; done < shape.panels();) {
-    const size_t fair = std::min(most, (shape.panels() - done) / (2 * threads));
-    done += std::max(fair / cpu::kMostPanels, size_t{1}) * cpu::kMostPanels;
-    ends.push_back(std::min(done, shape.panels()));
+// Panels that one thread multiplies without a look at what others do.
+struct Task {
+  size_t product;
+  size_t first;
+  size_t panels;
+};
+
+// Whole runs of panels that are read at the same time, of one product each. A task takes its part
+// of half of what is left (guided self-scheduling, Polychronopoulos and Kuck, 1987): memory is read
+// in long stretches at first, and threads end together.
+std::vector<Task> tasks_of(std::span<const Product> products, size_t threads) {
+  const auto cost = [](const Product& its) { return its.rows * its.shape->panel_bytes(); };
+  size_t left = 0;
+  for (const Product& its : products) {
+    left += its.shape->panels() * cost(its);
   }
-  return ends;
+  std::vector<Task> tasks;
+  for (size_t number = 0; number < products.size(); ++number) {
+    const Product& its = products[number];
+    const size_t all = its.shape->panels();
+    const size_t most = its.rows <= kFewRows ? all : kTaskBytes / its.shape->panel_bytes();
+    for (size_t done = 0; done < all;) {
+      const size_t fair = std::min(most, left / cost(its) / (2 * threads));
+      const size_t wanted = std::max(fair / cpu::kMostPanels, size_t{1}) * cpu::kMostPanels;
+      const size_t panels = std::min(wanted, all - done);
+      tasks.push_back({number, done, panels});
+      done += panels;
+      left -= panels * cost(its);
+    }
+  }
+  return tasks;
 }
 
 }  // namespace
@@ -71,22 +90,32 @@ void multiply(
   const bool many = kernels.prepared_bytes(shape, rows) >= kParallelBytes;
   pool.run((rows + rows_at_once - 1) / rows_at_once, prepare, many);
 
-  const std::vector<size_t> ends = task_ends(shape, rows, pool.threads());
-  const auto multiply = [&](size_t task, size_t) {
-    const size_t first = task == 0 ? 0 : ends[task - 1];
-    const size_t panels = ends[task] - first;
-    kernels.multiply(shape, packed.data(), scratch.prepared, rows, first, panels, out,
-                     shape.outputs);
-    if (residual != nullptr) {
-      const size_t from = first * cpu::kPanelOutputs;
-      const size_t count = std::min(panels * cpu::kPanelOutputs, shape.outputs - from);
-      for (size_t row = 0; row < rows; ++row) {
+  const Product product{&shape, packed.data(), scratch.prepared, rows, out, residual};
+  multiply_all({&product, 1}, workers);
+}
+
+void multiply_all(std::span<const Product> products, CpuWorkers& workers) {
+  const std::vector<Task> tasks = tasks_of(products, workers.pool.threads());
+  const auto multiply = [&](size_t number, size_t) {
+    const Task& task = tasks[number];
+    const Product& its = products[task.product];
+    const cpu::LinearShape& shape = *its.shape;
+    workers.kernels.linear.multiply(shape, its.packed, its.prepared, its.rows, task.first,
+                                    task.panels, its.out, shape.outputs);
+    if (its.residual != nullptr) {
+      const size_t from = task.first * cpu::kPanelOutputs;
+      const size_t count = std::min(task.panels * cpu::kPanelOutputs, shape.outputs - from);
+      for (size_t row = 0; row < its.rows; ++row) {
         const size_t at = row * shape.outputs + from;
-        workers.kernels.layer.add(residual + at, count, out + at);
+        workers.kernels.layer.add(its.residual + at, count, its.out + at);
       }
     }
   };
-  pool.run(ends.size(), multiply, rows * shape.packed_bytes() >= kParallelBytes);
+  size_t bytes = 0;
+  for (const Product& its : products) {
+    bytes += its.rows * its.shape->packed_bytes();
+  }
+  workers.pool.run(tasks.size(), multiply, bytes >= kParallelBytes);
 }
 
 }  // namespace quire::ops

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 
 #include "ops/packed_linear.h"
 
@@ -18,6 +19,20 @@ size_t multiply_scratch(const PackedLinear& packed, size_t rows, const CpuWorker
 void multiply(
     const PackedLinear& packed, size_t rows, const MakeRow& make_row, float* scratch,
     const float* residual, float* out, CpuWorkers& workers);
+
+// Rows, prepared as the kernels read them, times a matrix: out [rows][outputs], plus `residual`
+// where there is one. rows: 1 to kMaxRows.
+struct Product {
+  const cpu::LinearShape* shape;
+  const std::byte* packed;
+  const std::byte* prepared;
+  size_t rows;
+  float* out;
+  const float* residual = nullptr;
+};
+
+// Multiplies all of them, in one queue of tasks for all threads. The caller holds the pool.
+void multiply_all(std::span<const Product> products, CpuWorkers& workers);
 
 // Calls body(first, count) for all rows, as many at a time as multiply() takes.
 template <class Body>

@@ -91,11 +91,12 @@ cpu::StoredKind checked_kind(
   return kind;
 }
 
-cpu::LinearShape checked_shape(size_t inputs, const std::vector<cpu::StoredKind>& kinds) {
+cpu::LinearShape checked_shape(
+    size_t inputs, const std::vector<cpu::StoredKind>& kinds, size_t count = 1) {
   const cpu::LinearShape shape = cpu::joined_shape(inputs, kinds);
   narrowed<int>("outputs", shape.outputs);
   narrowed<int>("inputs", inputs);
-  if (shape.panels() > kMaxPackedBytes / shape.panel_bytes()) {
+  if (shape.panels() > kMaxPackedBytes / shape.panel_bytes() / count) {
     throw cannot("it has more than 2^46 bytes");
   }
   return shape;
@@ -108,10 +109,76 @@ mx::array readable(const mx::array& x) {
   return plain;
 }
 
+using Groups = std::vector<std::optional<CodeGroups>>;
+
+std::optional<CodeGroups> groups_of(const Groups& codes, size_t i) {
+  return codes.empty() ? std::nullopt : codes[i];
+}
+
+// Inputs, and how each weight is stored.
+std::pair<size_t, std::vector<cpu::StoredKind>> checked_kinds(
+    const std::vector<mx::array>& weights, const Groups& codes) {
+  if (weights.empty()) {
+    throw cannot("it has no weights");
+  }
+  if (!codes.empty() && codes.size() != weights.size()) {
+    throw cannot("there are codes for every weight, or for none");
+  }
+  const size_t inputs = inputs_of(weights[0], groups_of(codes, 0));
+  std::vector<cpu::StoredKind> kinds;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    kinds.push_back(checked_kind(weights[i], groups_of(codes, i), inputs));
+  }
+  return {inputs, std::move(kinds)};
+}
+
+// A stack [experts, outputs, inputs] as one matrix.
+mx::array below_each_other(const mx::array& x, int experts) {
+  if (x.ndim() != 3 || x.shape(0) != experts || experts < 1) {
+    throw cannot("its parts are not [experts, outputs, inputs], of as many experts each");
+  }
+  narrowed<int>("outputs of all experts", int64_t{x.shape(0)} * x.shape(1));
+  return mx::flatten(x, 0, 1);
+}
+
+// Packs what was checked: weights that have those of all layers below each other. kinds: of one
+// layer.
+void pack(PackedLayers& packed, const std::vector<cpu::StoredKind>& kinds,
+          const std::vector<mx::array>& weights, const Groups& codes, const Workers& workers) {
+  const size_t layers = packed.count();
+  std::vector<mx::array> read;  // lives as long as what points to it
+  std::vector<std::vector<cpu::Weights>> parts(layers);
+  const auto point = [&](const mx::array& x, const void* cpu::Weights::*to) {
+    read.push_back(readable(x));
+    const std::byte* const start = read.back().data<std::byte>();
+    for (size_t layer = 0; layer < layers; ++layer) {
+      parts[layer].back().*to = start + layer * (read.back().nbytes() / layers);
+    }
+  };
+  for (size_t i = 0; i < weights.size(); ++i) {
+    for (auto& its : parts) {
+      its.push_back({kinds[i], nullptr});
+    }
+    point(weights[i], &cpu::Weights::numbers);
+    if (const auto its = groups_of(codes, i)) {
+      point(its->scales, &cpu::Weights::scales);
+      if (its->biases) {
+        point(*its->biases, &cpu::Weights::biases);
+      }
+    }
+  }
+  const size_t panels = packed.shape().panels();
+  const auto held = workers->pool.hold();
+  workers->pool.run(layers * panels, [&](size_t task, size_t) {
+    const size_t layer = task / panels;
+    cpu::pack(packed.shape(), parts[layer], task % panels, 1, packed.data(layer));
+  });
+}
+
 }  // namespace
 
-PackedLinear::PackedLinear(const cpu::LinearShape& shape)
-    : shape_(shape), bytes_(cpu::rounded_up(shape.packed_bytes(), system_page_bytes())) {
+PackedLayers::PackedLayers(const cpu::LinearShape& shape, size_t count)
+    : shape_(shape), count_(count), bytes_(cpu::rounded_up(packed_bytes(), system_page_bytes())) {
   void* const memory =
       mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
@@ -124,7 +191,7 @@ PackedLinear::PackedLinear(const cpu::LinearShape& shape)
   data_ = static_cast<std::byte*>(memory);
 }
 
-PackedLinear::~PackedLinear() { munmap(data_, bytes_); }
+PackedLayers::~PackedLayers() { munmap(data_, bytes_); }
 
 size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices) {
   if (matrices.empty()) {
@@ -141,37 +208,39 @@ size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices) {
 Packed pack_linear(
     const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
     const Workers& workers) {
+  const auto [inputs, kinds] = checked_kinds(weights, codes);
+  auto packed = std::make_shared<PackedLinear>(checked_shape(inputs, kinds));
+  pack(*packed, kinds, weights, codes, workers);
+  return packed;
+}
+
+PackedStack pack_experts(
+    const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
+    const Workers& workers) {
   if (weights.empty()) {
     throw cannot("it has no weights");
   }
-  if (!codes.empty() && codes.size() != weights.size()) {
-    throw cannot("there are codes for every weight, or for none");
+  const int experts = weights[0].ndim() == 3 ? weights[0].shape(0) : 0;
+  const auto flat = [&](const mx::array& x) { return below_each_other(x, experts); };
+  std::vector<mx::array> rows;
+  for (const mx::array& its : weights) {
+    rows.push_back(flat(its));
   }
-  const auto codes_of = [&](size_t i) { return codes.empty() ? std::nullopt : codes[i]; };
-  const size_t inputs = inputs_of(weights[0], codes_of(0));
-  std::vector<cpu::StoredKind> kinds;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    kinds.push_back(checked_kind(weights[i], codes_of(i), inputs));
-  }
-  auto packed = std::make_shared<PackedLinear>(checked_shape(inputs, kinds));
-  std::vector<mx::array> read;  // lives as long as what points to it
-  std::vector<cpu::Weights> parts;
-  const auto start_of = [&](const mx::array& x) {
-    read.push_back(readable(x));
-    return static_cast<const void*>(read.back().data<std::byte>());
-  };
-  for (size_t i = 0; i < weights.size(); ++i) {
-    cpu::Weights part{kinds[i], start_of(weights[i])};
-    if (const auto its = codes_of(i)) {
-      part.scales = start_of(its->scales);
-      part.biases = its->biases ? start_of(*its->biases) : nullptr;
+  std::vector<std::optional<CodeGroups>> groups;
+  for (const auto& its : codes) {
+    groups.emplace_back();
+    if (its) {
+      const auto biases = its->biases ? std::optional(flat(*its->biases)) : std::nullopt;
+      groups.back() = {flat(its->scales), biases, its->bits, its->group};
     }
-    parts.push_back(part);
   }
-  const auto held = workers->pool.hold();
-  workers->pool.run(packed->shape().panels(), [&](size_t panel, size_t) {
-    cpu::pack(packed->shape(), parts, panel, 1, packed->data());
-  });
+  auto [inputs, kinds] = checked_kinds(rows, groups);
+  for (cpu::StoredKind& its : kinds) {
+    its.outputs /= static_cast<size_t>(experts);
+  }
+  const auto count = static_cast<size_t>(experts);
+  auto packed = std::make_shared<PackedExperts>(checked_shape(inputs, kinds, count), count);
+  pack(*packed, kinds, rows, groups, workers);
   return packed;
 }
 

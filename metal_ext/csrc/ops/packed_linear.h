@@ -9,26 +9,45 @@
 
 namespace quire::ops {
 
-// A linear layer's weights in the order in which they are multiplied (kernels/cpu/linear.h), in
-// memory of their own: huge pages where the system has them.
-class PackedLinear {
+// Weights of linear layers of one shape, in the order in which they are multiplied
+// (kernels/cpu/linear.h), one layer behind the other in memory of their own: huge pages where the
+// system has them.
+class PackedLayers {
  public:
-  explicit PackedLinear(const cpu::LinearShape& shape);
-  ~PackedLinear();
-  PackedLinear(const PackedLinear&) = delete;
-  PackedLinear& operator=(const PackedLinear&) = delete;
+  PackedLayers(const cpu::LinearShape& shape, size_t count);
+  ~PackedLayers();
+  PackedLayers(const PackedLayers&) = delete;
+  PackedLayers& operator=(const PackedLayers&) = delete;
 
-  const cpu::LinearShape& shape() const { return shape_; }
-  const std::byte* data() const { return data_; }
-  std::byte* data() { return data_; }
+  const cpu::LinearShape& shape() const { return shape_; }  // of each
+  size_t count() const { return count_; }
+  size_t packed_bytes() const { return count_ * shape_.packed_bytes(); }
+  const std::byte* data(size_t layer) const { return data_ + layer * shape_.packed_bytes(); }
+  std::byte* data(size_t layer) { return data_ + layer * shape_.packed_bytes(); }
 
  private:
   cpu::LinearShape shape_;
+  size_t count_;
   size_t bytes_;
   std::byte* data_;
 };
 
+// One layer's.
+class PackedLinear : public PackedLayers {
+ public:
+  explicit PackedLinear(const cpu::LinearShape& shape) : PackedLayers(shape, 1) {}
+  using PackedLayers::data;
+  const std::byte* data() const { return data(0); }
+};
+
+// The same layer's of every expert of a mixture.
+class PackedExperts : public PackedLayers {
+ public:
+  using PackedLayers::PackedLayers;
+};
+
 using Packed = std::shared_ptr<const PackedLinear>;
+using PackedStack = std::shared_ptr<const PackedExperts>;
 
 // Codes of a weight as MLX quantises, by groups of inputs: w = code * scale + bias; without biases
 // the floats of MXFP4.
@@ -44,6 +63,12 @@ struct CodeGroups {
 // codes: of each weight; or empty, where all are plain.
 // Throws std::invalid_argument for shapes and types that cannot be packed.
 Packed pack_linear(
+    const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
+    const Workers& workers);
+
+// The same of stacks: weights [experts, outputs, inputs], scales and biases [experts, outputs,
+// inputs / group].
+PackedStack pack_experts(
     const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
     const Workers& workers);
 

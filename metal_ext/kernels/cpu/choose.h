@@ -25,16 +25,6 @@ struct Sum {
   }
 };
 
-// `count` numbers, and as many of `filler` behind them as make a vector.
-inline Vec load_filled(const float* from, size_t count, float filler) {
-  if (count == kLanes) {
-    return load(from);
-  }
-  Vec some = all(filler);
-  __builtin_memcpy(&some, from, count * sizeof(float));
-  return some;
-}
-
 float largest(const float* x, size_t n, bool* finite) {
   constexpr uint32_t kExponent = 0x7f800000u;
   Vec best = all(-__builtin_inff());

@@ -76,8 +76,8 @@ void finish(const HeadShape& shape, const float* partials, size_t count, float* 
 extern const Kernels kernels;
 const Kernels kernels = {
     QUIRE_NAME_OF(QUIRE_ISA), to_bfloat16, from_bfloat16, prepare_queries, attend_split,
-    finish, attend_chunk, {prepared_bytes, prepare, multiply}, {rms_norm, gate, rotate, add},
-    {convolve, normalize, recur},
+    finish, attend_chunk, {prepared_bytes, prepare, multiply},
+    {rms_norm, gate, rotate, add, add_scaled, softmax}, {convolve, normalize, recur},
     {largest, weigh, sum_from, collect},
 };
 

@@ -74,6 +74,12 @@ struct LayerKernels {
 
   // to += x, [n] each.
   void (*add)(const float* x, size_t n, float* to);
+
+  // to += scale * x, [n] each.
+  void (*add_scaled)(const float* x, float scale, size_t n, float* to);
+
+  // e^x over the sum of all e^x, [n] each. A number that is NaN or infinity makes all of them NaN.
+  void (*softmax)(const float* x, size_t n, float* out);
 };
 
 // A head of a gated delta net: its state is [value_dim][key_dim]. Both are multiples of 16.

@@ -23,6 +23,16 @@ inline Vec load_some(const float* from, size_t count) {
   return some;
 }
 
+// `count` numbers, and as many of `filler` behind them as make a vector.
+inline Vec load_filled(const float* from, size_t count, float filler) {
+  if (count == kLanes) {
+    return load(from);
+  }
+  Vec some = all(filler);
+  __builtin_memcpy(&some, from, count * sizeof(float));
+  return some;
+}
+
 inline void store_some(float* to, Vec x, size_t count) {
   if (count == kLanes) {
     store(to, x);
@@ -72,5 +82,28 @@ void rotate(const float* x, const float* angles, size_t head_dim, float* out) {
 void add(const float* x, size_t n, float* to) {
   for_each_vec(n, [&](size_t i, size_t count) {
     store_some(to + i, load_some(to + i, count) + load_some(x + i, count), count);
+  });
+}
+
+void add_scaled(const float* x, float scale, size_t n, float* to) {
+  for_each_vec(n, [&](size_t i, size_t count) {
+    store_some(to + i, fma(all(scale), load_some(x + i, count), load_some(to + i, count)), count);
+  });
+}
+
+void softmax(const float* x, size_t n, float* out) {
+  Vec most = all(-__builtin_inff());
+  for_each_vec(n, [&](size_t i, size_t count) {
+    most = larger(load_filled(x + i, count, x[i]), most);  // a NaN is larger than nothing
+  });
+  const Vec highest = all(largest_of(most));
+  Vec sum = {};
+  for_each_vec(n, [&](size_t i, size_t count) {
+    store_some(out + i, exp_of_negative(load_filled(x + i, count, x[i]) - highest), count);
+    sum += load_some(out + i, count);  // nothing for what is behind the last number
+  });
+  const Vec scale = all(1.0f / sum_of(sum));
+  for_each_vec(n, [&](size_t i, size_t count) {
+    store_some(out + i, load_some(out + i, count) * scale, count);
   });
 }

@@ -1,0 +1,313 @@
+#include "ops/experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/checked.h"
+#include "mlx/ops.h"
+#include "ops/multiply.h"
+#include "ops/primitive.h"
+#include "ops/routing.h"
+
+namespace quire::ops {
+namespace {
+
+// Rows whose intermediate results are in memory at the same time. An expert that any of them
+// chooses is read once for all of them.
+constexpr size_t kRowsAtOnce = 512;
+// Rows that one task prepares at most.
+constexpr size_t kTaskRows = 16;
+// Below this many numbers a helper would be woken for less time than waking takes.
+constexpr size_t kParallelFloats = size_t{32} << 10;
+constexpr size_t kLineFloats = 16;
+constexpr size_t kNowhere = SIZE_MAX;
+
+constexpr size_t lines_of(size_t floats) { return cpu::rounded_up(floats, kLineFloats); }
+constexpr size_t floats_of(size_t bytes) {
+  return lines_of((bytes + sizeof(float) - 1) / sizeof(float));
+}
+
+// Calls body(i, worker) for all i below count, each of which is about so many numbers.
+template <class Body>
+void for_each(ThreadPool& pool, size_t count, size_t numbers, const Body& body) {
+  const size_t at_once = std::clamp<size_t>(count / pool.threads(), 1, kTaskRows);
+  const auto some = [&](size_t task, size_t worker) {
+    const size_t end = std::min(count, (task + 1) * at_once);
+    for (size_t i = task * at_once; i < end; ++i) {
+      body(i, worker);
+    }
+  };
+  pool.run((count + at_once - 1) / at_once, some, count * numbers >= kParallelFloats);
+}
+
+// Rows that go through one expert together. Places count floats.
+struct Run {
+  const PackedLayers* gate_up;
+  const PackedLayers* down;
+  size_t expert;
+  size_t rows;
+  size_t first;     // of its results among all
+  size_t x_at;      // what is prepared for gate and up: may be another run's too
+  size_t both_at;   // what comes of them
+  size_t gated_at;  // what is prepared for down
+
+  size_t inner() const { return down->shape().inputs; }
+};
+
+struct RowOfRun {
+  size_t run;
+  size_t number;
+  size_t x;  // the row of x
+};
+
+// Some rows through the mixture: each expert is read once. Rows are sorted by their experts; what
+// comes of a row and an expert is a result, and the shared expert's stand behind the others.
+//
+//   x -> norm (kept where the sums will be) -> router -> runs of rows
+//   run: prepare -> gate and up -> SiLU(gate) * up, prepared -> down -> results
+//   out = x + the sum of weight * result
+class MixtureStep {
+ public:
+  MixtureStep(const Mixture& mixture, CpuWorkers& workers, size_t rows, const float* x, float* out)
+      : mixture_(mixture),
+        workers_(workers),
+        layer_(workers.kernels.layer),
+        linear_(workers.kernels.linear),
+        hidden_(mixture.down->shape().outputs),
+        rows_(rows),
+        x_(x),
+        out_(out) {}
+
+  void run(const float* norm, float eps) {
+    for_each(workers_.pool, rows_, hidden_, [&](size_t row, size_t) {
+      layer_.rms_norm(x_ + row * hidden_, norm, eps, hidden_, out_ + row * hidden_);
+    });
+    choose();
+    lay_out();
+    take_memory();
+    prepare();
+    multiply_all(gate_up_, workers_);
+    gate();
+    multiply_all(down_, workers_);
+    sum();
+  }
+
+ private:
+  void choose() {
+    const PackedLinear& router = *mixture_.router;
+    const size_t outputs = router.shape().outputs;
+    const size_t experts = mixture_.down->count();
+    const size_t all = lines_of(rows_ * outputs);
+    float* const logits = workers_.pool.scratch(
+        all + multiply_scratch(router, std::min(rows_, cpu::kMaxRows), workers_));
+    for_each_rows(rows_, [&](size_t first, size_t count) {
+      const auto make_row = [&](size_t row, float* target) {
+        std::memcpy(target, out_ + (first + row) * hidden_, hidden_ * sizeof(float));
+      };
+      multiply(router, count, make_row, logits + all, nullptr, logits + first * outputs, workers_);
+    });
+    for (size_t row = 0; mixture_.shared && row < rows_; ++row) {
+      gates_.push_back(1.0f / (1.0f + std::exp(-logits[row * outputs + experts])));
+    }
+    routing_ = route(layer_, logits, rows_, outputs, experts, static_cast<size_t>(mixture_.chosen),
+                     mixture_.normalised);
+    pairs_ = by_expert(routing_, experts);
+  }
+
+  void lay_out() {
+    std::vector<size_t> alone(rows_, kNowhere);  // where a row is prepared as a run's only one
+    for (const ExpertRun& its : pairs_.runs) {
+      const size_t* const x = pairs_.rows.data() + its.first;
+      size_t* const kept = its.count == 1 ? &alone[*x] : nullptr;
+      add_run({mixture_.gate_up.get(), mixture_.down.get(), its.expert, its.count, its.first, 0, 0,
+               0}, [&](size_t i) { return x[i]; }, kept);
+    }
+    results_ = pairs_.rows.size();
+    if (mixture_.shared) {
+      const auto& [gate_up, down] = *mixture_.shared;
+      for_each_rows(rows_, [&](size_t first, size_t count) {
+        add_run({gate_up.get(), down.get(), 0, count, results_ + first, 0, 0, 0},
+                [&](size_t i) { return first + i; }, nullptr);
+      });
+      results_ += rows_;
+    }
+  }
+
+  // row_of: a row of x, for each of the run's. kept: where such a run is prepared once for all.
+  template <class RowOf>
+  void add_run(Run run, const RowOf& row_of, size_t* kept) {
+    const bool prepared = kept != nullptr && *kept != kNowhere;
+    run.x_at = prepared ? *kept : x_floats_;
+    run.both_at = both_floats_;
+    run.gated_at = gated_floats_;
+    for (size_t i = 0; i < run.rows; ++i) {
+      const RowOfRun row{runs_.size(), i, row_of(i)};
+      gated_rows_.push_back(row);
+      if (!prepared) {
+        x_rows_.push_back(row);
+      }
+    }
+    if (!prepared) {
+      x_floats_ += floats_of(linear_.prepared_bytes(run.gate_up->shape(), run.rows));
+    }
+    both_floats_ += lines_of(run.rows * 2 * run.inner());
+    gated_floats_ += floats_of(linear_.prepared_bytes(run.down->shape(), run.rows));
+    inner_floats_ = std::max(inner_floats_, lines_of(run.inner()));
+    if (kept != nullptr) {
+      *kept = run.x_at;
+    }
+    runs_.push_back(run);
+  }
+
+  // What is prepared for gate and up is read no more when the results are written: they share.
+  void take_memory() {
+    const size_t shared = std::max(x_floats_, lines_of(results_ * hidden_));
+    const size_t threads = workers_.pool.threads();
+    x_prepared_ = workers_.pool.scratch(
+        shared + both_floats_ + gated_floats_ + threads * inner_floats_);
+    both_ = x_prepared_ + shared;
+    gated_ = both_ + both_floats_;
+    made_ = gated_ + gated_floats_;
+    for (const Run& its : runs_) {
+      gate_up_.push_back({&its.gate_up->shape(), its.gate_up->data(its.expert),
+                          bytes_at(x_prepared_ + its.x_at), its.rows, both_ + its.both_at});
+      down_.push_back({&its.down->shape(), its.down->data(its.expert),
+                       bytes_at(gated_ + its.gated_at), its.rows,
+                       x_prepared_ + its.first * hidden_});
+    }
+  }
+
+  void prepare() {
+    for_each(workers_.pool, x_rows_.size(), hidden_, [&](size_t i, size_t) {
+      const RowOfRun& row = x_rows_[i];
+      const Run& its = runs_[row.run];
+      linear_.prepare(its.gate_up->shape(), out_ + row.x * hidden_, row.number,
+                      bytes_at(x_prepared_ + its.x_at));
+    });
+  }
+
+  void gate() {
+    for_each(workers_.pool, gated_rows_.size(), 2 * inner_floats_, [&](size_t i, size_t worker) {
+      const RowOfRun& row = gated_rows_[i];
+      const Run& its = runs_[row.run];
+      const float* const gates = both_ + its.both_at + row.number * 2 * its.inner();
+      float* const made = made_ + worker * inner_floats_;
+      layer_.gate(gates, gates + its.inner(), its.inner(), made);
+      linear_.prepare(its.down->shape(), made, row.number, bytes_at(gated_ + its.gated_at));
+    });
+  }
+
+  void sum() {
+    const size_t chosen = routing_.chosen;
+    for_each(workers_.pool, rows_, (chosen + 2) * hidden_, [&](size_t row, size_t) {
+      float* const to = out_ + row * hidden_;
+      std::fill_n(to, hidden_, 0.0f);
+      for (size_t pair = row * chosen; pair < (row + 1) * chosen; ++pair) {
+        layer_.add_scaled(result(pairs_.places[pair]), routing_.weights[pair], hidden_, to);
+      }
+      if (mixture_.shared) {
+        layer_.add_scaled(result(pairs_.rows.size() + row), gates_[row], hidden_, to);
+      }
+      layer_.add(x_ + row * hidden_, hidden_, to);
+    });
+  }
+
+  const float* result(size_t number) const { return x_prepared_ + number * hidden_; }
+  static std::byte* bytes_at(float* place) { return reinterpret_cast<std::byte*>(place); }
+
+  const Mixture& mixture_;
+  CpuWorkers& workers_;
+  const cpu::LayerKernels& layer_;
+  const cpu::LinearKernels& linear_;
+  const size_t hidden_;
+  const size_t rows_;
+  const float* const x_;
+  float* const out_;
+
+  Routing routing_;
+  ExpertRows pairs_;
+  std::vector<float> gates_;  // of the shared expert, for each row
+  std::vector<Run> runs_;
+  std::vector<RowOfRun> x_rows_;      // those that are prepared for gate and up
+  std::vector<RowOfRun> gated_rows_;  // all
+  std::vector<Product> gate_up_;      // of each run
+  std::vector<Product> down_;
+  size_t results_ = 0;
+  size_t x_floats_ = 0;
+  size_t both_floats_ = 0;
+  size_t gated_floats_ = 0;
+  size_t inner_floats_ = 0;  // of the widest expert
+  float* x_prepared_ = nullptr;
+  float* both_ = nullptr;
+  float* gated_ = nullptr;
+  float* made_ = nullptr;  // [threads][inner_floats_]
+};
+
+// Inputs: x, the norm's weight.
+class MixtureMlp final : public CachePrimitive {
+ public:
+  MixtureMlp(Mixture mixture, float eps, Workers workers)
+      : CachePrimitive("mixture_mlp"),
+        mixture_(std::make_shared<const Mixture>(std::move(mixture))),
+        eps_(eps),
+        workers_(std::move(workers)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    allocate(out[0]);
+    enqueue([mixture = mixture_, eps = eps_, workers = workers_,
+             x = mx::array::unsafe_weak_copy(in[0]), norm = mx::array::unsafe_weak_copy(in[1]),
+             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
+      const auto rows = static_cast<size_t>(result.shape(0));
+      const auto hidden = static_cast<size_t>(result.shape(1));
+      const auto held = workers->pool.hold();
+      for (size_t first = 0; first < rows; first += kRowsAtOnce) {
+        MixtureStep step(*mixture, *workers, std::min(rows - first, kRowsAtOnce),
+                         x.data<float>() + first * hidden, result.data<float>() + first * hidden);
+        step.run(norm.data<float>(), eps);
+      }
+    });
+  }
+
+ private:
+  std::shared_ptr<const Mixture> mixture_;
+  float eps_;
+  Workers workers_;
+};
+
+void check_expert(const cpu::LinearShape& gate_up, const cpu::LinearShape& down, size_t hidden) {
+  if (gate_up.inputs != hidden || gate_up.outputs != 2 * down.inputs || down.outputs != hidden) {
+    throw std::invalid_argument("an expert's gate, up and down do not fit each other");
+  }
+}
+
+void check_mixture(const Mixture& its, size_t hidden) {
+  const size_t experts = its.gate_up->count();
+  const cpu::LinearShape& router = its.router->shape();
+  if (its.down->count() != experts || router.inputs != hidden ||
+      router.outputs != experts + (its.shared ? 1 : 0)) {
+    throw std::invalid_argument("router and experts do not fit each other");
+  }
+  check_expert(its.gate_up->shape(), its.down->shape(), hidden);
+  if (its.shared) {
+    check_expert(its.shared->first->shape(), its.shared->second->shape(), hidden);
+  }
+  checked_between("chosen", its.chosen, 1, static_cast<int64_t>(experts));
+}
+
+}  // namespace
+
+mx::array mixture_mlp(
+    const mx::array& x, const Norm& norm, const Mixture& mixture, const Workers& workers) {
+  const size_t hidden = mixture.down->shape().outputs;
+  check_mixture(mixture, hidden);
+  check_floats("x", x, hidden);
+  check_norm(norm, hidden);
+  return mx::array({x.shape(0), narrowed<int>("inputs", hidden)}, mx::float32,
+                   std::make_shared<MixtureMlp>(mixture, static_cast<float>(norm.eps), workers),
+                   {mx::contiguous(x), mx::contiguous(norm.weight)});
+}
+
+}  // namespace quire::ops
