@@ -55,7 +55,10 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> in
     operation takes a whole MLP, it computes with less: with 256 rows at a time.
     """
     # Of the MLP and of attention, in the layer that needs most.
-    layer = max(3 * its.mlp.inner_size + _mixer_numbers(its.mixer) for its in spec.layers)
+    layer = max(
+        its.mlp.numbers_per_token(spec.hidden_size) + _mixer_numbers(its.mixer)
+        for its in spec.layers
+    )
     per_token = HIDDEN_COPIES * spec.hidden_size + layer
     per_row = LOGIT_COPIES * spec.vocab_size
     rows = max(config.max_num_seqs, SCORED_ROWS_AT_ONCE)

@@ -231,7 +231,7 @@ def write_tokenizer(
 
 
 def _amplified(gain: float, name: str, array: mx.array) -> mx.array:
-    return array * gain if ".layers." in name and array.ndim == 2 else array
+    return array * gain if ".layers." in name and array.ndim > 1 else array
 
 
 def _config(spec: ModelSpec, dtype: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.models.config import ModelConfig
 from engine.models.embedding_checkpoint import is_embedding_checkpoint
+from engine.models.expert_tensors import refuse_grouped_apart
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import (
     CheckpointError,
@@ -74,6 +75,7 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     if embeds is None:
         embeds = is_embedding_checkpoint(path, tensors, tied=spec.tied_embeddings)
     naming = naming_of(tensors)
+    refuse_grouped_apart(path, naming.experts, tensors)
     model = tensors_of(spec, naming, embeds=embeds)
     for name, shape in model.shapes.items():
         check_tensor(path, name, shape, tensors, config.quantization)

@@ -3,17 +3,26 @@
 Activations and sums are float32, whatever the weights are stored as.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import mlx.core as mx
 
 import metal_ext
+from engine.models.expert_tensors import ExpertMatrix
 from engine.models.forward import gated_delta, qk_transforms, split_gate
-from engine.models.spec import Attention, GatedDeltaNet, ModelSpec
+from engine.models.packed_mlps import PackedDense, PackedMixture, PackedMlp
+from engine.models.spec import Attention, Experts, GatedDeltaNet, Mlp, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import PLAIN_MODES, AttentionTensors, DeltaTensors, ModelTensors
+from engine.models.tensors import (
+    PLAIN_MODES,
+    AttentionTensors,
+    DeltaTensors,
+    DenseTensors,
+    MlpTensors,
+    ModelTensors,
+)
 from kvcache.views import KVViews
 
 Packed = Callable[[int], None]
@@ -54,8 +63,7 @@ class PackedLayer:
     mixer_norm: mx.array
     mixer: PackedAttention | PackedDelta
     mlp_norm: mx.array
-    gate_up: metal_ext.PackedLinear
-    down: metal_ext.PackedLinear
+    mlp: PackedMlp
 
 
 class CpuOps:
@@ -78,14 +86,19 @@ class CpuOps:
         self._places = spec.places
         # By the name of their first matrix.
         products: dict[str, metal_ext.PackedLinear] = {}
+        stacks: dict[str, metal_ext.PackedExperts] = {}
         biases: dict[str, mx.array] = {}
         for product in tensors.products:
             matrices = [stored.matrix(matrix) for matrix in product]
             name = product[0].name
-            products[name] = pack_linear(matrices, workers)
+            if isinstance(product[0], ExpertMatrix):
+                stacks[name] = pack_experts(matrices, workers)
+                packed(stacks[name].nbytes)
+            else:
+                products[name] = pack_linear(matrices, workers)
+                packed(products[name].nbytes)
             if (bias := _bias(matrices)) is not None:
                 biases[name] = bias
-            packed(products[name].nbytes)
             del matrices  # before the next ones are read
         vectors = {its.name: _float32(stored.vector(its)) for its in tensors.vectors}
         vectors |= {its.name: _float32(stored.constant(its)) for its in tensors.constants}
@@ -117,8 +130,7 @@ class CpuOps:
                 vectors[its.mixer_norm.name],
                 packed_mixer(layer.mixer, its.mixer),
                 vectors[its.mlp_norm.name],
-                products[its.gate_up[0].name],
-                products[its.down.name],
+                _packed_mlp(layer.mlp, its.mlp, products, stacks),
             )
             for layer, its in zip(spec.layers, tensors.layers, strict=True)
         ]
@@ -165,13 +177,36 @@ class CpuOps:
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         its = self._layers[number]
-        return metal_ext.gated_mlp(x, its.mlp_norm, self._eps, its.gate_up, its.down, self._workers)
+        return its.mlp.added(x, its.mlp_norm, self._eps, self._workers)
 
     def norm(self, x: mx.array) -> mx.array:
         return metal_ext.rms_norm(x, self._norm, self._eps, self._workers)
 
     def head(self, states: mx.array) -> mx.array:
         return metal_ext.linear(states, self._head, self._workers)
+
+
+def _packed_mlp(
+    mlp: Mlp,
+    tensors: MlpTensors,
+    products: Mapping[str, metal_ext.PackedLinear],
+    stacks: Mapping[str, metal_ext.PackedExperts],
+) -> PackedMlp:
+    """products, stacks: all that is packed, by the name of the first matrix."""
+
+    def dense(its: DenseTensors) -> PackedDense:
+        return PackedDense(products[its.gate_up[0].name], products[its.down.name])
+
+    if isinstance(tensors, DenseTensors):
+        return dense(tensors)
+    assert isinstance(mlp, Experts)
+    return PackedMixture(
+        mlp,
+        products[tensors.router[0].name],
+        stacks[tensors.gate_up[0].name],
+        stacks[tensors.down.name],
+        None if tensors.shared is None else dense(tensors.shared),
+    )
 
 
 def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
@@ -190,6 +225,15 @@ def pack_linear(
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
     return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts])
+
+
+def pack_experts(
+    matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers
+) -> metal_ext.PackedExperts:
+    """Pack the same of stacks of experts' matrices."""
+    parts = [_codes(matrix) for matrix in matrices]
+    weights = [weight for weight, _ in parts]
+    return metal_ext.PackedExperts(weights, workers, [codes for _, codes in parts])
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:

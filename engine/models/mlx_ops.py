@@ -4,9 +4,18 @@ import mlx.core as mx
 
 import metal_ext
 from engine.models.forward import gated_delta, qk_transforms, split_gate
-from engine.models.spec import Attention, GatedDeltaNet, ModelSpec
+from engine.models.mlx_experts import mix, route
+from engine.models.spec import Attention, Experts, GatedDeltaNet, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
-from engine.models.tensors import AttentionTensors, DeltaTensors, Matrix, ModelTensors, Vector
+from engine.models.tensors import (
+    AttentionTensors,
+    DeltaTensors,
+    DenseTensors,
+    Matrix,
+    MixtureTensors,
+    ModelTensors,
+    Vector,
+)
 from kvcache.views import KVViews
 
 
@@ -64,16 +73,34 @@ class MlxOps:
         return x + self._multiply(mixed.reshape(x.shape[0], -1), tensors.mixer.output)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
-        _, tensors = self._layers[number]
+        layer, tensors = self._layers[number]
         normed = self._normed(x, tensors.mlp_norm)
-        gate, up = (self._multiply(normed, matrix) for matrix in tensors.gate_up)
-        return x + self._multiply(_swiglu(gate, up), tensors.down)
+        if isinstance(layer.mlp, Experts):
+            assert isinstance(tensors.mlp, MixtureTensors)
+            return x + self._mixture(normed, layer.mlp, tensors.mlp)
+        assert isinstance(tensors.mlp, DenseTensors)
+        return x + self._dense(normed, tensors.mlp)
 
     def norm(self, x: mx.array) -> mx.array:
         return self._normed(x, self._tensors.norm)
 
     def head(self, states: mx.array) -> mx.array:
         return self._multiply(states, self._tensors.head or self._tensors.embedding)
+
+    def _dense(self, x: mx.array, tensors: DenseTensors) -> mx.array:
+        gate, up = (self._multiply(x, matrix) for matrix in tensors.gate_up)
+        return self._multiply(_swiglu(gate, up), tensors.down)
+
+    def _mixture(self, x: mx.array, its: Experts, tensors: MixtureTensors) -> mx.array:
+        router, *shared_gate = tensors.router
+        experts, weights = route(self._multiply(x, router), its)
+        gate_up = [self._matrices[stack.name] for stack in tensors.gate_up]
+        down = self._matrices[tensors.down.name]
+        mixed = mix(x, experts, weights, gate_up, down, _swiglu)
+        if tensors.shared is None:
+            return mixed
+        gate = mx.sigmoid(self._multiply(x, shared_gate[0]))
+        return mixed + gate * self._dense(x, tensors.shared)
 
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)

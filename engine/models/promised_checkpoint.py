@@ -44,8 +44,8 @@ def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tens
     tensors: dict[str, Tensor] = {}
     for name, shape in model.shapes.items():
         layer = name.removesuffix(".weight")
-        packing = config.quantization(layer) if len(shape) == 2 else None
-        if packing is None or shape[1] % packing.group_size:
+        packing = config.quantization(layer) if len(shape) > 1 else None
+        if packing is None or shape[-1] % packing.group_size:
             tensors[name] = Tensor("", dtype, shape)
             continue
         for part, (part_dtype, part_shape) in grouped_tensors(shape, packing, dtype).items():

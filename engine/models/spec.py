@@ -87,13 +87,47 @@ class DenseMlp:
 
     inner_size: int
 
+    def numbers_per_token(self, hidden_size: int) -> int:
+        """Return how many numbers there are inside of it at once: gates, what is gated, and what
+        comes of both. The hidden state is not among them."""
+        return 3 * self.inner_size
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``sum(weight * expert(x))`` over the ``chosen`` of ``experts`` dense MLPs whose share is the
+    largest, with the softmax over all of them as shares."""
+
+    experts: int
+    chosen: int
+    """Of each token."""
+    inner_size: int
+    """Of each expert."""
+    normalised: bool
+    """Whether the chosen ones' shares are divided by their sum."""
+    shared_inner_size: int | None = None
+    """Of a dense MLP that every token passes as well, times ``sigmoid(gate(x))``."""
+
+    def numbers_per_token(self, hidden_size: int) -> int:
+        """Return how many numbers there are inside of it at once: those of each expert, what goes
+        into it and what comes out; two numbers for each expert's share; the shared one's."""
+        chosen = self.chosen * (3 * self.inner_size + 2 * hidden_size)
+        return chosen + 2 * self.experts + 3 * (self.shared_inner_size or 0)
+
+    def distinct(self, tokens: int) -> float:
+        """Return how many experts so many tokens choose together, if each chooses at random."""
+        return self.experts * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
+
+
+Mlp = DenseMlp | Experts
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """``x += mixer(norm(x))``, then ``x += mlp(norm(x))``."""
 
     mixer: Mixer
-    mlp: DenseMlp
+    mlp: Mlp
 
 
 @dataclass(frozen=True, slots=True)

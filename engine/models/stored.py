@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.models.config import Quantization
-from engine.models.tensors import Constant, Matrix, PackingOf, Vector
+from engine.models.expert_tensors import ExpertNames
+from engine.models.tensors import AnyMatrix, Constant, Matrix, PackingOf, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,8 @@ class StoredMatrix:
     """The weights of a linear layer, or an embedding."""
 
     weight: mx.array
-    """``[outputs, inputs]``, or words of codes where it is grouped."""
+    """``[outputs, inputs]``, or words of codes where it is grouped; behind a number of experts,
+    where it is every expert's, as all else is then."""
     scales: mx.array | None = None
     """Of each group, as are ``biases``."""
     biases: mx.array | None = None
@@ -51,17 +53,23 @@ class StoredWeights:
         self._arrays = arrays
         self._packing_of = packing_of
 
-    def matrix(self, matrix: Matrix) -> StoredMatrix:
-        """Take a matrix."""
-        name = matrix.name
+    def matrix(self, matrix: AnyMatrix) -> StoredMatrix:
+        """Take a matrix, or that of every expert as one."""
+        name, has_bias = matrix.name, isinstance(matrix, Matrix) and matrix.has_bias
         grouped = f"{name}.scales" in self._arrays
         return StoredMatrix(
-            self._arrays.pop(f"{name}.weight"),
+            self._weight(matrix),
             self._arrays.pop(f"{name}.scales") if grouped else None,
             self._arrays.pop(f"{name}.biases", None) if grouped else None,
             self._packing_of(name) if grouped else None,
-            self._arrays.pop(f"{name}.bias") if matrix.has_bias else None,
+            self._arrays.pop(f"{name}.bias") if has_bias else None,
         )
+
+    def _weight(self, matrix: AnyMatrix) -> mx.array:
+        if isinstance(matrix, Matrix):
+            return self._arrays.pop(f"{matrix.name}.weight")
+        weights = [self._arrays.pop(name) for name in matrix.weights]
+        return mx.stack(weights) if matrix.names is ExpertNames.APART else weights[0]
 
     def vector(self, vector: Vector) -> mx.array:
         """Take a norm's weights."""

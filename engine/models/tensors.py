@@ -14,8 +14,14 @@ import mlx.core as mx
 
 import metal_ext
 from engine.models.config import AFFINE, Quantization
+from engine.models.expert_tensors import (
+    ExpertMatrix,
+    ExpertNames,
+    expert_matrices,
+    find_expert_names,
+)
 from engine.models.safetensors_headers import CheckpointError, Tensor
-from engine.models.spec import Attention, GatedDeltaNet, LayerSpec, ModelSpec
+from engine.models.spec import Attention, DenseMlp, GatedDeltaNet, LayerSpec, Mlp, ModelSpec
 
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
@@ -40,6 +46,7 @@ class Naming:
     zero_centred: bool = False
     """Whether norms are kept less 1, and convolutions as ``[width, 1, taps]`` instead of
     ``[width, taps, 1]``: some families' own form, which MLX's tools change."""
+    experts: ExpertNames = ExpertNames.STACKED
 
 
 NAMINGS = (
@@ -93,9 +100,44 @@ class Constant:
         return {self.name: self.shape}
 
 
-Part = Matrix | Vector | Constant
+AnyMatrix = Matrix | ExpertMatrix
+Part = AnyMatrix | Vector | Constant
 Product = tuple[Matrix, ...]
 """Matrices that read the same rows: a CPU joins them to one, in the order of their outputs."""
+ExpertProduct = tuple[ExpertMatrix, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTensors:
+    """The tensors of an MLP."""
+
+    gate_up: Product
+    down: Matrix
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Return all."""
+        return self.gate_up, (self.down,)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureTensors:
+    """The tensors of a mixture of experts."""
+
+    router: Product
+    """With the gate of the shared expert."""
+    gate_up: ExpertProduct
+    down: ExpertMatrix
+    shared: DenseTensors | None
+
+    @property
+    def products(self) -> tuple[Product | ExpertProduct, ...]:
+        """Return all."""
+        shared = () if self.shared is None else self.shared.products
+        return self.router, self.gate_up, (self.down,), *shared
+
+
+MlpTensors = DenseTensors | MixtureTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +193,18 @@ class LayerTensors:
     mixer_norm: Vector
     mixer: AttentionTensors | DeltaTensors
     mlp_norm: Vector
-    gate_up: Product
-    down: Matrix
+    mlp: MlpTensors
 
     @property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[Product | ExpertProduct, ...]:
         """Return all matrices."""
-        return *self.mixer.products, self.gate_up, (self.down,)
+        return *self.mixer.products, *self.mlp.products
 
     @property
     def parts(self) -> list[Part]:
         """Return all, in the order in which files list them."""
         found: list[Part] = [self.mixer_norm, *self.mixer.parts]
-        return [*found, self.mlp_norm, *self.gate_up, self.down]
+        return [*found, self.mlp_norm, *(its for made in self.mlp.products for its in made)]
 
 
 @dataclass(frozen=True)
@@ -177,10 +218,10 @@ class ModelTensors:
     """None: the embedding is the head, or nobody asks for one."""
 
     @cached_property
-    def products(self) -> list[Product]:
+    def products(self) -> list[Product | ExpertProduct]:
         """Return all matrices, by the rows that they read."""
         head = [] if self.head is None else [self.head]
-        ends: list[Product] = [(matrix,) for matrix in (self.embedding, *head)]
+        ends: list[Product | ExpertProduct] = [(matrix,) for matrix in (self.embedding, *head)]
         return ends + [product for layer in self.layers for product in layer.products]
 
     @cached_property
@@ -191,9 +232,9 @@ class ModelTensors:
         return [self.embedding, *layers, self.norm, *head]
 
     @property
-    def matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[AnyMatrix]:
         """Return all matrices."""
-        return [part for part in self.parts if isinstance(part, Matrix)]
+        return [part for part in self.parts if isinstance(part, Matrix | ExpertMatrix)]
 
     @property
     def vectors(self) -> list[Vector]:
@@ -212,9 +253,14 @@ class ModelTensors:
 
     def count(self, dimensions: int) -> int:
         """Return how many numbers all tensors of so many dimensions have: 1 for norms, biases and
-        convolutions, 2 for matrices."""
-        shapes = self.shapes.values()
-        return sum(math.prod(its) for its in shapes if (len(its) == 2) == (dimensions == 2))
+        convolutions, 2 for matrices, stacks of them included."""
+        stacks = [its for its in self.matrices if isinstance(its, ExpertMatrix)]
+        stacked = {name for its in stacks for name in its.shapes()}
+        return sum(
+            math.prod(shape)
+            for name, shape in self.shapes.items()
+            if (len(shape) == 2 or name in stacked) == (dimensions == 2)
+        )
 
 
 def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bool) -> ModelTensors:
@@ -232,18 +278,14 @@ def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bo
 
 
 def _layer_tensors(layer: LayerSpec, hidden: int, name: str, naming: Naming) -> LayerTensors:
-    inner, mixer = layer.mlp.inner_size, layer.mixer
+    mixer = layer.mixer
     return LayerTensors(
         mixer_norm=Vector(f"{name}.input_layernorm", hidden, naming.zero_centred),
         mixer=_attention_tensors(mixer, hidden, f"{name}.self_attn", naming)
         if isinstance(mixer, Attention)
         else _delta_tensors(mixer, hidden, f"{name}.linear_attn", naming),
         mlp_norm=Vector(f"{name}.post_attention_layernorm", hidden, naming.zero_centred),
-        gate_up=(
-            Matrix(f"{name}.mlp.gate_proj", inner, hidden),
-            Matrix(f"{name}.mlp.up_proj", inner, hidden),
-        ),
-        down=Matrix(f"{name}.mlp.down_proj", hidden, inner),
+        mlp=_mlp_tensors(layer.mlp, hidden, name, naming),
     )
 
 
@@ -282,6 +324,24 @@ def _delta_tensors(its: GatedDeltaNet, hidden: int, at: str, naming: Naming) -> 
     )
 
 
+def _mlp_tensors(mlp: Mlp, hidden: int, name: str, naming: Naming) -> MlpTensors:
+    at = f"{name}.mlp"
+    if isinstance(mlp, DenseMlp):
+        return _dense_tensors(mlp.inner_size, hidden, at)
+    router: Product = (Matrix(f"{at}.gate", mlp.experts, hidden),)
+    gate_up, down = expert_matrices(name, naming.experts, mlp.experts, hidden, mlp.inner_size)
+    if mlp.shared_inner_size is None:
+        return MixtureTensors(router, gate_up, down, None)
+    router += (Matrix(f"{at}.shared_expert_gate", 1, hidden),)
+    shared = _dense_tensors(mlp.shared_inner_size, hidden, f"{at}.shared_expert")
+    return MixtureTensors(router, gate_up, down, shared)
+
+
+def _dense_tensors(inner: int, hidden: int, at: str) -> DenseTensors:
+    gate, up = (Matrix(f"{at}.{which}_proj", inner, hidden) for which in ("gate", "up"))
+    return DenseTensors((gate, up), Matrix(f"{at}.down_proj", hidden, inner))
+
+
 # --- a folder's tensors ---------------------------------------------------------------------------
 
 
@@ -291,16 +351,17 @@ def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
     centred = any(
         name.endswith(".conv1d.weight") and its.shape[-1] != 1 for name, its in tensors.items()
     )
-    return replace(next(known, NAMINGS[0]), zero_centred=centred)
+    experts = find_expert_names(tensors)
+    return replace(next(known, NAMINGS[0]), zero_centred=centred, experts=experts)
 
 
 def grouped_tensors(
     shape: tuple[int, ...], packing: Quantization, dtype: str
-) -> dict[str, tuple[str, tuple[int, int]]]:
-    """Return dtypes and shapes of a matrix as MLX packs it: codes in words of 32 bits; for each
-    group a scale and a bias, or a scale of a byte. dtype: of scales and biases."""
-    rows, columns = shape
-    codes, groups = (rows, columns * packing.bits // 32), (rows, columns // packing.group_size)
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtypes and shapes of a matrix, or a stack, as MLX packs it: codes in words of 32 bits;
+    for each group a scale and a bias, or a scale of a byte. dtype: of scales and biases."""
+    *rows, columns = shape
+    codes, groups = (*rows, columns * packing.bits // 32), (*rows, columns // packing.group_size)
     if packing.mode != AFFINE:
         return {"weight": ("U32", codes), "scales": ("U8", groups)}
     return {"weight": ("U32", codes), "scales": (dtype, groups), "biases": (dtype, groups)}
@@ -356,7 +417,8 @@ def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of:
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]
-        total += metal_ext.packed_bytes(product[0].inputs, kinds)
+        count = product[0].experts if isinstance(product[0], ExpertMatrix) else 1
+        total += count * metal_ext.packed_bytes(product[0].inputs, kinds)
     return total
 
 
@@ -367,11 +429,12 @@ def packed_kind(outputs: int, scales: str, packing: Quantization) -> Kind:
     return outputs, DTYPES[scales], packing.bits, packing.group_size
 
 
-def _kind_of(matrix: Matrix, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> Kind:
-    """Return how the CPU's kernels are given a matrix."""
+def _kind_of(matrix: AnyMatrix, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> Kind:
+    """Return how the CPU's kernels are given a matrix, or that of each expert."""
     scales = tensors.get(f"{matrix.name}.scales")
     if scales is None:
-        return matrix.outputs, DTYPES[tensors[f"{matrix.name}.weight"].dtype], 0, 0
+        weight = tensors[next(iter(matrix.shapes()))]
+        return matrix.outputs, DTYPES[weight.dtype], 0, 0
     packing = packing_of(matrix.name)
     assert packing is not None, "checked before"
     return packed_kind(matrix.outputs, scales.dtype, packing)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.models.spec import Experts
 from engine.planning.arithmetic import VECTOR_BYTES, Packing, kv_bytes_per_token
 from engine.planning.devices import Device
 from engine.planning.shape import ModelShape
@@ -12,13 +13,14 @@ from engine.planning.shape import ModelShape
 class CostModel:
     """Bytes and operations of a step of one model on one device.
 
-    A step reads the weights once, however many tokens it computes, and the K and V of every
-    sequence up to its last token. Activations stay in caches and are not counted.
+    A step reads the weights once, however many tokens it computes, but of experts only those that
+    its tokens choose, as if at random; and the K and V of every sequence up to its last token.
+    Activations stay in caches and are not counted.
     """
 
     device: Device
     weights_bytes: int
-    """Read by every step."""
+    """Read by every step: of all but experts."""
     kv_bytes_per_token: int
     ops_per_token: int
     """Of the matrices that every token passes."""
@@ -26,6 +28,8 @@ class CostModel:
     """Of the logits, which only an entry's last token needs."""
     ops_per_pair: int
     """Of attention, for each pair of a token and one that it sees."""
+    mixtures: tuple[tuple[Experts, int], ...] = ()
+    """Of each layer that has one, and the bytes of one expert."""
 
     @classmethod
     def of(cls, shape: ModelShape, device: Device, weights: Packing, kv: Packing) -> "CostModel":
@@ -33,16 +37,27 @@ class CostModel:
         spec = shape.spec
         embedding = spec.vocab_size * spec.hidden_size
         layers = shape.matrix_numbers - embedding * (1 if spec.tied_embeddings else 2)
+        mixtures = [its.mlp for its in spec.layers if isinstance(its.mlp, Experts)]
+        one = [3 * its.inner_size * spec.hidden_size for its in mixtures]
+        experts = sum(its.experts * size for its, size in zip(mixtures, one, strict=True))
+        active = sum(its.chosen * size for its, size in zip(mixtures, one, strict=True))
         return cls(
             device=device,
             # Of an embedding that is not the output matrix as well, a step reads a few rows.
-            weights_bytes=weights.bytes_of(layers + embedding)
+            weights_bytes=weights.bytes_of(layers - experts + embedding)
             + VECTOR_BYTES * shape.vector_numbers,
             kv_bytes_per_token=kv_bytes_per_token(shape, kv),
-            ops_per_token=2 * layers,
+            ops_per_token=2 * (layers - experts + active),
             ops_per_row=2 * embedding,
             ops_per_pair=sum(4 * its.heads * its.head_dim for its in spec.attentions),
+            mixtures=tuple(
+                (its, weights.bytes_of(size)) for its, size in zip(mixtures, one, strict=True)
+            ),
         )
+
+    def weights_read(self, tokens: int) -> float:
+        """Return the bytes of weights that a step of so many tokens reads."""
+        return self.weights_bytes + sum(its.distinct(tokens) * size for its, size in self.mixtures)
 
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
         """Return the seconds of a step that computes tokens [start, start + count) of each
@@ -51,7 +66,7 @@ class CostModel:
         # Everything up to the last token is read, and the new tokens are written before that.
         touched = sum(start + 2 * count for start, count in plan)
         pairs = sum(count * start + count * (count + 1) // 2 for start, count in plan)
-        bytes_moved = self.weights_bytes + self.kv_bytes_per_token * touched
+        bytes_moved = self.weights_read(tokens) + self.kv_bytes_per_token * touched
         ops = self.ops_per_token * tokens + self.ops_per_row * len(plan) + self.ops_per_pair * pairs
         device = self.device
         return device.step_overhead_s + max(

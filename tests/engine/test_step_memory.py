@@ -8,6 +8,7 @@ import pytest
 from engine.build import kv_shape, plan_engine
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.spec import Experts
 from engine.planning.shape import read_shape
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE
 from engine.step_memory import (
@@ -100,3 +101,10 @@ def test_a_demand_is_all_but_the_weights(tmp_path: Path) -> None:
     attention = attention_scratch_bytes(spec, config, SHAPE, Substrate.POSIX)
     assert found.activation_bytes == activation_bytes(spec, config, 4) + attention
     assert found.fixed_bytes == found.activation_bytes + config.mlx_cache_bytes
+
+
+def test_a_token_passes_the_experts_that_it_chooses_and_the_shared_one() -> None:
+    mixture = Experts(8, 3, inner_size=10, normalised=True)
+    assert mixture.numbers_per_token(100) == 3 * (3 * 10 + 2 * 100) + 2 * 8
+    shared = replace(mixture, shared_inner_size=7)
+    assert shared.numbers_per_token(100) - mixture.numbers_per_token(100) == 3 * 7

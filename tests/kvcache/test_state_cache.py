@@ -204,10 +204,11 @@ def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
 
     tokens = CacheTokens(0, num_states=2)
     segments: Any = [StateSegment(1, None, ((1, 0),))]
+    delta: Any = None
     views = KVViews([], tokens, [], segments, 1, Rows())
     x = mx.zeros((1, 4))
     for number in (0, 1, 0):
-        assert views.recur(number, x, x, x, x, None) is x
+        assert views.recur(number, x, x, x, x, delta) is x
     assert seen == [(0, 0), (0, 1), (1, 0)]
     assert [token.item() for token in views.step_end([])] == [2, 1]
     views.cancel()

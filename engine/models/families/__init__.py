@@ -6,6 +6,7 @@ from engine.models.config import ModelConfig
 from engine.models.families.llama import llama
 from engine.models.families.qwen2 import qwen2
 from engine.models.families.qwen3 import qwen3
+from engine.models.families.qwen3_moe import qwen3_moe
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 
@@ -13,6 +14,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "llama": llama,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
 }
 """By ``model_type``."""
 
@@ -25,7 +27,7 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     if family is None:
         raise CheckpointError(
             f"{config.file}: model_type is {model_type!r}; quire serves "
-            f"{', '.join(FAMILIES)} (dense) models"
+            f"models of {', '.join(FAMILIES)}"
         )
     config.refuse_foreign_quantization()
     return family(config)

@@ -11,6 +11,7 @@ import pytest
 from engine.models.checkpoint import read_checkpoint
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
+from tests.experts import QWEN3_MOE
 from tests.kvcache.managers import join
 from tests.models import write_model
 
@@ -48,6 +49,8 @@ LONG = {
         ("llama", {"rope_scaling": YARN}),
         ("qwen2", {}),
         ("qwen2", {"rope_scaling": LONG, "max_position_embeddings": 256}),
+        ("qwen3_moe", QWEN3_MOE),
+        ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": False, "decoder_sparse_step": 2}),
     ],
     ids=str,
 )
@@ -58,7 +61,7 @@ def test_logits_equal_mlx_lms_with_and_without_norms_biases_and_tables(
     how: dict[str, Any],
     packed: bool,
 ) -> None:
-    fields = {"model_type": model_type, "architectures": [], **changes}
+    fields = {"architectures": [], **changes, "model_type": model_type}
     checkpoint, model, forward = loaded(tmp_path, packed=packed, **how, **fields)
     kv, ids, other = cache_for(checkpoint, KVFormat.FLOAT32), prompt(200), prompt(30, 1)
     assert join(kv, 1, 200)

@@ -72,7 +72,7 @@ def test_files_that_are_larger_than_the_promise_count_as_they_are(tmp_path: Path
 
 def test_a_config_that_cannot_be_served_is_refused_without_weights(tmp_path: Path) -> None:
     for changes, problem in (
-        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe'"),
+        ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method is 'awq'"),
         ({"quantization": {"bits": 7, "group_size": 64}}, "bits is 7"),
     ):

@@ -1,14 +1,29 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from engine.planning.arithmetic import BF16, Q4, weights_bytes
 from engine.planning.cost import CostModel
 from engine.planning.devices import CPU, Device
-from engine.planning.shape import ModelShape
+from engine.planning.shape import ModelShape, read_shape
+from tests.experts import QWEN3_MOE
+from tests.models import ModelSpec, write_config
 
 DEVICE = replace(CPU, bytes_per_s=100e9, ops_per_s=10e12, step_overhead_s=0.001)
 KV_BYTES = 144 * 1024
+# Huggingface's Qwen/Qwen3-30B-A3B.
+QWEN3_30B_A3B = ModelSpec(
+    num_hidden_layers=48,
+    hidden_size=2048,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    head_dim=128,
+    intermediate_size=6144,
+    vocab_size=151936,
+    tie_word_embeddings=False,
+)
+A3B = QWEN3_MOE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 
 
 def cost_of(shape: ModelShape, device: Device = DEVICE) -> CostModel:
@@ -47,3 +62,22 @@ def test_packed_weights_are_read_faster(qwen3_4b: ModelShape) -> None:
     packed = CostModel.of(qwen3_4b, DEVICE, Q4, BF16)
     assert packed.weights_bytes == weights_bytes(qwen3_4b, Q4)
     assert packed.step_seconds([(0, 1)]) < 0.35 * cost_of(qwen3_4b).step_seconds([(0, 1)])
+
+
+def test_of_experts_a_step_reads_those_that_its_tokens_choose(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B, whose figures are 30.5 billion parameters and 3.3 that are active."""
+    shape = read_shape(write_config(tmp_path, QWEN3_30B_A3B, **A3B))
+    assert shape.parameters == pytest.approx(30.53e9, rel=1e-3)
+    cost = CostModel.of(shape, DEVICE, Q4, BF16)
+    embedding = QWEN3_30B_A3B.vocab_size * QWEN3_30B_A3B.hidden_size
+    assert cost.ops_per_token / 2 + 2 * embedding == pytest.approx(3.35e9, rel=1e-2)
+    # 8 of 128 experts of 3 x 768 x 2048 in 48 layers, in 4.5 bits; all of them at last.
+    expert = 48 * 3 * 768 * 2048 * 4.5 / 8
+    assert cost.weights_read(1) == pytest.approx(1.72e9, rel=0.02)
+    assert cost.weights_read(1) - cost.weights_bytes == pytest.approx(8 * expert)
+    assert cost.weights_read(4) == pytest.approx(4.41e9, rel=0.02)
+    assert cost.weights_read(8) == pytest.approx(7.27e9, rel=0.02)
+    assert cost.weights_read(1000) == pytest.approx(weights_bytes(shape, Q4), rel=0.02)
+    more = cost.step_seconds([(0, 1)] * 2) - cost.step_seconds([(0, 1)])
+    read = cost.weights_read(2) - cost.weights_read(1) + 2 * cost.kv_bytes_per_token
+    assert more == pytest.approx(read / 100e9)

@@ -195,7 +195,7 @@ BIG = asdict(QWEN3_4B) | {"num_hidden_layers": 4000}
 @pytest.mark.parametrize(
     ("files", "code", "problem"),
     [
-        (lambda files: changed(files, model_type="qwen3_moe"), MODEL, "model_type is 'qwen3_moe'"),
+        (lambda files: changed(files, model_type="mixtral"), MODEL, "model_type is 'mixtral'"),
         (
             lambda files: changed(files, quantization_config={"quant_method": "awq"}),
             MODEL,

@@ -1,6 +1,6 @@
 """What every family must show: greedy answers equal mlx-lm's, alone, together and over a prefix."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,34 +59,48 @@ def check_by_reference(
         assert mx.argmax(logits.astype(mx.float32), axis=-1).tolist() == answer
 
 
-def answers_of(loop: EngineLoop, answers: Answers, prompts: dict[int, list[int]]) -> None:
+def answers_of(
+    loop: EngineLoop, answers: Answers, prompts: dict[int, list[int]], new_tokens: int = NEW_TOKENS
+) -> None:
     """Until all are answered. prompts: by the request's number."""
+    params = replace(GREEDY, max_tokens=new_tokens)
     for number, ids in prompts.items():
-        loop.mailbox.put(Request(number, tuple(ids), GREEDY))
+        loop.mailbox.put(Request(number, tuple(ids), params))
     for _ in steps(loop):
         pass
 
 
 def check_greedy_answers(
-    folder: Path, *, tied: bool, lengths: Sequence[int] = LENGTHS, **how: Any
+    folder: Path,
+    *,
+    tied: bool,
+    lengths: Sequence[int] = LENGTHS,
+    seed: int = 11,
+    new_tokens: int = NEW_TOKENS,
+    least_distinct: int = LEAST_DISTINCT,
+    renamed: Callable[[Path], object] = lambda _: None,
+    **how: Any,
 ) -> None:
-    """Packed, as quire serves on a CPU. lengths: of prompts. how: as for write_model."""
+    """Packed, as quire serves on a CPU. lengths: of prompts. new_tokens: of each answer.
+    least_distinct: tokens that differ. renamed: gives the weights of a folder other names. how: as
+    for write_model."""
     spec = replace(SPEC, tie_word_embeddings=tied)
-    checkpoint = read_checkpoint(write_model(folder, spec, seed=11, gain=3.0, **how))
+    renamed(write_model(folder, spec, seed=seed, gain=3.0, **how))
+    checkpoint = read_checkpoint(folder)
     rng = np.random.default_rng(7)
     prompts = [rng.integers(0, SPEC.vocab_size, length).tolist() for length in lengths]
     plan = plan_engine(ENGINE, checkpoint, MachineMemory(8 << 30, 4 << 30), ON_CPU["posix"])
     assert plan.arithmetic == "packed"
     answers = Answers.empty()
     loop = build_engine(plan, ENGINE, lambda *_: None, answers)
-    answers_of(loop, answers, dict(enumerate(prompts, start=1)))
+    answers_of(loop, answers, dict(enumerate(prompts, start=1)), new_tokens)
     expected = [answers.tokens[number] for number in range(1, 1 + len(prompts))]
-    assert min(len(set(answer)) for answer in expected) >= LEAST_DISTINCT
-    assert {len(answer) for answer in expected} == {NEW_TOKENS}
+    assert min(len(set(answer)) for answer in expected) >= least_distinct
+    assert {len(answer) for answer in expected} == {new_tokens}
     check_by_reference(checkpoint, prompts, expected)
     before = loop._scheduler.counters.cached_prompt_tokens
     for number, ids in enumerate(prompts, start=101):
-        answers_of(loop, answers, {number: ids})
+        answers_of(loop, answers, {number: ids}, new_tokens)
     assert [answers.tokens[number] for number in range(101, 101 + len(prompts))] == expected
     # The second time, what is shared was computed in company.
     shared = loop._scheduler.counters.cached_prompt_tokens - before

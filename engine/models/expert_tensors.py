@@ -1,0 +1,90 @@
+"""Tensors of experts, by the three ways in which checkpoints name them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from engine.models.safetensors_headers import CheckpointError
+
+STACK = "mlp.switch_mlp"
+EXPERTS = "mlp.experts"
+
+
+class ExpertNames(Enum):
+    """How a checkpoint names the weights of experts."""
+
+    STACKED = "stacked"
+    """MLX's: ``mlp.switch_mlp.gate_proj.weight [experts, outputs, inputs]``, or codes so."""
+    APART = "apart"
+    """Qwen3's on the hub: ``mlp.experts.7.gate_proj.weight``."""
+    FUSED = "fused"
+    """Qwen3.5's on the hub: ``mlp.experts.gate_up_proj [experts, outputs, inputs]``, gate first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrix:
+    """The weights of one linear layer of every expert."""
+
+    name: str
+    """Of all; where each has tensors of its own, these have the expert's number before the last
+    part of it."""
+    experts: int
+    outputs: int
+    inputs: int
+    names: ExpertNames
+
+    @property
+    def layers(self) -> list[str]:
+        """Return the names of the layers that the weights are stored as."""
+        if self.names is not ExpertNames.APART:
+            return [self.name]
+        above, _, last = self.name.rpartition(".")
+        return [f"{above}.{number}.{last}" for number in range(self.experts)]
+
+    @property
+    def weights(self) -> list[str]:
+        """Return the names of the tensors of plain weights, or of codes."""
+        end = "" if self.names is ExpertNames.FUSED else ".weight"
+        return [f"{layer}{end}" for layer in self.layers]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the tensors, unpacked."""
+        experts = () if self.names is ExpertNames.APART else (self.experts,)
+        return dict.fromkeys(self.weights, (*experts, self.outputs, self.inputs))
+
+
+def expert_matrices(
+    layer: str, names: ExpertNames, experts: int, hidden: int, inner: int
+) -> tuple[tuple[ExpertMatrix, ...], ExpertMatrix]:
+    """Return what makes gates and what is gated, and what leads back. layer: its name."""
+    at = f"{layer}.{STACK if names is ExpertNames.STACKED else EXPERTS}"
+    down = ExpertMatrix(f"{at}.down_proj", experts, hidden, inner, names)
+    if names is ExpertNames.FUSED:
+        return (ExpertMatrix(f"{at}.gate_up_proj", experts, 2 * inner, hidden, names),), down
+    gate, up = (
+        ExpertMatrix(f"{at}.{which}_proj", experts, inner, hidden, names)
+        for which in ("gate", "up")
+    )
+    return (gate, up), down
+
+
+def find_expert_names(tensors: Iterable[str]) -> ExpertNames:
+    """Return how a checkpoint of such tensors names its experts."""
+    for name in tensors:
+        if f".{EXPERTS}." in name:
+            fused = name.endswith((".gate_up_proj", ".down_proj"))
+            return ExpertNames.FUSED if fused else ExpertNames.APART
+    return ExpertNames.STACKED
+
+
+def refuse_grouped_apart(path: Path, names: ExpertNames, tensors: Iterable[str]) -> None:
+    """Raise CheckpointError where each expert was packed alone: MLX packs stacks of them."""
+    if names is not ExpertNames.APART:
+        return
+    for name in tensors:
+        if f".{EXPERTS}." in name and name.endswith(".scales"):
+            raise CheckpointError(
+                f"{path}: the tensor {name} is of one expert; quire serves packed experts as MLX "
+                "stores them, all in one tensor"
+            )
