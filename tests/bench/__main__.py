@@ -28,6 +28,7 @@ from tests.bench import blas
 from tests.bench.agents import run_agents
 from tests.bench.attention import run_attention
 from tests.bench.constraints import run_constraints
+from tests.bench.experts import run_experts
 from tests.bench.front import run_front
 from tests.bench.interference import run_interference
 from tests.bench.limits import measure_limits
@@ -91,6 +92,7 @@ def _run(options: Options) -> list[Part]:
                 threads,
                 folder,
             ),
+            "experts": lambda: run_experts(size.decode, threads),
             "front": lambda: run_front(size.serving, threads, folder),
             "servers": lambda: run_servers(
                 size.servers, 1, contest, store, quantised=options.quantised

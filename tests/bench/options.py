@@ -27,7 +27,7 @@ DEFAULT_PARTS = (
     "agents",
     "three-prompts",
 )
-PARTS = (*DEFAULT_PARTS, "front", "servers", "scaling")
+PARTS = (*DEFAULT_PARTS, "experts", "front", "servers", "scaling")
 SEEDS = 10**9
 Parsed = TypeVar("Parsed")
 # Far apart, so that no run meets another one's prompts by counting up.
