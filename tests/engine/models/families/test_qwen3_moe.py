@@ -23,7 +23,7 @@ def test_layers_have_experts_or_a_dense_mlp_as_the_config_says(tmp_path: Path) -
     assert spec.family == "Qwen3 MoE"
     dense = DenseMlp(128)
     assert [its.mlp for its in spec.layers] == [dense, EXPERTS, dense, dense, dense, EXPERTS]
-    assert all(its.attention.qk_norm for its in spec.layers)
+    assert all(its.qk_norm for its in spec.attentions)
 
 
 @pytest.mark.parametrize(
