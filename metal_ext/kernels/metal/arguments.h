@@ -19,6 +19,7 @@ enum : uint32_t {
   kDecodeThreads = 256,     // of a threadgroup of decode_split
   kMaxHeadDim = 256,
   kSwigluNumbers = 4,  // of a thread of swiglu
+  kDeltaThreads = 512,  // of a threadgroup of gated_delta
 };
 
 // Positions of each split of a row whose last one is `position`; the last split may have fewer.
@@ -93,6 +94,33 @@ struct GatherArguments {
   uint32_t row_elements;
   uint32_t tokens;
   uint32_t row;  // whose sequence it is, in the row table
+  uint32_t unused;
+};
+
+// Consecutive rows of one sequence, which begin with what a cell holds. Cells are GPU addresses, or
+// bytes from the start of the arena where rows are dense.
+struct DeltaSegment {
+  uint64_t read;
+  uint32_t reads;        // whether there is such a cell, or zeros: 1 or 0
+  uint32_t first;        // row
+  uint32_t count;
+  uint32_t first_write;  // writes follow each other, up to the one after all rows
+};
+
+// After the first `rows` rows of its segment the state is written to that cell.
+struct DeltaWrite {
+  uint64_t cell;
+  uint32_t rows;
+  uint32_t unused;
+};
+
+struct DeltaArguments {
+  uint64_t offset;  // of the layer, in every cell
+  uint32_t key_heads;
+  uint32_t value_heads;
+  uint32_t tail_rows;  // that the convolution reads again
+  uint32_t segments;
+  float eps;  // of the norm
   uint32_t unused;
 };
 

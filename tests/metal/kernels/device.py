@@ -35,6 +35,19 @@ BLOCK = np.dtype(
         *(("bytes", "u8"), ("regions", "u4"), ("unused", "u4")),
     ]
 )
+DELTA_SEGMENT = np.dtype(
+    [
+        *(("read", "u8"), ("reads", "u4"), ("first", "u4"), ("count", "u4")),
+        ("first_write", "u4"),
+    ]
+)
+DELTA_WRITE = np.dtype([("cell", "u8"), ("rows", "u4"), ("unused", "u4")])
+DELTA = np.dtype(
+    [
+        *(("offset", "u8"), ("key_heads", "u4"), ("value_heads", "u4"), ("tail_rows", "u4")),
+        *(("segments", "u4"), ("eps", "f4"), ("unused", "u4")),
+    ]
+)
 SPLIT_TOKENS, SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 256, 128, 2048
 TILE_HEADS = 4
 SWIGLU_NUMBERS = 4

@@ -238,6 +238,41 @@ MUTATIONS = (
         "precise::sin(angle) * arguments.magnitude",
         "precise::sin(angle)",
     ),
+    Mutation("delta", "the tail is forgotten", "} else if (has_tail) {", "} else if (false) {"),
+    Mutation(
+        "delta",
+        "value heads take key heads in turn",
+        "head / (arguments.value_heads / arguments.key_heads)",
+        "head % arguments.key_heads",
+    ),
+    Mutation(
+        "delta",
+        "what is recalled has not decayed",
+        "recalled = fma(state[r][i], key[i], recalled);",
+        "recalled = fma(state[r][i] / decay, key[i], recalled);",
+    ),
+    Mutation(
+        "delta",
+        "a cell is read where there is none",
+        "reads ? reinterpret_cast",
+        "true ? reinterpret_cast",
+    ),
+    Mutation(
+        "delta", "writes on the way are left out", "++next_write;\n    }\n  }\n}", "}\n  }\n}"
+    ),
+    Mutation(
+        "delta",
+        "a tail is not shifted",
+        "tail[ulong(place) * width + at.x]",
+        "tail[ulong(i) * width + at.x]",
+    ),
+    Mutation(
+        "delta",
+        "queries are as long as keys",
+        "lane, precise::rsqrt(float(D)), query",
+        "lane, 1.0f, query",
+    ),
+    Mutation("delta", "the gate is left out", " * silu(float(z[at])))", ")"),
     Mutation("swiglu", "up is left out", " * float(up[element])", ""),
     Mutation("swiglu", "the gate is not its own weight", "x / (1.0f", "1.0f / (1.0f"),
     Mutation("swiglu", "the gate opens the other way", "exp(-x)", "exp(x)"),

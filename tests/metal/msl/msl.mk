@@ -15,10 +15,11 @@ MSL_FLAGS = -std=c++20 -O2 $(MSL_MACHINE) -fPIC -fno-strict-aliasing -fvisibilit
 MSL_KERNEL_FLAGS = $(MSL_FLAGS) -D__METAL_VERSION__=310 -isystem $(MSL)/include
 MSL_RACES := $(findstring -fsanitize=thread,$(MSL_OPTIONS))
 
-MSL_FILES := append blocks combine decode gather project step swiglu
+MSL_FILES := append blocks combine decode delta gather project step swiglu
 MSL_OF_append := $(filter append_%,$(MSL_KERNELS))
 MSL_OF_combine := $(filter decode_combine_%,$(MSL_KERNELS))
 MSL_OF_decode := $(filter decode_split_%,$(MSL_KERNELS))
+MSL_OF_delta := $(filter gated_delta_% delta_tails_%,$(MSL_KERNELS))
 MSL_OF_project := $(filter project_append_%,$(MSL_KERNELS))
 MSL_OF_gather := $(filter gather_%,$(MSL_KERNELS))
 MSL_OF_blocks := $(filter zero_blocks copy_blocks,$(MSL_KERNELS))

@@ -10,6 +10,7 @@ namespace {
 constexpr size_t kSimdgroup = 32;
 constexpr Number kNumbers[] = {Number::float32, Number::float16, Number::bfloat16};
 constexpr int kHeadDims[] = {64, 128, 256};
+constexpr int kDeltaDim = 128;
 constexpr Kind kKinds[] = {Kind::sparse, Kind::dense, Kind::paged};
 
 std::string text_of(Number number) {
@@ -119,6 +120,14 @@ Kernel swiglu_kernel(Number activations) {
   return instance("swiglu.metal", "swiglu", kCopyThreads, activations);
 }
 
+Kernel gated_delta_kernel(Number activations, Kind kind) {
+  return instance("delta.metal", "gated_delta", kDeltaThreads, activations, kDeltaDim, kind);
+}
+
+Kernel delta_tails_kernel(Number activations, Kind kind) {
+  return instance("delta.metal", "delta_tails", kCopyThreads, activations, kDeltaDim, kind);
+}
+
 Kernel zero_blocks_kernel() { return instance("blocks.metal", "zero_blocks", kCopyThreads); }
 
 Kernel copy_blocks_kernel() { return instance("blocks.metal", "copy_blocks", kCopyThreads); }
@@ -129,6 +138,10 @@ std::vector<Kernel> all_kernels() {
   std::vector<Kernel> all{zero_blocks_kernel(), copy_blocks_kernel(), mark_step_kernel()};
   for (Number activations : kNumbers) {
     all.push_back(swiglu_kernel(activations));
+    for (Kind kind : {Kind::sparse, Kind::dense}) {
+      all.push_back(gated_delta_kernel(activations, kind));
+      all.push_back(delta_tails_kernel(activations, kind));
+    }
     for (int head_dim : kHeadDims) {
       all.push_back(decode_combine_kernel(activations, head_dim));
     }

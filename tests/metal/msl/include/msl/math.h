@@ -11,6 +11,7 @@ namespace precise {
 inline float cos(float x) { return std::cos(x); }
 inline float exp(float x) { return std::exp(x); }
 inline float exp2(float x) { return std::exp2(x); }
+inline float log(float x) { return std::log(x); }
 inline float log2(float x) { return std::log2(x); }
 inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 inline float sin(float x) { return std::sin(x); }

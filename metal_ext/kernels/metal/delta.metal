@@ -1,0 +1,233 @@
+// Gated delta nets: convolution, unit vectors, recurrence, norm and gate in one; and the tails of
+// the convolution. Yang, Kautz, Hatamizadeh, arXiv 2412.06464:
+//
+//   S = decay S + (v - decay S k) beta k^T,   y = S q
+//
+// Tokens are computed one after the other, with S in registers: how they are cut into steps changes
+// no bit. A layer's part of a cell: S [value_heads][D][D] float32, then the newest rows of qkv,
+// [tail_rows][conv_width] of T.
+#include "rows.h"
+
+constant constexpr uint kDeltaSimdgroups = kDeltaThreads / 32;
+// Of the sum of squares of a head's queries or keys, in every checkpoint.
+constant constexpr float kUnitEps = 1e-6f;
+
+// A cell's part of the layer: an address, or bytes from the arena's start.
+template <Rows kind>
+inline device uchar* cell_at(device uchar* arena, ulong cell, constant DeltaArguments& arguments) {
+  if (kind == Rows::dense) {
+    return arena + cell + arguments.offset;
+  }
+  return reinterpret_cast<device uchar*>(cell + arguments.offset);
+}
+
+template <typename T, int D>
+inline const device T* tail_of(const device uchar* cell, constant DeltaArguments& arguments) {
+  return reinterpret_cast<const device T*>(
+      cell + ulong(arguments.value_heads) * uint(D * D) * sizeof(float));
+}
+
+inline uint conv_width(uint dims, constant DeltaArguments& arguments) {
+  return (2 * arguments.key_heads + arguments.value_heads) * dims;
+}
+
+inline float silu(float x) { return x / (1.0f + precise::exp(-x)); }
+
+// The convolution of one channel for token `token` of a segment: what stands before the segment is
+// the tail's; without one it is zeros.
+template <typename T>
+inline float convolved(
+    const device T* qkv, const device T* tail, bool has_tail, const device float* weights,
+    DeltaSegment segment, uint token, uint channel, uint width,
+    constant DeltaArguments& arguments) {
+  float sum = 0.0f;
+  for (uint tap = 0; tap <= arguments.tail_rows; ++tap) {
+    const uint place = token + tap;
+    float x = 0.0f;
+    if (place >= arguments.tail_rows) {
+      const ulong row = segment.first + place - arguments.tail_rows;
+      x = float(qkv[row * width + channel]);
+    } else if (has_tail) {
+      x = float(tail[ulong(place) * width + channel]);
+    }
+    sum = fma(x, weights[ulong(tap) * width + channel], sum);
+  }
+  return silu(sum);
+}
+
+// What a lane has of a unit vector: x * scale / sqrt(sum(x^2) + eps).
+template <int N>
+inline void unit_part(const threadgroup float* x, uint lane, float scale, thread float* part) {
+  float squares = 0.0f;
+  QUIRE_UNROLL
+  for (uint i = 0; i < N; ++i) {
+    part[i] = x[lane * N + i];
+    squares = fma(part[i], part[i], squares);
+  }
+  const float factor = scale * precise::rsqrt(simd_sum(squares) + kUnitEps);
+  QUIRE_UNROLL
+  for (uint i = 0; i < N; ++i) {
+    part[i] *= factor;
+  }
+}
+
+// Grid: (value_heads, segments) threadgroups of kDeltaThreads. qkv: [rows][conv_width]; z, out:
+// [rows][value_heads][D]; a, b: [rows][value_heads]; conv: [tail_rows + 1][conv_width]; writes: of
+// all segments.
+template <typename T, int D, Rows kind>
+[[kernel, max_total_threads_per_threadgroup(kDeltaThreads)]] void gated_delta(
+    const device T* qkv [[buffer(0)]],
+    const device T* z [[buffer(1)]],
+    const device T* a [[buffer(2)]],
+    const device T* b [[buffer(3)]],
+    const device float* conv [[buffer(4)]],
+    const device float* a_log [[buffer(5)]],
+    const device float* dt_bias [[buffer(6)]],
+    const device float* norm [[buffer(7)]],
+    const device DeltaSegment* segments [[buffer(8)]],
+    const device DeltaWrite* writes [[buffer(9)]],
+    device uchar* arena [[buffer(10)]],
+    device T* out [[buffer(11)]],
+    constant DeltaArguments& arguments [[buffer(12)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constexpr uint kNumbers = D / 32;  // of a lane, of a row of the state
+  constexpr uint kStateRows = D / kDeltaSimdgroups;  // of a simdgroup
+  threadgroup float mixed[3 * D];  // the token's queries, keys and values
+  threadgroup float made[D];
+
+  const uint head = group.x;
+  const DeltaSegment segment = segments[group.y];
+  const uint width = conv_width(D, arguments);
+  const uint key_head = head / (arguments.value_heads / arguments.key_heads);
+  const bool reads = segment.reads != 0;
+  // Without a cell to read nothing is read of the one that is written.
+  const ulong begun = reads ? segment.read : writes[segment.first_write].cell;
+  const device uchar* cell = cell_at<kind>(arena, begun, arguments);
+  const device T* tail = tail_of<T, D>(cell, arguments);
+  const ulong own = (ulong(head) * D + simdgroup * kStateRows) * D + lane * kNumbers;
+
+  float state[kStateRows][kNumbers];
+  QUIRE_UNROLL
+  for (uint r = 0; r < kStateRows; ++r) {
+    QUIRE_UNROLL
+    for (uint i = 0; i < kNumbers; ++i) {
+      state[r][i] =
+          reads ? reinterpret_cast<const device float*>(cell)[own + r * uint(D) + i] : 0.0f;
+    }
+  }
+
+  uint next_write = segment.first_write;
+  for (uint token = 0; token < segment.count; ++token) {
+    const ulong row = segment.first + token;
+    for (uint i = thread_index; i < 3 * D; i += kDeltaThreads) {
+      const uint part = i / uint(D);  // queries, keys or values
+      const uint first = part == 2 ? 2 * arguments.key_heads + head
+                                   : part * arguments.key_heads + key_head;
+      mixed[i] = convolved(
+          qkv, tail, reads, conv, segment, token, first * uint(D) + i % uint(D), width, arguments);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    float query[kNumbers];
+    float key[kNumbers];
+    unit_part<kNumbers>(mixed, lane, precise::rsqrt(float(D)), query);
+    unit_part<kNumbers>(mixed + D, lane, 1.0f, key);
+    const ulong gate = row * arguments.value_heads + head;
+    const float x = float(a[gate]) + dt_bias[head];
+    const float softplus = max(x, 0.0f) + precise::log(1.0f + precise::exp(-max(x, -x)));
+    const float decay = precise::exp(-precise::exp(a_log[head]) * softplus);
+    const float beta = 1.0f / (1.0f + precise::exp(-float(b[gate])));
+
+    QUIRE_UNROLL
+    for (uint r = 0; r < kStateRows; ++r) {
+      float recalled = 0.0f;
+      QUIRE_UNROLL
+      for (uint i = 0; i < kNumbers; ++i) {
+        state[r][i] *= decay;
+        recalled = fma(state[r][i], key[i], recalled);
+      }
+      const uint value = simdgroup * kStateRows + r;
+      const float change = (mixed[2 * D + value] - simd_sum(recalled)) * beta;
+      float sum = 0.0f;
+      QUIRE_UNROLL
+      for (uint i = 0; i < kNumbers; ++i) {
+        state[r][i] = fma(change, key[i], state[r][i]);
+        sum = fma(state[r][i], query[i], sum);
+      }
+      const float y = simd_sum(sum);
+      if (lane == 0) {
+        made[value] = y;
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    float squares = 0.0f;
+    QUIRE_UNROLL
+    for (uint i = 0; i < kNumbers; ++i) {
+      const float y = made[lane * kNumbers + i];
+      squares = fma(y, y, squares);
+    }
+    const float scale = precise::rsqrt(simd_sum(squares) / float(D) + arguments.eps);
+    for (uint i = thread_index; i < D; i += kDeltaThreads) {
+      const ulong at = gate * uint(D) + i;
+      out[at] = static_cast<T>(made[i] * scale * norm[i] * silu(float(z[at])));
+    }
+
+    if (token + 1 == writes[next_write].rows) {
+      device float* target = reinterpret_cast<device float*>(
+          cell_at<kind>(arena, writes[next_write].cell, arguments));
+      QUIRE_UNROLL
+      for (uint r = 0; r < kStateRows; ++r) {
+        QUIRE_UNROLL
+        for (uint i = 0; i < kNumbers; ++i) {
+          target[own + r * uint(D) + i] = state[r][i];
+        }
+      }
+      ++next_write;
+    }
+  }
+}
+
+// The tails behind gated_delta of the same rows: in a command of its own, because a tail may be
+// written where it was read, and every value head reads it. Threads: (conv_width, segments).
+template <typename T, int D, Rows kind>
+[[kernel]] void delta_tails(
+    const device T* qkv [[buffer(0)]],
+    const device DeltaSegment* segments [[buffer(1)]],
+    const device DeltaWrite* writes [[buffer(2)]],
+    device uchar* arena [[buffer(3)]],
+    constant DeltaArguments& arguments [[buffer(4)]],
+    uint2 at [[thread_position_in_grid]]) {
+  const uint width = conv_width(D, arguments);
+  if (at.x >= width || at.y >= arguments.segments) {
+    return;
+  }
+  const DeltaSegment segment = segments[at.y];
+  const bool reads = segment.reads != 0;
+  const uint kept = arguments.tail_rows;
+  // Without a cell to read nothing is read of the one that is written.
+  const ulong begun = reads ? segment.read : writes[segment.first_write].cell;
+  const device uchar* cell = cell_at<kind>(arena, begun, arguments);
+  const device T* tail = tail_of<T, D>(cell, arguments);
+  uint next_write = segment.first_write;
+  uint rows = 0;
+  while (rows < segment.count) {
+    rows = writes[next_write].rows;
+    device T* target = const_cast<device T*>(tail_of<T, D>(
+        cell_at<kind>(arena, writes[next_write].cell, arguments), arguments));
+    for (uint i = 0; i < kept; ++i) {  // in this order a tail is shifted in its own place
+      const uint place = rows + i;
+      T x = static_cast<T>(0.0f);
+      if (place >= kept) {
+        x = qkv[(ulong(segment.first) + place - kept) * width + at.x];
+      } else if (reads) {
+        x = tail[ulong(place) * width + at.x];
+      }
+      target[ulong(i) * width + at.x] = x;
+    }
+    ++next_write;
+  }
+}

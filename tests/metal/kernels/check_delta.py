@@ -1,0 +1,151 @@
+"""gated_delta and delta_tails: against float64, and the same bits however tokens are cut."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.metal.kernels.device import DELTA, DELTA_SEGMENT, DELTA_WRITE, Device, struct
+from tests.metal.kernels.formats import FORMATS, Floats, Stored
+from tests.metal_ext.deltas import NORM_EPS, DeltaLayer, DeltaShape, Inputs, State
+
+SHAPE = DeltaShape(key_heads=2, value_heads=4, key_dim=128, value_dim=128)
+LAYER = DeltaLayer(SHAPE)
+OFFSET = 64
+# Of the largest number: float32 over some tokens, and half a unit in the last place of a result.
+ROUNDING = {"float": 2e-5, "half": 2.0**-10, "bfloat": 2.0**-7}
+THREADS = 512
+KINDS = ("sparse", "dense")
+
+
+@dataclass
+class Cells:
+    """Cells of one layer in one arena, as the kernel of that type reads them."""
+
+    name: str
+    count: int = 6
+
+    def __post_init__(self) -> None:
+        self.number = FORMATS[self.name]
+        self.numbers = int(np.prod(SHAPE.matrices))
+        self.tail_bytes = SHAPE.tail_rows * SHAPE.width * self.number.bytes
+        self.cell_bytes = OFFSET + 4 * self.numbers + self.tail_bytes
+        self.arena: NDArray[np.uint8] = np.full(
+            self.count * self.cell_bytes, 0xFF, np.uint8
+        )  # NaN in any format
+
+    def place(self, cell: int, kind: str) -> int:
+        start = self.arena.ctypes.data if kind == "sparse" else 0
+        return start + cell * self.cell_bytes
+
+    def parts(self, cell: int) -> tuple[NDArray[np.float32], Stored]:
+        own = self.arena[cell * self.cell_bytes : (cell + 1) * self.cell_bytes]
+        matrices, tail = np.split(own[OFFSET:], [4 * self.numbers])
+        return matrices.view(np.float32), tail.view(self.number.dtype)
+
+    def put(self, cell: int, state: State) -> None:
+        matrices, tail = self.parts(cell)
+        matrices[:] = state.matrices.ravel()
+        tail[:] = self.number.encode(state.tail.ravel())
+
+    def state(self, cell: int) -> State:
+        matrices, tail = self.parts(cell)
+        decoded = self.number.decode(tail).reshape(SHAPE.tail_rows, SHAPE.width)
+        return State(matrices.reshape(SHAPE.matrices).astype(np.float64), decoded)
+
+    def bits(self, cell: int) -> bytes:
+        return self.arena[cell * self.cell_bytes : (cell + 1) * self.cell_bytes].tobytes()
+
+
+Segment = tuple[Inputs, int | None, list[tuple[int, int]]]
+
+
+def run(device: Device, cells: Cells, segments: list[Segment], kind: str) -> list[Stored]:
+    """Both kernels, one behind the other; what comes out of each segment."""
+    number, first, begun, written = (
+        cells.number,
+        0,
+        list[tuple[int, ...]](),
+        list[tuple[int, ...]](),
+    )
+    for inputs, read, writes in segments:
+        cell = 0 if read is None else cells.place(read, kind)
+        begun.append((cell, read is not None, first, len(inputs), len(written)))
+        written += [(cells.place(to, kind), rows, 0) for rows, to in writes]
+        first += len(inputs)
+    rows = np.array(begun, DELTA_SEGMENT), np.array(written, DELTA_WRITE)
+    qkv, z, a, b = (
+        number.encode(np.concatenate([getattr(inputs, name) for inputs, _, _ in segments]))
+        for name in ("qkv", "z", "a", "b")
+    )
+    out = number.nans(first, SHAPE.values)
+    arguments = struct(
+        DELTA, OFFSET, SHAPE.key_heads, SHAPE.value_heads, SHAPE.tail_rows, len(segments),
+        NORM_EPS, 0,
+    )  # fmt: skip
+    constants = [np.array(LAYER.arguments[name]) for name in ("conv", "a_log", "dt_bias", "norm")]
+    suffix = f"{cells.name}_128_{kind}"
+    device.threadgroups(
+        f"gated_delta_{suffix}",
+        [qkv, z, a, b, *constants, *rows, cells.arena, out, arguments],
+        (SHAPE.value_heads, len(segments)),
+        (THREADS,),
+    )
+    device.threads(
+        f"delta_tails_{suffix}",
+        [qkv, *rows, cells.arena, arguments],
+        (SHAPE.width, len(segments)),
+        (96,),
+    )
+    return np.split(out, np.cumsum([len(inputs) for inputs, _, _ in segments])[:-1])
+
+
+def rounded(name: str, inputs: Inputs) -> Inputs:
+    """As the kernel is given them."""
+    number = FORMATS[name]
+    return Inputs(*(number.decode(number.encode(x)) for x in inputs.arrays))
+
+
+def near(got: Floats, want: Floats, rounding: float) -> bool:
+    return bool(np.abs(got - want).max() <= rounding * np.abs(want).max())
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_and_states_are_those_of_float64(device: Device, name: str, kind: str) -> None:
+    cells, inputs, begun = Cells(name), LAYER.inputs(6), LAYER.state()
+    cells.put(0, begun)
+    before = cells.bits(0)
+    new, later = run(device, cells, [(inputs, None, [(6, 1)]), (inputs, 0, [(2, 2), (6, 3)])], kind)
+    exact, read = rounded(name, inputs), cells.state(0)
+    assert cells.bits(0) == before, "what is only read stays"
+    for got, state, cell in ((new, LAYER.zeros(), 1), (later, read, 3)):
+        want, behind = LAYER.expected(exact, state)
+        assert near(cells.number.decode(got), want, ROUNDING[name])
+        assert near(cells.state(cell).matrices, behind.matrices, ROUNDING["float"])
+        assert np.array_equal(cells.state(cell).tail, behind.tail)
+    _, on_the_way = LAYER.expected(exact.part(0, 2), read)
+    assert near(cells.state(2).matrices, on_the_way.matrices, ROUNDING["float"])
+    assert np.array_equal(cells.state(2).tail, on_the_way.tail)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_bit_depends_on_how_tokens_are_cut_or_on_company(device: Device, name: str) -> None:
+    inputs, begun, other = LAYER.inputs(7), LAYER.state(), LAYER.inputs(3, seed=9)
+    whole = Cells(name)
+    whole.put(0, begun)
+    (want,) = run(device, whole, [(inputs, 0, [(7, 0)])], "dense")
+    cells, made = Cells(name), []
+    cells.put(0, begun)
+    for first, end in ((0, 1), (1, 2), (2, 4), (4, 7)):  # in place
+        device.set_order(first)
+        segments: list[Segment] = [(other, None, [(3, 1)])] if first else []
+        segments.append((inputs.part(first, end), 0, [(end - first, 0)]))
+        made.append(run(device, cells, segments, "dense")[-1])
+    device.set_order(0)
+    assert np.array_equal(np.concatenate(made), want)
+    assert cells.bits(0) == whole.bits(0)
+    assert cells.bits(2) == whole.bits(2), "nothing is written beside the cells"
