@@ -8,7 +8,7 @@ import pytest
 from engine.build import kv_shape, plan_engine
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.spec import Experts
+from engine.models.spec import Experts, GatedDeltaNet, Mixer
 from engine.planning.shape import read_shape
 from engine.prompt_scores import SCORED_ROWS_AT_ONCE
 from engine.step_memory import (
@@ -48,6 +48,20 @@ def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
     assert half == 3 * token // 2 + many * row, (
         "logits are float32 whatever the model computes with"
     )
+
+
+def test_a_recurrent_layer_and_an_output_gate_are_counted(checkpoint: Checkpoint) -> None:
+    layer, spec = checkpoint.spec.layers[0], checkpoint.spec
+    one = replace(CONFIG, max_num_batched_tokens=1)
+
+    def more(mixer: Mixer) -> int:
+        other = replace(spec, layers=(layer, replace(layer, mixer=mixer)))
+        return activation_bytes(other, one, 4) - activation_bytes(spec, one, 4)
+
+    attention = spec.attentions[0]
+    assert more(replace(attention, output_gate=True)) == 4 * 4 * attention.heads * 32
+    before = 4 * (2 + 2) * 32
+    assert more(GatedDeltaNet(2, 4, 64, 64, 4)) == 4 * (2 * (512 + 2 * 256) - before)
 
 
 def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
