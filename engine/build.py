@@ -35,6 +35,7 @@ from kvcache.memory_budget import (
     gib,
     smallest_context,
 )
+from kvcache.native_states import NativeStates
 from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate
 
@@ -112,6 +113,10 @@ def plan_engine(
         raise LayoutError(
             f"the model's head_dim is {min(unknown)}, and the GPU's kernels know "
             f"{', '.join(map(str, GPU_HEAD_DIMS))}: serve it with --kv-backend posix"
+        )
+    if substrate.on_gpu and spec.recurrences:
+        raise LayoutError(
+            f"quire runs {spec.family} on a CPU only so far: serve it with --kv-backend posix"
         )
     shape = kv_shape(config, checkpoint, substrate)
     if checkpoint.embeds:
@@ -241,7 +246,11 @@ def assemble(
     )
     cache_limits = CacheLimits(memory.kv_budget_bytes, memory.max_num_seqs, config)
     shares = config.prefix_cache and backends[0].shares_blocks
-    kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity)
+    states = None
+    if (cell := memory.layout.shape.cell) is not None:
+        assert workers is not None, "states of a GPU's models are refused before"
+        states = NativeStates(cell, memory.num_cells, workers)
+    kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity, states=states)
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
         max_num_seqs=memory.max_num_seqs,

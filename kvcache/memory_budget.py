@@ -21,6 +21,7 @@ from kvcache.layout import (
     paged_layout,
     tokens_of_whole_pages,
 )
+from kvcache.state_cache import CELLS_PER_SEQUENCE
 from kvcache.substrates import Substrate
 
 GIB = 1024**3
@@ -30,6 +31,10 @@ MIB = 1024**2
 DENSE_MIN_CONTEXT_TOKENS = 4096
 # A cache that holds less of one sequence than a short conversation is refused, unless asked for.
 SMALLEST_CONTEXT_TOKENS = 2048
+# What states may have of the memory for K, V and states.
+STATE_SHARE = 1 / 3
+# States that a conversation keeps: of its system prompt, of a person's newest message, of two ends.
+CELLS_PER_CONVERSATION = 4
 
 
 class BudgetError(ValueError):
@@ -98,6 +103,8 @@ class MemoryPlan:
     max_num_seqs: int
     note: str | None = None
     """What else limits them, as a sentence."""
+    num_cells: int = 0
+    """For the states of recurrent layers, beside K and V."""
 
     @property
     def warning(self) -> str | None:
@@ -159,6 +166,8 @@ class MemoryPlan:
             ("  compiled grammars", demand.grammar_bytes),
             ("K and V, at most", self.kv_budget_bytes),
         ]
+        if (cell := layout.shape.cell) is not None:
+            sizes.append(("states, at most", self.num_cells * cell.cell_bytes))
         tokens = self.kv_budget_bytes // layout.bytes_per_token
         notes = [] if self.note is None else [self.note]
         return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [
@@ -203,6 +212,10 @@ def fit(
     if asked is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # a budget that is set may be as small as the user likes
     budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len, smallest)
+    num_cells, cell_bytes = 0, 0 if shape.cell is None else shape.cell.cell_bytes
+    if cell_bytes:
+        num_cells = _num_cells(budget, cell_bytes, request.max_num_seqs)
+        budget -= num_cells * cell_bytes
     arena = request.largest_arena
     clamped = arena is not None and budget > arena
     budget = min(budget, budget if arena is None else arena)
@@ -227,6 +240,8 @@ def fit(
         max_len = capacity
         layout = _layout(request, shape, max_len, budget, system_page_bytes)
     sequences = min(request.max_num_seqs, capacity // layout.tokens_per_block)
+    if num_cells:
+        sequences = min(sequences, num_cells // CELLS_PER_SEQUENCE)
     heaps = heaps if arena is None else sequences  # the arena has a slice for each, and no more
     note = None
     if clamped and (max_len, sequences) != (asked or model_max_len, request.max_num_seqs):
@@ -234,7 +249,24 @@ def fit(
             f"K and V of all sequences are one allocation, and the device's largest is "
             f"{gib(budget)}: that shortens the context or leaves fewer sequences"
         )
-    return MemoryPlan(demand, layout, heaps * layout.heap_bytes, max_len, sequences, note)
+    kv_bytes = heaps * layout.heap_bytes
+    return MemoryPlan(demand, layout, kv_bytes, max_len, sequences, note, num_cells)
+
+
+def _num_cells(budget: int, cell_bytes: int, max_sequences: int) -> int:
+    """Return how many cells share a budget with K and V: a third of it, but enough for one sequence
+    and one end of a turn, and no more than all sequences can use.
+
+    Raises BudgetError where these few leave nothing.
+    """
+    fewest = CELLS_PER_SEQUENCE + 1
+    if fewest * cell_bytes >= budget:
+        raise BudgetError(
+            f"{gib(budget)} are left for K, V and states, and the states of one sequence need "
+            f"{fewest} cells of {gib(cell_bytes)}: serve a smaller model, or lower --headroom"
+        )
+    most = (CELLS_PER_SEQUENCE + CELLS_PER_CONVERSATION) * max_sequences
+    return max(fewest, min(most, int(budget * STATE_SHARE) // cell_bytes))
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:

@@ -289,6 +289,7 @@ def release_once(backend: PageBackend, blocks: int, heap_bytes: int) -> Finding:
 
 def _map_with_memory(backend: PageBackend, blocks: int) -> None:
     if not backend.maps_while_running:
+        require(backend.commit_heap(0), "the system refuses the memory of a heap")
         require(backend.map(0, 0, 0, 0, blocks, writable=True), "the system refuses a mapping")
         backend.finish_mappings()
         return

@@ -11,6 +11,7 @@ from kvcache.config import CacheSettings
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
+from kvcache.state_memory import StateMemory
 from tests.kvcache.strict_memory import StrictMemory
 
 SHAPE = KVShape.uniform(1, KVSpec(1, 64, KVFormat.FLOAT32))
@@ -50,6 +51,7 @@ def manager(
     free_slack_bytes: int = 0,
     max_sharers: int = 1000,
     shares_prefixes: bool = True,
+    states: StateMemory | None = None,
 ) -> KVCacheManager:
     """A cache around any backend, or one for every group."""
     backends = backend if isinstance(backend, list) else [backend]
@@ -57,7 +59,7 @@ def manager(
         free_slack_bytes=free_slack_bytes, max_sharers=max_sharers, prefix_cache=shares_prefixes
     )
     limits = CacheLimits(budget_bytes, max_sequences, settings)
-    return KVCacheManager(layout, backends, limits, identity=b"test")
+    return KVCacheManager(layout, backends, limits, identity=b"test", states=states)
 
 
 def small_manager(

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kvcache.config import CacheSettings
-from kvcache.layout import KVShape, KVSpec, LayoutError
+from kvcache.layout import KVShape, KVSpec, LayoutError, StateSpec
 from kvcache.memory_budget import (
     GIB,
     MIB,
@@ -240,3 +240,22 @@ def test_the_sum_is_printed_line_by_line() -> None:
 )
 def test_sizes_are_written_for_people(amount: int, text: str) -> None:
     assert gib(amount) == text
+
+
+def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_cells() -> None:
+    hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
+    assert hybrid.cell is not None
+
+    def planned(**settings: Any) -> MemoryPlan:
+        return fit(DEMAND, asked(**settings), hybrid, model_max_len=40960, system_page_bytes=4096)
+
+    found, without = planned(), plan()
+    states = found.num_cells * hybrid.cell.cell_bytes
+    assert states == pytest.approx(without.kv_budget_bytes / 3, rel=0.05)
+    assert found.kv_budget_bytes + states <= 9.5 * GIB
+    assert found.max_num_seqs == found.num_cells // 3 < 32
+    assert any(line.startswith("states, at most") for line in found.lines())
+    few = planned(kv_budget_bytes=5 * hybrid.cell.cell_bytes)
+    assert (few.num_cells, few.max_num_seqs) == (4, 1)
+    with pytest.raises(BudgetError, match="the states of one sequence need 4 cells of"):
+        planned(kv_budget_bytes=4 * hybrid.cell.cell_bytes)

@@ -15,6 +15,7 @@ from engine.runner import Model
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import posix_backend
+from kvcache.native_states import NativeStates
 from tests.kvcache.managers import manager
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
@@ -28,6 +29,7 @@ SPEC = ModelSpec(
     intermediate_size=256,
     vocab_size=512,
 )
+NUM_CELLS = 24
 
 
 def cache_for(checkpoint: Checkpoint, format: KVFormat) -> KVCacheManager:
@@ -37,12 +39,13 @@ def cache_for(checkpoint: Checkpoint, format: KVFormat) -> KVCacheManager:
         heap_bytes=1 << 20,
         system_page_bytes=4096,
     )
-    workers = metal_ext.CpuWorkers(2)
+    workers, cell = metal_ext.CpuWorkers(2), layout.shape.cell
     return manager(
         layout,
         [posix_backend(group, workers) for group in layout.groups],
         budget_bytes=1 << 28,
         max_sequences=8,
+        states=None if cell is None else NativeStates(cell, NUM_CELLS, workers),
     )
 
 

@@ -1,19 +1,15 @@
-"""Random Qwen3.5s, as MLX's tools and as the hub have them; steps of ours over K, V and cells."""
+"""Random Qwen3.5s, as MLX's tools and as the hub have them; steps of ours."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 
-import metal_ext
 from engine.models.checkpoint import Checkpoint
 from engine.models.forward import Forward
-from kvcache.layout import CellLayout, KVFormat
+from kvcache.layout import KVFormat
 from kvcache.manager import KVCacheManager
-from kvcache.views import KVViews
 from tests.engine.models.forwards import cache_for
 from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_model
@@ -80,72 +76,13 @@ def _as_on_the_hub(name: str, array: mx.array) -> tuple[str, mx.array]:
     return named, array
 
 
-class HybridViews:
-    """What a step sees: K and V as they are served, and a cell for each sequence."""
-
-    def __init__(self, views: KVViews, cells: "Cells", rows: metal_ext.StateRows) -> None:
-        self._views, self._cells, self._rows = views, cells, rows
-        self.append, self.attend, self.epoch = views.append, views.attend, views.epoch
-
-    def recur(
-        self,
-        layer: int,
-        qkv: mx.array,
-        z: mx.array,
-        a: mx.array,
-        b: mx.array,
-        delta: metal_ext.GatedDelta,
-    ) -> mx.array:
-        its = self._cells
-        its.tokens[layer], made = metal_ext.gated_delta(
-            its.tokens[layer],
-            qkv,
-            z,
-            a,
-            b,
-            delta,
-            self._rows,
-            its.layout.offsets[layer],
-            its.workers,
-        )
-        return made
-
-    def step_end(self, results: list[mx.array]) -> list[mx.array]:
-        return [*self._views.step_end(results), *self._cells.tokens]
-
-
-@dataclass
-class Cells:
-    """A cell for each sequence, which every step writes in place."""
-
-    layout: CellLayout
-    count: int = 4
-    workers: metal_ext.CpuWorkers = field(default_factory=lambda: metal_ext.CpuWorkers(2))
-    begun: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.memory = metal_ext.StateMemory(self.count * self.layout.cell_bytes)
-        self.tokens = [mx.zeros((1,)) for _ in self.layout.states]
-
-    def rows(self, plan: Sequence[tuple[int, int, list[int]]]) -> metal_ext.StateRows:
-        segments = []
-        for seq, _, tokens in plan:
-            cell = self.memory.address + (seq - 1) * self.layout.cell_bytes
-            segments.append((len(tokens), cell if seq in self.begun else 0, [(len(tokens), cell)]))
-            self.begun.add(seq)
-        return metal_ext.StateRows(segments, [self.memory])
-
-
 class Steps:
-    """A model over K, V and cells of its own."""
+    """A model over a cache of its own."""
 
     def __init__(self, checkpoint: Checkpoint, model: Forward, lengths: dict[int, int]) -> None:
         """lengths: of each sequence, at most."""
         self.model = model
         self.kv: KVCacheManager = cache_for(checkpoint, KVFormat.FLOAT32)
-        cell = checkpoint.spec.kv_shape(KVFormat.FLOAT32).cell
-        assert cell is not None
-        self.cells = Cells(cell)
         for seq, length in lengths.items():
             assert join(self.kv, seq, length)
 
@@ -156,15 +93,11 @@ class Steps:
         for seq, start, tokens in plan:
             assert self.kv.reserve(seq, start + len(tokens))
         views = self.kv.views([(seq, start, len(tokens)) for seq, start, tokens in plan])
-        hybrid = HybridViews(views, self.cells, self.cells.rows(plan))
         flat = [token for _, _, tokens in plan for token in tokens]
-        states = self.model.hidden(
-            mx.array(flat),
-            cast(KVViews, hybrid),
-            None if rows is None else mx.array(rows),
-        )
+        wanted = None if rows is None else mx.array(rows)
+        states = self.model.hidden(mx.array(flat), views, wanted)
         logits = None if states is None else self.model.head(states)
-        mx.eval(hybrid.step_end([] if logits is None else [logits]))
+        mx.eval(views.step_end([] if logits is None else [logits]))
         for seq, _, tokens in plan:
             self.kv.commit(seq, tokens)
         self.kv.step_completed(views.epoch)

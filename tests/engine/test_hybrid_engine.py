@@ -1,0 +1,161 @@
+"""An engine with a model of attention and recurrent layers: nobody's company changes a bit."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+import metal_ext
+from engine.build import assemble, plan_engine
+from engine.config import EngineConfig
+from engine.loop import EngineLoop
+from engine.models import families
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.families.qwen3_5 import qwen3_5
+from engine.models.weights import load_model
+from engine.runner import Model
+from engine.types import Request, SamplingParams, TokenEvent, Turns
+from kvcache.choice import SubstrateChoice
+from kvcache.layout import KVFormat, LayoutError
+from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
+from kvcache.substrates import Substrate
+from tests.engine.models.hybrids import write_hybrid
+from tests.engines import CONFIG, MACHINE, steps
+
+VOCABULARY = 512
+Said = list[tuple[int | None, Any]]
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Checkpoint, Model]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
+        checkpoint = read_checkpoint(write_hybrid(tmp_path_factory.mktemp("hybrid"), gain=3.0))
+        yield checkpoint, load_model(checkpoint, lambda *_: None, metal_ext.CpuWorkers(1))
+
+
+class Heard:
+    """What each request was told, and how much of its prompt came from the cache."""
+
+    def __init__(self) -> None:
+        self.said: dict[int, Said] = {}
+        self.cached: dict[int, int] = {}
+
+    def __call__(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            assert event.message is None, event.message
+            self.said.setdefault(event.request_id, []).append((event.token_id, event.logprobs))
+            if event.prefix is not None:
+                self.cached[event.request_id] = event.prefix.cached_tokens
+
+
+def engine(hybrid: tuple[Checkpoint, Model], heard: Heard, **changes: Any) -> EngineLoop:
+    checkpoint, model = hybrid
+    config: EngineConfig = replace(CONFIG, prefix_keep_s=1000.0, **changes)
+    request = CacheRequest(
+        substrate=Substrate.POSIX, settings=config, max_num_seqs=8, max_model_len=256
+    )
+    memory = fit(
+        MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0),
+        request,
+        checkpoint.spec.kv_shape(KVFormat.FLOAT32),
+        model_max_len=256,
+        system_page_bytes=4096,
+    )
+    return assemble(
+        memory,
+        config,
+        model,
+        VOCABULARY,
+        Substrate.POSIX,
+        metal_ext.CpuWorkers(1),
+        b"hybrid",
+        heard,
+    )
+
+
+def asked(number: int, prompt: list[int], tokens: int, **how: Any) -> Request:
+    params = SamplingParams(tokens, temperature=0.0, logprobs=1)
+    return Request(number, tuple(prompt), params, **how)
+
+
+def run(loop: EngineLoop) -> None:
+    for _ in steps(loop):
+        pass
+
+
+def alone(hybrid: tuple[Checkpoint, Model], requests: list[Request]) -> dict[int, Said]:
+    """What each is told when it has an engine to itself, and nothing is cached."""
+    heard = Heard()
+    loop = engine(hybrid, heard, prefix_cache=False)
+    for request in requests:
+        loop.mailbox.put(replace(request, fork_of=None))
+        run(loop)
+    loop.close()
+    return heard.said
+
+
+def drawn(rng: Random) -> list[Request]:
+    """Prompts that begin alike, and some that fork."""
+    system = [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, 90))]
+    found: list[Request] = []
+    for number in range(1, rng.randint(4, 9)):
+        if found and rng.random() < 0.2:
+            parent = rng.choice(found)
+            how: dict[str, Any] = {"fork_of": parent.request_id}
+            found.append(asked(number, [*parent.prompt_ids], rng.randint(1, 20), **how))
+            continue
+        own = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 90))]
+        end = len(system) + len(own)
+        how = {"system_tokens": len(system), "turns": Turns(end - len(own) // 2, max(0, end - 3))}
+        found.append(asked(number, system + own, rng.randint(1, 40), **how))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_company_chunk_hit_fork_or_preemption_changes_a_bit(
+    seed: int, hybrid: tuple[Checkpoint, Model]
+) -> None:
+    rng, heard = Random(seed), Heard()
+    requests = drawn(rng)
+    loop = engine(
+        hybrid,
+        heard,
+        overlap=rng.random() < 0.7,
+        max_num_batched_tokens=rng.choice((5, 16, 33, 64)),
+        kv_budget_bytes=rng.choice((4, 8, 64)) << 20,
+    )
+    for request in requests:
+        loop.mailbox.put(request)
+        for _ in range(rng.randint(0, 30)):
+            loop.run_once()
+    run(loop)
+    assert heard.said == alone(hybrid, requests)
+    loop.close()
+
+
+def test_a_conversation_computes_what_is_new_and_copies_nothing(
+    hybrid: tuple[Checkpoint, Model],
+) -> None:
+    rng, heard = Random(7), Heard()
+    loop = engine(hybrid, heard, overlap=True)
+    size = loop._kv._layout.tokens_per_block
+    tokens = [rng.randrange(VOCABULARY) for _ in range(70)]
+    for turn in range(1, 6):
+        known = len(tokens)
+        loop.mailbox.put(asked(turn, tokens, 12))
+        run(loop)
+        if turn > 1:
+            assert heard.cached[turn] > known - 9 - size, "what is new, and less than a block"
+        tokens += [token for token, _ in heard.said[turn] if token is not None]
+        tokens += [rng.randrange(VOCABULARY) for _ in range(8)]
+    assert loop._kv.copied_bytes == 0
+    loop.close()
+
+
+def test_a_gpu_refuses_it_with_what_would_help(hybrid: tuple[Checkpoint, Model]) -> None:
+    choice = SubstrateChoice(Substrate.SPARSE, ("as the test wants it",))
+    with pytest.raises(LayoutError, match=r"runs Qwen3.5 on a CPU only so far: .* posix"):
+        plan_engine(CONFIG, hybrid[0], MACHINE, choice)
