@@ -159,3 +159,20 @@ def test_a_gpu_refuses_it_with_what_would_help(hybrid: tuple[Checkpoint, Model])
     choice = SubstrateChoice(Substrate.SPARSE, ("as the test wants it",))
     with pytest.raises(LayoutError, match=r"runs Qwen3.5 on a CPU only so far: .* posix"):
         plan_engine(CONFIG, hybrid[0], MACHINE, choice)
+
+
+def test_states_that_were_evicted_give_their_memory_back_and_are_computed_again(
+    hybrid: tuple[Checkpoint, Model],
+) -> None:
+    heard = Heard()
+    loop = engine(hybrid, heard, overlap=True)
+    for number in (1, 2):
+        loop.mailbox.put(asked(number, [5] * 70, 12))
+        run(loop)
+        assert loop._kv._states is not None
+        while loop._kv._states.pool.evict():
+            pass
+        loop._kv.release_idle_memory()
+    assert heard.said[1] == heard.said[2]
+    assert heard.cached == {1: 0, 2: 0}
+    loop.close()
