@@ -17,6 +17,7 @@ from engine.models.families.qwen3_5 import qwen3_5
 from engine.models.weights import load_model
 from engine.runner import Model
 from engine.types import Request, SamplingParams, TokenEvent, Turns
+from kvcache import memory_budget
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVFormat, LayoutError
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
@@ -125,13 +126,31 @@ def test_no_company_chunk_hit_fork_or_preemption_changes_a_bit(
         heard,
         overlap=rng.random() < 0.7,
         max_num_batched_tokens=rng.choice((5, 16, 33, 64)),
-        kv_budget_bytes=rng.choice((4, 8, 64)) << 20,
+        kv_budget_bytes=rng.choice((1200, 2048, 65536)) << 10,
     )
     for request in requests:
         loop.mailbox.put(request)
         for _ in range(rng.randint(0, 30)):
             loop.run_once()
     run(loop)
+    assert heard.said == alone(hybrid, requests)
+    loop.close()
+
+
+def test_a_preempted_sequence_goes_on_from_its_last_boundary(
+    hybrid: tuple[Checkpoint, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, heard = Random(3), Heard()
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_budget, "STATE_SHARE", 0.7)  # K and V run short before cells do
+        loop = engine(hybrid, heard, overlap=True, kv_budget_bytes=3 << 20)
+    requests = [
+        asked(number, [rng.randrange(VOCABULARY) for _ in range(60)], 120) for number in range(1, 6)
+    ]
+    for request in requests:
+        loop.mailbox.put(request)
+    run(loop)
+    assert loop._scheduler.counters.preemptions
     assert heard.said == alone(hybrid, requests)
     loop.close()
 

@@ -26,7 +26,7 @@ void StateRows::require_room(int64_t offset, size_t bytes) const {
 std::byte* StateRows::cell(int64_t address) {
   for (const auto& memory : memories_) {
     const auto base = reinterpret_cast<uintptr_t>(memory->address());
-    const auto at = static_cast<uint64_t>(address);
+    const auto at = static_cast<uintptr_t>(address);
     if (at >= base && at - base < memory->bytes() && at % sizeof(float) == 0) {
       room_ = std::min(room_, memory->bytes() - (at - base));
       return memory->address() + (at - base);
