@@ -186,17 +186,16 @@ class BlockAllocator:
     def release_memory(self, slack_bytes: int) -> None:
         """Release memory of free blocks beyond the slack; keep a heap's, and as much as is
         reserved. Unmap those that are still mapped before."""
-        reserved_bytes = self._reserved_blocks * self._group.block_bytes
-        slack_bytes = (
-            max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes) + reserved_bytes
-        )
+        kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
+        kept_bytes += self._reserved_blocks * self._group.block_bytes
+        if not self._pool.has_more_than(kept_bytes):
+            return  # after nearly every step
         at_once = max(BYTES_RELEASED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
         at_once -= self._pool.count(BlockState.RELEASING)
         cached = self._pool.count(BlockState.CACHED)
         unreserved = self._pool.unused_blocks + cached - self._reserved_blocks
-        if self._pool.releases_any and self._pool.free_committed_bytes > slack_bytes:
-            self._buffers.unmap_all_free()
-        self._pool.release_memory(slack_bytes, min(unreserved, at_once))
+        self._buffers.unmap_all_free()
+        self._pool.release_memory(kept_bytes, min(unreserved, at_once))
 
     def _settle(self, sequence: CachedSequence) -> None:
         """Wait for blocks that are being mapped ahead; free those that the system refused."""

@@ -98,10 +98,12 @@ class HeapPool:
         """Return the bytes of free blocks that may hold memory of the system: the pool's slack."""
         return self._dirty_free * self._group.block_bytes
 
-    @property
-    def releases_any(self) -> bool:
-        """Return whether memory of free blocks can be released at all."""
-        return self._backend.releases is not Releases.NOTHING
+    def has_more_than(self, slack_bytes: int) -> bool:
+        """Return whether free blocks hold memory that can be released: more than the slack, or than
+        may be used."""
+        kept_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
+        releases_any = self._backend.releases is not Releases.NOTHING
+        return releases_any and self.free_committed_bytes > kept_bytes
 
     def count(self, state: BlockState) -> int:
         """Return how many blocks of made heaps are in that state."""
@@ -225,13 +227,9 @@ class HeapPool:
         where it can release nothing. No more than ``max_blocks``: until their memory is released
         they cannot be allocated.
         """
-        releases = self._backend.releases
-        slack_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
-        if releases is Releases.NOTHING or self.free_committed_bytes <= slack_bytes:
-            return
-        for whole in (True, False) if releases is Releases.BLOCKS else (True,):
+        for whole in (True, False) if self._backend.releases is Releases.BLOCKS else (True,):
             for number in sorted(range(len(self._heaps)), key=lambda n: -self._heaps[n].free):
-                if self.free_committed_bytes <= slack_bytes:
+                if not self.has_more_than(slack_bytes):
                     return
                 heap = self._heaps[number]
                 is_whole = heap.free == self._group.blocks_per_heap
@@ -256,7 +254,7 @@ class HeapPool:
         runs = [(0, self._group.blocks_per_heap)] if whole else runs_of(heap.free_and_dirty())
         released = 0
         for first, count in runs:
-            if self.free_committed_bytes <= slack_bytes or released + count > max_blocks:
+            if not self.has_more_than(slack_bytes) or released + count > max_blocks:
                 break
             ticket = self._backend.release(number, first, count)
             blocks = heap.blocks[first : first + count]
