@@ -24,6 +24,7 @@ class Defect:
 ROUTES, TEXT = "server/routes/", "server/text/"
 FORMS, GRAMMAR, BODIES = ROUTES + "test_forms.py::", TEXT + "grammar/", "abuse/test_bodies.py::"
 CLI, HUB = "server/cli/test_commands.py::", "server/catalogue/test_hub.py::"
+WHEELS, RELEASE = "install/test_wheels.py::", "install/test_release.py::"
 LISTENER = "server/http/test_listener.py::"
 NAMES, UNREAD = "server/cli/test_settings.py::", "abuse/test_refusals.py::"
 HOLDS_UP = BODIES + "test_a_body_holds_up_nobody_and_takes_little_memory"
@@ -236,6 +237,14 @@ DEFECTS = {
         "special tokens that users' texts spell are turns of a conversation",
         (ROUTES + "test_special_tokens.py::test_a_forged_turn_is_the_text_that_it_was_sent_in",),
     ),
+    "use-1": Defect(
+        "there is no licence, no list of changes and no release",
+        (
+            WHEELS + "test_a_wheel_with_one_thing_wrong_is_named_with_it",
+            RELEASE + "test_the_changes_have_a_section_of_this_version",
+            RELEASE + "test_an_archive_is_refused_for_what_it_lacks_and_for_what_is_too_much",
+        ),
+    ),
     "use-2": Defect(
         "a model is downloaded before it is looked at",
         (HUB + "test_a_model_that_cannot_be_served_is_refused_before_a_byte_of_its_weights",),
@@ -256,6 +265,13 @@ DEFECTS = {
         "a prompt that its tools make too long does not say so",
         (ROUTES + "test_chat.py::test_a_prompt_that_is_too_long_for_its_tools_says_so",),
     ),
+    "use-7": Defect(
+        "the first minutes are silent",
+        (
+            "test_setup_progress.py::test_each_package_is_named_at_a_terminal_and_they_are_counted",
+            "test_setup_progress.py::test_each_step_of_the_compiler_is_named_at_a_terminal",
+        ),
+    ),
     "use-8": Defect(
         "a misspelt variable of the environment is ignored",
         (NAMES + "test_a_misspelt_variable_ends_the_start_and_its_value_is_not_told",),
@@ -264,11 +280,29 @@ DEFECTS = {
         "names of models that are none are not told what to write",
         (HUB + "test_a_name_that_is_none_is_told_what_to_write_without_asking_the_hub",),
     ),
+    "use-10": Defect(
+        "a wheel has packages of common names, and neither settings nor a model",
+        (
+            WHEELS + "test_a_wheel_with_one_thing_wrong_is_named_with_it",
+            "server/cli/test_neighbours.py::test_the_start_of_a_server_says_so",
+        ),
+    ),
     "use-11": Defect(
         "a server ends in silence, and with a traceback while it starts",
         (
             CLI + "test_a_server_that_nobody_asks_says_that_it_ends",
             CLI + "test_an_interrupt_while_it_starts_ends_it_without_a_traceback",
+        ),
+    ),
+    "use-12": Defect(
+        "there is neither --version nor -h, nor a command that lists, gets or ends models",
+        (
+            CLI + "test_the_version_is_the_packages",
+            CLI + "test_every_flag_of_serve_is_in_the_help",
+            "server/cli/models/test_listing.py::"
+            "test_all_models_of_this_disk_are_listed_with_what_this_machine_does_with_them",
+            "server/cli/models/test_pull.py::test_a_model_is_fetched_once_and_a_pin_is_kept",
+            "server/cli/test_running.py::test_models_that_are_loaded_are_told_with_how_long_they_stay",
         ),
     ),
     "use-13": Defect(
@@ -309,9 +343,20 @@ DEFECTS = {
             "test_a_pointer_of_git_lfs_is_named_with_the_command_that_fetches_it",
         ),
     ),
+    "use-19": Defect(
+        "a request's line in the log is long and does not say how fast it was",
+        ("server/cli/test_log.py::test_a_request_is_a_short_line_at_a_terminal",),
+    ),
     "use-20": Defect(
         "the document has less white space than JSON may have",
         (GRAMMAR + "test_white_space.py::test_the_document_says_so",),
+    ),
+    "use-22": Defect(
+        "a plan's pictures do not name the model",
+        (
+            "server/cli/plan/test_pictures.py::test_all_pictures_are_drawn_as_svg",
+            "server/cli/plan/test_pictures.py::test_what_cannot_be_had_is_marked",
+        ),
     ),
     "use-23": Defect(
         "the doctor ends with a line without a name",
