@@ -2,11 +2,12 @@
 device's bytes."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import mlx.core as mx
+if TYPE_CHECKING:  # who knows of cells need not load these: the doctor loads neither
+    import mlx.core as mx
 
-from metal_ext import GatedDelta
+    from metal_ext import GatedDelta
 
 
 class StateSegment(NamedTuple):
@@ -26,14 +27,14 @@ class StateRows(Protocol):
 
     def recur(
         self,
-        token: mx.array,
+        token: "mx.array",
         number: int,
-        qkv: mx.array,
-        z: mx.array,
-        a: mx.array,
-        b: mx.array,
-        delta: GatedDelta,
-    ) -> tuple[mx.array, mx.array]:
+        qkv: "mx.array",
+        z: "mx.array",
+        a: "mx.array",
+        b: "mx.array",
+        delta: "GatedDelta",
+    ) -> "tuple[mx.array, mx.array]":
         """Advance the states of a recurrent layer by all rows; return the layer's next token, and
         what comes out of the states ``[T, value_heads * value_dim]``.
 
