@@ -8,8 +8,8 @@
 
 Sides take turns; a figure is the median of the rounds, with the lowest and the highest in brackets.
 No prompt is asked twice. Tokens are those of `usage`; the first token is the first text. A part
-`servers` makes a model at Qwen3-0.6B's dimensions below --folder; `python -m tests.bench.gguf`
-writes the same weights as GGUF. A target that is missed is a figure; the exit code says only
+`servers` makes a model of --model's dimensions below --folder; `python -m tests.bench.gguf` writes
+the same weights as GGUF. A target that is missed is a figure; the exit code says only
 whether there are figures. Beside a peer that is named llama-server, servers has quire's targets.
 """
 
@@ -32,7 +32,7 @@ from tests.bench.experts import run_experts
 from tests.bench.front import run_front
 from tests.bench.interference import run_interference
 from tests.bench.limits import measure_limits
-from tests.bench.models import ModelStore
+from tests.bench.models import KINDS, ModelStore
 from tests.bench.options import Options, read_options
 from tests.bench.overhead import run_overhead
 from tests.bench.peers import BrokenError
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: Options) -> list[Part]:
     """The parts that were asked for."""
     size, contest, threads = options.size, options.contest, options.threads
-    store = ModelStore(options.folder)
+    store = ModelStore(options.folder, KINDS[options.model])
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as name:
         folder = Path(name)
         parts: dict[str, Callable[[], Part]] = {

@@ -3,9 +3,10 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -38,8 +39,60 @@ QWEN3_0_6B = ModelSpec(
     intermediate_size=3072,
     vocab_size=151936,
 )
+# Qwen/Qwen3.5-0.8B, text alone: what its config.json says of attention and delta nets.
+QWEN3_5_0_8B = ModelSpec(
+    num_hidden_layers=24,
+    hidden_size=1024,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=256,
+    intermediate_size=3584,
+    vocab_size=248320,
+)
+HYBRID: Mapping[str, Any] = MappingProxyType(
+    {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+        },
+        "rope_theta": ...,
+    }
+)
+# Qwen/Qwen3-30B-A3B with 6 of its 48 layers; unlike it, its embedding is its head.
+QWEN3_30B_A3B_EIGHTH = ModelSpec(
+    num_hidden_layers=6,
+    hidden_size=2048,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    head_dim=128,
+    intermediate_size=6144,
+    vocab_size=151936,
+)
+MIXTURE: Mapping[str, Any] = MappingProxyType(
+    {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+)
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 QUANTISED_BITS, QUANTISED_GROUP = 4, 64
-EMBEDDING = "model.embed_tokens.weight"
+ROUTER_BITS = 8
+EMBEDDING = "embed_tokens.weight"
 ASCII = 128
 Weights = dict[str, mx.array]
 Config = dict[str, Any]
@@ -47,8 +100,26 @@ Config = dict[str, Any]
 TEMPLATE_TOKENS = 19
 
 
-def write_endless_model(folder: Path, spec: ModelSpec, dtype: str = "float32") -> Path:
-    """A model folder with tied embeddings.
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A model that servers are compared on."""
+
+    spec: ModelSpec
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Of config.json, where it is no dense Qwen3."""
+
+
+KINDS = {
+    "qwen3-0.6b": Kind(QWEN3_0_6B),
+    "qwen3.5-0.8b": Kind(QWEN3_5_0_8B, HYBRID),
+    "qwen3-30b-a3b-eighth": Kind(QWEN3_30B_A3B_EIGHTH, MIXTURE),
+}
+
+
+def write_endless_model(
+    folder: Path, spec: ModelSpec, dtype: str = "float32", fields: Mapping[str, Any] = NOTHING
+) -> Path:
+    """A model folder with tied embeddings. fields: as for write_model.
 
     A row of zeros in the tied embedding gives a logit of exactly 0, which is never the largest of
     hundreds of random ones. Such rows are: tokens that end an answer, because not every server can
@@ -56,13 +127,14 @@ def write_endless_model(folder: Path, spec: ModelSpec, dtype: str = "float32") -
     because servers hold back half a character and times between texts would measure that.
     """
     assert spec.tie_word_embeddings
-    write_model(folder, spec, dtype=dtype)
+    write_model(folder, spec, dtype=dtype, **fields)
     file = str(folder / "model.safetensors")
     weights = mx.load(file)
     assert isinstance(weights, dict)
     silent = mx.arange(spec.vocab_size) < BYTE_TOKENS + len(SPECIAL_TOKENS + PLAIN_ADDED_TOKENS)
     silent = silent & ~mx.array(_letters(spec.vocab_size))
-    weights[EMBEDDING] = mx.where(silent[:, None], 0.0, weights[EMBEDDING])
+    (name,) = (name for name in weights if name.endswith(EMBEDDING))
+    weights[name] = mx.where(silent[:, None], 0.0, weights[name])
     mx.eval(weights)
     mx.save_safetensors(file, weights, {"format": "mlx"})
     return folder
@@ -71,15 +143,15 @@ def write_endless_model(folder: Path, spec: ModelSpec, dtype: str = "float32") -
 class ModelStore:
     """The same weights in several forms, below one folder: made once, used by every run after."""
 
-    def __init__(self, folder: Path, spec: ModelSpec = QWEN3_0_6B) -> None:
+    def __init__(self, folder: Path, kind: Kind) -> None:
         self._folder = folder
-        self._spec = spec
+        self._kind = kind
 
     def bfloat16(self) -> Path:
         """As published."""
 
         def write(folder: Path) -> None:
-            write_endless_model(folder, self._spec, "bfloat16")
+            write_endless_model(folder, self._kind.spec, "bfloat16", self._kind.fields)
 
         return self._made("bfloat16", write)
 
@@ -93,8 +165,9 @@ class ModelStore:
 
     def _made(self, form: str, write: Callable[[Path], None]) -> Path:
         """Whole or not at all, so that an interrupted run leaves nothing that looks right."""
-        dimensions = "-".join(str(number) for number in asdict(self._spec).values())
-        folder = self._folder / f"{dimensions}-{form}"
+        dimensions = "-".join(str(number) for number in asdict(self._kind.spec).values())
+        family = self._kind.fields.get("model_type", "qwen3")
+        folder = self._folder / f"{family}-{dimensions}-{form}"
         if not folder.is_dir():
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._folder) as made:
@@ -119,16 +192,21 @@ def _widened(weights: Weights, config: Config) -> Weights:
 
 
 def _quantised(weights: Weights, config: Config) -> Weights:
-    """Every matrix, the embedding among them."""
-    config["quantization"] = {"group_size": QUANTISED_GROUP, "bits": QUANTISED_BITS}
+    """Every matrix, the embedding among them; routers in 8 bits, as mlx-lm has them."""
+    quantization: Config = {"group_size": QUANTISED_GROUP, "bits": QUANTISED_BITS}
     packed: Weights = {}
     for name, array in weights.items():
-        if array.ndim < 2:
+        if array.ndim < 2 or "conv1d" in name:
             packed[name] = array
             continue
-        parts = mx.quantize(array, QUANTISED_GROUP, QUANTISED_BITS)
+        module, bits = name.removesuffix(".weight"), QUANTISED_BITS
+        if module.endswith(".mlp.gate"):
+            bits = ROUTER_BITS
+            quantization[module] = {"group_size": QUANTISED_GROUP, "bits": bits}
+        parts = mx.quantize(array, QUANTISED_GROUP, bits)
         for part, values in zip(("weight", "scales", "biases"), parts, strict=True):
-            packed[name.removesuffix("weight") + part] = values
+            packed[f"{module}.{part}"] = values
+    config["quantization"] = quantization
     return packed
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from engine.machine import machine_threads
 from tests.bench.contest import Contest
+from tests.bench.models import KINDS
 from tests.bench.peers import Remote
 from tests.bench.plot import FORMATS
 from tests.bench.programs import Command
@@ -43,6 +44,8 @@ class Options:
     contest: Contest
     seed: int
     folder: Path
+    model: str
+    """Of servers, by its name."""
     quantised: bool
     csv: Path | None
     plot: Path | None
@@ -77,6 +80,7 @@ def read_options(arguments: Sequence[str] | None, description: str | None) -> Op
         contest,
         seed,
         asked.folder,
+        asked.model,
         asked.weights == "4-bit",
         asked.csv,
         asked.plot,
@@ -120,12 +124,13 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     )
     add("--skip-mlx-lm", action="store_true", help="no mlx_lm.server as a peer")
     add("--seed", type=int, metavar="N", help="of the prompts; otherwise they are new in every run")
+    add("--model", choices=KINDS, default=next(iter(KINDS)), help="whose dimensions, in servers")
     add("--weights", choices=("bfloat16", "4-bit"), default="bfloat16", help="ours, in servers")
     add(
         "--folder",
         type=Path,
         default=Path(tempfile.gettempdir()) / "quire-bench",
-        help="where the models of servers are made once and kept, 4 GB (default: %(default)s)",
+        help="where the models of servers are made once and kept, 18 GB (default: %(default)s)",
     )
     return parser
 

@@ -1,3 +1,4 @@
+import json
 import sys
 from enum import Enum, auto
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.bench import gguf
 from tests.bench.gguf import NO_MERGE, tensor_name
-from tests.bench.models import ModelStore
+from tests.bench.models import HYBRID, MIXTURE, Kind, ModelStore
 from tests.models import ModelSpec
 
 SPEC = ModelSpec(vocab_size=300)
@@ -22,7 +23,7 @@ class TokenType(Enum):
     USER_DEFINED = auto()
 
 
-class Kind(Enum):
+class Type(Enum):
     """Of files and of tensors."""
 
     MOSTLY_BF16 = auto()
@@ -55,14 +56,14 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for the package, which the project does not depend on."""
     fake = ModuleType("gguf")
     fake.__dict__.update(
-        GGUFWriter=Writer, TokenType=TokenType, LlamaFileType=Kind, GGMLQuantizationType=Kind
+        GGUFWriter=Writer, TokenType=TokenType, LlamaFileType=Type, GGMLQuantizationType=Type
     )
     monkeypatch.setitem(sys.modules, "gguf", fake)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ModelStore(tmp_path_factory.mktemp("store"), SPEC).bfloat16()
+    return ModelStore(tmp_path_factory.mktemp("store"), Kind(SPEC)).bfloat16()
 
 
 @pytest.mark.usefixtures("package")
@@ -97,7 +98,7 @@ def test_the_file_has_the_models_dimensions_and_weights(model: Path) -> None:
     assert len(tensors) == len(weights)
     bits, kind = tensors["blk.1.ffn_down.weight"]
     expected = weights["model.layers.1.mlp.down_proj.weight"]
-    assert kind is Kind.BF16
+    assert kind is Type.BF16
     assert np.array_equal(bits.view(np.uint16), np.array(expected.view(mx.uint16)))
     norm, kind = tensors["output_norm.weight"]
     assert norm.dtype == np.float32
@@ -105,9 +106,54 @@ def test_the_file_has_the_models_dimensions_and_weights(model: Path) -> None:
     assert Writer.last.steps[-1] == "close"
 
 
+SMALL_HYBRID = {**HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+SMALL_MIXTURE = {**MIXTURE, "num_experts": 8, "moe_intermediate_size": 64}
+
+
+@pytest.mark.usefixtures("package")
+def test_a_hybrid_has_its_convolutions_and_decays_as_llama_cpp_reads_them(tmp_path: Path) -> None:
+    spec = ModelSpec(num_hidden_layers=4, vocab_size=300)
+    model = ModelStore(tmp_path, Kind(spec, SMALL_HYBRID)).bfloat16()
+    gguf.main([str(model), "out.gguf"])
+    said, tensors = Writer.last.said, Writer.last.tensors
+    weights = mx.load(str(model / "model.safetensors"))
+    assert isinstance(weights, dict)
+    assert Writer.last.architecture == "qwen35"
+    assert (said["ssm_group_count"], said["ssm_inner_size"], said["rope_freq_base"]) == (
+        2,
+        256,
+        1e7,
+    )
+    assert len(tensors) == len(weights)
+    conv, _ = tensors["blk.0.ssm_conv1d.weight"]
+    assert conv.shape == (2 * 256 + 256, 4)
+    assert conv.dtype == np.float32
+    assert np.all(tensors["blk.2.ssm_a"][0] < 0)
+    assert "blk.3.attn_q.weight" in tensors
+    assert "blk.3.post_attention_norm.weight" in tensors
+
+
+@pytest.mark.usefixtures("package")
+def test_a_mixture_has_its_experts_in_one_tensor_and_its_router_in_float32(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path, Kind(ModelSpec(vocab_size=300), SMALL_MIXTURE))
+    gguf.main([str(store.bfloat16()), "out.gguf"])
+    said, tensors = Writer.last.said, Writer.last.tensors
+    assert Writer.last.architecture == "qwen3moe"
+    assert (said["expert_count"], said["expert_used_count"]) == (8, 8)
+    assert tensors["blk.1.ffn_gate_exps.weight"][0].shape[:2] == (8, 64)
+    assert tensors["blk.1.ffn_gate_inp.weight"][0].dtype == np.float32
+    config = json.loads((store.quantised() / "config.json").read_text())
+    assert config["quantization"]["model.layers.0.mlp.gate"]["bits"] == 8
+
+
 def test_every_weight_has_a_name_and_packed_ones_have_none() -> None:
-    assert tensor_name("model.embed_tokens.weight") == "token_embd.weight"
-    assert tensor_name("model.layers.7.self_attn.q_norm.weight") == "blk.7.attn_q_norm.weight"
-    for packed in ("model.layers.7.self_attn.q_proj.scales", "model.blocks.1.mlp.weight"):
+    assert tensor_name("model.embed_tokens.weight", "qwen3") == "token_embd.weight"
+    its = "model.layers.7.self_attn.q_norm.weight"
+    assert tensor_name(its, "qwen3") == "blk.7.attn_q_norm.weight"
+    for packed in (
+        "model.layers.7.self_attn.q_proj.scales",
+        "model.blocks.1.mlp.weight",
+        "lm_head.weight",
+    ):
         with pytest.raises(KeyError):
-            tensor_name(packed)
+            tensor_name(packed, "qwen3")

@@ -10,6 +10,7 @@ from tests.bench.models import (
     INTERFERENCE,
     SERVING,
     TEMPLATE_TOKENS,
+    Kind,
     ModelStore,
     write_endless_model,
 )
@@ -80,7 +81,7 @@ def test_a_letter_is_a_token_and_the_template_adds_what_it_is_counted_for(folder
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    return ModelStore(tmp_path / "store", SERVING)
+    return ModelStore(tmp_path / "store", Kind(SERVING))
 
 
 def weights(folder: Path) -> dict[str, mx.array]:
