@@ -26,6 +26,7 @@ from engine.power import SleepDetector
 from engine.slots import Slots
 from engine.token_stream import TokenStream as TokenStream
 from engine.types import (
+    NO_TURNS,
     EngineLimits,
     EngineStats,
     FinishReason,
@@ -34,6 +35,7 @@ from engine.types import (
     SamplingParams,
     TokenConstraint,
     TokenEvent,
+    Turns,
 )
 from kvcache.backend import BackendFailedError
 
@@ -222,6 +224,7 @@ class EngineClient:
         priority: int = 0,
         salt: PrefixSalt = NO_SALT,
         system_tokens: int = 0,
+        turns: Turns = NO_TURNS,
         constraint: TokenConstraint | None = None,
         pooling: bool = False,
         read_with: TokenStream | None = None,
@@ -260,6 +263,7 @@ class EngineClient:
                 pooling,
                 time.monotonic(),
                 name,
+                turns,
             )
             streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._streams[number] = streams[-1]

@@ -56,6 +56,7 @@ class Choices:
             priority=prompt.priority,
             salt=prompt.salt,
             system_tokens=prompt.system_tokens,
+            turns=prompt.turns,
             constraint=prompt.constraint,
             read_with=self._firsts[0].stream if self._firsts else None,
             name=current_request_id(),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from engine.client import NO_SALT, TokenStream
 from engine.types import (
+    NO_TURNS,
     FinishReason,
     PrefixReport,
     PrefixSalt,
@@ -12,6 +13,7 @@ from engine.types import (
     TokenConstraint,
     TokenEvent,
     TokenLogprobs,
+    Turns,
 )
 from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.detokenizer import Detokenizer
@@ -39,6 +41,8 @@ class Prompt:
     salt: PrefixSalt = NO_SALT
     system_tokens: int = 0
     """Leading tokens that belong to the system messages."""
+    turns: Turns = NO_TURNS
+    """Where the next prompt of the conversation may leave it."""
     priority: int = 0
     """Lower runs earlier."""
     constraint: TokenConstraint | None = None

@@ -106,6 +106,7 @@ class ChatPrompts:
             choices=choices,
             salt=salt,
             system_tokens=encoded.system_tokens,
+            turns=encoded.turns,
             priority=sampling.priority or 0,
             constraint=constraint,
             new_recorder=known.new_recorder,

@@ -1,17 +1,17 @@
 """A conversation -> the text of its prompt, by the model's own template."""
 
 from bisect import bisect_left
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
 from server.text.begun import NO_REASONING, BegunAnswer, begun_answer
-from server.text.calls.marks import CallMarks
+from server.text.calls.marks import CallMarks, MarkError
 from server.text.calls.tool_format import tool_format
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
 from server.text.json_object import json_object
@@ -26,7 +26,19 @@ Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")
 ANY_OBJECT = {"type": "object", "properties": {}}
 MARK = "A message in the middle."
+STRANGE = "\U0010fffc"  # for private use: no message begins with it
 REFUSED = "chats, messages and responses are refused, completions are not"
+
+
+class PromptEnds(NamedTuple):
+    """Where other prompts may leave a prompt, in leading characters; 0 where nobody knows."""
+
+    system: int
+    """After the leading system messages and the tools: other conversations begin with these."""
+    person: int
+    """After the newest message of a person: templates drop thoughts that were behind it."""
+    messages: int
+    """After the last message, before the beginning of an answer."""
 
 
 class TemplateError(ValueError):
@@ -108,11 +120,9 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         limit: TimeLimit | None = None,
-    ) -> tuple[str, int]:
-        """Return the prompt, and how many of its leading characters belong to the leading system
-        messages and the tools: other conversations that begin with the same ones begin with these.
-        An answer that is begun is no part of it. Special tokens that texts spell have marks:
-        ``special_tokens.pieces_of`` cuts there.
+    ) -> tuple[str, PromptEnds]:
+        """Return the prompt, and where others may leave it. An answer that is begun is no part of
+        it. Special tokens that texts spell have marks: ``special_tokens.pieces_of`` cuts there.
 
         add_generation_prompt: whether the beginning of the answer is part of it. limit: for the
         template's time. Raises TemplateError.
@@ -151,21 +161,41 @@ class ChatTemplate:
         thinks = thinking.enabled is not False
         return begun_answer(turn, prompt, closed=closed, thinks=thinks)
 
-    def _rendered(self, conversation: Conversation, arguments: dict[str, Any]) -> tuple[str, int]:
+    def _rendered(
+        self, conversation: Conversation, arguments: dict[str, Any]
+    ) -> tuple[str, PromptEnds]:
         arguments, marks = self._guarded(arguments), CallMarks(self._guarded)
         late = self.takes_late_system
         messages = self._guarded(template_messages(conversation, late, marks))
         try:
             # Calls stand there as the model wrote them, where that is known.
-            prompt = marks.replaced(self._render(messages, **arguments))
+            written = self._render(messages, **arguments)
+            prompt = marks.replaced(written)
         except Exception:
             if not marks:
                 raise
             # The template does more with calls than to write them.
+            marks = CallMarks(self._guarded)
             messages = self._guarded(template_messages(conversation, late))
-            prompt = self._render(messages, **arguments)
+            prompt = written = self._render(messages, **arguments)
         system = list(takewhile(lambda message: message["role"] == "system", messages))
-        return prompt, common_chars(self._system_text(system, arguments), prompt)
+        after = conversation.turns_after_person
+        counts = len(system), 0 if after is None else len(messages) - after, len(messages)
+        # The newest message of a person is the last one of many conversations.
+        ends = {n: self._end_of(messages[:n], written, marks, arguments) for n in set(counts)}
+        return prompt, PromptEnds(*(ends[n] for n in counts))
+
+    def _end_of(
+        self, part: list[Message], written: str, marks: CallMarks, arguments: dict[str, Any]
+    ) -> int:
+        """Return how many leading characters of a prompt the first messages have, as a prompt of
+        their own; 0 where the template does not render them. written: the prompt, with marks for
+        calls."""
+        try:
+            end = common_chars(self._part_text(part, arguments), written)
+            return len(marks.replaced(written[:end], is_whole=False))
+        except MarkError:
+            return 0
 
     def _guarded(self, value: GuardedT) -> GuardedT:
         guarded: GuardedT = self._special_tokens.guarded(value) if self.keeps_marks else value
@@ -186,15 +216,14 @@ class ChatTemplate:
             return None
         return text
 
-    def _system_text(self, system: list[Message], arguments: dict[str, Any]) -> str:
-        """Return the leading system messages as a prompt of their own; empty where there are none,
-        or where the template wants more than those."""
-        if not system:
-            return ""
-        try:
-            return self._render(system, **arguments | {"add_generation_prompt": False})
-        except Exception:
-            return ""
+    def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
+        """Return the first messages as a prompt of their own; empty where there are none, or where
+        the template wants others than those."""
+        # Some templates want a user behind the system message.
+        for more in ((), ({"role": "user", "content": STRANGE},)) if part else ():
+            with suppress(Exception):
+                return self._render([*part, *more], **arguments | {"add_generation_prompt": False})
+        return ""
 
     def _render(self, messages: list[Message], **arguments: Any) -> str:
         text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+# Coding tools put what nobody has said between these, in messages of users.
+REMINDER_OPEN, REMINDER_CLOSE = "<system-reminder>", "</system-reminder>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,13 @@ class Turn:
     """An assistant's, after the text."""
     tool_call_id: str | None = None
     """Which call a tool answers."""
+
+    @property
+    def is_a_persons(self) -> bool:
+        """Whether a person says something here: it is no tool's result, and not only reminders."""
+        first, *others = self.text.split(REMINDER_OPEN)
+        said = [first, *(other.partition(REMINDER_CLOSE)[2] for other in others)]
+        return self.role == "user" and any(map(str.strip, said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,12 @@ class Conversation:
         Where only some may be called it is told of all, so that prompts begin alike.
         """
         return () if self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def turns_after_person(self) -> int | None:
+        """How many turns follow the newest one of a person; None where there is none."""
+        turns = enumerate(reversed(self.turns))
+        return next((number for number, turn in turns if turn.is_a_persons), None)
 
     @property
     def must_call(self) -> bool:

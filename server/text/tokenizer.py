@@ -9,9 +9,10 @@ from pathlib import Path
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from engine.types import NO_TURNS, Turns
 from server.config import PromptsSection
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
-from server.text.chat_template import ChatTemplate
+from server.text.chat_template import ChatTemplate, PromptEnds
 from server.text.conversation import Conversation
 from server.text.encoder import Encoder, grouped, tokens_within
 from server.text.parser import CLOSE, OPEN
@@ -59,6 +60,8 @@ class EncodedChat:
     system_tokens: int
     """Leading ids that belong to the leading system messages: other conversations that begin with
     the same messages begin with these ids."""
+    turns: Turns = NO_TURNS
+    """Where the next prompt of the conversation may leave this one."""
     begun: str = ""
     """What the text ends with of an answer that is begun: of its reasoning, or of its content."""
 
@@ -73,8 +76,7 @@ class _RenderedChat:
     """A conversation as the text of a prompt, cut where texts spell special tokens."""
 
     pieces: list[str]
-    shared_chars: int
-    """Leading characters that belong to the leading system messages and the tools."""
+    ends: PromptEnds
     begun: str
 
 
@@ -212,26 +214,29 @@ class Tokenizer:
     def _rendered(
         self, conversation: Conversation, limit: TimeLimit, add_generation_prompt: bool = True
     ) -> "_RenderedChat":
-        prompt, shared_chars = self.template.render(
+        prompt, ends = self.template.render(
             conversation, add_generation_prompt=add_generation_prompt, limit=limit
         )
         begun = self.template.begun(conversation, prompt, limit=limit)
-        shared_chars = sum(map(len, pieces_of(prompt[:shared_chars])))
+        ends = PromptEnds(*(sum(map(len, pieces_of(prompt[:end]))) for end in ends))
         prompt += self._special_tokens.guarded_text(begun.opening + begun.text)
-        return _RenderedChat(pieces_of(prompt), shared_chars, begun.text)
+        return _RenderedChat(pieces_of(prompt), ends, begun.text)
 
     def _encode_rendered(self, rendered: "_RenderedChat") -> EncodedChat:
         ids: list[int] = []
-        system_tokens = 0
-        left = rendered.shared_chars
+        tokens = [0] * len(rendered.ends)
+        start = 0
         for group in grouped(rendered.pieces):
-            encodings = self._encoder.encode(group, offsets=left > 0)
+            encodings = self._encoder.encode(group, offsets=start < max(rendered.ends))
             for piece, encoding in zip(group, encodings, strict=True):
                 ids += encoding.ids
-                if left > 0:
-                    system_tokens += tokens_within(encoding, left)
-                    left -= len(piece)
-        return EncodedChat("".join(rendered.pieces), tuple(ids), system_tokens, rendered.begun)
+                for number, end in enumerate(rendered.ends):
+                    if start < end:
+                        tokens[number] += tokens_within(encoding, end - start)
+                start += len(piece)
+        system, person, messages = tokens
+        text, turns = "".join(rendered.pieces), Turns(person, messages)
+        return EncodedChat(text, tuple(ids), system, turns, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, which need not be whole characters; none for an unknown

@@ -34,13 +34,15 @@ class CallMarks:
         self._texts.append(self._guarded(text))
         return self._mark(len(self._texts) - 1)
 
-    def replaced(self, prompt: str) -> str:
-        """Replace the names in the prompt with the calls' texts. Raises MarkError."""
-        if prompt.count(self._nonce) != len(self._texts):
+    def replaced(self, prompt: str, *, is_whole: bool = True) -> str:
+        """Replace the names in the prompt with the calls' texts. is_whole: whether all calls must
+        be there, and not only the first ones. Raises MarkError."""
+        calls = prompt.count(self._nonce)
+        if calls > len(self._texts) or (is_whole and calls < len(self._texts)):
             raise MarkError("there are more calls, or fewer")
         parts: list[str] = []
         done = 0
-        for number, text in enumerate(self._texts):
+        for number, text in enumerate(self._texts[:calls]):
             mark = self._mark(number)
             place = prompt.find(mark, done)
             start = prompt.rfind(CALL_OPEN, max(done, place - MAX_AROUND_CHARS), place)

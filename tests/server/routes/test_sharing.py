@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine.client import TokenStream
-from engine.types import MissReason, PrefixReport, Request, TokenEvent
+from engine.types import MissReason, PrefixReport, Request, TokenEvent, Turns
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -278,6 +278,29 @@ async def test_the_engine_hears_which_tokens_belong_to_the_system_message(
     await answer(http, COMPLETIONS, max_tokens=1)
     wanted = len(ids_of(tokenizer, head))
     assert [request.system_tokens for request in submitted] == [wanted, wanted, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "Hello"}], "n": 2}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/responses", {"input": "Hello"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hello"}], "stream": False}),
+    ],
+)
+async def test_the_engine_hears_where_the_next_prompt_may_leave_this_one(
+    http: httpx2.AsyncClient,
+    tokenizer: Tokenizer,
+    submitted: list[Request],
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    most = {"max_output_tokens": 1} if path.endswith("responses") else {"max_tokens": 1}
+    found = await http.post(path, json={"model": MODEL, **most, **body})
+    assert found.status_code == 200, found.text
+    end = len(ids_of(tokenizer, "<|im_start|>user\nHello<|im_end|>\n"))
+    assert [request.turns for request in submitted] == [Turns(end, end)] * body.get("n", 1)
 
 
 # --- what came of it -------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_thinking_is_switched_by_the_template(
     tokenizer: Tokenizer, enabled: bool | None, ending: str
 ) -> None:
     asked = talk(thinking=Thinking(enabled))
-    assert tokenizer.template.render(asked) == (START + ending, 0)
+    assert tokenizer.template.render(asked)[0] == START + ending
 
 
 def test_what_nobody_asked_for_is_not_defined_in_the_template(made: Any) -> None:
@@ -281,12 +281,12 @@ def test_the_characters_of_the_system_message_are_those_of_its_part_of_the_promp
 ) -> None:
     head = f"<|im_start|>system\n{text}<|im_end|>\n"
     for ending in ((), (USER,), (USER, Turn("system", "Later."))):
-        prompt, shared = tokenizer.template.render(talk(Turn("system", text), *ending))
-        assert "".join(pieces_of(prompt[:shared])) == head
+        prompt, ends = tokenizer.template.render(talk(Turn("system", text), *ending))
+        assert "".join(pieces_of(prompt[: ends.system])) == head
 
 
 def test_the_tools_are_shared_like_the_system_message(tokenizer: Tokenizer) -> None:
-    one, shared = tokenizer.template.render(talk(BRIEF, USER, tools=(LOOK,)))
+    one, (shared, *_) = tokenizer.template.render(talk(BRIEF, USER, tools=(LOOK,)))
     other, _ = tokenizer.template.render(talk(BRIEF, Turn("user", "Bye"), tools=(LOOK,)))
     assert '"look"' in one[:shared]
     assert "Be brief." in one[:shared]
@@ -297,7 +297,7 @@ def test_the_tools_are_shared_like_the_system_message(tokenizer: Tokenizer) -> N
 def test_a_conversation_that_begins_with_a_user_shares_nothing(
     tokenizer: Tokenizer, turns: tuple[Turn, ...]
 ) -> None:
-    assert tokenizer.template.render(talk(*turns))[1] == 0
+    assert tokenizer.template.render(talk(*turns))[1].system == 0
 
 
 WANTS_A_USER = (
@@ -307,19 +307,25 @@ WANTS_A_USER = (
 SAYS_THE_LENGTH = "{{ messages | length }}{{ messages[0].content }}"
 
 
-@pytest.mark.parametrize("template", [WANTS_A_USER, SAYS_THE_LENGTH])
 def test_a_template_that_tells_nothing_about_system_messages_alone_shares_nothing(
-    made: Any, template: str
+    made: Any,
 ) -> None:
-    prompt, shared = made(template).render(talk(BRIEF, USER))
-    assert shared == 0
+    prompt, ends = made(SAYS_THE_LENGTH).render(talk(BRIEF, USER))
+    assert ends.system == 0
     assert "Be brief." in prompt
+
+
+def test_a_template_that_wants_a_user_is_given_one_to_find_the_end_of_system_messages(
+    made: Any,
+) -> None:
+    prompt, ends = made(WANTS_A_USER).render(talk(BRIEF, USER))
+    assert prompt[: ends.system] == "Be brief.|"
 
 
 def test_the_switches_of_the_template_are_those_of_the_prompt(made: Any) -> None:
     template = made("{% if not enable_thinking %}/no_think {% endif %}" + CONTENTS)
-    _, shared = template.render(talk(BRIEF, USER, thinking=Thinking(enabled=False)))
-    assert shared == len("/no_think Be brief.|")
+    _, ends = template.render(talk(BRIEF, USER, thinking=Thinking(enabled=False)))
+    assert ends.system == len("/no_think Be brief.|")
 
 
 @pytest.mark.parametrize(
