@@ -454,6 +454,9 @@ class StateMemory:
     def release(self, offset: int, bytes: int) -> None:
         """Give memory back to the system: it holds zeros then. ValueError where it is not in whole
         pages. Releases the interpreter lock."""
+    def committed(self, offset: int, bytes: int) -> int:
+        """Return how many bytes of a part are in memory. Raises as ``release`` does. Releases the
+        interpreter lock."""
 
 class StateRows:
     """Which cells the rows of a step begin with and end in. Made once per step and shared by every

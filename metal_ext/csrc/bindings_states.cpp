@@ -32,6 +32,10 @@ void bind_states(nb::module_& m) {
       .def("release", [](const StatesHandle& s, PythonInt offset, PythonInt bytes) {
         const nb::gil_scoped_release unlocked;
         s.object->release(offset, bytes);
+      }, "offset"_a, "bytes"_a)
+      .def("committed", [](const StatesHandle& s, PythonInt offset, PythonInt bytes) {
+        const nb::gil_scoped_release unlocked;
+        return s.object->committed(offset, bytes);
       }, "offset"_a, "bytes"_a);
 
   nb::class_<StateRowsHandle>(m, "StateRows")

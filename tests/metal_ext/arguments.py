@@ -413,6 +413,12 @@ INTERVALS = {
     "StateMemory.release.bytes": Argument(
         "bytes of the memory", 1, PAGE, lambda s, n: s.cells.memory.release(0, n)
     ),
+    "StateMemory.committed.offset": Argument(
+        "bytes of the memory", 0, 0, lambda s, n: s.cells.memory.committed(n, PAGE)
+    ),
+    "StateMemory.committed.bytes": Argument(
+        "bytes of the memory", 1, PAGE, lambda s, n: s.cells.memory.committed(0, n)
+    ),
     "StateRows.segments.0": Argument("count", 1, 2**24, lambda s, n: s.states(count=n)),
     # Right ones are where memory happens to lie; 0 is none.
     "StateRows.segments.1": Argument("address", 2, 3, lambda s, n: s.states(read=n)),

@@ -47,6 +47,21 @@ def test_only_whole_pages_of_it_are_released() -> None:
         memory.release(3 * PAGE, 2 * PAGE)
 
 
+def test_what_is_in_memory_is_counted_in_whole_pages() -> None:
+    memory = StateMemory(40_000 * PAGE)
+    page = PAGE // 4
+    assert memory.committed(0, memory.bytes) == 0
+    held = numbers(memory)
+    held[page * 2] = held[page * 3 + 5] = held[page * 39_999] = 1.0
+    assert memory.committed(PAGE, 2 * PAGE) == PAGE
+    assert memory.committed(3 * PAGE, PAGE) == PAGE
+    assert memory.committed(0, memory.bytes) == 3 * PAGE
+    memory.release(2 * PAGE, PAGE)
+    assert memory.committed(0, memory.bytes) == 2 * PAGE
+    with pytest.raises(ValueError, match="is not in whole pages"):
+        memory.committed(1, PAGE)
+
+
 def test_a_write_behind_its_end_ends_the_process() -> None:
     program = """
         import ctypes, metal_ext

@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -169,6 +171,27 @@ void give_back_private(void* address, size_t bytes) {
 #else
   map_private_zeros(address, bytes);  // a Mac's MADV_DONTNEED keeps what was there
 #endif
+}
+
+size_t private_committed(void* address, size_t bytes) {
+#ifdef __linux__
+  using Page = unsigned char;
+#else
+  using Page = char;
+#endif
+  std::array<Page, 16384> pages;  // of one call
+  const size_t most = pages.size() * system_page_bytes();
+  size_t found = 0;
+  for (size_t done = 0; done < bytes; done += most) {
+    const size_t part = std::min(most, bytes - done);
+    if (mincore(static_cast<std::byte*>(address) + done, part, pages.data()) != 0) {
+      fail("mincore", part);
+    }
+    const auto end = pages.begin() + static_cast<std::ptrdiff_t>(part / system_page_bytes());
+    found += static_cast<size_t>(
+        std::count_if(pages.begin(), end, [](Page page) { return (page & 1) != 0; }));
+  }
+  return found * system_page_bytes();
 }
 
 }  // namespace quire

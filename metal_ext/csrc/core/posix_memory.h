@@ -48,5 +48,7 @@ void map_private_zeros(void* address, size_t bytes);  // readable, writable, com
 void map_nothing(void* address, size_t bytes);        // back to reserved
 // Gives the memory behind private zeros back to the system; later reads give zeros.
 void give_back_private(void* address, size_t bytes);
+// What of private zeros is in memory, in whole pages.
+size_t private_committed(void* address, size_t bytes);
 
 }  // namespace quire

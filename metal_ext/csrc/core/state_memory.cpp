@@ -33,7 +33,7 @@ StateMemory::~StateMemory() {
   release_addresses(address_, bytes_ + system_page_bytes());
 }
 
-void StateMemory::release(int64_t offset, int64_t bytes) {
+std::byte* StateMemory::pages_at(int64_t offset, int64_t bytes) const {
   checked_run("bytes of the memory", offset, bytes, bytes_);
   const auto page = static_cast<int64_t>(system_page_bytes());
   if (offset % page != 0 || bytes % page != 0) {
@@ -41,7 +41,15 @@ void StateMemory::release(int64_t offset, int64_t bytes) {
         "[" + std::to_string(offset) + ", " + std::to_string(offset) + " + " +
         std::to_string(bytes) + ") is not in whole pages of " + std::to_string(page) + " bytes");
   }
-  give_back_private(address_ + offset, static_cast<size_t>(bytes));
+  return address_ + offset;
+}
+
+void StateMemory::release(int64_t offset, int64_t bytes) {
+  give_back_private(pages_at(offset, bytes), static_cast<size_t>(bytes));
+}
+
+size_t StateMemory::committed(int64_t offset, int64_t bytes) const {
+  return private_committed(pages_at(offset, bytes), static_cast<size_t>(bytes));
 }
 
 }  // namespace quire

@@ -24,8 +24,12 @@ class StateMemory {
   // Gives the memory of [offset, offset + bytes) back to the system: it holds zeros then. Throws
   // std::out_of_range, and std::invalid_argument where these are no whole pages.
   void release(int64_t offset, int64_t bytes);
+  // How much of [offset, offset + bytes) is in memory. Throws as release() does.
+  size_t committed(int64_t offset, int64_t bytes) const;
 
  private:
+  std::byte* pages_at(int64_t offset, int64_t bytes) const;
+
   size_t bytes_;
   std::byte* address_;
 };
