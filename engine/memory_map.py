@@ -11,6 +11,7 @@ from kvcache.memory_map import BlockState as BlockState
 from kvcache.memory_map import HeapSnapshot as HeapSnapshot
 from kvcache.memory_map import KVMap as KVMap
 from kvcache.memory_map import MappedSequence as MappedSequence
+from kvcache.memory_map import SealedCell as SealedCell
 
 # Of the sequences that run, and of those that wait, so many are shown one by one.
 MAX_SHOWN_SEQUENCES = 256

@@ -16,6 +16,7 @@ from kvcache.block_hashes import PrefixSalt as PrefixSalt
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.state_cache import NO_TURNS as NO_TURNS
 from kvcache.state_cache import Turns as Turns
+from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from kvcache.block import Prefix
+from kvcache.evictions import Evictions
+from kvcache.stats import CellStats
 
 
 class Keep(IntEnum):
@@ -46,6 +48,10 @@ class Cell:
     """The newest step that may touch it."""
     prefix: Prefix | None = None
     """The block after which it is found."""
+    position: int = 0
+    """How many tokens are before it, once it is sealed."""
+    conversation: int = 0
+    """The first sequence that sealed one of its conversation, once it is sealed."""
     keep: Keep = Keep.WAYPOINT
     last_use: int = 0
     dirty: bool = False
@@ -71,6 +77,10 @@ class CellPool:
         """Let go of, and perhaps still touched by a step."""
         self._completed_epoch = 0
         self._uses = 0
+        self.evicted = Evictions()
+        """Digests of blocks after which there was a cell."""
+        self.num_evicted = 0
+        """Since the start."""
 
     # --- counts ---------------------------------------------------------------------------------
 
@@ -84,6 +94,23 @@ class CellPool:
         """Return whether cells could be handed out when the steps in flight have completed."""
         done = self._completed_epoch
         return bool(self._waiting) or any(c.is_cached and c.epoch > done for c in self.cells)
+
+    def stats(self, cell_bytes: int, committed_bytes: int) -> CellStats:
+        """Return a snapshot: what all cells are for."""
+        cached = dict.fromkeys(Keep, 0)
+        for cell in self.cells:
+            if cell.is_cached:
+                cached[cell.keep] += 1
+        return CellStats(
+            cells=self.capacity,
+            free=len(self._free),
+            held=sum(cell.holders > 0 for cell in self.cells),
+            cached=tuple((keep.name.lower(), count) for keep, count in cached.items()),
+            waiting=len(self._waiting),
+            evicted=self.num_evicted,
+            cell_bytes=cell_bytes,
+            committed_bytes=committed_bytes,
+        )
 
     # --- the circle -----------------------------------------------------------------------------
 
@@ -113,6 +140,7 @@ class CellPool:
         assert prefix.cell is None, f"a cell stands where {cell} is to stand"
         assert cell.prefix is None, f"{cell} is sealed"
         cell.prefix, cell.keep, prefix.cell = prefix, keep, cell
+        self.evicted.discard(prefix.digest)
         self.use((cell,))
 
     def use(self, cells: Iterable[Cell]) -> None:
@@ -121,9 +149,13 @@ class CellPool:
         for cell in cells:
             cell.last_use = self._uses
 
-    def forget(self, cell: Cell) -> None:
-        """Note that a cell is found no more: its block has gone."""
+    def forget(self, cell: Cell, *, evicted: bool) -> None:
+        """Note that a cell is found no more. evicted: for want of room, or of use; else because its
+        block is in doubt."""
         assert cell.prefix is not None, f"{cell} cannot be found"
+        if evicted:
+            self.evicted.add(cell.prefix.digest)
+            self.num_evicted += 1
         cell.prefix.cell = None
         cell.prefix = None
         self._free_if_lost(cell)
@@ -135,7 +167,7 @@ class CellPool:
         cached = [cell for cell in self.cells if cell.is_cached and cell.epoch <= done]
         if not cached:
             return False
-        self.forget(min(cached, key=_eviction_order))
+        self.forget(min(cached, key=_eviction_order), evicted=True)
         return True
 
     def advance(self, completed_epoch: int) -> None:
@@ -144,6 +176,11 @@ class CellPool:
         waiting, self._waiting = self._waiting, []
         for cell in waiting:
             (self._free if cell.epoch <= completed_epoch else self._waiting).append(cell)
+
+    @property
+    def dirty_cells(self) -> list[Cell]:
+        """Return the cells that may hold memory of the system."""
+        return [cell for cell in self.cells if cell.dirty]
 
     def clean(self) -> list[Cell]:
         """Return the free cells that may hold memory of the system, which the caller releases."""
@@ -164,6 +201,9 @@ class CellPool:
             counted[cell] += 1
         lost = {*self._free, *self._waiting}
         assert len(lost) == len(self._free) + len(self._waiting), "a cell is free twice"
+        stats = self.stats(0, 0)
+        parts = stats.free + stats.held + sum(dict(stats.cached).values()) + stats.waiting
+        assert parts == stats.cells, f"{stats}: the parts are not the whole"
         for cell, count in counted.items():
             assert cell.holders == count, f"{cell} has {cell.holders} holders, not {count}"
             assert (cell in lost) == (not count and cell.prefix is None), f"{cell} has leaked"

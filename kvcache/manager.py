@@ -5,6 +5,7 @@ has as many blocks in every group of the model's layers, and shares as many.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.block import Block
@@ -179,7 +180,9 @@ class KVCacheManager:
         no more; None when no more could be shared."""
         parts = self._open[seq_id].parts
         found = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
-        return min(found, key=lambda its: its[0])
+        left_at, miss = min(found, key=lambda its: its[0])
+        state = None if self._states is None else self._states.explain(parts[0])
+        return left_at, state or miss
 
     # --- growing and leaving --------------------------------------------------------------------
 
@@ -358,16 +361,24 @@ class KVCacheManager:
 
     @property
     def copied_bytes(self) -> int:
-        """Return how many bytes of K and V were copied from block to block."""
+        """Return how many bytes of K and V were copied from block to block. States never are."""
         return sum(group.backend.copied_bytes for group in self._groups)
 
     def stats(self) -> KVStats:
         """Return a snapshot; the parts add up to the capacity exactly."""
-        return total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])
+        found = total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])
+        layout = self._layout.shape.cell
+        if self._states is None or self._state_memory is None or layout is None:
+            return found
+        pool = self._states.pool
+        committed = self._state_memory.committed_bytes([cell.number for cell in pool.dirty_cells])
+        cells = pool.stats(layout.cell_bytes, committed)
+        return replace(found, committed_bytes=found.committed_bytes + committed, cells=cells)
 
     def memory_map(self) -> KVMap:
         """Return what every block is for, and which sequences have it."""
-        return take_map(self._layout, self._first.pool, self._parts(0))
+        cells = () if self._states is None else self._states.pool.cells
+        return take_map(self._layout, self._first.pool, self._parts(0), cells)
 
     def check_invariants(self) -> None:
         """Check that every block, buffer and byte is accounted for. Raises AssertionError."""

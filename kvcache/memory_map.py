@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvcache.block import BlockState as BlockState
+from kvcache.cell_pool import Cell
+from kvcache.cell_pool import Keep as Keep
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
@@ -50,6 +52,18 @@ class MappedSequence:
     """The most that it will need memory for."""
 
 
+class SealedCell(NamedTuple):
+    """The states of recurrent layers at one position, which any sequence may go on from."""
+
+    conversation: int
+    """The first sequence of its conversation."""
+    position: int
+    """How many tokens are before it."""
+    keep: Keep
+    holders: int
+    """How many have it now; 0: it is cached."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVMap:
     """The pool at one moment."""
@@ -64,9 +78,16 @@ class KVMap:
     """Those that have been made."""
     sequences: tuple[MappedSequence, ...]
     """The open ones, who came first before others."""
+    cells: tuple[SealedCell, ...] = ()
+    """Those that can be found; none where the model has no recurrent layers."""
 
 
-def take_map(layout: KVLayout, pool: HeapPool, open_sequences: Iterable[CachedSequence]) -> KVMap:
+def take_map(
+    layout: KVLayout,
+    pool: HeapPool,
+    open_sequences: Iterable[CachedSequence],
+    cells: Iterable[Cell],
+) -> KVMap:
     """Return a copy of the pool's state: some bytes for each block and some numbers for each run,
     so that the engine soon goes on. Others work out what it means.
 
@@ -83,6 +104,11 @@ def take_map(layout: KVLayout, pool: HeapPool, open_sequences: Iterable[CachedSe
         max_heaps=max(pool.num_heaps, -(-pool.capacity_blocks // group.blocks_per_heap)),
         heaps=tuple(map(_snapshot, pool.heaps)),
         sequences=tuple(_mapped(sequence) for sequence in open_sequences),
+        cells=tuple(
+            SealedCell(cell.conversation, cell.position, cell.keep, cell.holders)
+            for cell in cells
+            if cell.prefix is not None
+        ),
     )
 
 

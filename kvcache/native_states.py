@@ -1,6 +1,7 @@
 """Cells in memory of the system, and the CPU's kernel over them."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -9,17 +10,30 @@ from kvcache.layout import CellLayout
 from kvcache.state_memory import StateRows, StateSegment
 from metal_ext import GatedDelta
 
+# Asking the system takes half a millisecond for a gigabyte, so it is asked no more often.
+MEASURED_EVERY_S = 0.5
+
 
 class NativeStates:
     """Cells one behind the other, at an address that never changes. The system gives each its
     memory when it is written first."""
 
-    def __init__(self, layout: CellLayout, num_cells: int, workers: metal_ext.CpuWorkers) -> None:
+    def __init__(
+        self,
+        layout: CellLayout,
+        num_cells: int,
+        workers: metal_ext.CpuWorkers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises OSError where the system has no addresses for so many."""
         self.num_cells = num_cells
         self._layout = layout
         self._workers = workers
         self._memory = metal_ext.StateMemory(num_cells * layout.cell_bytes)
+        self._clock = clock
+        self._committed_bytes = 0
+        self._measured_at = float("-inf")
 
     def rows(self, segments: Sequence[StateSegment]) -> StateRows:
         """Return the rows of a step."""
@@ -35,11 +49,20 @@ class NativeStates:
             self._layout, metal_ext.StateRows(native, [self._memory]), self._workers
         )
 
+    def committed_bytes(self, cells: Sequence[int]) -> int:
+        """Return how much of these cells is in memory."""
+        if (now := self._clock()) - self._measured_at >= MEASURED_EVERY_S:
+            self._measured_at, size = now, self._layout.cell_bytes
+            parts = (self._memory.committed(cell * size, size) for cell in cells)
+            self._committed_bytes = sum(parts)
+        return self._committed_bytes
+
     def release(self, cells: Sequence[int]) -> None:
         """Release the memory of cells: they hold zeros until they are written again."""
         size = self._layout.cell_bytes
         for cell in cells:
             self._memory.release(cell * size, size)
+            self._measured_at = float("-inf")
 
     def _address(self, cell: int) -> int:
         return self._memory.address + cell * self._layout.cell_bytes

@@ -4,7 +4,7 @@ Blocks are found by their hashes, and their token ids are compared all the same.
 """
 
 from bisect import bisect_left, insort
-from collections import Counter, OrderedDict
+from collections import Counter
 from enum import Enum
 from hashlib import sha256
 from heapq import heapify, heappop, heappush
@@ -12,9 +12,8 @@ from heapq import heapify, heappop, heappush
 from kvcache.block import Block, BlockState, Prefix
 from kvcache.block_hashes import TOKEN_BYTES, BlockHashes
 from kvcache.cell_pool import CellPool
+from kvcache.evictions import Evictions
 
-# Digests of evicted blocks that are remembered, to tell "evicted" from "never cached".
-REMEMBERED_EVICTIONS = 65536
 # A queue of blocks to evict is rebuilt when half of it and so many entries are out of date.
 STALE_QUEUE_ENTRIES = 64
 
@@ -26,6 +25,10 @@ class MissReason(Enum):
     EVICTED = "evicted"
     OTHER_SALT = "other_salt"
     """The same tokens are cached under another ``cache_salt`` of the same tenant."""
+    STATE_EVICTED = "state_evicted"
+    """K and V are cached, and the state of the recurrent layers there was evicted."""
+    NO_STATE = "no_state"
+    """K and V are cached, and no state was kept where the prompt could have gone on."""
 
 
 class PrefixIndex:
@@ -42,7 +45,7 @@ class PrefixIndex:
         self._children: dict[bytes, list[bytes]] = {}
         """By the parent's digest: token ids of the blocks that follow it, sorted."""
         self._unsalted: Counter[bytes] = Counter()
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
         """Cached leaves by last use, of system prompts and others. Some entries are out of date."""
         self._cached = {False: 0, True: 0}
@@ -78,7 +81,7 @@ class PrefixIndex:
         block.prefix = Prefix(digest, parent, tenant, tokens, system)
         self._blocks[digest] = block
         self._unsalted[tenant] += 1
-        self._evicted.pop(digest, None)
+        self._evicted.discard(digest)
         insort(self._children.setdefault(parent, []), tokens)
 
     def replace(self, cached: Block, block: Block, system: bool) -> None:
@@ -118,8 +121,8 @@ class PrefixIndex:
             while queue:
                 last_use, digest = heappop(queue)
                 if self._is_current(system, last_use, digest):
-                    self._remember_eviction(digest)
-                    return self._remove(self._blocks[digest])
+                    self._evicted.add(digest)
+                    return self._remove(self._blocks[digest], evicted=True)
         return None
 
     def invalidate(self, block: Block) -> list[Block]:
@@ -137,9 +140,11 @@ class PrefixIndex:
     # --- why not --------------------------------------------------------------------------------
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
-        """Return why a prompt found no more than ``matched`` blocks: the first token at which it
+        """Return why a prompt shares no more than ``matched`` blocks: the first token at which it
         left the longest cached prefix, and the reason; None when no more could have been shared."""
         size = hashes.tokens_per_block
+        while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
+            matched += 1
         full = matched < len(hashes.digests)
         siblings = self._children.get(hashes.parent(matched), [])
         left_at = matched * size + _common(
@@ -175,16 +180,11 @@ class PrefixIndex:
             queue[:] = {item for item in queue if self._is_current(prefix.system, *item)}
             heapify(queue)
 
-    def _remember_eviction(self, digest: bytes) -> None:
-        self._evicted[digest] = None
-        if len(self._evicted) > REMEMBERED_EVICTIONS:
-            self._evicted.popitem(last=False)
-
-    def _remove(self, block: Block) -> Block:
+    def _remove(self, block: Block, *, evicted: bool = False) -> Block:
         prefix, block.prefix = block.found_by, None
         assert prefix.digest not in self._children
         if prefix.cell is not None and self.cells is not None:
-            self.cells.forget(prefix.cell)
+            self.cells.forget(prefix.cell, evicted=evicted)
         del self._blocks[prefix.digest]
         self._unsalted[prefix.unsalted_digest] -= 1
         if not self._unsalted[prefix.unsalted_digest]:

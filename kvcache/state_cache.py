@@ -21,7 +21,7 @@ from typing import NamedTuple
 from kvcache.block import Block
 from kvcache.block_hashes import BlockHashes
 from kvcache.cell_pool import Cell, CellPool, Keep
-from kvcache.prefix_index import PrefixIndex
+from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence
 from kvcache.state_memory import StateSegment
 
@@ -138,6 +138,21 @@ class StateCache:
             if prefix is not None and prefix.cell is not None:
                 return number
         return 0
+
+    def explain(self, sequence: CachedSequence) -> MissReason | None:
+        """Return why a sequence could not go on behind blocks that are cached; None where it has
+        all of them, or it was not for want of a state."""
+        hashes, reason = sequence.block_hashes, None
+        for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
+            block = self._index.find(hashes, number)
+            if block is None:
+                break
+            if block.found_by.cell is not None:
+                return None
+            if hashes.digests[number] in self.pool.evicted:
+                reason = MissReason.STATE_EVICTED
+            reason = reason or MissReason.NO_STATE
+        return reason
 
     def open(
         self, seq_id: int, sequence: CachedSequence, seals: dict[int, Keep], found: int
@@ -328,6 +343,9 @@ class StateCache:
         self.pool.seal(item.cell, prefix, item.keep)
         chain = self._chain(hashes, item.block)
         self.pool.use(chain)
+        before = [cell.conversation for cell in chain[:-1] if cell.keep is not Keep.SYSTEM]
+        item.cell.position = item.block * self._size
+        item.cell.conversation = before[-1] if before else item.sequence.seq_id
         for kind, most in ((Keep.END, ENDS_PER_CONVERSATION), (Keep.USER, 1)):
             for older in [cell for cell in chain if cell.keep is kind][:-most]:
                 older.keep = Keep.WAYPOINT

@@ -54,5 +54,9 @@ class StateMemory(Protocol):
     def rows(self, segments: Sequence[StateSegment]) -> StateRows:
         """Return the rows of a step. segments: in the order of its rows."""
 
+    def committed_bytes(self, cells: Sequence[int]) -> int:
+        """Return what the system charges for these cells; measured a moment ago at most. cells: all
+        that may hold memory."""
+
     def release(self, cells: Sequence[int]) -> None:
         """Release the memory of cells to the system. They may be written again at any time."""

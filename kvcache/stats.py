@@ -1,12 +1,34 @@
 """Statistics of the pool."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CellStats:
+    """Cells, by what they are for. cells = free + held + cached + waiting."""
+
+    cells: int = 0
+    """0 where the model has no recurrent layers."""
+    free: int = 0
+    held: int = 0
+    """By open sequences, which go on from them or write them."""
+    cached: tuple[tuple[str, int], ...] = ()
+    """Kept for prefix hits, and held by nobody: how many for each reason."""
+    waiting: int = 0
+    """For the device, which may still touch them; free then."""
+    evicted: int = 0
+    """Since the start, for room or after a while."""
+    cell_bytes: int = 0
+    committed_bytes: int = 0
+
+
+NO_CELLS = CellStats()
 
 
 @dataclass(frozen=True, slots=True)
 class KVStats:
-    """Bytes of the pool. capacity = free + live + partial tail + mapped ahead + cached
+    """Bytes of the pool of K and V. capacity = free + live + partial tail + mapped ahead + cached
     + quarantined; committed is what the system charges, whatever the pool thinks."""
 
     capacity_bytes: int
@@ -24,6 +46,7 @@ class KVStats:
     free_slack_bytes: int
     """Free blocks that may still hold memory of the system."""
     committed_bytes: int
+    """Of cells as well."""
     num_heaps: int
     kept_heaps: int
     """Those whose memory stays with the process until it ends: all of them, or none."""
@@ -39,6 +62,7 @@ class KVStats:
     and sequences have them."""
     unmapped_blocks: int
     """Those that were taken from there again."""
+    cells: CellStats = NO_CELLS
 
 
 def total(groups: Sequence[KVStats]) -> KVStats:
@@ -47,10 +71,12 @@ def total(groups: Sequence[KVStats]) -> KVStats:
     first, *others = groups
     if not others:
         return first
-    same = {"num_sequences", "block_tokens"}
+    same = {"num_sequences", "block_tokens", "cells"}
     return KVStats(
         **{
-            name: value if name in same else sum(getattr(its, name) for its in groups)
-            for name, value in asdict(first).items()
+            name: getattr(first, name)
+            if name in same
+            else sum(getattr(its, name) for its in groups)
+            for name in KVStats.__dataclass_fields__
         }
     )

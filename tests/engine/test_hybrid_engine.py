@@ -1,40 +1,30 @@
 """An engine with a model of attention and recurrent layers: nobody's company changes a bit."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
-import metal_ext
-from engine.build import assemble, plan_engine
-from engine.config import EngineConfig
+from engine.build import plan_engine
 from engine.loop import EngineLoop
-from engine.models import families
-from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.families.qwen3_5 import qwen3_5
-from engine.models.weights import load_model
+from engine.models.checkpoint import Checkpoint
 from engine.runner import Model
 from engine.types import Request, SamplingParams, TokenEvent, Turns
-from kvcache import memory_budget
+from kvcache import memory_budget, native_states
 from kvcache.choice import SubstrateChoice
-from kvcache.layout import KVFormat, LayoutError
-from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
+from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
+from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import write_hybrid
 from tests.engines import CONFIG, MACHINE, steps
 
-VOCABULARY = 512
 Said = list[tuple[int | None, Any]]
 
 
 @pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Checkpoint, Model]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
-        checkpoint = read_checkpoint(write_hybrid(tmp_path_factory.mktemp("hybrid"), gain=3.0))
-        yield checkpoint, load_model(checkpoint, lambda *_: None, metal_ext.CpuWorkers(1))
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Model]:
+    return load_hybrid(write_hybrid(tmp_path_factory.mktemp("hybrid"), gain=3.0))
 
 
 class Heard:
@@ -53,28 +43,7 @@ class Heard:
 
 
 def engine(hybrid: tuple[Checkpoint, Model], heard: Heard, **changes: Any) -> EngineLoop:
-    checkpoint, model = hybrid
-    config: EngineConfig = replace(CONFIG, prefix_keep_s=1000.0, **changes)
-    request = CacheRequest(
-        substrate=Substrate.POSIX, settings=config, max_num_seqs=8, max_model_len=256
-    )
-    memory = fit(
-        MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0),
-        request,
-        checkpoint.spec.kv_shape(KVFormat.FLOAT32),
-        model_max_len=256,
-        system_page_bytes=4096,
-    )
-    return assemble(
-        memory,
-        config,
-        model,
-        VOCABULARY,
-        Substrate.POSIX,
-        metal_ext.CpuWorkers(1),
-        b"hybrid",
-        heard,
-    )
+    return hybrid_loop(*hybrid, heard, **changes)
 
 
 def asked(number: int, prompt: list[int], tokens: int, **how: Any) -> Request:
@@ -134,6 +103,7 @@ def test_no_company_chunk_hit_fork_or_preemption_changes_a_bit(
             loop.run_once()
     run(loop)
     assert heard.said == alone(hybrid, requests)
+    assert loop.stats.copied_bytes == 0, "forks find their parent's states"
     loop.close()
 
 
@@ -194,4 +164,25 @@ def test_states_that_were_evicted_give_their_memory_back_and_are_computed_again(
         loop._kv.release_idle_memory()
     assert heard.said[1] == heard.said[2]
     assert heard.cached == {1: 0, 2: 0}
+    loop.close()
+
+
+def test_what_nobody_uses_for_a_while_goes_back_with_its_states(
+    hybrid: tuple[Checkpoint, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_states, "MEASURED_EVERY_S", 0.0)
+    heard = Heard()
+    loop = engine(hybrid, heard, overlap=True, prefix_keep_s=0.0, idle_release_s=0.0)
+    loop.mailbox.put(asked(1, [5] * 70, 40))
+    while loop.run_once():
+        pass
+    kv = loop._kv.stats()
+    assert kv.cells.committed_bytes > 0
+    for _ in range(1000):
+        loop.run_once()
+        kv = loop._kv.stats()
+        if kv.free_bytes == kv.capacity_bytes and not kv.cells.committed_bytes:
+            break
+    assert (kv.cells.free, kv.cells.evicted > 0) == (kv.cells.cells, True)
+    assert kv.committed_bytes <= CONFIG.heap_bytes
     loop.close()

@@ -22,6 +22,7 @@ class StrictStates:
     """A cell holds how many tokens its state has seen, and what came of them."""
 
     num_cells: int
+    cell_bytes: int = 16384
     completed_epoch: int = 0
     released: int = 0
     contents: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -30,6 +31,11 @@ class StrictStates:
     def rows(self, segments: Sequence[StateSegment]) -> Any:
         """The segments themselves: who plays the device goes through them."""
         return segments
+
+    def committed_bytes(self, cells: Sequence[int]) -> int:
+        if missing := self.contents.keys() - set(cells):
+            raise MistakeError(f"nobody knows that cells {missing} hold memory")
+        return len(self.contents) * self.cell_bytes
 
     def release(self, cells: Sequence[int]) -> None:
         for cell in cells:

@@ -6,18 +6,23 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from kvcache import evictions
 from kvcache.block_hashes import PrefixSalt
+from kvcache.cell_pool import CellPool, Keep
 from kvcache.config import CacheSettings
 from kvcache.layout import StateSpec
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
+from kvcache.memory_map import SealedCell
+from kvcache.prefix_index import MissReason
 from kvcache.state_cache import WAYPOINT_TOKENS, Turns
 from kvcache.state_memory import StateSegment
 from kvcache.views import CacheTokens, KVViews
-from tests.kvcache.managers import TOKENS, paged
+from tests.kvcache.managers import TOKENS, paged, settle
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates
 
+CELL_BYTES = 16384
 SYSTEM = list(range(1000, 1000 + 2 * TOKENS))
 QUESTION = list(range(2000, 2000 + TOKENS + 5))
 
@@ -29,6 +34,7 @@ class Stage:
     num_cells: int = 12
     max_tokens: int = 320
     kv: KVCacheManager = field(init=False)
+    memory: StrictMemory = field(init=False)
     states: StrictStates = field(init=False)
     newest: int = 0
     computed: list[int] = field(default_factory=list)
@@ -42,9 +48,15 @@ class Stage:
         self.states = StrictStates(self.num_cells)
         budget = 4 * self.max_tokens * group.bytes_per_token
         limits = CacheLimits(budget, 8, CacheSettings(free_slack_bytes=0))
+        self.memory = StrictMemory(group)
         self.kv = KVCacheManager(
-            layout, [StrictMemory(group)], limits, identity=b"test", states=self.states
+            layout, [self.memory], limits, identity=b"test", states=self.states
         )
+
+    @property
+    def pool(self) -> CellPool:
+        assert self.kv._states is not None
+        return self.kv._states.pool
 
     def open(self, ids: list[int], *, system: int = 0, turns: tuple[int, int] = (0, 0)) -> int:
         """Opens a sequence; its number."""
@@ -123,6 +135,64 @@ def test_where_two_prompts_part_the_second_one_leaves_a_state_for_the_third() ->
     assert stage.live(SYSTEM + [3] * 3 * TOKENS) == len(SYSTEM)
 
 
+def explained(stage: Stage, ids: list[int]) -> tuple[int, MissReason | None]:
+    """Why a prompt shares no more; it leaves nothing behind."""
+    seq_id = stage.open(ids)
+    found = stage.kv.explain(seq_id)
+    stage.leave(seq_id)
+    return found
+
+
+def test_a_prompt_that_leaves_where_no_state_was_kept_hears_so() -> None:
+    stage = Stage()
+    stage.live(SYSTEM + [1] * 3 * TOKENS)
+    other = SYSTEM + [2] * 3 * TOKENS
+    assert explained(stage, other) == (len(SYSTEM), MissReason.NO_STATE)
+    stage.live(other)
+    assert explained(stage, SYSTEM + [3] * 2 * TOKENS) == (len(SYSTEM), MissReason.NEVER_CACHED)
+    assert explained(stage, [9] * 2 * TOKENS) == (0, MissReason.NEVER_CACHED)
+
+
+def test_a_prompt_that_leaves_where_the_state_was_evicted_hears_so() -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    stage.live(ids)
+    assert explained(stage, [*ids, 1]) == (3 * TOKENS, None)
+    pool = stage.pool
+    assert pool.evict()
+    assert pool.stats(1, 0).evicted == 1
+    assert explained(stage, [*ids, 1]) == (3 * TOKENS, MissReason.STATE_EVICTED)
+    assert explained(stage, SYSTEM + [4] * TOKENS) == (len(SYSTEM), MissReason.NO_STATE)
+    stage.live(ids)
+    assert explained(stage, [*ids, 1]) == (3 * TOKENS, None), "it has come back"
+
+
+def test_states_go_with_their_blocks_and_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    stage.live(ids)
+    settle(stage.kv, stage.memory)
+    stage.kv.evict_prefixes()
+    assert explained(stage, ids) == (0, MissReason.EVICTED), "nothing of it is cached"
+    stage.live(ids + [7] * TOKENS)
+    assert explained(stage, [*ids[:-1], 8]) == (len(ids) - 1, MissReason.STATE_EVICTED)
+    monkeypatch.setattr(evictions, "REMEMBERED_EVICTIONS", 1)
+    stage.live([6] * 2 * TOKENS)
+    while stage.pool.evict():
+        pass
+    assert explained(stage, [*ids[:-1], 8])[1] is MissReason.NO_STATE, "too long ago"
+
+
+def test_what_comes_while_a_sequence_waits_is_no_missing_state() -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    first, second = stage.open(ids), stage.open(ids)
+    stage.run(first, ids, len(ids))
+    stage.leave(first)
+    assert stage.kv.explain(second)[1] is None
+    stage.leave(second)
+
+
 def test_what_a_failed_sequence_wrote_is_not_found() -> None:
     stage = Stage()
     ids = SYSTEM + QUESTION
@@ -187,11 +257,55 @@ def test_a_sequence_without_room_for_its_cells_is_not_opened() -> None:
 def test_idle_memory_of_cells_goes_back() -> None:
     stage = Stage()
     stage.live(SYSTEM + QUESTION)
-    while stage.kv._states is not None and stage.kv._states.pool.evict():
+    while stage.pool.evict():
         pass
     stage.kv.release_idle_memory()
     assert stage.states.released == len({0, 1}), "the boundary's cell, and the one beyond it"
     assert not stage.states.contents
+
+
+def test_all_cells_are_counted_once_by_what_they_are_for() -> None:
+    stage = Stage(num_cells=12)
+    ids = SYSTEM + QUESTION
+    first = stage.open(ids, system=len(SYSTEM), turns=(0, 3 * TOKENS))
+    stage.run(first, ids, len(ids) - 1)
+    size = stage.states.cell_bytes
+    stats = stage.kv.stats()
+    cells = stats.cells
+    assert (cells.cells, cells.free, cells.held, cells.waiting) == (12, 9, 2, 0)
+    assert dict(cells.cached) == {"waypoint": 0, "end": 0, "user": 0, "system": 1}
+    assert (cells.cell_bytes, cells.committed_bytes) == (CELL_BYTES, 3 * size)
+    assert stats.committed_bytes == stage.memory.committed_bytes() + 3 * size
+    stage.run(first, ids, len(ids), read=False)
+    stage.kv.close(first)
+    cells = stage.kv.stats().cells
+    assert (cells.free, cells.held, cells.waiting) == (9, 0, 1), "a step may touch what it wrote"
+    assert dict(cells.cached) == {"waypoint": 0, "end": 1, "user": 0, "system": 1}
+    stage.done(stage.kv._issued_epoch)
+    assert stage.kv.stats().cells.free == 10
+    while stage.pool.evict():
+        pass
+    stage.kv.release_idle_memory()
+    cells = stage.kv.stats().cells
+    assert (cells.free, cells.evicted, cells.committed_bytes) == (12, 2, 0)
+
+
+def test_the_memory_map_shows_where_the_cells_of_a_conversation_stand() -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    stage.live(ids, system=len(SYSTEM))
+    stage.live(ids + [4] * 2 * TOKENS, system=len(SYSTEM))
+    stage.live(SYSTEM + [5] * 2 * TOKENS, system=len(SYSTEM))
+    holder = stage.open(SYSTEM + [5] * 2 * TOKENS, system=len(SYSTEM))
+    found = sorted(stage.kv.memory_map().cells)
+    assert found == [
+        SealedCell(1, len(SYSTEM), Keep.SYSTEM, 0),
+        SealedCell(1, 3 * TOKENS, Keep.WAYPOINT, 0),
+        SealedCell(1, 5 * TOKENS, Keep.WAYPOINT, 0),
+        SealedCell(3, 3 * TOKENS, Keep.WAYPOINT, 1),
+        SealedCell(3, 4 * TOKENS, Keep.END, 0),
+    ]
+    stage.leave(holder)
 
 
 def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
@@ -218,6 +332,5 @@ def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
 def test_cells_are_named_in_what_is_said_of_them() -> None:
     stage = Stage()
     stage.live(SYSTEM)
-    assert stage.kv._states is not None
     with pytest.raises(AssertionError, match="cell 0 is held by nobody"):
-        stage.kv._states.pool.let_go(stage.kv._states.pool.cells[0])
+        stage.pool.let_go(stage.pool.cells[0])

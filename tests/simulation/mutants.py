@@ -557,7 +557,7 @@ MUTANTS = (
     Mutant(
         "a cell stays behind when its block is evicted",
         "kvcache/prefix_index.py",
-        "            self.cells.forget(prefix.cell)\n",
+        "            self.cells.forget(prefix.cell, evicted=evicted)\n",
         "            pass\n",
         has_states=True,
     ),

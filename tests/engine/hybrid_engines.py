@@ -1,0 +1,50 @@
+"""Whole engines around a random Qwen3.5, small enough for a test."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import metal_ext
+from engine.build import assemble
+from engine.config import EngineConfig
+from engine.loop import Emit, EngineLoop
+from engine.models import families
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.families.qwen3_5 import qwen3_5
+from engine.models.weights import load_model
+from engine.runner import Model
+from kvcache.layout import KVFormat
+from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
+from kvcache.substrates import Substrate
+from tests.engines import CONFIG, MACHINE
+
+VOCABULARY = 512
+
+
+def load_hybrid(folder: Path) -> tuple[Checkpoint, Model]:
+    """The model in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
+        checkpoint = read_checkpoint(folder)
+        return checkpoint, load_model(checkpoint, lambda *_: None, metal_ext.CpuWorkers(1))
+
+
+def hybrid_loop(
+    checkpoint: Checkpoint, model: Model, emit: Emit, *, max_len: int = 256, **changes: Any
+) -> EngineLoop:
+    """An engine of the calling thread. changes: fields of EngineConfig."""
+    config: EngineConfig = replace(CONFIG, **{"prefix_keep_s": 1000.0} | changes)
+    request = CacheRequest(
+        substrate=Substrate.POSIX, settings=config, max_num_seqs=8, max_model_len=max_len
+    )
+    memory = fit(
+        MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0),
+        request,
+        checkpoint.spec.kv_shape(KVFormat.FLOAT32),
+        model_max_len=max_len,
+        system_page_bytes=4096,
+    )
+    workers = metal_ext.CpuWorkers(1)
+    return assemble(memory, config, model, VOCABULARY, Substrate.POSIX, workers, b"hybrid", emit)
