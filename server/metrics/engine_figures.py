@@ -6,15 +6,18 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.client import EngineClient
-from engine.types import EngineStats, KVStats, MissReason
-from server.metrics.families import counter, counters, gauge, histogram
+from engine.types import CellStats, EngineStats, KVStats, MissReason
+from server.metrics.families import counter, counters, gauge, gauges, histogram
 
 POOL_GAUGES = {
     "capacity": (
         "KV cache bytes that the memory budget allows: the sum of free, live, partial tail, mapped "
         "ahead, cached and quarantined"
     ),
-    "committed": "Bytes of KV cache memory that the operating system charges this process for",
+    "committed": (
+        "Bytes of KV cache memory that the operating system charges this process for, states of "
+        "recurrent layers included"
+    ),
     "live": "KV cache bytes that hold tokens of open sequences, each shared block counted once",
     "partial_tail": (
         "KV cache bytes behind the newest token of each open sequence, in its last block that "
@@ -68,6 +71,7 @@ class EngineCollector(Collector):
         yield from _mlx(stats)
         if stats.kv is not None:
             yield from _pool(stats.kv)
+            yield from _cells(stats.kv.cells)
 
 
 def _sequences(stats: EngineStats) -> Iterator[Metric]:
@@ -189,6 +193,44 @@ def _mlx(stats: EngineStats) -> Iterator[Metric]:
         "quire_mlx_peak_bytes",
         "Largest number of bytes that MLX arrays have used at once since the start",
         mlx.peak_bytes,
+    )
+
+
+def _cells(cells: CellStats) -> Iterator[Metric]:
+    yield gauge(
+        "quire_state_cells",
+        "Cells, each with the states of all recurrent layers of one sequence at one position: the "
+        "sum of free, held, cached and waiting; 0 where the model has no such layers",
+        cells.cells,
+    )
+    yield gauge("quire_state_cells_free", "Cells that can be handed out", cells.free)
+    yield gauge(
+        "quire_state_cells_held",
+        "Cells that open sequences go on from or write, each shared one counted once",
+        cells.held,
+    )
+    yield gauges(
+        "quire_state_cells_cached",
+        "Cells that no sequence holds and that are kept for prefix hits, by why they are kept",
+        ("keep",),
+        [((keep,), count) for keep, count in cells.cached],
+    )
+    yield gauge(
+        "quire_state_cells_waiting",
+        "Cells that cannot be reused yet because the device may still use them",
+        cells.waiting,
+    )
+    yield counter(
+        "quire_state_cells_evicted",
+        "Cached cells that were evicted, for room, after a while without use, or with their blocks",
+        cells.evicted,
+    )
+    yield gauge("quire_state_cell_bytes", "Bytes of one cell", cells.cell_bytes)
+    yield gauge(
+        "quire_state_committed_bytes",
+        "Bytes of cells that the operating system charges this process for, measured twice a "
+        "second at most; they are part of quire_kv_committed_bytes",
+        cells.committed_bytes,
     )
 
 

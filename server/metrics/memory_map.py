@@ -16,7 +16,15 @@ from pydantic_core import to_json
 
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
-from engine.memory_map import BlockState, KVMap, MappedSequence, MemoryMap, SequenceReport
+from engine.memory_map import (
+    BlockState,
+    KVMap,
+    MappedSequence,
+    MemoryMap,
+    SealedCell,
+    SequenceReport,
+)
+from engine.types import KVStats
 
 Json = dict[str, Any]
 NOBODY = -1
@@ -55,7 +63,7 @@ def view(found: MemoryMap) -> Json:
             "regions": kv.regions,
             "max_heaps": kv.max_heaps,
         },
-        "pool": None if stats.kv is None else asdict(stats.kv),
+        "pool": None if stats.kv is None else _pool(stats.kv),
         "shared_saved_bytes": 0 if stats.kv is None else stats.kv.shared_saved_bytes,
         "running": stats.running,
         "waiting": stats.waiting,
@@ -66,7 +74,13 @@ def view(found: MemoryMap) -> Json:
         "owners": owner_runs(kv),
         "sharers": sharer_runs(kv),
         "sequences": [_sequence(report, mapped.get(report.seq_id)) for report in reports],
+        "cells": [_cell(cell) for cell in kv.cells],
     }
+
+
+def _pool(kv: KVStats) -> Json:
+    """Return the pool's figures as JSON."""
+    return asdict(kv) | {"cells": asdict(kv.cells) | {"cached": dict(kv.cells.cached)}}
 
 
 def heap_letters(kv: KVMap) -> list[str]:
@@ -143,6 +157,15 @@ def _sequence(report: SequenceReport, mapped: MappedSequence | None) -> Json:
         "mapped_blocks": mapped.mapped_blocks if mapped else 0,
         "sealed_blocks": mapped.sealed_blocks if mapped else 0,
         "borrowed_blocks": mapped.shared_blocks if mapped else 0,
+    }
+
+
+def _cell(cell: SealedCell) -> Json:
+    return {
+        "conversation": cell.conversation,
+        "position": cell.position,
+        "keep": cell.keep.name.lower(),
+        "holders": cell.holders,
     }
 
 

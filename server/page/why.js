@@ -25,6 +25,8 @@ function missed({ miss, cached, block }, before, hadThoughts, computed) {
   if (!miss) return computed <= slack ? "That is as little as can be." : "Nothing more of it could be shared.";
   if (miss.reason === "evicted") return "What is missing had been cached, and was evicted since: memory was short, or it was idle for too long.";
   if (miss.reason === "other_salt") return "The same text is cached under another cache_salt, which is not shared.";
+  if (miss.reason === "state_evicted") return `Its text is cached up to token ${miss.left_at.toLocaleString("en")}, but the model's state there was evicted since: what follows an earlier one was computed again.`;
+  if (miss.reason === "no_state") return `Its text is cached up to token ${miss.left_at.toLocaleString("en")}, but no state of the model was kept there: what follows an earlier one was computed again.`;
   if (!before) return cached ? "Its beginning was known from elsewhere; the rest was new." : "It is the first turn, and nothing of it had been seen before.";
   if (miss.left_at + slack < before.prompt) {
     return `It does not begin as the turn before: at token ${miss.left_at.toLocaleString("en")} of what were ${count(before.prompt, "token")} something has changed, and all behind it was computed again.`;
