@@ -46,6 +46,7 @@ const memory = new Memory(
     sequences: at("sequences"),
     sequencesSum: at("sequences-sum"),
     sequencesEmpty: at("sequences-empty"),
+    cells: { article: at("cells-part"), sum: at("cells-sum"), list: at("cells") },
     curves: at("curves"),
     requests: at("requests"),
     requestsEmpty: at("requests-empty"),

@@ -2,6 +2,7 @@
 
 import { ask, ServerError } from "./api.js";
 import { drawSample, LEGEND } from "./block_shapes.js";
+import { Cells } from "./cells.js";
 import { Curves } from "./curves.js";
 import { made, setText } from "./element.js";
 import { bytes, count, hue, mib, PARTS, rate, seconds } from "./format.js";
@@ -28,6 +29,7 @@ export class Memory {
     this.model = null;
     this.map = new MemoryMap(page);
     this.curves = new Curves(page.curves);
+    this.cells = new Cells(page.cells);
     this.#legends();
     document.addEventListener("visibilitychange", () => this.#wake());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
@@ -115,6 +117,7 @@ export class Memory {
       this.map.update(this.told.map);
       this.#mapSum();
       this.#sequences();
+      this.cells.show(this.told.map);
       this.curves.draw();
       this.#requests();
     });

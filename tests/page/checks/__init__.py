@@ -35,6 +35,7 @@ def all_checks() -> list[Callable[[Browser], None]]:
         memory.curves_grow_while_the_page_is_seen_and_rest_while_it_is_not,
         memory.lists_and_numbers_are_read_right,
         memory.a_pool_of_many_blocks_is_drawn_while_nobody_waits,
+        memory.states_are_shown_by_their_conversations,
         memory.a_server_that_is_gone_or_stuck_is_said_to_be,
         look.it_looks_right_in_dark_and_light_wide_and_narrow,
         look.axe_finds_nothing_in_dark_and_light_in_lists_and_dialogs,

@@ -199,6 +199,36 @@ def a_pool_of_many_blocks_is_drawn_while_nobody_waits(browser: Browser) -> None:
         assert right > wide - 12, f"{wide - right} of {wide} pixels are left empty"
 
 
+def states_are_shown_by_their_conversations(browser: Browser) -> None:
+    with browser.page(browser.demo) as page:
+        expect(page.locator("#state")).to_have_text("Idle")
+        expect(page.locator("#cells-part")).to_be_hidden()
+        told = get(browser.demo, "/memory")
+        cached = {"waypoint": 1, "end": 1, "user": 0, "system": 1}
+        counts = {"cells": 7, "free": 2, "held": 1, "cached": cached, "waiting": 1}
+        told["map"]["pool"]["cells"] = {**counts, "evicted": 0, "cell_bytes": 48 << 20}
+        told["map"]["cells"] = [
+            {"conversation": number, "position": position, "keep": keep, "holders": holders}
+            for number, position, keep, holders in (
+                (3, 4096, "waypoint", 0),
+                (3, 64, "system", 0),
+                (3, 5000, "end", 0),
+                (12, 2500, "user", 2),
+            )
+        ]
+        page.route("**/memory", lambda route: route.fulfill(json=told))
+        expect(page.locator("#cells-sum")).to_have_text(
+            "7 cells · 1 held · 3 cached · 1 waiting · 2 free · 48 MiB each"
+        )
+        rows = page.locator("#cells li .facts")
+        expect(rows).to_have_text(
+            ["2,500 question", "64 system prompt · 4,096 on the way · 5,000 end of a turn"]
+        )
+        expect(page.locator("#cells .tick.held")).to_have_count(1)
+        page.locator("#cells-part").scroll_into_view_if_needed()
+        shot(page, "states")
+
+
 def a_server_that_is_gone_or_stuck_is_said_to_be(browser: Browser) -> None:
     with browser.page(browser.demo, expected=FAILED_LOAD) as page:
         expect(page.locator("#state")).to_have_text("Idle")
