@@ -107,6 +107,12 @@ class MemoryPlan:
     """For the states of recurrent layers, beside K and V."""
 
     @property
+    def state_bytes(self) -> int:
+        """Return what all cells take."""
+        cell = self.layout.shape.cell
+        return 0 if cell is None else self.num_cells * cell.cell_bytes
+
+    @property
     def warning(self) -> str | None:
         """Return what is tight about it, as a sentence; None where nothing is.
 
@@ -166,8 +172,8 @@ class MemoryPlan:
             ("  compiled grammars", demand.grammar_bytes),
             ("K and V, at most", self.kv_budget_bytes),
         ]
-        if (cell := layout.shape.cell) is not None:
-            sizes.append(("states, at most", self.num_cells * cell.cell_bytes))
+        if self.num_cells:
+            sizes.append(("states, at most", self.state_bytes))
         tokens = self.kv_budget_bytes // layout.bytes_per_token
         notes = [] if self.note is None else [self.note]
         return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [

@@ -48,6 +48,9 @@ class MemoryNeeds:
     max_model_len: int
     on_gpu: bool = False
     """Whether it is memory of a GPU."""
+    state_bytes: int = 0
+    """Of ``fixed_bytes``, states of recurrent layers: its process takes them off the budget of K
+    and V."""
 
     @property
     def least_bytes(self) -> int:

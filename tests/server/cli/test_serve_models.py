@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
+from engine.models import families
+from engine.models.families.qwen3_5 import qwen3_5
 from server.catalogue.hub import find_model
 from server.catalogue.local_models import local_models
 from server.cli import model_process, serve, serve_models
@@ -30,6 +33,7 @@ from server.supervisor.front import Front
 from server.supervisor.models import MemoryNeeds
 from server.supervisor.process import Start
 from tests.engine import test_power
+from tests.engine.models.hybrids import write_hybrid
 from tests.server.commands import SMALL, Run, one_sentence
 from tests.server.harness import COMPLETIONS, DEADLINE_S, http_client, prompt
 from tests.server.hub_server import Files, Hub
@@ -196,6 +200,27 @@ def test_what_a_model_needs_is_what_its_process_is_given(three: Path) -> None:
     assert needs.fixed_bytes > serve_models.PROCESS_BYTES
     tables = serve_models.settings_of(settings, "first", needs)
     assert (tables["cache"]["kv_budget"], tables["engine"]["max_model_len"]) == (8 * MIB, 256)
+
+
+def test_states_of_recurrent_layers_count_and_are_part_of_what_its_process_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
+    write_hybrid(tmp_path / "first")
+    settings = read_settings(None, settings_with(tmp_path))
+    model = on_disk(settings, 4096 * MIB)
+    needs, plan = model.needs(), model.machine.plan(model._checkpoint).memory
+    assert needs.state_bytes == plan.state_bytes > MIB
+    assert (
+        needs.fixed_bytes
+        == plan.demand.fixed_bytes + serve_models.PROCESS_BYTES + needs.state_bytes
+    )
+    tables = serve_models.settings_of(settings, "first", needs)
+    given = Config.model_validate(json.loads(json.dumps(tables)))
+    its = replace(model, machine=Machine(given, 4096 * MIB)).machine.plan(model._checkpoint).memory
+    assert its.max_model_len == plan.max_model_len
+    total = needs.most_kv_bytes + needs.state_bytes
+    assert its.kv_budget_bytes + its.state_bytes <= total
 
 
 def test_what_a_model_can_do_is_read_from_its_files(three: Path) -> None:
