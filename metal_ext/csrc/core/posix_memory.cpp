@@ -174,17 +174,17 @@ void give_back_private(void* address, size_t bytes) {
 }
 
 size_t private_committed(void* address, size_t bytes) {
-#ifdef __linux__
-  using Page = unsigned char;
-#else
+#ifdef __APPLE__
   using Page = char;
+#else
+  using Page = unsigned char;
 #endif
   std::array<Page, 16384> pages;  // of one call
   const size_t most = pages.size() * system_page_bytes();
   size_t found = 0;
   for (size_t done = 0; done < bytes; done += most) {
     const size_t part = std::min(most, bytes - done);
-    if (mincore(static_cast<std::byte*>(address) + done, part, pages.data()) != 0) {
+    if (mincore(static_cast<char*>(address) + done, part, pages.data()) != 0) {
       fail("mincore", part);
     }
     const auto end = pages.begin() + static_cast<std::ptrdiff_t>(part / system_page_bytes());
