@@ -183,6 +183,19 @@ def test_states_go_with_their_blocks_and_are_remembered(monkeypatch: pytest.Monk
     assert explained(stage, [*ids[:-1], 8])[1] is MissReason.NO_STATE, "too long ago"
 
 
+def test_a_state_that_came_back_and_was_in_doubt_was_not_evicted() -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    stage.live(ids)
+    settle(stage.kv, stage.memory)
+    assert stage.pool.evict()
+    failed = stage.open(ids)
+    stage.run(failed, ids, len(ids))
+    stage.leave(failed, keep_prefix=False)
+    stage.live(ids + [7] * TOKENS)
+    assert explained(stage, [*ids[:-1], 8])[1] is MissReason.NO_STATE
+
+
 def test_what_comes_while_a_sequence_waits_is_no_missing_state() -> None:
     stage = Stage()
     ids = SYSTEM + QUESTION
@@ -296,16 +309,19 @@ def test_the_memory_map_shows_where_the_cells_of_a_conversation_stand() -> None:
     stage.live(ids, system=len(SYSTEM))
     stage.live(ids + [4] * 2 * TOKENS, system=len(SYSTEM))
     stage.live(SYSTEM + [5] * 2 * TOKENS, system=len(SYSTEM))
-    holder = stage.open(SYSTEM + [5] * 2 * TOKENS, system=len(SYSTEM))
+    holders = [stage.open(SYSTEM + [5] * 2 * TOKENS, system=len(SYSTEM)) for _ in range(2)]
+    stage.kv.check_invariants()
+    assert stage.kv.stats().cells.held == 1
     found = sorted(stage.kv.memory_map().cells)
     assert found == [
         SealedCell(1, len(SYSTEM), Keep.SYSTEM, 0),
         SealedCell(1, 3 * TOKENS, Keep.WAYPOINT, 0),
         SealedCell(1, 5 * TOKENS, Keep.WAYPOINT, 0),
-        SealedCell(3, 3 * TOKENS, Keep.WAYPOINT, 1),
+        SealedCell(3, 3 * TOKENS, Keep.WAYPOINT, 2),
         SealedCell(3, 4 * TOKENS, Keep.END, 0),
     ]
-    stage.leave(holder)
+    for holder in holders:
+        stage.leave(holder)
 
 
 def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:

@@ -219,8 +219,8 @@ def test_states_of_recurrent_layers_count_and_are_part_of_what_its_process_is_gi
     given = Config.model_validate(json.loads(json.dumps(tables)))
     its = replace(model, machine=Machine(given, 4096 * MIB)).machine.plan(model._checkpoint).memory
     assert its.max_model_len == plan.max_model_len
-    total = needs.most_kv_bytes + needs.state_bytes
-    assert its.kv_budget_bytes + its.state_bytes <= total
+    assert its.state_bytes == needs.state_bytes
+    assert its.kv_budget_bytes == needs.most_kv_bytes
 
 
 def test_what_a_model_can_do_is_read_from_its_files(three: Path) -> None:
