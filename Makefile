@@ -23,7 +23,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
-  covered-rest bench soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries \
+  covered-rest bench parity soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries \
   page-picture native arm64 roofline prediction mapping-points metal metal-lint metal-kernels metal-core metal-graph \
   metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
   boards lock demo clean
@@ -83,6 +83,9 @@ test-mac: check  ## the checks and tests that are known to be for a Mac, too
 
 bench: $(VENV)/.dev  ## quire beside its peer, one table
 	$(BIN)/python -m tests.bench $(BENCH)
+
+parity: $(VENV)/.dev  ## greedy answers of random mixtures and hybrids against mlx-lm's, one table (minutes)
+	$(BIN)/python -m tests.engine.models.parity $(PARITY)
 
 abuse: $(VENV)/.dev  ## rude and honest clients for half an hour, a crowd of 1000, SIGTERM under load
 	$(BIN)/python -m tests.abuse.crowd

@@ -3,6 +3,7 @@
 ``config.json`` says which tensors there must be, the files' headers say which there are.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,17 @@ class Checkpoint:
         return self.spec.vocab_size
 
     @property
+    def left_out(self) -> str | None:
+        """Return what of its files is not served, as a sentence; None where all is."""
+        uses = Counter(
+            use for name in self.unread for start, use in self.spec.unread if name.startswith(start)
+        )
+        if not uses:
+            return None
+        parts = (f"{use} ({count} tensors)" for use, count in sorted(uses.items()))
+        return f"{self.spec.family} is served without what its files have for {', '.join(parts)}"
+
+    @property
     def tensors(self) -> ModelTensors:
         """Return the tensors that the model consists of."""
         return tensors_of(self.spec, self.naming, embeds=self.embeds)
@@ -74,21 +86,20 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     tensors = read_tensors(path)
     if embeds is None:
         embeds = is_embedding_checkpoint(path, tensors, tied=spec.tied_embeddings)
-    naming = naming_of(tensors)
-    refuse_grouped_apart(path, naming.experts, tensors)
+    read = {name: its for name, its in tensors.items() if not name.startswith(spec.unread_prefixes)}
+    unread = tuple(name for name in tensors if name not in read)
+    naming = naming_of(read)
+    refuse_grouped_apart(path, naming.experts, read)
     model = tensors_of(spec, naming, embeds=embeds)
     for name, shape in model.shapes.items():
         check_tensor(path, name, shape, tensors, config.quantization)
     tolerated = {f"{naming.head}.weight"} if model.head is None else set()
-    unread = tuple(name for name in tensors if name.startswith(spec.unread))
-    for name in tensors.keys() - unread:
+    for name, its in read.items():
         of_groups = name.endswith((".scales", ".biases"))
         if not (name in model.shapes or of_groups or name in tolerated):
             raise CheckpointError(
-                f"{path / tensors[name].file}: the tensor {name} has no place in a {spec.family} "
-                "model"
+                f"{path / its.file}: the tensor {name} has no place in a {spec.family} model"
             )
-    read = {name: its for name, its in tensors.items() if name not in unread}
     return checkpoint_of(config, spec, read, embeds=embeds, naming=naming, unread=unread)
 
 

@@ -61,9 +61,9 @@ class ModelConfig:
             raise self._wrong(field, value, "a number above 0")
         return value
 
-    def flag(self, field: str) -> bool:
-        """Return true or false."""
-        value = self.values.get(field)
+    def flag(self, field: str, default: bool | None = None) -> bool:
+        """Return true or false. default: where nothing is said, if that is allowed."""
+        value = self.values.get(field, default)
         if not isinstance(value, bool):
             raise self._wrong(field, value, "true or false")
         return value

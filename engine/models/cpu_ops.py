@@ -110,7 +110,7 @@ class CpuOps:
             output = products[at.output.name]
             if isinstance(at, DeltaTensors):
                 assert isinstance(mixer, GatedDeltaNet)
-                ends = accumulate(its.outputs for its in at.inputs[:-1])
+                ends = accumulate(mixer.widths[:-1])
                 delta = gated_delta(mixer, spec.norm_eps, at, vectors)
                 return PackedDelta(products[at.inputs[0].name], tuple(ends), delta, output)
             assert isinstance(mixer, Attention)

@@ -1,12 +1,18 @@
 """What mixtures of experts have in common in their ``config.json``."""
 
+from collections.abc import Sequence
+
 from engine.models.config import ModelConfig
 from engine.models.safetensors_headers import CheckpointError
-from engine.models.spec import Experts
+from engine.models.spec import DenseMlp, Experts, Mlp
 
 
-def read_experts(config: ModelConfig, shared_inner_size: int | None = None) -> Experts:
-    """Return the mixture of the layers that have one. Raises CheckpointError."""
+def read_experts(
+    config: ModelConfig, *, shared: bool = False, normalised: bool | None = None
+) -> Experts:
+    """Return the mixture of the layers that have one. shared: whether every token passes one more
+    expert. normalised: what holds where nothing is said of it, if that is allowed. Raises
+    CheckpointError."""
     experts, chosen = config.count("num_experts"), config.count("num_experts_per_tok")
     if chosen > experts:
         raise CheckpointError(
@@ -16,6 +22,21 @@ def read_experts(config: ModelConfig, shared_inner_size: int | None = None) -> E
         experts,
         chosen,
         inner_size=config.count("moe_intermediate_size"),
-        normalised=config.flag("norm_topk_prob"),
-        shared_inner_size=shared_inner_size,
+        normalised=config.flag("norm_topk_prob", normalised),
+        shared_inner_size=config.count("shared_expert_intermediate_size") if shared else None,
     )
+
+
+def mlps_of(config: ModelConfig, experts: Experts) -> Sequence[Mlp]:
+    """Return the MLP of each layer: experts in every so many-th, dense ones in the others and
+    where the config says so. Raises CheckpointError."""
+    dense, step = DenseMlp(config.count("intermediate_size")), config.count("decoder_sparse_step")
+    only = config.values.get("mlp_only_layers", [])
+    if not isinstance(only, list):
+        raise CheckpointError(
+            f"{config.file}: mlp_only_layers is {only!r}; it must be a list of layers' numbers"
+        )
+    layers = range(config.count("num_hidden_layers"))
+    return [
+        experts if number not in only and (number + 1) % step == 0 else dense for number in layers
+    ]

@@ -62,10 +62,16 @@ class MlxOps:
         return views.append(place, queries, keys, values, self._transforms[place]), gate
 
     def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
-        (_, tensors), place = self._layers[number], self._places[number]
+        (layer, tensors), place = self._layers[number], self._places[number]
+        assert isinstance(layer.mixer, GatedDeltaNet)
         assert isinstance(tensors.mixer, DeltaTensors)
         normed = self._normed(x, tensors.mixer_norm)
-        qkv, z, b, a = (self._multiply(normed, matrix) for matrix in tensors.mixer.inputs)
+        projected = [self._multiply(normed, matrix) for matrix in tensors.mixer.inputs]
+        if len(projected) == 2:
+            firsts = layer.mixer.widths[::2]
+            halves = zip(projected, firsts, strict=True)
+            projected = [half for both, first in halves for half in mx.split(both, [first], axis=1)]
+        qkv, z, b, a = projected
         return views.recur(place, qkv, z, a, b, self._deltas[place])
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:

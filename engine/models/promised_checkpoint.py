@@ -39,7 +39,7 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
 def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tensor]:
     """Return a model's tensors, in the dtype and the packing that ``config.json`` names. Raises
     CheckpointError."""
-    values = config.values
+    values = config.text.values
     dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), "BF16")
     tensors: dict[str, Tensor] = {}
     for name, shape in model.shapes.items():

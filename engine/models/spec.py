@@ -68,6 +68,12 @@ class GatedDeltaNet:
     """Rows that the convolution reads, the token's own included."""
 
     @property
+    def widths(self) -> tuple[int, int, int, int]:
+        """Return how many numbers of a token are projected: queries, keys and values; the output's
+        gate; beta; the decay."""
+        return self.conv_width, self.values_width, self.value_heads, self.value_heads
+
+    @property
     def values_width(self) -> int:
         """Return the numbers of all value heads."""
         return self.value_heads * self.value_dim
@@ -144,8 +150,14 @@ class ModelSpec:
     norm_eps: float
     """Of all RMS norms."""
     max_position_embeddings: int
-    unread: tuple[str, ...] = ()
-    """How tensors begin that a checkpoint may hold and text does not need."""
+    unread: tuple[tuple[str, str], ...] = ()
+    """How tensors begin that a checkpoint may hold and text does not need, and what they are
+    for."""
+
+    @property
+    def unread_prefixes(self) -> tuple[str, ...]:
+        """Return how tensors begin that text does not need."""
+        return tuple(start for start, _ in self.unread)
 
     @property
     def num_layers(self) -> int:

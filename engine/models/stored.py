@@ -1,6 +1,8 @@
 """A folder's weights as MLX reads them: each is read from its file when it is evaluated."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -44,6 +46,23 @@ class StoredMatrix:
         said = dtype if biases is None else scales.dtype
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=said)
 
+    def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
+        """Return the same with its outputs part by part: see Matrix. It has no bias then."""
+        if not parts:
+            return self
+        assert self.bias is None
+
+        def ordered(array: mx.array | None) -> mx.array | None:
+            if array is None:
+                return None
+            groups = array.reshape(-1, sum(parts), array.shape[-1])
+            split = mx.split(groups, list(accumulate(parts))[:-1], axis=1)
+            return mx.concatenate([part.flatten(0, 1) for part in split])
+
+        weight, scales, biases = (ordered(its) for its in (self.weight, self.scales, self.biases))
+        assert weight is not None
+        return StoredMatrix(weight, scales, biases, self.packing)
+
 
 class StoredWeights:
     """Weights by name. What is taken is no longer there, so that it lives as long as its taker."""
@@ -57,13 +76,14 @@ class StoredWeights:
         """Take a matrix, or that of every expert as one."""
         name, has_bias = matrix.name, isinstance(matrix, Matrix) and matrix.has_bias
         grouped = f"{name}.scales" in self._arrays
-        return StoredMatrix(
+        found = StoredMatrix(
             self._weight(matrix),
             self._arrays.pop(f"{name}.scales") if grouped else None,
             self._arrays.pop(f"{name}.biases", None) if grouped else None,
             self._packing_of(name) if grouped else None,
             self._arrays.pop(f"{name}.bias") if has_bias else None,
         )
+        return found.by_parts(matrix.parts) if isinstance(matrix, Matrix) else found
 
     def _weight(self, matrix: AnyMatrix) -> mx.array:
         if isinstance(matrix, Matrix):

@@ -47,6 +47,8 @@ class Naming:
     """Whether norms are kept less 1, and convolutions as ``[width, 1, taps]`` instead of
     ``[width, taps, 1]``: some families' own form, which MLX's tools change."""
     experts: ExpertNames = ExpertNames.STACKED
+    joined_deltas: bool = False
+    """Whether a delta net's inputs are two matrices, by key heads: Qwen3-Next's own form."""
 
 
 NAMINGS = (
@@ -67,6 +69,9 @@ class Matrix:
     outputs: int
     inputs: int
     has_bias: bool = False
+    parts: tuple[int, ...] = ()
+    """Where files have its outputs in groups, so many of each part in every group: how many. They
+    are read part by part."""
 
     def shapes(self) -> Shapes:
         """Return the tensors, unpacked."""
@@ -167,7 +172,8 @@ class DeltaTensors:
     """The tensors of a gated delta net."""
 
     inputs: Product
-    """Of queries, keys and values; of the output's gate; of beta; of the decay."""
+    """Of queries, keys and values; of the output's gate; of beta; of the decay. Where they are
+    joined: of the first two, and of the others."""
     conv: Constant
     a_log: Constant
     dt_bias: Constant
@@ -305,14 +311,22 @@ def _attention_tensors(its: Attention, hidden: int, at: str, naming: Naming) -> 
 
 
 def _delta_tensors(its: GatedDeltaNet, hidden: int, at: str, naming: Naming) -> DeltaTensors:
-    width, values, heads = its.conv_width, its.values_width, its.value_heads
+    width, heads = its.conv_width, its.value_heads
+    shared = heads // its.key_heads
+    values = shared * its.value_dim
+    inputs: Product = tuple(
+        Matrix(f"{at}.in_proj_{which}", outputs, hidden)
+        for which, outputs in zip(("qkv", "z", "b", "a"), its.widths, strict=True)
+    )
+    if naming.joined_deltas:
+        both = width + its.values_width
+        parts = (its.key_dim, its.key_dim, values, values)
+        inputs = (
+            Matrix(f"{at}.in_proj_qkvz", both, hidden, parts=parts),
+            Matrix(f"{at}.in_proj_ba", 2 * heads, hidden, parts=(shared, shared)),
+        )
     return DeltaTensors(
-        inputs=(
-            Matrix(f"{at}.in_proj_qkv", width, hidden),
-            Matrix(f"{at}.in_proj_z", values, hidden),
-            Matrix(f"{at}.in_proj_b", heads, hidden),
-            Matrix(f"{at}.in_proj_a", heads, hidden),
-        ),
+        inputs=inputs,
         conv=Constant(
             f"{at}.conv1d.weight",
             (width, 1, its.taps) if naming.zero_centred else (width, its.taps, 1),
@@ -320,7 +334,7 @@ def _delta_tensors(its: GatedDeltaNet, hidden: int, at: str, naming: Naming) -> 
         a_log=Constant(f"{at}.A_log", (heads,)),
         dt_bias=Constant(f"{at}.dt_bias", (heads,)),
         norm=Vector(f"{at}.norm", its.value_dim),
-        output=Matrix(f"{at}.out_proj", hidden, values),
+        output=Matrix(f"{at}.out_proj", hidden, its.values_width),
     )
 
 
@@ -351,8 +365,12 @@ def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
     centred = any(
         name.endswith(".conv1d.weight") and its.shape[-1] != 1 for name, its in tensors.items()
     )
-    experts = find_expert_names(tensors)
-    return replace(next(known, NAMINGS[0]), zero_centred=centred, experts=experts)
+    return replace(
+        next(known, NAMINGS[0]),
+        zero_centred=centred,
+        experts=find_expert_names(tensors),
+        joined_deltas=any(name.endswith(".in_proj_ba.weight") for name in tensors),
+    )
 
 
 def grouped_tensors(

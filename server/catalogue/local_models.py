@@ -172,9 +172,9 @@ class _Facts:
             self.problem = GGUF if gguf else f"there is no {CONFIG_FILE}"
             self.quantization = "gguf" if gguf else ""
             return
-        values = ModelConfig(folder).values
-        self.family = str(values.get("model_type") or "")
-        self.quantization = named_quantization(values)
+        config = ModelConfig(folder)
+        self.family = str(config.values.get("model_type") or "")
+        self.quantization = named_quantization(config.text.values)
         self.shape = read_shape(folder)
         if has_gguf_alone(folder):
             self.problem = GGUF

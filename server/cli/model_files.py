@@ -88,6 +88,8 @@ def read_model(name: str, settings: Config, *, any_name: bool = False) -> ModelF
             engine_plan = make_plan(settings, whole_checkpoint(found.folder, settings))
     for line in engine_plan.lines():
         log.debug(line)
+    if left_out := engine_plan.checkpoint.left_out:
+        log.info(left_out)
     for line in (*without_effect(settings, os.environ), *engine_plan.warnings):
         log.warning(line)
     facts = model_facts(

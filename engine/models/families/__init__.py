@@ -6,7 +6,10 @@ from engine.models.config import ModelConfig
 from engine.models.families.llama import llama
 from engine.models.families.qwen2 import qwen2
 from engine.models.families.qwen3 import qwen3
+from engine.models.families.qwen3_5 import qwen3_5
+from engine.models.families.qwen3_5_moe import qwen3_5_moe
 from engine.models.families.qwen3_moe import qwen3_moe
+from engine.models.families.qwen3_next import qwen3_next
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 
@@ -15,6 +18,9 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
+    "qwen3_next": qwen3_next,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5_moe,
 }
 """By ``model_type``."""
 

@@ -3,25 +3,13 @@
 from dataclasses import replace
 
 from engine.models.config import ModelConfig
-from engine.models.experts import read_experts
+from engine.models.experts import mlps_of, read_experts
 from engine.models.families.qwen3 import qwen3
-from engine.models.safetensors_headers import CheckpointError
-from engine.models.spec import Mlp, ModelSpec
+from engine.models.spec import ModelSpec
 
 
 def qwen3_moe(config: ModelConfig) -> ModelSpec:
     """Return the spec of a Qwen3 MoE. Raises CheckpointError."""
-    dense = qwen3(config)
-    experts, step = read_experts(config), config.count("decoder_sparse_step")
-    only = config.values.get("mlp_only_layers", [])
-    if not isinstance(only, list):
-        raise CheckpointError(
-            f"{config.file}: mlp_only_layers is {only!r}; it must be a list of layers' numbers"
-        )
-
-    def mlp_of(number: int, its: Mlp) -> Mlp:
-        sparse = number not in only and (number + 1) % step == 0
-        return experts if sparse else its
-
-    layers = (replace(its, mlp=mlp_of(n, its.mlp)) for n, its in enumerate(dense.layers))
+    dense, mlps = qwen3(config), mlps_of(config, read_experts(config))
+    layers = (replace(its, mlp=mlp) for its, mlp in zip(dense.layers, mlps, strict=True))
     return replace(dense, family="Qwen3 MoE", layers=tuple(layers))

@@ -1,6 +1,7 @@
-"""Random Qwen3.5s, as MLX's tools and as the hub have them; steps of ours."""
+"""Random hybrids of Qwen's, as MLX's tools and as the hub have them; steps of ours."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from engine.models.forward import Forward
 from kvcache.layout import KVFormat
 from kvcache.manager import KVCacheManager
 from tests.engine.models.forwards import cache_for
+from tests.experts import names_apart, names_fused
 from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_model
 
@@ -23,15 +25,17 @@ SPEC = ModelSpec(
     intermediate_size=256,
     vocab_size=512,
 )
-FIELDS: dict[str, Any] = {
-    "model_type": "qwen3_5",
-    "architectures": ["Qwen3_5ForConditionalGeneration"],
+DELTA: dict[str, Any] = {
     "full_attention_interval": 3,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
+}
+FIELDS: dict[str, Any] = DELTA | {
+    "model_type": "qwen3_5",
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10_000_000.0,
@@ -39,31 +43,78 @@ FIELDS: dict[str, Any] = {
     },
     "rope_theta": ...,
 }
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 128,
+}
+QWEN3_5_MOE: dict[str, Any] = (
+    FIELDS
+    | EXPERTS
+    | {
+        "model_type": "qwen3_5_moe",
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "intermediate_size": ...,
+    }
+)
+QWEN3_NEXT: dict[str, Any] = (
+    DELTA
+    | EXPERTS
+    | {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "partial_rotary_factor": 0.25,
+    }
+)
+EIGHT_BITS = {"bits": 8, "group_size": 64}
+MIXED: dict[str, Any] = {
+    "bits": 4,
+    "group_size": 64,
+    "layers": {"mlp.gate": EIGHT_BITS, "shared_expert_gate": EIGHT_BITS},
+}
+"""As mlx-lm packs mixtures of experts."""
+ON_THE_HUB = {"qwen3_5_moe": names_fused, "qwen3_next": names_apart}
 TEXT_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
 
 
-def write_hybrid(folder: Path, spec: ModelSpec = SPEC, *, hub: bool = False, **how: Any) -> Path:
-    """A model whose weights are all random. hub: named and kept as the hub has them, with parts
-    that text does not need. how: as for write_model."""
-    write_model(folder, spec, **FIELDS | how)
+def write_hybrid(
+    folder: Path,
+    spec: ModelSpec = SPEC,
+    *,
+    hub: bool = False,
+    extra: Sequence[str] = (),
+    **how: Any,
+) -> Path:
+    """A model whose weights are all random, a dense Qwen3.5 unless fields are another's. hub: named
+    and kept as the hub has them, with parts that text does not need. extra: more tensors. how: as
+    for write_model."""
+    fields = how if "model_type" in how else FIELDS | how
+    write_model(folder, spec, **fields)
     file = folder / "model.safetensors"
     weights = cast(dict[str, mx.array], mx.load(str(file)))
     for number, (name, array) in enumerate(sorted(weights.items())):
         if array.ndim == 1 and not name.endswith((".A_log", ".scales", ".biases")):
             noise = mx.random.normal(array.shape, key=mx.random.key(number)) * 0.3
             weights[name] = (array + noise).astype(array.dtype)
+    weights |= {name: mx.ones((4,)) for name in extra}
+    nested = str(fields["model_type"]).startswith("qwen3_5")
     if hub:
         weights = dict(_as_on_the_hub(name, array) for name, array in weights.items())
-        for name in ("mtp.norm.weight", "model.visual.merger.norm.weight"):
-            weights[name] = mx.ones((4,))
+        weights["mtp.norm.weight"] = mx.ones((4,))
+    if hub and nested:
+        weights["model.visual.merger.norm.weight"] = mx.ones((4,))
         config = json.loads((folder / "config.json").read_text())
         outer = ("model_type", "architectures", "quantization", "tie_word_embeddings")
-        nested = {key: value for key, value in config.items() if key not in outer[:3]}
+        inner = {key: value for key, value in config.items() if key not in outer[:3]}
         kept = {key: value for key, value in config.items() if key in outer}
-        (folder / "config.json").write_text(json.dumps(kept | {"text_config": nested}))
+        (folder / "config.json").write_text(json.dumps(kept | {"text_config": inner}))
     mx.eval(weights)
     mx.save_safetensors(str(file), weights, {"format": "mlx"})
-    return folder
+    return ON_THE_HUB.get(fields["model_type"], Path)(folder) if hub else folder
 
 
 def _as_on_the_hub(name: str, array: mx.array) -> tuple[str, mx.array]:

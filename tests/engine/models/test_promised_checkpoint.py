@@ -10,6 +10,7 @@ import pytest
 from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
 from engine.models.tensors import NAMINGS
+from tests.engine.models.hybrids import FIELDS, QWEN3_5_MOE, QWEN3_NEXT, write_hybrid
 from tests.models import QWEN3_4B, TINY, ModelSpec, write_config, write_embedding_model, write_model
 
 HEAD_BYTES = TINY.vocab_size * TINY.hidden_size * 4
@@ -60,6 +61,14 @@ def test_a_head_that_is_never_read_is_no_weight(tmp_path: Path) -> None:
     promised = promised_of(whole)
     assert promised.packed_bytes == whole.packed_bytes
     assert promised.stored_bytes == whole.stored_bytes
+
+
+@pytest.mark.parametrize("fields", [FIELDS, QWEN3_5_MOE, QWEN3_NEXT], ids=str)
+def test_the_hubs_hybrids_are_known_by_their_config_alone(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    whole = read_checkpoint(write_hybrid(tmp_path, hub=True, dtype="float16", **fields))
+    assert promised_of(whole) == replace(whole, naming=NAMINGS[0], unread=())
 
 
 def test_files_that_are_larger_than_the_promise_count_as_they_are(tmp_path: Path) -> None:

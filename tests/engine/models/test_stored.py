@@ -49,3 +49,16 @@ def test_what_is_taken_is_gone() -> None:
     weights.matrix(MATRIX)
     with pytest.raises(KeyError, match=r"layer\.weight"):
         weights.matrix(MATRIX)
+
+
+def test_outputs_that_files_have_in_groups_are_read_part_by_part() -> None:
+    numbers = mx.arange(12.0)[:, None] * mx.ones((1, 64))
+    matrix = Matrix("layer", 12, 64, parts=(1, 3, 2))
+    wanted = [0, 6, 1, 2, 3, 7, 8, 9, 4, 5, 10, 11]
+    plain = StoredWeights({"layer.weight": numbers}, lambda _: None).matrix(matrix)
+    assert plain.weight[:, 0].tolist() == wanted
+    packing = Quantization(8, 64)
+    parts = mx.quantize(numbers, 64, 8)
+    arrays = dict(zip(("layer.weight", "layer.scales", "layer.biases"), parts, strict=True))
+    packed = StoredWeights(arrays, lambda _: packing).matrix(matrix)
+    assert packed.dequantized()[:, 0].tolist() == wanted

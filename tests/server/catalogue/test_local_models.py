@@ -13,6 +13,7 @@ from server.catalogue.hub import find_model
 from server.catalogue.local_models import LocalModel, hub_model, local_models
 from server.config import load
 from server.shipped import DEMO_MODEL, shipped
+from tests.engine.models.hybrids import write_hybrid
 from tests.models import TINY, write_embedding_model, write_model
 from tests.server.hub_server import Files, Hub
 
@@ -207,6 +208,14 @@ def test_what_cannot_be_served_is_listed_with_its_reason(
     assert problem in found.problem
     assert str(folder) not in found.problem
     assert found.size_bytes > 0
+
+
+def test_a_nested_config_says_what_matrices_are_stored_as(tmp_path: Path) -> None:
+    folder = write_hybrid(tmp_path / "hybrid", hub=True, dtype="bfloat16")
+    found = one(folder)
+    assert (found.family, found.quantization, found.problem) == ("qwen3_5", "bf16", None)
+    (folder / "model.safetensors").unlink()
+    assert one(folder).quantization == "bf16"
 
 
 def test_gguf_is_listed_as_what_it_is(cache: Path, tiny_model: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from server.cli.settings import read_settings
 from server.config import MIB, Config, SettingError, Tables, engine_config
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
+from tests.engine.models.hybrids import write_hybrid
 from tests.kvcache.metal_double import Device
 from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
 
@@ -100,6 +101,17 @@ def test_threat_21_a_mac_that_is_too_small_is_told_which_figure_does_not_fit(
         make_plan(read_settings(None, {}), read_checkpoint(folder))
     settings = read_settings(None, {"cache": {"kv_budget": "64MiB"}})
     assert make_plan(settings, read_checkpoint(folder)).memory.kv_budget_bytes <= 64 * MIB
+
+
+def test_the_start_says_which_parts_of_a_model_are_not_served(
+    tmp_path: Path, own_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_hybrid(tmp_path / "model", hub=True)
+    settings = read_settings(None, SMALL | {"log": {"level": "info"}})
+    configure_log(settings.log)
+    read_model(str(folder), settings)
+    said = "Qwen3.5 is served without what its files have for drafts of tokens (1 tensors), images"
+    assert said in capsys.readouterr().err
 
 
 # --- the model's files -----------------------------------------------------------------------

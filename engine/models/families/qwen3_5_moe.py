@@ -1,0 +1,13 @@
+"""Qwen3.5 and 3.6 MoE: a hybrid whose every MLP is a mixture of experts, one of them shared."""
+
+from engine.models.config import ModelConfig
+from engine.models.experts import read_experts
+from engine.models.hybrid import hybrid_decoder
+from engine.models.spec import ModelSpec
+
+
+def qwen3_5_moe(config: ModelConfig) -> ModelSpec:
+    """Return the spec of a Qwen3.5 MoE. Raises CheckpointError."""
+    text = config.text
+    experts = read_experts(text, shared=True, normalised=True)
+    return hybrid_decoder(text, "Qwen3.5 MoE", [experts] * text.count("num_hidden_layers"))

@@ -1,0 +1,13 @@
+"""Qwen3-Next and Qwen3-Coder-Next: a hybrid whose MLPs are mixtures of experts with a shared one,
+all of them or every so many."""
+
+from engine.models.config import ModelConfig
+from engine.models.experts import mlps_of, read_experts
+from engine.models.hybrid import hybrid_decoder
+from engine.models.spec import ModelSpec
+
+
+def qwen3_next(config: ModelConfig) -> ModelSpec:
+    """Return the spec of a Qwen3-Next. Raises CheckpointError."""
+    mlps = mlps_of(config, read_experts(config, shared=True))
+    return hybrid_decoder(config, "Qwen3-Next", mlps)
