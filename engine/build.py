@@ -12,6 +12,7 @@ from engine.loop import Emit, EngineLoop
 from engine.machine import MachineMemory, machine_threads
 from engine.models.checkpoint import Checkpoint
 from engine.models.identity import ModelIdentity
+from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.arithmetic import Q4
 from engine.runner import Model, ModelRunner
@@ -107,17 +108,29 @@ def plan_engine(
     machine: what the processor that computes may use. choice: what stands under K and V.
     Raises BudgetError or LayoutError with the figure that does not fit.
     """
-    substrate, spec = choice.substrate, checkpoint.spec
+    problem = unserved(checkpoint.spec, choice.substrate)
+    if problem is not None:
+        raise LayoutError(f"{problem}: serve it with --kv-backend posix")
+    memory = plan_memory(config, checkpoint, machine, choice.substrate)
+    return EnginePlan(checkpoint, choice, memory, config.threads or machine_threads())
+
+
+def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
+    """Return why a model does not run there, however much memory there is; None where it does."""
     widths = {its.head_dim for its in spec.attentions}
     if substrate.on_gpu and (unknown := widths.difference(GPU_HEAD_DIMS)):
-        raise LayoutError(
-            f"the model's head_dim is {min(unknown)}, and the GPU's kernels know "
-            f"{', '.join(map(str, GPU_HEAD_DIMS))}: serve it with --kv-backend posix"
-        )
+        known = ", ".join(map(str, GPU_HEAD_DIMS))
+        return f"the model's head_dim is {min(unknown)}, and the GPU's kernels know {known}"
     if substrate.on_gpu and spec.recurrences:
-        raise LayoutError(
-            f"quire runs {spec.family} on a CPU only so far: serve it with --kv-backend posix"
-        )
+        return f"quire runs {spec.family} on a CPU only so far"
+    return None
+
+
+def plan_memory(
+    config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, substrate: Substrate
+) -> MemoryPlan:
+    """Fit a model and its cache into the memory of a machine, as ``plan_engine`` does."""
+    spec = checkpoint.spec
     shape = kv_shape(config, checkpoint, substrate)
     if checkpoint.embeds:
         config = replace(config, grammar_bytes=0)
@@ -139,15 +152,13 @@ def plan_engine(
         max_model_len=config.max_model_len,
         max_buffer_bytes=machine.max_buffer_bytes,
     )
-    memory = fit(
+    return fit(
         demand,
         request,
         shape,
         model_max_len=spec.max_position_embeddings,
         system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
     )
-    threads = config.threads or machine_threads()
-    return EnginePlan(checkpoint, choice, memory, threads)
 
 
 def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:

@@ -1,4 +1,4 @@
-"""A substrate without bytes: it counts what the others would commit, for simulations."""
+"""A substrate and cells without bytes: they count what others would commit, for simulations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import cast
 
 from kvcache.backend import Charge, Releases, Segment, StepRows
 from kvcache.layout import Group
+from kvcache.state_memory import StateRows, StateSegment
 
 
 @dataclass
@@ -104,3 +105,25 @@ class CountingBackend:
     def _next_ticket(self) -> int:
         self._ticket += 1
         return self._ticket
+
+
+@dataclass
+class CountingStates:
+    """Cells, each committed from its first write until it is released."""
+
+    num_cells: int
+    cell_bytes: int
+    _committed: set[int] = field(default_factory=set)
+
+    def rows(self, segments: Sequence[StateSegment]) -> StateRows:
+        """Return the segments in place of rows, and commit what they write."""
+        self._committed.update(cell for its in segments for _, cell in its.writes)
+        return cast(StateRows, tuple(segments))
+
+    def release(self, cells: Sequence[int]) -> None:
+        """Release cells: they are no longer committed."""
+        self._committed.difference_update(cells)
+
+    def committed_bytes(self) -> int:
+        """Return the bytes of all cells that hold memory."""
+        return len(self._committed) * self.cell_bytes

@@ -107,8 +107,8 @@ class MemoryPlan:
     """For the states of recurrent layers, beside K and V."""
 
     @property
-    def state_bytes(self) -> int:
-        """Return what all cells take."""
+    def states_bytes(self) -> int:
+        """Return the bytes of all cells."""
         cell = self.layout.shape.cell
         return 0 if cell is None else self.num_cells * cell.cell_bytes
 
@@ -144,6 +144,7 @@ class MemoryPlan:
             "grammar_bytes": demand.grammar_bytes,
             "kv_budget_bytes": self.kv_budget_bytes,
             "kv_bytes_per_token": layout.bytes_per_token,
+            "states_bytes": self.states_bytes,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
         }
@@ -152,8 +153,9 @@ class MemoryPlan:
         """Return the sum in one line."""
         demand, tokens = self.demand, self.kv_budget_bytes // self.layout.bytes_per_token
         whole = "the GPU's working set" if demand.on_gpu else "this machine"
+        states = f"states up to {gib(self.states_bytes)}, " if self.num_cells else ""
         return (
-            f"K and V up to {gib(self.kv_budget_bytes)} ({tokens} tokens), weights "
+            f"K and V up to {gib(self.kv_budget_bytes)} ({tokens} tokens), {states}weights "
             f"{gib(demand.weights_bytes)}, of {gib(demand.machine_bytes)} of {whole}"
         )
 
@@ -173,7 +175,7 @@ class MemoryPlan:
             ("K and V, at most", self.kv_budget_bytes),
         ]
         if self.num_cells:
-            sizes.append(("states, at most", self.state_bytes))
+            sizes.append(("states, at most", self.states_bytes))
         tokens = self.kv_budget_bytes // layout.bytes_per_token
         notes = [] if self.note is None else [self.note]
         return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [
@@ -181,8 +183,19 @@ class MemoryPlan:
             f"{layout.tokens_per_block} tokens ({gib(layout.block_bytes)}), "
             f"{self.kv_budget_bytes // layout.heap_bytes} heaps of {gib(layout.heap_bytes)}"
             + (f" in {len(layout.groups)} groups" if len(layout.groups) > 1 else ""),
+            *self._of_states(),
             f"limits: {self.max_model_len} tokens per sequence, {self.max_num_seqs} sequences",
             *notes,
+        ]
+
+    def _of_states(self) -> list[str]:
+        """Return what states are, as a line; none where there are none."""
+        if not self.num_cells:
+            return []
+        cell_bytes = self.states_bytes // self.num_cells
+        return [
+            f"states: {self.num_cells} cells of {gib(cell_bytes)}, {CELLS_PER_SEQUENCE} for each "
+            "sequence that runs"
         ]
 
 
@@ -217,11 +230,16 @@ def fit(
     smallest = smallest_context(asked, model_max_len)
     if asked is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # a budget that is set may be as small as the user likes
-    budget = _kv_budget(demand, request, shape.bytes_per_token, asked or model_max_len, smallest)
+    budget = _budget(demand, request, shape.bytes_per_token, smallest)
     num_cells, cell_bytes = 0, 0 if shape.cell is None else shape.cell.cell_bytes
     if cell_bytes:
-        num_cells = _num_cells(budget, cell_bytes, request.max_num_seqs)
+        num_cells = cells_within(budget, cell_bytes, request.max_num_seqs)
         budget -= num_cells * cell_bytes
+    if request.settings.kv_budget_bytes is None:
+        # More than every sequence at full length can never be used; a heap more covers the
+        # rounding.
+        most = request.max_num_seqs * (asked or model_max_len) * shape.bytes_per_token
+        budget = min(budget, most + request.settings.heap_bytes)
     arena = request.largest_arena
     clamped = arena is not None and budget > arena
     budget = min(budget, budget if arena is None else arena)
@@ -259,7 +277,7 @@ def fit(
     return MemoryPlan(demand, layout, kv_bytes, max_len, sequences, note, num_cells)
 
 
-def _num_cells(budget: int, cell_bytes: int, max_sequences: int) -> int:
+def cells_within(budget: int, cell_bytes: int, max_sequences: int) -> int:
     """Return how many cells share a budget with K and V: a third of it, but enough for one sequence
     and one end of a turn, and no more than all sequences can use.
 
@@ -289,11 +307,11 @@ def usable_bytes(
     return left if on_gpu else min(left, available_bytes)
 
 
-def _kv_budget(
-    demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, longest: int, smallest: int
+def _budget(
+    demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, smallest: int
 ) -> int:
-    """Return the bytes for K and V, not yet whole heaps. longest, smallest: tokens of the longest
-    sequence, and of one that must fit."""
+    """Return the bytes for K, V and states, not yet whole heaps. smallest: tokens of one sequence
+    that must fit."""
     asked = request.settings.kv_budget_bytes
     if asked is not None:
         room = demand.machine_bytes - demand.fixed_bytes
@@ -315,9 +333,7 @@ def _kv_budget(
             "serve a smaller model, lower --max-model-len, --max-num-batched-tokens or --headroom "
             f"({gib(demand.headroom_bytes)} now), or take it from others with --kv-budget"
         )
-    # More than every sequence at full length can never be used; a heap more covers the rounding.
-    max_bytes = request.max_num_seqs * longest * bytes_per_token
-    return min(left, max_bytes + request.settings.heap_bytes)
+    return left
 
 
 def _context_that_fits(

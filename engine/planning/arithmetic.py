@@ -11,6 +11,8 @@ from engine.models.config import AFFINE, Quantization
 from engine.models.safetensors_headers import ITEM_BYTES
 from engine.models.tensors import grouped_tensors, packed_kind
 from engine.planning.shape import ModelShape
+from kvcache.layout import KVFormat, KVShape
+from kvcache.state_cache import CELLS_PER_SEQUENCE
 
 KIB = 1024
 # What MLX's affine quantisation keeps beside the codes of each group: a scale and a bias.
@@ -74,10 +76,19 @@ class Resident:
     weights_bytes: int
     kv_bytes: int
 
+    states_bytes: int = 0
+    """Of all that one sequence's states may take."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes of K and V, and of states."""
+        return self.kv_bytes + self.states_bytes
+
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of weights and K and V; activations and caches are not in it."""
-        return self.weights_bytes + self.kv_bytes
+        """Return the bytes of weights, K and V, and states; activations and caches are not in
+        it."""
+        return self.weights_bytes + self.kept_bytes
 
 
 def weights_bytes(shape: ModelShape, packing: Packing) -> int:
@@ -90,9 +101,30 @@ def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
     return packing.bytes_of(shape.kv_numbers_per_token)
 
 
+def kv_shape(shape: ModelShape) -> KVShape:
+    """Return the shape of what is kept of a sequence, with K and V in bf16."""
+    return shape.spec.kv_shape(KVFormat.BFLOAT16)
+
+
+def cell_bytes(shape: ModelShape) -> int:
+    """Return the bytes of the states of one sequence at one position; 0 where it has none."""
+    cell = kv_shape(shape).cell
+    return 0 if cell is None else cell.cell_bytes
+
+
+def states_bytes(shape: ModelShape) -> int:
+    """Return the bytes of the cells that a sequence may need while it runs."""
+    return CELLS_PER_SEQUENCE * cell_bytes(shape)
+
+
 def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> Resident:
-    """Return the bytes of weights and of K and V of ``context`` tokens, of one sequence or of
-    several together."""
+    """Return the bytes of weights, of K and V of ``context`` tokens, of one sequence or of several
+    together, and of one sequence's states."""
     return Resident(
-        weights, kv, context, weights_bytes(shape, weights), context * kv_bytes_per_token(shape, kv)
+        weights,
+        kv,
+        context,
+        weights_bytes(shape, weights),
+        context * kv_bytes_per_token(shape, kv),
+        states_bytes(shape),
     )

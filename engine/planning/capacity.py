@@ -4,6 +4,7 @@ memory size and a context."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from engine.build import unserved
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory
 from engine.models.weights import compute_itemsize
@@ -15,6 +16,8 @@ from engine.planning.arithmetic import (
     WEIGHT_PACKINGS,
     Packing,
     Resident,
+    cell_bytes,
+    kv_shape,
     own_packing,
     resident,
     weights_bytes,
@@ -31,14 +34,18 @@ from engine.planning.simulator import (
 )
 from engine.step_memory import memory_demand
 from kvcache.layout import (
-    KVFormat,
     KVLayout,
-    KVShape,
     dense_layout,
     grouped_layout,
     paged_layout,
 )
-from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, MemoryDemand
+from kvcache.memory_budget import (
+    SMALLEST_CONTEXT_TOKENS,
+    BudgetError,
+    MemoryDemand,
+    cells_within,
+)
+from kvcache.state_cache import CELLS_PER_SEQUENCE
 from kvcache.substrates import Substrate
 
 CHUNK_TOKENS = 256
@@ -47,6 +54,27 @@ CHUNK_TOKENS = 256
 SEED = 0
 REQUESTS = 48
 MEAN_GAP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What weights leave to sequences."""
+
+    kv_bytes: int
+    """For K and V; 0 where the weights alone are too much."""
+    num_cells: int = 0
+    """For states."""
+    cell_bytes: int = 0
+    """0 where the model has none."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes for K, V and states."""
+        return self.kv_bytes + self.num_cells * self.cell_bytes
+
+    def sequences(self, most: int) -> int:
+        """Return how many sequences run at once. most: by their K and V."""
+        return min(most, self.num_cells // CELLS_PER_SEQUENCE) if self.cell_bytes else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +88,11 @@ class Allocation:
         """Return what a sequence of so many tokens is charged."""
         return self.layout.blocks_for(tokens) * self.layout.block_bytes
 
-    def fit(self, kv_budget_bytes: int, tokens: int) -> int:
-        """Return how many sequences of so many tokens a budget holds, in whole heaps."""
+    def fit(self, room: Room, tokens: int) -> int:
+        """Return how many sequences of so many tokens it holds, in whole heaps."""
         layout = self.layout
-        held = kv_budget_bytes // layout.heap_bytes * layout.heap_tokens
-        return held // layout.tokens_per_block // layout.blocks_for(tokens)
+        held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
+        return room.sequences(held // layout.tokens_per_block // layout.blocks_for(tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +101,12 @@ class QuantisationStep:
 
     resident: Resident
     """For one sequence of the whole context."""
-    kv_budget_bytes: int
-    """0 where the weights alone are too much."""
+    room: Room
 
     @property
     def contexts(self) -> int:
         """Return how many sequences of the whole context fit at once."""
-        return self.kv_budget_bytes // self.resident.kv_bytes
+        return self.room.sequences(self.room.kv_bytes // self.resident.kv_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +114,7 @@ class Fit:
     """How many sequences fit, by what their weights are packed in. By allocation, in its order."""
 
     weights: Packing
-    kv_budget_bytes: int
+    room: Room
     tokens: int
     """Of K and V, in whole heaps of quire's own; 0 where it would not serve."""
     whole_context: tuple[int, ...]
@@ -99,7 +126,7 @@ class Crowd:
     """The simulated workload, and how it went under each allocation, in their order."""
 
     weights: Packing
-    kv_budget_bytes: int
+    room: Room
     requests: int
     reports: tuple[SimulationReport, ...]
 
@@ -124,6 +151,8 @@ class CapacityReport:
     mean_tokens: int
     """Of the workload's sequences, prompt and answer."""
     fits: tuple[Fit, ...]
+    problem: str | None
+    """Why the model does not run on the device, whatever memory it has; None where it does."""
     crowd: Crowd | None
     """None where not even the smallest weights leave room for one context."""
 
@@ -146,12 +175,13 @@ def plan_capacity(
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
     machine = MachineMemory(memory_bytes, memory_bytes)
+    substrate = Substrate.SPARSE if device.on_gpu else Substrate.POSIX
     demand = memory_demand(
         shape.spec,
         replace(config, max_model_len=context),
         gpu_memory(machine, working_set_bytes) if device.on_gpu else machine,
         kv_shape(shape),
-        Substrate.SPARSE if device.on_gpu else Substrate.POSIX,
+        substrate,
         compute_itemsize("BF16", on_gpu=device.on_gpu),
     )
     allocations = allocations_of(shape, device, context, config)
@@ -161,7 +191,7 @@ def plan_capacity(
     mean_tokens = sum(arrival.tokens for arrival in arrivals) // len(arrivals)
     steps = tuple(
         QuantisationStep(
-            resident(shape, weights, kv, context), kv_budget(demand, weights_bytes(shape, weights))
+            resident(shape, weights, kv, context), room_of(shape, demand, weights, config)
         )
         for weights, kv in STEPS
     )
@@ -179,25 +209,31 @@ def plan_capacity(
         fits=tuple(
             _fit(
                 packing,
-                kv_budget(demand, weights_bytes(shape, packing)),
+                room_of(shape, demand, packing, config),
                 allocations,
                 context,
                 mean_tokens,
             )
             for packing in WEIGHT_PACKINGS
         ),
+        problem=unserved(shape.spec, substrate),
         crowd=_crowd(shape, device, demand, allocations, arrivals, context, config),
     )
 
 
-def kv_budget(demand: MemoryDemand, weights: int) -> int:
-    """Return what weights of so many bytes leave to K and V; 0 where they are too much."""
-    return max(0, demand.usable_bytes - demand.fixed_bytes - weights)
-
-
-def kv_shape(shape: ModelShape) -> KVShape:
-    """Return the shape of K and V in bf16."""
-    return shape.spec.kv_shape(KVFormat.BFLOAT16)
+def room_of(
+    shape: ModelShape, demand: MemoryDemand, weights: Packing, config: EngineConfig
+) -> Room:
+    """Return what weights in that packing leave."""
+    left = max(0, demand.usable_bytes - demand.fixed_bytes - weights_bytes(shape, weights))
+    size = cell_bytes(shape)
+    if not size:
+        return Room(left)
+    try:
+        cells = cells_within(left, size, config.max_num_seqs)
+    except BudgetError:
+        return Room(0, 0, size)
+    return Room(left - cells * size, cells, size)
 
 
 def allocations_of(
@@ -230,19 +266,19 @@ def allocations_of(
 
 def _fit(
     weights: Packing,
-    budget: int,
+    room: Room,
     allocations: Sequence[Allocation],
     context: int,
     mean_tokens: int,
 ) -> Fit:
     own = allocations[-1].layout
-    tokens = budget // own.heap_bytes * own.heap_tokens
+    tokens = room.kv_bytes // own.heap_bytes * own.heap_tokens
     return Fit(
         weights,
-        budget,
+        room,
         tokens if tokens >= min(SMALLEST_CONTEXT_TOKENS, context) else 0,
-        tuple(allocation.fit(budget, context) for allocation in allocations),
-        tuple(allocation.fit(budget, mean_tokens) for allocation in allocations),
+        tuple(allocation.fit(room, context) for allocation in allocations),
+        tuple(allocation.fit(room, mean_tokens) for allocation in allocations),
     )
 
 
@@ -259,18 +295,19 @@ def _crowd(
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
     for weights in packings:
-        budget = kv_budget(demand, weights_bytes(shape, weights))
-        if all(allocation.fit(budget, context) for allocation in allocations):
+        room = room_of(shape, demand, weights, config)
+        if all(allocation.fit(room, context) for allocation in allocations):
             break
     else:
         return None
     limits = SimulationLimits(
-        kv_budget_bytes=budget,
+        kv_budget_bytes=room.kv_bytes,
         max_model_len=context,
         max_num_seqs=len(arrivals),
         max_num_batched_tokens=config.max_num_batched_tokens,
         step_time_target_s=config.step_time_target_ms / 1000,
+        num_cells=room.num_cells,
     )
     cost = CostModel.of(shape, device, weights, BF16)
     reports = [Simulation(a.layout, cost, limits, arrivals).run() for a in allocations]
-    return Crowd(weights, budget, len(arrivals), tuple(reports))
+    return Crowd(weights, room, len(arrivals), tuple(reports))

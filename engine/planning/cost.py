@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.models.spec import Experts
-from engine.planning.arithmetic import VECTOR_BYTES, Packing, kv_bytes_per_token
+from engine.planning.arithmetic import VECTOR_BYTES, Packing, kv_bytes_per_token, kv_shape
 from engine.planning.devices import Device
 from engine.planning.shape import ModelShape
+
+# Of a number of a state and a token: it decays, is multiplied by the key and by the query, and the
+# key's part is added to it.
+STATE_OPS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +18,8 @@ class CostModel:
     """Bytes and operations of a step of one model on one device.
 
     A step reads the weights once, however many tokens it computes, but of experts only those that
-    its tokens choose, as if at random; and the K and V of every sequence up to its last token.
+    its tokens choose, as if at random; the K and V of every sequence up to its last token; and its
+    states, which it writes as well.
     Activations stay in caches and are not counted.
     """
 
@@ -30,6 +35,8 @@ class CostModel:
     """Of attention, for each pair of a token and one that it sees."""
     mixtures: tuple[tuple[Experts, int], ...] = ()
     """Of each layer that has one, and the bytes of one expert."""
+    state_bytes: int = 0
+    """Of a sequence's states, which a step reads and writes."""
 
     @classmethod
     def of(cls, shape: ModelShape, device: Device, weights: Packing, kv: Packing) -> "CostModel":
@@ -47,12 +54,14 @@ class CostModel:
             weights_bytes=weights.bytes_of(layers - experts + embedding)
             + VECTOR_BYTES * shape.vector_numbers,
             kv_bytes_per_token=kv_bytes_per_token(shape, kv),
-            ops_per_token=2 * (layers - experts + active),
+            ops_per_token=2 * (layers - experts + active)
+            + sum(STATE_OPS * its.values_width * its.key_dim for its in spec.recurrences),
             ops_per_row=2 * embedding,
             ops_per_pair=sum(4 * its.heads * its.head_dim for its in spec.attentions),
             mixtures=tuple(
                 (its, weights.bytes_of(size)) for its, size in zip(mixtures, one, strict=True)
             ),
+            state_bytes=sum(its.states_bytes for its in kv_shape(shape).states),
         )
 
     def weights_read(self, tokens: int) -> float:
@@ -67,6 +76,7 @@ class CostModel:
         touched = sum(start + 2 * count for start, count in plan)
         pairs = sum(count * start + count * (count + 1) // 2 for start, count in plan)
         bytes_moved = self.weights_read(tokens) + self.kv_bytes_per_token * touched
+        bytes_moved += 2 * self.states_bytes * len(plan)
         ops = self.ops_per_token * tokens + self.ops_per_row * len(plan) + self.ops_per_pair * pairs
         device = self.device
         return device.step_overhead_s + max(

@@ -25,7 +25,7 @@ from engine.types import (
     SamplingParams,
     TokenEvent,
 )
-from kvcache.counting import CountingBackend
+from kvcache.counting import CountingBackend, CountingStates
 from kvcache.layout import KVLayout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
@@ -142,6 +142,8 @@ class SimulationLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     step_time_target_s: float
+    num_cells: int = 0
+    """For states of recurrent layers, beside the budget of K and V."""
     check_every_step: bool = False
 
 
@@ -218,11 +220,15 @@ class Simulation:
         )
         self.clock = SimulatedClock()
         self.backends = [CountingBackend(group) for group in layout.groups]
+        self.states: CountingStates | None = None
+        if (cell := layout.shape.cell) is not None:
+            self.states = CountingStates(limits.num_cells, cell.cell_bytes)
         self.kv = KVCacheManager(
             layout,
             self.backends,
             CacheLimits(limits.kv_budget_bytes, limits.max_num_seqs, config),
             identity=b"simulated",
+            states=self.states,
         )
         most = limits.max_num_batched_tokens
         self.scheduler = Scheduler(
@@ -280,7 +286,7 @@ class Simulation:
                     self.clock.now_s,
                     self.scheduler.num_running,
                     self.scheduler.num_waiting,
-                    sum(backend.committed_bytes() for backend in self.backends),
+                    self._committed_bytes(),
                 )
             )
         elif self._unfinished:
@@ -288,6 +294,10 @@ class Simulation:
             assert self._idle_steps < MAX_IDLE_STEPS, "the engine stands still"
         else:
             self.clock.advance(max(0.0, self._coming[0].at_s - start_s))
+
+    def _committed_bytes(self) -> int:
+        states = 0 if self.states is None else self.states.committed_bytes()
+        return sum(backend.committed_bytes() for backend in self.backends) + states
 
     def _take(self, events: list[TokenEvent]) -> None:
         for event in events:

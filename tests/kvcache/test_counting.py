@@ -1,8 +1,9 @@
 import pytest
 
 from kvcache.backend import PageBackend, Segment
-from kvcache.counting import CountingBackend
+from kvcache.counting import CountingBackend, CountingStates
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
+from kvcache.state_memory import StateMemory, StateSegment
 
 SHAPE = KVShape.uniform(2, KVSpec(2, 32, KVFormat.FLOAT32))
 
@@ -66,3 +67,13 @@ def test_rows_stand_for_themselves(group: Group) -> None:
 
 def test_there_is_nothing_to_shut_down(group: Group) -> None:
     assert CountingBackend(group).shut_down()
+
+
+def test_a_cell_is_committed_from_its_first_write_to_its_release() -> None:
+    states = CountingStates(num_cells=4, cell_bytes=1000)
+    counted: StateMemory = states
+    assert counted.num_cells == 4
+    counted.rows([StateSegment(5, None, ((3, 1), (5, 2))), StateSegment(1, 2, ((1, 2),))])
+    assert states.committed_bytes() == 2000
+    counted.release([1, 3])
+    assert states.committed_bytes() == 1000

@@ -251,7 +251,7 @@ def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_cells(
 
     found, without = planned(), plan()
     states = found.num_cells * hybrid.cell.cell_bytes
-    assert (found.state_bytes, without.state_bytes) == (states, 0)
+    assert (found.states_bytes, without.state_bytes) == (states, 0)
     assert states == pytest.approx(without.kv_budget_bytes / 3, rel=0.05)
     assert found.kv_budget_bytes + states <= 9.5 * GIB
     assert found.max_num_seqs == found.num_cells // 3 < 32
@@ -260,3 +260,15 @@ def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_cells(
     assert (few.num_cells, few.max_num_seqs) == (4, 1)
     with pytest.raises(BudgetError, match="the states of one sequence need 4 cells of"):
         planned(kv_budget_bytes=4 * hybrid.cell.cell_bytes)
+
+
+def test_a_short_context_takes_no_memory_from_states() -> None:
+    hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
+
+    def planned(context: int) -> MemoryPlan:
+        request = asked(max_model_len=context)
+        return fit(DEMAND, request, hybrid, model_max_len=40960, system_page_bytes=4096)
+
+    short, long = planned(512), planned(40960)
+    assert short.num_cells == long.num_cells
+    assert short.kv_budget_bytes < long.kv_budget_bytes

@@ -64,9 +64,9 @@ def weights_and_kv(report: CapacityReport) -> Figure:
     known = report.shape.max_position_embeddings
     labels = [tokens_label(r.context) + " *" * (r.context > known) for r in report.by_context]
     weights = [r.weights_bytes / GIB for r in report.by_context]
-    kv = [r.kv_bytes / GIB for r in report.by_context]
+    kept = [r.kept_bytes / GIB for r in report.by_context]
     axes.bar(labels, weights, color=WEIGHTS_COLOUR, label="weights", width=0.6)
-    bars = axes.bar(labels, kv, bottom=weights, color=KV_COLOUR, label="K and V", width=0.6)
+    bars = axes.bar(labels, kept, bottom=weights, color=KV_COLOUR, label=_kept(report), width=0.6)
     totals = [f"{r.total_bytes / GIB:.1f}" for r in report.by_context]
     axes.bar_label(bars, totals, padding=3)
     _limit(axes, report)
@@ -84,9 +84,9 @@ def quantisation(report: CapacityReport) -> Figure:
     steps = [step.resident for step in reversed(report.steps)]
     labels = [pair_name(r.weights, r.kv) + " *" * (r.kv != BF16) for r in steps]
     weights = [r.weights_bytes / GIB for r in steps]
-    kv = [r.kv_bytes / GIB for r in steps]
+    kept = [r.kept_bytes / GIB for r in steps]
     axes.barh(labels, weights, color=WEIGHTS_COLOUR, label="weights", height=0.6)
-    bars = axes.barh(labels, kv, left=weights, color=KV_COLOUR, label="K and V", height=0.6)
+    bars = axes.barh(labels, kept, left=weights, color=KV_COLOUR, label=_kept(report), height=0.6)
     axes.bar_label(bars, [f"{r.total_bytes / GIB:.1f}" for r in steps], padding=3)
     room = _room_bytes(report) / GIB
     axes.axvline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
@@ -197,7 +197,7 @@ def crowd(report: CapacityReport) -> Figure:
         charged.step(times, sizes, where="post", color=colour, lw=1)
     running.set_ylabel("sequences running")
     running.legend(frameon=False)
-    budget = report.crowd.kv_budget_bytes / GIB
+    budget = report.crowd.room.total_bytes / GIB
     charged.axhline(budget, color=LIMIT_COLOUR, linestyle="--", label=f"budget: {budget:.1f} GiB")
     charged.set_ylabel("committed (GiB)")
     charged.legend(loc="lower right", frameon=False)
@@ -206,6 +206,10 @@ def crowd(report: CapacityReport) -> Figure:
         axes.set_ylim(bottom=0)
         _plain(axes)
     return figure
+
+
+def _kept(report: CapacityReport) -> str:
+    return "K, V and states" if report.by_context[0].states_bytes else "K and V"
 
 
 def _sign(figure: Figure, model: str) -> None:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from engine.planning.arithmetic import BF16, Packing, kv_bytes_per_token
+from engine.planning.arithmetic import BF16, Packing, cell_bytes, kv_bytes_per_token
 from engine.planning.capacity import CapacityReport
 
 COLUMNS = 100
@@ -62,25 +62,34 @@ def _head(report: CapacityReport) -> Iterator[str]:
         f"{gib(demand.activation_bytes)}, MLX's cache {gib(demand.mlx_cache_bytes)}, "
         f"compiled grammars {gib(demand.grammar_bytes)}."
     )
+    if report.problem is not None:
+        yield from note(f"This is what would fit, and is not served yet: {report.problem}.")
 
 
 def _by_context(report: CapacityReport) -> Iterator[str]:
     first = report.by_context[0]
     yield f"Weights against K and V by context, in GiB, both {first.kv.name}"
     per_token = kv_bytes_per_token(report.shape, first.kv)
-    yield from note(f"Every token of context costs {per_token / KIB:g} KiB.")
+    states = bool(first.states_bytes)
+    beside = (
+        f" Beside that a sequence may have {gib(first.states_bytes)} GiB, however long it is: the "
+        f"states of its recurrent layers, in cells of {gib(cell_bytes(report.shape))}."
+    )
+    yield from note(f"Every token of context costs {per_token / KIB:g} KiB.{beside * states}")
     known = report.shape.max_position_embeddings
     rows = [
         (
             f"{r.context}" + (" *" if r.context > known else ""),
             gib(r.weights_bytes),
             gib(r.kv_bytes),
+            *([gib(r.states_bytes)] if states else []),
             gib(r.total_bytes),
             f"{r.kv_bytes / r.total_bytes:.0%}",
         )
         for r in report.by_context
     ]
-    yield from table(("context", "weights", "K and V", "resident", "K and V share"), rows)
+    kept = ("K and V", "states") if states else ("K and V",)
+    yield from table(("context", "weights", *kept, "resident", "K and V share"), rows)
     if report.by_context[-1].context > known:
         yield from note(f"* beyond the {known} positions that the model knows")
 
@@ -100,7 +109,7 @@ def _quantisation(report: CapacityReport) -> Iterator[str]:
             gib(step.resident.kv_bytes),
             gib(step.resident.total_bytes),
             gib(first.total_bytes - step.resident.total_bytes),
-            gib(step.kv_budget_bytes),
+            gib(step.room.kv_bytes),
             str(step.contexts),
         )
         for step in report.steps
@@ -159,7 +168,7 @@ def _fits(report: CapacityReport) -> Iterator[str]:
     rows = [
         (
             fit.weights.name,
-            gib(fit.kv_budget_bytes),
+            gib(fit.room.kv_bytes),
             str(fit.tokens or "refused"),
             str(fit.whole_context[-1]),
             *map(str, fit.mean_length),

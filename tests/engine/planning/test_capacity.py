@@ -4,20 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from engine.build import plan_engine
+from engine.build import plan_engine, plan_memory
 from engine.machine import MachineMemory, gpu_memory
 from engine.models.config import Quantization
 from engine.models.promised_checkpoint import promised_checkpoint
 from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
-from engine.planning.devices import Device, find_device
+from engine.planning.devices import CPU, Device, find_device
 from engine.planning.shape import ModelShape, read_shape
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG
 from tests.models import QWEN3_4B, write_config
+from tests.published import PUBLISHED
 
+KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 CONTEXT = 4096
@@ -64,11 +66,11 @@ def test_what_is_left_to_the_cache_is_what_serving_would_leave(
     served = plan_engine(config, checkpoint, machine, choice).memory.demand
     assert served.usable_bytes == 10.5 * GIB
     assert report.demand == replace(served, weights_bytes=0)
-    assert report.steps[0].kv_budget_bytes == served.usable_bytes - served.fixed_bytes
+    assert report.steps[0].room.kv_bytes == served.usable_bytes - served.fixed_bytes
     for step in report.steps:
         left = report.demand.usable_bytes - report.demand.fixed_bytes - step.resident.weights_bytes
-        assert step.kv_budget_bytes == max(0, left)
-        assert step.contexts == step.kv_budget_bytes // step.resident.kv_bytes
+        assert step.room.kv_bytes == max(0, left)
+        assert step.contexts == step.room.kv_bytes // step.resident.kv_bytes
 
 
 def test_a_gpu_that_says_what_it_may_use_is_believed(qwen3_4b: ModelShape, device: Device) -> None:
@@ -140,10 +142,52 @@ def test_the_crowd_of_a_packed_model_runs_in_its_own_packing(
 def test_no_crowd_runs_where_not_one_sequence_fits(qwen3_4b: ModelShape, device: Device) -> None:
     report = plan_capacity(qwen3_4b, device, 3 * GIB, CONTEXT, SERVER)
     assert report.crowd is None
-    assert all(step.kv_budget_bytes == 0 for step in report.steps)
+    assert all(step.room.kv_bytes == 0 for step in report.steps)
 
 
 def test_a_row_that_divides_no_page_is_refused(tmp_path: Path, device: Device) -> None:
     odd = read_shape(write_config(tmp_path, replace(QWEN3_4B, head_dim=129)))
     with pytest.raises(LayoutError, match="divide no page"):
         plan_capacity(odd, device, 18 * GIB, CONTEXT, SERVER)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "hybrid"
+    return PUBLISHED["Qwen3.5-4B"].write(folder, quantization={"group_size": 64, "bits": 4})
+
+
+@pytest.mark.parametrize("memory", [8, 16, 24])
+def test_states_are_planned_as_serving_would_have_them(
+    hybrid: Path, device: Device, memory: int
+) -> None:
+    report = plan_capacity(read_shape(hybrid), device, memory * GIB, CONTEXT, SERVER)
+    fit = report.fits[-1]
+    checkpoint = promised_checkpoint(hybrid, report.steps[-1].resident.weights_bytes)
+    machine = gpu_memory(MachineMemory(memory * GIB, memory * GIB), memory * GIB * 2 // 3)
+    config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
+    served = plan_memory(config, checkpoint, machine, Substrate.SPARSE)
+    assert fit.room.num_cells == served.num_cells
+    assert fit.room.total_bytes - fit.room.kv_bytes == served.states_bytes > 0
+    # More than all sequences at full length can use serving leaves to others.
+    most = (SERVER.max_num_seqs * CONTEXT + served.layout.heap_tokens) * 32 * KIB
+    assert served.kv_budget_bytes == pytest.approx(min(fit.room.kv_bytes, most), abs=64 * MIB)
+    assert fit.mean_length[-1] <= served.max_num_seqs == served.num_cells // 3
+    assert report.crowd is not None
+    ours = report.crowd.reports[-1]
+    assert ours.peak_running == fit.mean_length[-1] or ours.peak_running == capacity.REQUESTS
+    assert 0 < ours.peak_committed_bytes <= report.crowd.room.total_bytes
+
+
+def test_a_model_without_room_for_its_states_does_not_fit(hybrid: Path, device: Device) -> None:
+    report = plan_capacity(read_shape(hybrid), device, 4 * GIB, CONTEXT, SERVER)
+    assert {step.room.kv_bytes for step in report.steps} == {0}
+    assert {step.contexts for step in report.steps} == {0}
+    assert report.crowd is None
+
+
+def test_a_plan_says_what_is_not_served_there_yet(hybrid: Path, device: Device) -> None:
+    shape = read_shape(hybrid)
+    assert plan_capacity(shape, CPU, 8 * GIB, CONTEXT, SERVER).problem is None
+    gpu = plan_capacity(shape, device, 4 * GIB, CONTEXT, SERVER)
+    assert gpu.problem == "quire runs Qwen3.5 on a CPU only so far"

@@ -7,23 +7,10 @@ from engine.planning.arithmetic import BF16, Q4, weights_bytes
 from engine.planning.cost import CostModel
 from engine.planning.devices import CPU, Device
 from engine.planning.shape import ModelShape, read_shape
-from tests.experts import QWEN3_MOE
-from tests.models import ModelSpec, write_config
+from tests.published import PUBLISHED
 
 DEVICE = replace(CPU, bytes_per_s=100e9, ops_per_s=10e12, step_overhead_s=0.001)
 KV_BYTES = 144 * 1024
-# Huggingface's Qwen/Qwen3-30B-A3B.
-QWEN3_30B_A3B = ModelSpec(
-    num_hidden_layers=48,
-    hidden_size=2048,
-    num_attention_heads=32,
-    num_key_value_heads=4,
-    head_dim=128,
-    intermediate_size=6144,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-)
-A3B = QWEN3_MOE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 
 
 def cost_of(shape: ModelShape, device: Device = DEVICE) -> CostModel:
@@ -66,10 +53,10 @@ def test_packed_weights_are_read_faster(qwen3_4b: ModelShape) -> None:
 
 def test_of_experts_a_step_reads_those_that_its_tokens_choose(tmp_path: Path) -> None:
     """Qwen3-30B-A3B, whose figures are 30.5 billion parameters and 3.3 that are active."""
-    shape = read_shape(write_config(tmp_path, QWEN3_30B_A3B, **A3B))
+    shape = read_shape(PUBLISHED["Qwen3-30B-A3B"].write(tmp_path))
     assert shape.parameters == pytest.approx(30.53e9, rel=1e-3)
     cost = CostModel.of(shape, DEVICE, Q4, BF16)
-    embedding = QWEN3_30B_A3B.vocab_size * QWEN3_30B_A3B.hidden_size
+    embedding = shape.spec.vocab_size * shape.spec.hidden_size
     assert cost.ops_per_token / 2 + 2 * embedding == pytest.approx(3.35e9, rel=1e-2)
     # 8 of 128 experts of 3 x 768 x 2048 in 48 layers, in 4.5 bits; all of them at last.
     expert = 48 * 3 * 768 * 2048 * 4.5 / 8
@@ -81,3 +68,31 @@ def test_of_experts_a_step_reads_those_that_its_tokens_choose(tmp_path: Path) ->
     more = cost.step_seconds([(0, 1)] * 2) - cost.step_seconds([(0, 1)])
     read = cost.weights_read(2) - cost.weights_read(1) + 2 * cost.kv_bytes_per_token
     assert more == pytest.approx(read / 100e9)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "state_mib", "kv_kib", "one_row", "four_rows"),
+    [
+        ("Qwen3.6-27B", 26.9e9, 149.6, 64, 14.5e9, 14.5e9),
+        ("Qwen3.6-35B-A3B", 34.7e9, 62.8, 20, 1.67e9, 3.26e9),
+    ],
+)
+def test_states_are_read_and_written_whatever_the_length(
+    tmp_path: Path,
+    model: str,
+    parameters: float,
+    state_mib: float,
+    kv_kib: int,
+    one_row: float,
+    four_rows: float,
+) -> None:
+    """A matrix of float32 and three rows for each value head, in three of four layers."""
+    shape = read_shape(PUBLISHED[model].write(tmp_path))
+    assert shape.parameters == pytest.approx(parameters, rel=3e-3)
+    cost = CostModel.of(shape, DEVICE, Q4, BF16)
+    assert cost.states_bytes / 1024**2 == pytest.approx(state_mib, rel=1e-2)
+    assert cost.kv_bytes_per_token == kv_kib * 1024
+    assert cost.weights_read(1) == pytest.approx(one_row, rel=0.02)
+    assert cost.weights_read(4) == pytest.approx(four_rows, rel=0.02)
+    read = cost.weights_read(1) + 2 * cost.states_bytes + 1002 * cost.kv_bytes_per_token
+    assert cost.step_seconds([(1000, 1)]) == pytest.approx(0.001 + read / 100e9)

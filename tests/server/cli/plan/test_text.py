@@ -9,6 +9,7 @@ from engine.planning.devices import find_device
 from engine.planning.shape import read_shape
 from server.cli.plan.text import report_lines, table
 from server.config import Config, engine_config
+from tests.published import PUBLISHED
 
 GIB = 1024**3
 ROOT = Path(__file__).parents[4]
@@ -118,3 +119,16 @@ def test_the_figures_of_the_readme_are_those_of_its_command(
         f"and {small[-1]}."
     )
     assert said in " ".join((ROOT / "MODELS.md").read_text().split())
+
+
+def test_states_have_a_column_and_what_is_not_served_yet_a_sentence(
+    tmp_path: Path, few_requests: None
+) -> None:
+    device = find_device("M4 Pro")
+    assert device is not None
+    shape = read_shape(PUBLISHED["Qwen3.5-4B"].write(tmp_path))
+    lines = text(plan_capacity(shape, device, 24 * GIB, 4096, engine_config(Config())))
+    said = " ".join(lines.split())
+    assert "Every token of context costs 32 KiB. Beside that a sequence may have 0.15 GiB" in said
+    assert "is not served yet: quire runs Qwen3.5 on a CPU only so far." in said
+    assert row(lines, "8192") == ["8192", "7.83", "0.25", "0.15", "8.23", "3%"]
