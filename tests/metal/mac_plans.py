@@ -14,12 +14,12 @@ from unittest import mock
 from server.cli.model_files import engine_config  # type: ignore[attr-defined]
 
 import engine
-from engine import substrate
-from engine.build import plan_engine
-from engine.models.checkpoint import read_checkpoint
+from engine import build, substrate
+from engine.config import EngineConfig
+from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.machine import MachineMemory
 from kvcache.choice import SubstrateChoice
-from kvcache.memory_budget import BudgetError
+from kvcache.memory_budget import BudgetError, MemoryPlan
 from kvcache.metal_device import MetalDevice
 from kvcache.substrates import Substrate
 from server.config import Config
@@ -41,18 +41,31 @@ def planned(case: dict[str, Any]) -> dict[str, Any]:
         mock.patch.object(substrate, "metal_device", return_value=device),
     ):
         memory_of_gpu = substrate.memory_for(choice.substrate)
+    config = engine_config(Config())
     try:
-        memory = plan_engine(engine_config(Config()), checkpoint, memory_of_gpu, choice).memory
+        memory = memory_plan(config, checkpoint, memory_of_gpu, choice)
     except BudgetError as error:
         return {"refused": str(error)}
     bytes_per_token = memory.layout.groups[0].bytes_per_token
     return {
         "tokens": memory.kv_budget_bytes // bytes_per_token,
         "context": memory.max_model_len,
+        "sequences": memory.max_num_seqs,
+        "states_bytes": getattr(memory, "states_bytes", 0),
+        "cells": getattr(memory, "num_cells", 0),
         "bytes_per_token": bytes_per_token,
         "fixed_bytes": memory.demand.fixed_bytes,
         "warning": getattr(memory, "warning", None),
     }
+
+
+def memory_plan(
+    config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, choice: SubstrateChoice
+) -> MemoryPlan:
+    """The sum, of models as well that a GPU does not run yet, where the checkout can tell it."""
+    if hasattr(build, "plan_memory"):
+        return build.plan_memory(config, checkpoint, machine, choice.substrate)
+    return build.plan_engine(config, checkpoint, machine, choice).memory
 
 
 if __name__ == "__main__":

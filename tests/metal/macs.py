@@ -1,8 +1,10 @@
-"""Which Macs serve which models: ``python -m tests.metal.macs [--against CHECKOUT]``.
+"""Which Macs serve which models: ``python -m tests.metal.macs [--hybrids | --against CHECKOUT]``.
 
 Plans Qwen3 in MLX's 4 bits, with all settings at their defaults, for Macs in use: what starts, with
 how many tokens of K and V, and what the GPU's working set would hold if others were left nothing.
 --against: what another checkout would do with the same Macs, by its own code and its own Python.
+--hybrids: the same of mixtures of experts and of hybrids; then the sum beside what other servers of
+the same weights were measured to take.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,18 @@ from engine.models.config import ModelConfig
 from engine.models.families import read_spec
 from engine.models.promised_checkpoint import promised_tensors
 from engine.planning.devices import Device
+from kvcache.state_cache import CELLS_PER_SEQUENCE
 from tests.metal.roofline import MODELS as SMALL_MODELS
 from tests.metal.roofline import device
 from tests.models import QWEN3_4B, ModelSpec, write_config
+from tests.published import PUBLISHED
 
 ROOT = Path(__file__).parents[2]
 GIB = 1024**3
+KIB = 1024
 QUANTIZATION = {"group_size": 64, "bits": 4}
 MEMORIES_GIB = (8, 16, 24, 32, 36, 48)
+HYBRID_MEMORIES_GIB = (16, 24, 32, 36, 48, 64)
 # Of a Mac with 24 GiB in use, as vm_stat had it (pull request 4876 of HMCL-dev/HMCL): free and
 # inactive pages, which psutil calls available, are 0.30 of the memory; free, file-backed and
 # purgeable ones, which Activity Monitor does not call used, are 0.20. One with 8 GiB had 0.26 by
@@ -55,6 +61,24 @@ MODELS: dict[str, ModelSpec] = SMALL_MODELS | {
         tie_word_embeddings=False,
     ),
 }
+HYBRID_HEAD = (
+    "memory",
+    "working set",
+    "model",
+    "weights",
+    "tokens of K and V",
+    "cells of states",
+    "sequences",
+    "context",
+)
+MEASURED_HEAD = ("model", "what", "measured", "by our sum", "difference", "source")
+HYBRID_NOTE = (
+    "*: a tight fit. No Mac was measured with quire. A process has its interpreter and libraries "
+    "beside its weights, 0.7 to 0.9 GiB here, which no GPU's working set holds; and the other "
+    "server's peak is that of its own operations and caches."
+)
+# Prompt and answer of what was measured.
+MEASURED_TOKENS = 8112 + 96
 HEAD = ("memory", "working set", "Qwen3", "weights", "working set holds", "starts with", "context")
 
 
@@ -66,16 +90,32 @@ class Mac:
     working_set_bytes: int
 
 
-def macs() -> list[Mac]:
+def macs(memories_gib: Sequence[int]) -> list[Mac]:
     """With what macOS recommends for so much memory; engine/planning/devices.py has the sources."""
     chip: Device = device("M1")
-    sizes = [gib * GIB for gib in MEMORIES_GIB]
+    sizes = [gib * GIB for gib in memories_gib]
     return [Mac(size, chip.working_set_bytes(size)) for size in sizes]
 
 
 def cases(folder: Path, available_ratio: float) -> list[dict[str, Any]]:
     """Every Mac with every model, as ``mac_plans`` wants them. folder: for the models."""
     weights = {name: write_hollow_model(folder / name, spec) for name, spec in MODELS.items()}
+    return _crossed(folder, weights, MEMORIES_GIB, available_ratio)
+
+
+def hybrid_cases(folder: Path) -> list[dict[str, Any]]:
+    """The same of mixtures and hybrids."""
+    weights = {
+        name: write_hollow_model(folder / name, its.spec, **its.fields)
+        for name, its in PUBLISHED.items()
+    }
+    return _crossed(folder, weights, HYBRID_MEMORIES_GIB, NOT_USED)
+
+
+def _crossed(
+    folder: Path, weights: dict[str, int], memories_gib: Sequence[int], available_ratio: float
+) -> list[dict[str, Any]]:
+    """weights: bytes, by the model's name."""
     return [
         {
             "model": name,
@@ -85,15 +125,15 @@ def cases(folder: Path, available_ratio: float) -> list[dict[str, Any]]:
             "working_set_bytes": mac.working_set_bytes,
             "available_bytes": int(available_ratio * mac.memory_bytes),
         }
-        for mac in macs()
+        for mac in macs(memories_gib)
         for name, size in weights.items()
     ]
 
 
-def write_hollow_model(folder: Path, spec: ModelSpec) -> int:
+def write_hollow_model(folder: Path, spec: ModelSpec, **fields: Any) -> int:
     """A checkpoint whose file has a header and the right size, and takes no place on the disk.
-    Returns the bytes of its weights."""
-    config = ModelConfig(write_config(folder, spec, quantization=QUANTIZATION))
+    Returns the bytes of its weights. fields: of config.json."""
+    config = ModelConfig(write_config(folder, spec, quantization=QUANTIZATION, **fields))
     model = tensors_of(read_spec(config), embeds=False)
     header, end = {}, 0
     for name, tensor in promised_tensors(config, model).items():
@@ -153,6 +193,153 @@ def table(against: Path | None) -> list[str]:
     return lines
 
 
+def hybrid_tables() -> list[str]:
+    """Markdown: every Mac with every mixture and hybrid, and the sum beside what was measured."""
+    with tempfile.TemporaryDirectory() as name:
+        wanted = hybrid_cases(Path(name))
+        plans = plans_of(ROOT, wanted)
+    lines = [_row(HYBRID_HEAD), _row(["---"] * len(HYBRID_HEAD))]
+    for case, plan in zip(wanted, plans, strict=True):
+        started = "refused" not in plan
+        lines.append(
+            _row(
+                [
+                    f"{case['memory_bytes'] // GIB} GiB",
+                    f"{case['working_set_bytes'] / GIB:.2f} GiB",
+                    case["model"],
+                    f"{case['weights_bytes'] / GIB:.2f} GiB",
+                    told(plan),
+                    f"{plan['cells']}, {plan['states_bytes'] / GIB:.2f} GiB" if started else "",
+                    str(plan.get("sequences", "")),
+                    str(plan.get("context", "")),
+                ]
+            )
+        )
+    lines += ["", _row(MEASURED_HEAD), _row(["---"] * len(MEASURED_HEAD))]
+    for its in MEASURED:
+        ours = its.of(wanted, plans)
+        lines.append(
+            _row(
+                [
+                    its.model,
+                    its.what,
+                    f"{its.amount:g}",
+                    f"{ours:.2f}",
+                    f"{100 * (ours / its.amount - 1):+.1f} %",
+                    its.source,
+                ]
+            )
+        )
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What another server was measured to take, or says that it does."""
+
+    model: str
+    what: str
+    amount: float
+    """In the unit that it names."""
+    source: str
+    of: Callable[[list[dict[str, Any]], list[dict[str, Any]]], float]
+    """The same by the planner's sum, of cases and plans."""
+
+
+def _of_weights(model: str, unit: float = GIB) -> Callable[..., float]:
+    def found(wanted: list[dict[str, Any]], _: object) -> float:
+        case = next(case for case in wanted if case["model"] == model)
+        return float(case["weights_bytes"] / unit)
+
+    return found
+
+
+def _of_all(model: str) -> Callable[..., float]:
+    """Weights, activations, caches, K and V of 8k tokens, and one sequence's states; GiB."""
+
+    def found(wanted: list[dict[str, Any]], plans: list[dict[str, Any]]) -> float:
+        plan = next(
+            plan
+            for case, plan in zip(wanted, plans, strict=True)
+            if case["model"] == model and "refused" not in plan
+        )
+        cells = plan["states_bytes"] * CELLS_PER_SEQUENCE // plan["cells"]
+        kept = MEASURED_TOKENS * plan["bytes_per_token"] + cells
+        return float((plan["fixed_bytes"] + kept) / GIB)
+
+    return found
+
+
+def _smallest_mac(model: str) -> Callable[..., float]:
+    """GiB of the smallest Mac that starts."""
+
+    def found(wanted: list[dict[str, Any]], plans: list[dict[str, Any]]) -> float:
+        return float(
+            min(
+                case["memory_bytes"] // GIB
+                for case, plan in zip(wanted, plans, strict=True)
+                if case["model"] == model and "refused" not in plan
+            )
+        )
+
+    return found
+
+
+def _context(model: str, memory_gib: int) -> Callable[..., float]:
+    """Thousands of tokens of the longest sequence."""
+
+    def found(wanted: list[dict[str, Any]], plans: list[dict[str, Any]]) -> float:
+        wanted_memory = memory_gib * GIB
+        (plan,) = (
+            plan
+            for case, plan in zip(wanted, plans, strict=True)
+            if (case["model"], case["memory_bytes"]) == (model, wanted_memory)
+        )
+        return float(plan.get("context", 0) / KIB)
+
+    return found
+
+
+def _footprints(model: str, idle: float, peak: float) -> list[Measured]:
+    return [
+        Measured(model, "the process when it is idle, GiB", idle, FOOTPRINTS, _of_weights(model)),
+        Measured(model, "its peak at 8k tokens, GiB", peak, FOOTPRINTS, _of_all(model)),
+    ]
+
+
+# Of Rapid-MLX, by macOS' footprint (which counts in powers of two and writes two or three digits),
+# and by MLX's own counter.
+FOOTPRINTS = "raullenchai/Rapid-MLX, docs/benchmarks/model-recommendation-measurements.json"
+SPLASH = "Splash, as published"
+MEASURED = (
+    *_footprints("Qwen3.5-4B", 2.911, 5.977),
+    *_footprints("Qwen3.5-9B", 5.403, 8.718),
+    *_footprints("Qwen3.6-27B", 15.0, 20.0),
+    Measured(
+        "Qwen3.6-27B",
+        "MLX's active memory when it is idle, GB",
+        15.13,
+        FOOTPRINTS,
+        _of_weights("Qwen3.6-27B", 1e9),
+    ),
+    *_footprints("Qwen3.6-35B-A3B", 19.0, 22.0),
+    Measured(
+        "Qwen3.6-35B-A3B",
+        "the smallest Mac, GiB",
+        36,
+        SPLASH,
+        _smallest_mac("Qwen3.6-35B-A3B"),
+    ),
+    Measured(
+        "Qwen3.6-35B-A3B",
+        "context on a Mac with 48 GiB, thousands of tokens",
+        256,
+        SPLASH,
+        _context("Qwen3.6-35B-A3B", 48),
+    ),
+)
+
+
 def working_set_holds(case: dict[str, Any], plan: dict[str, Any]) -> int:
     """Tokens of K and V beside all else in the whole working set. plan: with any room."""
     left = case["working_set_bytes"] - plan["fixed_bytes"]
@@ -174,7 +361,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.metal.macs", description=__doc__)
     parser.add_argument("--against", type=Path, help="a checkout, built")
+    parser.add_argument("--hybrids", action="store_true", help="mixtures of experts and hybrids")
     asked = parser.parse_args(arguments)
+    if asked.hybrids:
+        print(*hybrid_tables(), HYBRID_NOTE, sep="\n")
+        return 0
     print(*table(asked.against and asked.against.resolve()), sep="\n")
     print(
         f"*: a tight fit: what it takes from the start is more than is available now, which is "

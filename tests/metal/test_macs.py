@@ -76,3 +76,27 @@ def test_another_checkout_has_a_column_of_its_own(
         assert row[5] == row[7].removesuffix(" |"), "the same code says the same"
     with pytest.raises(OSError, match="python"):
         macs.plans_of(tmp_path, [])
+
+
+def test_mixtures_and_hybrids_are_planned_as_others_have_found_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(macs, "HYBRID_MEMORIES_GIB", (32, 36, 48))
+    assert macs.main(["--hybrids"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines]
+    refused = [(row[0], row[2]) for row in rows if "refused" in row]
+    assert refused == [("32 GiB", "Qwen3.6-35B-A3B")]
+    apart = {
+        (row[0], row[1]): float(row[4].split()[0])
+        for row in rows
+        if len(row) == 6 and "%" in row[4]
+    }
+    assert len(apart) == len(macs.MEASURED)
+    for (model, what), percent in apart.items():
+        if what.startswith(("MLX's active memory", "the smallest Mac", "context on a Mac")):
+            assert abs(percent) < 5
+        if what.startswith("the process when it is idle"):
+            measured = next(its for its in macs.MEASURED if (its.model, its.what) == (model, what))
+            gone = -percent / 100 * measured.amount
+            assert 0.6 < gone < 1.0, "an interpreter and its libraries"
