@@ -1,6 +1,6 @@
 """A substrate and cells without bytes: they count what others would commit, for simulations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -124,6 +124,6 @@ class CountingStates:
         """Release cells: they are no longer committed."""
         self._committed.difference_update(cells)
 
-    def committed_bytes(self) -> int:
-        """Return the bytes of all cells that hold memory."""
-        return len(self._committed) * self.cell_bytes
+    def committed_bytes(self, cells: Iterable[int]) -> int:
+        """Return the bytes of those of the cells that hold memory."""
+        return len(self._committed.intersection(cells)) * self.cell_bytes

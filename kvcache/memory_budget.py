@@ -107,7 +107,7 @@ class MemoryPlan:
     """For the states of recurrent layers, beside K and V."""
 
     @property
-    def states_bytes(self) -> int:
+    def state_bytes(self) -> int:
         """Return the bytes of all cells."""
         cell = self.layout.shape.cell
         return 0 if cell is None else self.num_cells * cell.cell_bytes
@@ -144,7 +144,7 @@ class MemoryPlan:
             "grammar_bytes": demand.grammar_bytes,
             "kv_budget_bytes": self.kv_budget_bytes,
             "kv_bytes_per_token": layout.bytes_per_token,
-            "states_bytes": self.states_bytes,
+            "state_bytes": self.state_bytes,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
         }
@@ -153,7 +153,7 @@ class MemoryPlan:
         """Return the sum in one line."""
         demand, tokens = self.demand, self.kv_budget_bytes // self.layout.bytes_per_token
         whole = "the GPU's working set" if demand.on_gpu else "this machine"
-        states = f"states up to {gib(self.states_bytes)}, " if self.num_cells else ""
+        states = f"states up to {gib(self.state_bytes)}, " if self.num_cells else ""
         return (
             f"K and V up to {gib(self.kv_budget_bytes)} ({tokens} tokens), {states}weights "
             f"{gib(demand.weights_bytes)}, of {gib(demand.machine_bytes)} of {whole}"
@@ -175,7 +175,7 @@ class MemoryPlan:
             ("K and V, at most", self.kv_budget_bytes),
         ]
         if self.num_cells:
-            sizes.append(("states, at most", self.states_bytes))
+            sizes.append(("states, at most", self.state_bytes))
         tokens = self.kv_budget_bytes // layout.bytes_per_token
         notes = [] if self.note is None else [self.note]
         return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [
@@ -192,7 +192,7 @@ class MemoryPlan:
         """Return what states are, as a line; none where there are none."""
         if not self.num_cells:
             return []
-        cell_bytes = self.states_bytes // self.num_cells
+        cell_bytes = self.state_bytes // self.num_cells
         return [
             f"states: {self.num_cells} cells of {gib(cell_bytes)}, {CELLS_PER_SEQUENCE} for each "
             "sequence that runs"

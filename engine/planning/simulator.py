@@ -296,7 +296,8 @@ class Simulation:
             self.clock.advance(max(0.0, self._coming[0].at_s - start_s))
 
     def _committed_bytes(self) -> int:
-        states = 0 if self.states is None else self.states.committed_bytes()
+        cells = self.states
+        states = 0 if cells is None else cells.committed_bytes(range(cells.num_cells))
         return sum(backend.committed_bytes() for backend in self.backends) + states
 
     def _take(self, events: list[TokenEvent]) -> None:

@@ -74,6 +74,6 @@ def test_a_cell_is_committed_from_its_first_write_to_its_release() -> None:
     counted: StateMemory = states
     assert counted.num_cells == 4
     counted.rows([StateSegment(5, None, ((3, 1), (5, 2))), StateSegment(1, 2, ((1, 2),))])
-    assert states.committed_bytes() == 2000
+    assert states.committed_bytes(range(4)) == 2000
     counted.release([1, 3])
-    assert states.committed_bytes() == 1000
+    assert states.committed_bytes(range(4)) == states.committed_bytes([2]) == 1000

@@ -51,7 +51,7 @@ def planned(case: dict[str, Any]) -> dict[str, Any]:
         "tokens": memory.kv_budget_bytes // bytes_per_token,
         "context": memory.max_model_len,
         "sequences": memory.max_num_seqs,
-        "states_bytes": getattr(memory, "states_bytes", 0),
+        "state_bytes": getattr(memory, "state_bytes", 0),
         "cells": getattr(memory, "num_cells", 0),
         "bytes_per_token": bytes_per_token,
         "fixed_bytes": memory.demand.fixed_bytes,

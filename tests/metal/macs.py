@@ -209,7 +209,7 @@ def hybrid_tables() -> list[str]:
                     case["model"],
                     f"{case['weights_bytes'] / GIB:.2f} GiB",
                     told(plan),
-                    f"{plan['cells']}, {plan['states_bytes'] / GIB:.2f} GiB" if started else "",
+                    f"{plan['cells']}, {plan['state_bytes'] / GIB:.2f} GiB" if started else "",
                     str(plan.get("sequences", "")),
                     str(plan.get("context", "")),
                 ]
@@ -263,7 +263,7 @@ def _of_all(model: str) -> Callable[..., float]:
             for case, plan in zip(wanted, plans, strict=True)
             if case["model"] == model and "refused" not in plan
         )
-        cells = plan["states_bytes"] * CELLS_PER_SEQUENCE // plan["cells"]
+        cells = plan["state_bytes"] * CELLS_PER_SEQUENCE // plan["cells"]
         kept = MEASURED_TOKENS * plan["bytes_per_token"] + cells
         return float((plan["fixed_bytes"] + kept) / GIB)
 

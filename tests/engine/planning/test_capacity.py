@@ -168,7 +168,7 @@ def test_states_are_planned_as_serving_would_have_them(
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
     served = plan_memory(config, checkpoint, machine, Substrate.SPARSE)
     assert fit.room.num_cells == served.num_cells
-    assert fit.room.total_bytes - fit.room.kv_bytes == served.states_bytes > 0
+    assert fit.room.total_bytes - fit.room.kv_bytes == served.state_bytes > 0
     # More than all sequences at full length can use serving leaves to others.
     most = (SERVER.max_num_seqs * CONTEXT + served.layout.heap_tokens) * 32 * KIB
     assert served.kv_budget_bytes == pytest.approx(min(fit.room.kv_bytes, most), abs=64 * MIB)

@@ -26,6 +26,7 @@ from tests.server.harness import (
     token_id,
     told,
 )
+from tests.templates import HYBRID_TEMPLATE
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 LOOK = {
@@ -348,6 +349,35 @@ async def test_both_formats_are_read_and_enforced_whatever_kind_of_token_tags_ar
         asked = {"tools": [LOOK], "tool_choice": "required", "parallel_tool_calls": False}
         found = await answer(http, **asked, temperature=1, seed=5, reasoning_effort="none")
         assert calls_of(found)[0][0] == "look"
+
+
+async def test_a_model_whose_prompt_opens_its_thoughts_thinks_calls_and_goes_on(
+    engine: Engine, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path, VOCAB, template=HYBRID_TEMPLATE)
+    tokenizer = Tokenizer(tmp_path)
+    end = frozenset({token_id(tokenizer, END)})
+    service = make_service(engine.client, tokenizer, stop_token_ids=end)
+    async with running(service) as app, http_client(app) as http:
+        said = f"Hm.\n</think>\n\nSure.\n\n{xml('look', at='a', times=3)}{END}"
+        engine.script[:] = ids_of(tokenizer, said)
+        found = await answer(http, tools=[LOOK])
+        assert found["message"]["reasoning"] == "Hm."
+        assert found["message"]["content"] == "Sure.\n", "the template takes off what is left"
+        assert calls_of(found) == [("look", {"at": "a", "times": 3})]
+        body = chat(tools=[LOOK])
+        first = (await http.post(CHAT, json=body)).json()
+        message = first["choices"][0]["message"]
+        call_id = message["tool_calls"][0]["id"]
+        body["messages"] += [message, {"role": "tool", "tool_call_id": call_id, "content": "b"}]
+        engine.script[:] = ids_of(tokenizer, f"Well.\n</think>\n\nSo be it.{END}")
+        second = (await http.post(CHAT, json=body)).json()
+        assert second["choices"][0]["message"]["content"] == "So be it."
+        assert second["choices"][0]["message"]["reasoning"] == "Well."
+        # All of the first prompt and its answer is the beginning of the second one.
+        so_far = first["usage"]["total_tokens"]
+        cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert so_far - 16 <= cached <= so_far
 
 
 # --- OpenAI's own client -----------------------------------------------------------------------

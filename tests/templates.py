@@ -1,0 +1,132 @@
+"""Chat templates that are made like those of Qwen's hybrids and coders, in other words."""
+
+LISTED_CALLS = """\
+    {%- for call in message.tool_calls or [] %}
+        {%- set call = call.function if call.function is defined else call %}
+        {%- if loop.first %}
+            {{- {first} + '<tool_call>\\n<function=' + call.name + '>\\n' }}
+        {%- else %}
+            {{- '\\n<tool_call>\\n<function=' + call.name + '>\\n' }}
+        {%- endif %}
+        {%- for name, value in (call.arguments or {}) | items %}
+            {%- set plain = value is string or not (value is mapping or value is sequence) %}
+            {%- set text = value | string if plain else value | tojson %}
+            {{- '<parameter=' + name + '>\\n' + text + '\\n</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</tool_call>' }}
+    {%- endfor %}
+"""
+RESULTS = """\
+    {%- elif message.role == 'tool' %}
+        {%- if loop.previtem is undefined or loop.previtem.role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- else %}
+        {{- raise_exception('nobody has that role') }}
+    {%- endif %}
+{%- endfor %}
+"""
+TOOLS = """\
+    {{- 'Tools:' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\nCall one so:\\n<tool_call>\\n<function=its_name>\\n<parameter=a_name>\\nvalue\\n' }}
+    {{- '</parameter>\\n</function>\\n</tool_call>' }}
+"""
+HYBRID_TEMPLATE = (
+    """\
+{%- macro text_of(content, plain) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- else %}
+        {%- for part in content or [] %}
+            {%- if 'text' in part %}
+                {{- part.text }}
+            {%- elif plain %}
+                {{- raise_exception('a system message shows nothing') }}
+            {%- else %}
+                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- if not messages %}{{- raise_exception('nothing was said') }}{%- endif %}
+{%- set head = messages[0] if messages[0].role == 'system' else none %}
+{%- if tools or head %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if tools %}
+"""
+    + TOOLS
+    + """\
+    {%- endif %}
+    {%- if head %}
+        {{- ('\\n\\n' if tools else '') + text_of(head.content, true) | trim }}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(asked=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- if ns.asked < 0 %}{{- raise_exception('nobody asks') }}{%- endif %}
+{%- for message in messages %}
+    {%- set content = text_of(message.content, message.role == 'system') | trim %}
+    {%- if message.role == 'system' %}
+        {%- if not loop.first %}{{- raise_exception('systems speak first') }}{%- endif %}
+    {%- elif message.role == 'user' %}
+        {{- '<|im_start|>user\\n' + content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set thoughts = (message.reasoning_content or '') | trim %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.asked %}
+            {{- '<think>\\n' + thoughts + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content }}
+"""
+    + LISTED_CALLS.replace("{first}", "('\\n\\n' if content else '')")
+    + """\
+        {{- '<|im_end|>\\n' }}
+"""
+    + RESULTS
+    + """\
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- else %}
+        {{- '<think>\\n' }}
+    {%- endif %}
+{%- endif %}"""
+)
+"""As Qwen3.5's: an answer begins in thoughts, a system message stands first, somebody asks."""
+CODER_TEMPLATE = (
+    """\
+{%- set head = messages[0] if messages and messages[0].role == 'system' else none %}
+{%- if tools or head %}
+    {{- '<|im_start|>system\\n' + (head.content if head else 'You help.') }}
+    {%- if tools %}
+        {{- '\\n\\n' }}
+"""
+    + TOOLS
+    + """\
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- set rest = messages[1:] if head else messages %}
+{%- for message in rest %}
+    {%- if message.role in ('user', 'system') %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set content = (message.content or '') | trim %}
+        {{- '<|im_start|>assistant' + ('\\n' + content if content else '') }}
+"""
+    + LISTED_CALLS.replace("{first}", "'\\n'")
+    + """\
+        {{- '<|im_end|>\\n' }}
+"""
+    + RESULTS
+    + """\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+)
+"""As Qwen3-Coder's and Coder-Next's: no thoughts."""
