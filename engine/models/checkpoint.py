@@ -67,7 +67,9 @@ class Checkpoint:
         )
         if not uses:
             return None
-        parts = (f"{use} ({count} tensors)" for use, count in sorted(uses.items()))
+        parts = (
+            f"{use} ({count} tensor{'s' * (count != 1)})" for use, count in sorted(uses.items())
+        )
         return f"{self.spec.family} is served without what its files have for {', '.join(parts)}"
 
     @property

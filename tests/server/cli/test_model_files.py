@@ -110,7 +110,7 @@ def test_the_start_says_which_parts_of_a_model_are_not_served(
     settings = read_settings(None, SMALL | {"log": {"level": "info"}})
     configure_log(settings.log)
     read_model(str(folder), settings)
-    said = "Qwen3.5 is served without what its files have for drafts of tokens (1 tensors), images"
+    said = "Qwen3.5 is served without what its files have for drafts of tokens (1 tensor), images"
     assert said in capsys.readouterr().err
 
 

@@ -168,8 +168,8 @@ def test_what_text_does_not_need_is_named_and_not_counted(tmp_path: Path) -> Non
     assert not plain.unread
     assert plain.left_out is None
     assert hub.left_out == (
-        "Qwen3.5 is served without what its files have for drafts of tokens (1 tensors), "
-        "images (1 tensors)"
+        "Qwen3.5 is served without what its files have for drafts of tokens (1 tensor), "
+        "images (1 tensor)"
     )
     assert set(hub.unread) == {"mtp.norm.weight", "model.visual.merger.norm.weight"}
     assert hub.stored_bytes == plain.stored_bytes

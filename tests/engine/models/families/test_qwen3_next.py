@@ -52,5 +52,5 @@ def test_inputs_of_a_delta_net_are_two_matrices_by_key_heads(tmp_path: Path) -> 
     assert shapes[f"{at}.in_proj_qkvz.weight"] == (2 * 2 * 32 + 2 * 4 * 32, 128)
     assert shapes[f"{at}.in_proj_ba.weight"] == (2 * 4, 128)
     assert checkpoint.left_out == (
-        "Qwen3-Next is served without what its files have for drafts of tokens (1 tensors)"
+        "Qwen3-Next is served without what its files have for drafts of tokens (1 tensor)"
     )
