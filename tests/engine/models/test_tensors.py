@@ -13,6 +13,7 @@ from engine.models.dense import dense_decoder
 from engine.models.families import read_spec
 from engine.models.tensors import Naming, model_tensors
 from engine.models.weights import read_weights
+from tests.engine.models.hybrids import MIXED, QWEN3_5_MOE, QWEN3_NEXT, write_hybrid
 from tests.models import TINY, ModelSpec, write_config, write_model
 
 WORKERS = metal_ext.CpuWorkers(1)
@@ -60,6 +61,18 @@ def packed_size(folder: Path) -> int:
     CpuOps(found.spec, found.tensors, stored, WORKERS, sizes.append)
     vectors = [shape for shape in found.tensors.shapes.values() if len(shape) == 1]
     return sum(sizes) + 4 * sum(size for (size,) in vectors)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [QWEN3_5_MOE, QWEN3_5_MOE | MIXED, QWEN3_NEXT | {"hub": True}, QWEN3_NEXT | MIXED],
+    ids=["MoE", "MoE, mixed", "Next on the hub", "Next, mixed"],
+)
+def test_the_size_of_a_hybrid_is_what_packing_makes(tmp_path: Path, how: dict[str, Any]) -> None:
+    checkpoint = read_checkpoint(write_hybrid(tmp_path, dtype="bfloat16", **how))
+    sizes: list[int] = []
+    CpuOps(checkpoint.spec, checkpoint.tensors, read_weights(checkpoint), WORKERS, sizes.append)
+    assert checkpoint.packed_bytes == sum(sizes) + 4 * checkpoint.tensors.count(1)
 
 
 @pytest.mark.parametrize(
