@@ -43,6 +43,12 @@ SEEDS = (2, 3, 4)
 # so much (tests/engine/models/families). A gap below it says nothing.
 ROUNDING = 1e-4
 GAIN = 3.0
+TIES = (
+    "\nA router's tie is a choice whose last expert and the first one that is left out have the "
+    "same logit. Ours takes the lower number, mlx-lm any. In float32, in which both compute here, "
+    "ties are so rare that none may be seen; in bfloat16, in which mlx-lm serves such a "
+    "checkpoint, its answers may part from ours at any of them."
+)
 FOUR_BITS: dict[str, Any] = {"bits": 4, "group_size": 64}
 
 
@@ -220,6 +226,7 @@ def main() -> int:
                 its = compare(form.write(Path(folder), seed), seed)
             print(_row(form, seed, its), flush=True)
             wrong += its.faults + (its.distinct < LEAST_DISTINCT)
+    print(TIES)
     print(f"\n{wrong} faults" if wrong else "\nall tokens are mlx-lm's, within rounding")
     return int(bool(wrong))
 
