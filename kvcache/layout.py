@@ -141,7 +141,7 @@ class KVShape:
         """Return how states lie in a cell; None where no layer keeps one."""
         if not self.states:
             return None
-        sizes = [-(-its.states_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for its in self.states]
+        sizes = [-(-its.state_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for its in self.states]
         *offsets, end = accumulate(sizes, initial=0)
         return CellLayout(self.states, tuple(offsets), -(-end // CELL_ALIGNMENT) * CELL_ALIGNMENT)
 

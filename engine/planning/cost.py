@@ -61,7 +61,7 @@ class CostModel:
             mixtures=tuple(
                 (its, weights.bytes_of(size)) for its, size in zip(mixtures, one, strict=True)
             ),
-            state_bytes=sum(its.states_bytes for its in kv_shape(shape).states),
+            state_bytes=sum(its.state_bytes for its in kv_shape(shape).states),
         )
 
     def weights_read(self, tokens: int) -> float:
@@ -76,7 +76,7 @@ class CostModel:
         touched = sum(start + 2 * count for start, count in plan)
         pairs = sum(count * start + count * (count + 1) // 2 for start, count in plan)
         bytes_moved = self.weights_read(tokens) + self.kv_bytes_per_token * touched
-        bytes_moved += 2 * self.states_bytes * len(plan)
+        bytes_moved += 2 * self.state_bytes * len(plan)
         ops = self.ops_per_token * tokens + self.ops_per_row * len(plan) + self.ops_per_pair * pairs
         device = self.device
         return device.step_overhead_s + max(

@@ -249,7 +249,7 @@ def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, An
     # The front keeps the machine awake for all of them.
     tables["server"] |= {"served_model_name": name, "page": False, "keep_awake": False}
     tables["engine"] |= {"max_model_len": needs.max_model_len}
-    kv_budget = needs.most_kv_bytes + needs.states_bytes
+    kv_budget = needs.most_kv_bytes + needs.state_bytes
     tables["cache"] |= {"kv_budget": kv_budget, "prefix_keep_s": FOR_EVER_S}
     if file := settings.log.file:
         # Each process sets its own file aside.

@@ -164,9 +164,9 @@ def test_states_of_recurrent_layers_lie_in_a_cell_of_whole_pages() -> None:
     wide = StateSpec(2, 4, 128, 128, tail_rows=3, format=KVFormat.BFLOAT16)
     cell = KVShape((), (narrow, wide, narrow)).cell
     assert cell is not None
-    assert narrow.states_bytes == 4 * 2 * 16 * 16 + 3 * 64 * 4
-    assert wide.states_bytes == 4 * 4 * 128 * 128 + 3 * 1024 * 2
-    ends = [at + its.states_bytes for at, its in zip(cell.offsets, cell.states, strict=True)]
+    assert narrow.state_bytes == 4 * 2 * 16 * 16 + 3 * 64 * 4
+    assert wide.state_bytes == 4 * 4 * 128 * 128 + 3 * 1024 * 2
+    ends = [at + its.state_bytes for at, its in zip(cell.offsets, cell.states, strict=True)]
     assert all(end <= start for end, start in zip(ends, cell.offsets[1:], strict=False))
     assert all(start % 128 == 0 for start in cell.offsets)
     assert cell.cell_bytes % 16384 == 0

@@ -251,7 +251,7 @@ def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_cells(
 
     found, without = planned(), plan()
     states = found.num_cells * hybrid.cell.cell_bytes
-    assert (found.states_bytes, without.state_bytes) == (states, 0)
+    assert (found.states_bytes, without.states_bytes) == (states, 0)
     assert states == pytest.approx(without.kv_budget_bytes / 3, rel=0.05)
     assert found.kv_budget_bytes + states <= 9.5 * GIB
     assert found.max_num_seqs == found.num_cells // 3 < 32

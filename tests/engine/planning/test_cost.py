@@ -90,9 +90,9 @@ def test_states_are_read_and_written_whatever_the_length(
     shape = read_shape(PUBLISHED[model].write(tmp_path))
     assert shape.parameters == pytest.approx(parameters, rel=3e-3)
     cost = CostModel.of(shape, DEVICE, Q4, BF16)
-    assert cost.states_bytes / 1024**2 == pytest.approx(state_mib, rel=1e-2)
+    assert cost.state_bytes / 1024**2 == pytest.approx(state_mib, rel=1e-2)
     assert cost.kv_bytes_per_token == kv_kib * 1024
     assert cost.weights_read(1) == pytest.approx(one_row, rel=0.02)
     assert cost.weights_read(4) == pytest.approx(four_rows, rel=0.02)
-    read = cost.weights_read(1) + 2 * cost.states_bytes + 1002 * cost.kv_bytes_per_token
+    read = cost.weights_read(1) + 2 * cost.state_bytes + 1002 * cost.kv_bytes_per_token
     assert cost.step_seconds([(1000, 1)]) == pytest.approx(0.001 + read / 100e9)

@@ -210,16 +210,16 @@ def test_states_of_recurrent_layers_count_and_are_part_of_what_its_process_is_gi
     settings = read_settings(None, settings_with(tmp_path))
     model = on_disk(settings, 4096 * MIB)
     needs, plan = model.needs(), model.machine.plan(model._checkpoint).memory
-    assert needs.states_bytes == plan.state_bytes > MIB
+    assert needs.state_bytes == plan.states_bytes > MIB
     assert (
         needs.fixed_bytes
-        == plan.demand.fixed_bytes + serve_models.PROCESS_BYTES + needs.states_bytes
+        == plan.demand.fixed_bytes + serve_models.PROCESS_BYTES + needs.state_bytes
     )
     tables = serve_models.settings_of(settings, "first", needs)
     given = Config.model_validate(json.loads(json.dumps(tables)))
     its = replace(model, machine=Machine(given, 4096 * MIB)).machine.plan(model._checkpoint).memory
     assert its.max_model_len == plan.max_model_len
-    assert its.states_bytes == needs.state_bytes
+    assert its.state_bytes == needs.state_bytes
     assert its.kv_budget_bytes == needs.most_kv_bytes
 
 
