@@ -36,15 +36,15 @@ from kvcache.memory_budget import (
     gib,
     smallest_context,
 )
-from kvcache.native_states import NativeStates
-from kvcache.new_backend import new_backends
+from kvcache.new_backend import new_backends, new_states
 from kvcache.substrates import Substrate
 
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
-# What the kernels are compiled for.
+# What the kernels are compiled for: of attention, and of gated delta nets.
 GPU_HEAD_DIMS = (64, 128, 256)
+GPU_DELTA_DIM = 128
 # Of the weights' bytes: 4 bits are worth a word where they take less than that.
 SMALLER = 0.9
 
@@ -117,12 +117,17 @@ def plan_engine(
 
 def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
     """Return why a model does not run there, however much memory there is; None where it does."""
-    widths = {its.head_dim for its in spec.attentions}
-    if substrate.on_gpu and (unknown := widths.difference(GPU_HEAD_DIMS)):
+    if not substrate.on_gpu:
+        return None
+    if unknown := {its.head_dim for its in spec.attentions}.difference(GPU_HEAD_DIMS):
         known = ", ".join(map(str, GPU_HEAD_DIMS))
         return f"the model's head_dim is {min(unknown)}, and the GPU's kernels know {known}"
-    if substrate.on_gpu and spec.recurrences:
-        return f"quire runs {spec.family} on a CPU only so far"
+    dims = {dim for its in spec.recurrences for dim in (its.key_dim, its.value_dim)}
+    if others := dims.difference((GPU_DELTA_DIM,)):
+        return (
+            f"the model's gated delta nets have heads of {min(others)} dimensions, and the GPU's "
+            f"kernels know {GPU_DELTA_DIM}"
+        )
     return None
 
 
@@ -181,15 +186,15 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: i
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
     """Return the shape of K and V, as wide as the checkpoint: float32 for a float32 one, bfloat16
-    for 16 bits; on a GPU of the very kind that it computes with. Raises LayoutError for what a CPU
-    does not know."""
-    dtype: str = config.kv_dtype
-    if dtype == "auto":
-        stored = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
-        dtype = stored.get(checkpoint.dtype, "bfloat16")
+    for 16 bits; on a GPU of the very kind that it computes with, as are the rows that convolutions
+    keep. Raises LayoutError for what a CPU does not know."""
+    names = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
+    stored = names.get(checkpoint.dtype, "bfloat16")
+    dtype = stored if config.kv_dtype == "auto" else config.kv_dtype
     if dtype == "float16" and not substrate.on_gpu:
         raise LayoutError("a CPU keeps K and V as bfloat16 or float32, and cache.dtype is float16")
-    return checkpoint.spec.kv_shape(KVFormat(dtype))
+    computed = KVFormat(stored) if substrate.on_gpu else KVFormat.FLOAT32
+    return checkpoint.spec.kv_shape(KVFormat(dtype), computed)
 
 
 def build_engine(
@@ -259,8 +264,7 @@ def assemble(
     shares = config.prefix_cache and backends[0].shares_blocks
     states = None
     if (cell := memory.layout.shape.cell) is not None:
-        assert workers is not None, "states of a GPU's models are refused before"
-        states = NativeStates(cell, memory.num_cells, workers)
+        states = new_states(cell, memory.num_cells, backends[0], workers)
     kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity, states=states)
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),

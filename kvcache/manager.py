@@ -274,7 +274,7 @@ class KVCacheManager:
         rows = [g.backend.rows(its) for g, its in zip(self._groups, segments, strict=True)]
         states = None
         if self._states is not None and self._state_memory is not None:
-            states = self._state_memory.rows(self._states.schedule(plan, epoch))
+            states = self._state_memory.rows(self._states.schedule(plan, epoch), rows[0])
         views = KVViews(self._layers, self._tokens, rows, segments[0], epoch, states)
         self._issued_epoch = epoch
         if self._maps_while_running:

@@ -117,9 +117,11 @@ class MemoryPlan:
         """Return what is tight about it, as a sentence; None where nothing is.
 
         K and V take their memory heap by heap, as they need it: the first one is there from the
-        start.
+        start. On a GPU so are all states.
         """
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
+        if self.demand.on_gpu:
+            needed += self.state_bytes
         available = self.demand.available_bytes
         if needed <= available:
             return None
@@ -231,16 +233,16 @@ def fit(
     if asked is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # a budget that is set may be as small as the user likes
     budget = _budget(demand, request, shape.bytes_per_token, smallest)
+    arena = request.largest_arena
     num_cells, cell_bytes = 0, 0 if shape.cell is None else shape.cell.cell_bytes
     if cell_bytes:
-        num_cells = cells_within(budget, cell_bytes, request.max_num_seqs)
+        num_cells = cells_within(budget, cell_bytes, request.max_num_seqs, arena)
         budget -= num_cells * cell_bytes
     if request.settings.kv_budget_bytes is None:
         # More than every sequence at full length can never be used; a heap more covers the
         # rounding.
         most = request.max_num_seqs * (asked or model_max_len) * shape.bytes_per_token
         budget = min(budget, most + request.settings.heap_bytes)
-    arena = request.largest_arena
     clamped = arena is not None and budget > arena
     budget = min(budget, budget if arena is None else arena)
     if request.substrate.on_gpu:
@@ -277,9 +279,12 @@ def fit(
     return MemoryPlan(demand, layout, kv_bytes, max_len, sequences, note, num_cells)
 
 
-def cells_within(budget: int, cell_bytes: int, max_sequences: int) -> int:
+def cells_within(
+    budget: int, cell_bytes: int, max_sequences: int, arena: int | None = None
+) -> int:
     """Return how many cells share a budget with K and V: a third of it, but enough for one sequence
-    and one end of a turn, and no more than all sequences can use.
+    and one end of a turn, and no more than all sequences can use. arena: bytes that all cells can
+    have together, where they are one allocation.
 
     Raises BudgetError where these few leave nothing.
     """
@@ -290,7 +295,9 @@ def cells_within(budget: int, cell_bytes: int, max_sequences: int) -> int:
             f"{fewest} cells of {gib(cell_bytes)}: serve a smaller model, or lower --headroom"
         )
     most = (CELLS_PER_SEQUENCE + CELLS_PER_CONVERSATION) * max_sequences
-    return max(fewest, min(most, int(budget * STATE_SHARE) // cell_bytes))
+    share = int(budget * STATE_SHARE)
+    room = share if arena is None else min(share, arena)
+    return max(fewest, min(most, room // cell_bytes))
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:

@@ -22,7 +22,8 @@ from kvcache.backend import (
     native_geometry,
 )
 from kvcache.fault_memory import Act, FaultMemory
-from kvcache.layout import Group
+from kvcache.layout import CellLayout, Group
+from kvcache.metal_states import MetalStates
 from kvcache.metal_step_rows import MetalStepRows
 from kvcache.native_memory import NativeMemory
 from kvcache.substrates import Substrate
@@ -146,6 +147,11 @@ class MetalBackend(NativeMemory):
 
     def rows(self, segments: Sequence[Segment]) -> MetalStepRows:
         return MetalStepRows(segments, self._ranges, self._substrate, contiguous=self._contiguous)
+
+    def new_states(self, layout: CellLayout, num_cells: int) -> MetalStates:
+        """Make the cells of a model's recurrent layers, once, before the first step. Raises
+        RuntimeError where a buffer cannot hold them, OSError where the device refuses memory."""
+        return MetalStates(layout, num_cells, self._substrate)
 
     def shut_down(self) -> bool:
         try:

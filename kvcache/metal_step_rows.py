@@ -30,7 +30,7 @@ class MetalStepRows:
         self._ranges = ranges
         self._substrate = substrate
         self._contiguous = contiguous
-        self._rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
+        self.native = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
 
     def append(
         self,
@@ -41,7 +41,7 @@ class MetalStepRows:
         values: mx.array,
         transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        where = (self._rows, layer.native, self._substrate)
+        where = (self.native, layer.native, self._substrate)
         if transform is None:
             return metal_ext.append(token, keys, values, *where), queries
         return metal_ext.project_append(
@@ -52,7 +52,7 @@ class MetalStepRows:
         self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
         return metal_ext.decode_attention(
-            token, queries, self._rows, 0, layer.native, layer.kv_heads, scale, self._substrate
+            token, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._substrate
         )
 
     def chunk_attention(
@@ -87,7 +87,7 @@ class MetalStepRows:
         if not self._contiguous or its.count == 1:
             return metal_ext.gather(
                 token,
-                self._rows,
+                self.native,
                 segment,
                 tokens,
                 layer.native,
@@ -111,7 +111,7 @@ class MetalStepRows:
         return keys, values
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        return [metal_ext.step_end(arrays, self._rows, self._substrate)]
+        return [metal_ext.step_end(arrays, self.native, self._substrate)]
 
     def cancel(self) -> None:
-        self._substrate.abandon(self._rows)
+        self._substrate.abandon(self.native)

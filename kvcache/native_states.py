@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 import metal_ext
+from kvcache.backend import StepRows
 from kvcache.layout import CellLayout
 from kvcache.state_memory import StateRows, StateSegment
 from metal_ext import GatedDelta
@@ -35,8 +36,8 @@ class NativeStates:
         self._committed_bytes = 0
         self._measured_at = float("-inf")
 
-    def rows(self, segments: Sequence[StateSegment]) -> StateRows:
-        """Return the rows of a step."""
+    def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
+        """Return what a step does with cells. step: MLX's stream keeps its order on a CPU."""
         native = [
             (
                 segment.count,

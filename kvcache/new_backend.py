@@ -6,9 +6,11 @@ import mlx.core as mx
 
 import metal_ext
 from kvcache.backend import PageBackend
-from kvcache.layout import Group
-from kvcache.metal_backend import metal_backend
+from kvcache.layout import CellLayout, Group
+from kvcache.metal_backend import MetalBackend, metal_backend
 from kvcache.native_backends import dense_backend, posix_backend
+from kvcache.native_states import NativeStates
+from kvcache.state_memory import StateMemory
 from kvcache.substrates import Substrate
 
 
@@ -51,3 +53,20 @@ def new_backends(
     if substrate is Substrate.DENSE:
         return [dense_backend(group, workers) for group in groups]
     return [posix_backend(group, workers, num_groups=len(groups)) for group in groups]
+
+
+def new_states(
+    layout: CellLayout,
+    num_cells: int,
+    backend: PageBackend,
+    workers: metal_ext.CpuWorkers | None,
+) -> StateMemory:
+    """Return memory for the states of recurrent layers, beside K and V. backend: of the first
+    group, whose steps cells are in use by. workers: of a CPU's substrates.
+
+    Raises RuntimeError where a buffer of the device cannot hold them, OSError without memory.
+    """
+    if isinstance(backend, MetalBackend):
+        return backend.new_states(layout, num_cells)
+    assert workers is not None, "the kernels of a CPU run on workers"
+    return NativeStates(layout, num_cells, workers)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:  # who knows of cells need not load these: the doctor loads neither
     import mlx.core as mx
 
+    from kvcache.backend import StepRows
     from metal_ext import GatedDelta
 
 
@@ -51,12 +52,14 @@ class StateMemory(Protocol):
     def num_cells(self) -> int:
         """Return how many there are."""
 
-    def rows(self, segments: Sequence[StateSegment]) -> StateRows:
-        """Return the rows of a step. segments: in the order of its rows."""
+    def rows(self, segments: Sequence[StateSegment], step: "StepRows") -> StateRows:
+        """Return what a step does with cells. segments: in the order of its rows. step: those rows,
+        of any group; cells are in use until its end."""
 
     def committed_bytes(self, cells: Sequence[int]) -> int:
         """Return what the system charges for these cells; measured a moment ago at most. cells: all
         that may hold memory."""
 
     def release(self, cells: Sequence[int]) -> None:
-        """Release the memory of cells to the system. They may be written again at any time."""
+        """Release the memory of cells to the system, where it takes that back. They may be written
+        again at any time."""

@@ -88,6 +88,7 @@ __all__ = [
 if HAS_METAL:
     from ._ext import (
         MetalRows,
+        MetalStateRows,
         MetalSubstrate,
         gather,
         metal_capabilities,
@@ -97,6 +98,7 @@ if HAS_METAL:
 
     __all__ += [
         "MetalRows",
+        "MetalStateRows",
         "MetalSubstrate",
         "gather",
         "metal_capabilities",

@@ -353,6 +353,20 @@ class MetalSubstrate:
         """The rows of the next step, as ``RowTable`` says them. Opens its epoch: ``step_end`` or
         ``abandon`` must close it, before those of later steps. RuntimeError where a row would be
         written in a block that others share."""
+    def make_cells(self, count: int, cell_bytes: int) -> None:
+        """Memory for the states of recurrent layers, as long as the substrate lives: ``count`` cells
+        at fixed addresses. Once, before the first step. RuntimeError where a dense substrate's lie
+        in no one buffer, or the second time; OSError(ENOMEM) where the device refuses."""
+    def state_rows(
+        self,
+        rows: MetalRows,
+        segments: list[tuple[int, int | None, list[tuple[int, int]]]],
+    ) -> MetalStateRows:
+        """What the step of these rows does with cells: (count, cell that is read, writes) of every
+        sequence, in the order of its rows; None reads zeros. writes: ``(rows, cell)``, rising: after
+        so many rows the state is written there; the last one is after all rows, and may be the cell
+        that was read. RuntimeError where a cell is read that nothing has written, is written twice,
+        or is written while a step that has not completed may touch it for another sequence."""
     def copy_block(
         self,
         mapper: Mapper,
@@ -388,6 +402,9 @@ class MetalRows:
     def __len__(self) -> int: ...
     @property
     def epoch(self) -> int: ...
+
+class MetalStateRows:
+    """What the rows of one step read and write of cells."""
 
 class RopeTable:
     """How heads turn, for all positions."""
@@ -496,6 +513,7 @@ class GatedDelta:
         ``conv_width = 2 * key_heads * key_dim + value_heads * value_dim``, the weights of the newest
         row last; a_log, dt_bias: ``[value_heads]``; norm: ``[value_dim]``; eps: of the norm."""
 
+@overload
 def gated_delta(
     token: mx.array,
     qkv: mx.array,
@@ -520,6 +538,20 @@ def gated_delta(
     they are cut into steps, and what else runs, changes no bit. IndexError where a cell has fewer
     bytes behind the offset.
     """
+@overload
+def gated_delta(
+    token: mx.array,
+    qkv: mx.array,
+    z: mx.array,
+    a: mx.array,
+    b: mx.array,
+    delta: GatedDelta,
+    rows: MetalStateRows,
+    offset: int,
+    workers: MetalSubstrate,
+) -> tuple[mx.array, mx.array]:
+    """The same on a GPU, in two commands. Both dimensions are 128. qkv, z, a and b: float32, float16
+    or bfloat16, all alike; so are the rows of qkv in cells, and what comes out."""
 
 class PackedLinear:
     """A linear layer's weights in the order in which the CPU's kernels read them

@@ -17,10 +17,14 @@ namespace {
 
 using SubstrateHandle = Handle<ops::MetalSubstrate>;
 using DeviceRowsHandle = Handle<ops::MetalRows>;
+using DeviceStateRowsHandle = Handle<const ops::MetalStateRows>;
+using CellWrites = std::vector<std::tuple<PythonInt, PythonInt>>;
+using CellTuple = std::tuple<PythonInt, std::optional<PythonInt>, CellWrites>;
 
 constexpr double kMaxTimeoutSeconds = 3600.0;
 constexpr double kMaxKeepSeconds = 86400.0;
 constexpr int64_t kMaxRanges = int64_t{1} << 20;
+constexpr int64_t kMaxCells = int64_t{1} << 20;
 
 std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -112,12 +116,46 @@ DeviceRowsHandle make_rows(
   return {std::make_shared<ops::MetalRows>(substrate.object, native_segments(segments))};
 }
 
+DeviceStateRowsHandle make_state_rows(
+    const SubstrateHandle& substrate, const DeviceRowsHandle& rows,
+    const std::vector<CellTuple>& segments) {
+  const auto cell = [](int64_t number) { return checked_between("cell", number, 0, kMaxCells); };
+  const auto row_count = [](const char* name, int64_t count) {
+    return checked_between(name, count, 1, StateRows::kMaxRows);
+  };
+  std::vector<metal::CellSegment> native;
+  for (const auto& [count, read, writes] : segments) {
+    native.push_back({row_count("count", count), std::nullopt, {}});
+    if (read) {
+      native.back().read = cell(*read);
+    }
+    for (const auto& [after, to] : writes) {
+      native.back().writes.push_back({row_count("rows", after), cell(to)});
+    }
+  }
+  ops::check_substrate_of(*rows.object, substrate.object);
+  return {std::make_shared<const ops::MetalStateRows>(rows.object, native)};
+}
+
+void bind_cells(nb::module_& m, nb::class_<SubstrateHandle>& substrate) {
+  nb::class_<DeviceStateRowsHandle>(m, "MetalStateRows");
+  substrate
+      .def("make_cells", [](const SubstrateHandle& s, PythonInt count, PythonInt cell_bytes) {
+        const size_t cells = checked_between("count", count, 1, kMaxCells);
+        const size_t bytes = checked_between("cell_bytes", cell_bytes, 1, StateMemory::kMaxBytes);
+        const nb::gil_scoped_release unlocked;  // the system fills buffers with zeros
+        s.object->memory->make_cells(cells, bytes);
+      }, "count"_a, "cell_bytes"_a)
+      .def("state_rows", &make_state_rows, "rows"_a, "segments"_a);
+}
+
 void bind_substrate(nb::module_& m) {
   nb::class_<DeviceRowsHandle>(m, "MetalRows")
       .def("__len__", [](const DeviceRowsHandle& r) { return r.object->size(); })
       .def_prop_ro("epoch", [](const DeviceRowsHandle& r) { return r.object->epoch(); });
 
-  nb::class_<SubstrateHandle>(m, "MetalSubstrate")
+  nb::class_<SubstrateHandle> substrate(m, "MetalSubstrate");
+  substrate
       .def("__init__", [](SubstrateHandle* self, const std::string& kind,
                           const Geometry& geometry, PythonInt max_ranges, double timeout_s,
                           PythonInt max_buffer_bytes, double residency_keep_s,
@@ -166,6 +204,7 @@ void bind_substrate(nb::module_& m) {
         const nb::gil_scoped_release unlocked;
         return s.object->memory->shutdown();
       });
+  bind_cells(m, substrate);
 }
 
 void bind_overloads(nb::module_& m) {
@@ -189,6 +228,16 @@ void bind_overloads(nb::module_& m) {
                             substrate.object);
   }, "token"_a, "range"_a, "region"_a, "tokens"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a,
      "substrate"_a);
+}
+
+void bind_gated_delta(nb::module_& m) {
+  m.def("gated_delta", [](const mx::array& token, const mx::array& qkv, const mx::array& z,
+                          const mx::array& a, const mx::array& b, const DeltaHandle& delta,
+                          const DeviceStateRowsHandle& rows, PythonInt offset,
+                          const SubstrateHandle& workers) {
+    return ops::gated_delta(token, qkv, z, a, b, delta.object, rows.object, offset,
+                            workers.object);
+  }, "token"_a, "qkv"_a, "z"_a, "a"_a, "b"_a, "delta"_a, "rows"_a, "offset"_a, "workers"_a);
 }
 
 void bind_device_operations(nb::module_& m) {
@@ -223,6 +272,7 @@ void bind_metal(nb::module_& m) {
   m.def("metal_capabilities", &capabilities);
   bind_substrate(m);
   bind_overloads(m);
+  bind_gated_delta(m);
   bind_device_operations(m);
 }
 

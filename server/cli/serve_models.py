@@ -188,12 +188,12 @@ class ModelOnDisk:
         longest = layout.blocks_for(plan.max_model_len) * layout.block_bytes
         heaps = -(-longest // layout.heap_bytes)
         return MemoryNeeds(
-            plan.demand.fixed_bytes + plan.states_bytes + PROCESS_BYTES,
+            plan.demand.fixed_bytes + plan.state_bytes + PROCESS_BYTES,
             min(heaps * layout.heap_bytes, plan.kv_budget_bytes),
             plan.kv_budget_bytes,
             plan.max_model_len,
             found.on_gpu,
-            plan.states_bytes,
+            plan.state_bytes,
         )
 
     @cached_property

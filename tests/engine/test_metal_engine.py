@@ -18,7 +18,9 @@ from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
+from engine.models import families
 from engine.models.checkpoint import read_checkpoint
+from engine.models.families.qwen3_5 import qwen3_5
 from engine.runner import ModelStep
 from engine.scheduler import Scheduler
 from engine.step_plan import Outcome, StepPlan
@@ -29,6 +31,7 @@ from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
 from tests.constraints import Scripted, every_third
+from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, greedy, steps
 from tests.kvcache.managers import epochs_of
@@ -132,6 +135,32 @@ def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
         assert answers.tokens[number] == expected(folder, prompt, 6)
     assert {"project_append", "decode_attention", "swiglu"} < set(device.calls)
     assert "append" not in device.calls
+    loop.close()
+
+
+@pytest.mark.parametrize("substrate", KINDS)
+def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
+    device: Device, tmp_path: Path, substrate: Substrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
+    dims: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    answers, folder = Answers.empty(), write_hybrid(tmp_path, gain=3.0, **dims)
+    loop = metal_loop(folder, substrate, answers, overlap=True)
+    prompts = {1: list(range(7)), 2: list(range(100)), 3: [9] * 70}
+    for number, prompt in prompts.items():
+        loop.mailbox.put(greedy(number, prompt, 6))
+    run_dry(loop)
+    for number, prompt in prompts.items():
+        assert answers.tokens[number] == expected(folder, prompt, 6)
+    loop.mailbox.put(greedy(4, prompts[2], 6))
+    run_dry(loop)
+    assert answers.tokens[4] == answers.tokens[2]
+    assert (loop._scheduler.counters.cached_prompt_tokens > 0) != substrate.is_dense
+    made, cells = device.substrates[0], loop._kv._layout.shape.cell
+    assert made.cells is not None
+    assert cells is not None
+    assert made.cells.cell_bytes == cells.cell_bytes
+    loop._kv.release_idle_memory()  # which gives no cell back
     loop.close()
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import metal_ext
+from metal_ext import CpuWorkers, GatedDelta, StateMemory, StateRows, gated_delta
 
 NO_MEMORY = OSError(errno.ENOMEM, "the device refuses")
 
@@ -133,6 +134,31 @@ class Rows:
         ]
 
 
+@dataclass
+class Cells:
+    """Of a CPU, whose kernel advances them in float32: with as much room again."""
+
+    count: int
+    cell_bytes: int
+    memory: StateMemory = field(init=False)
+    workers: CpuWorkers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = StateMemory(2 * self.count * self.cell_bytes)
+        self.workers = CpuWorkers(1)
+
+    def address(self, cell: int) -> int:
+        if not 0 <= cell < self.count:
+            raise MistakeError(f"cell {cell} of {self.count}")
+        return self.memory.address + 2 * cell * self.cell_bytes
+
+
+@dataclass(frozen=True)
+class CellRows:
+    rows: Rows
+    native: StateRows
+
+
 class Mapper:
     """The one that the backend makes; ``Double`` gives it its device."""
 
@@ -239,6 +265,7 @@ class Substrate:
         self.held: list[mx.array] = []
         self.ranges: list[Range] = []
         self.heaps: list[Heap] = []
+        self.cells: Cells | None = None
         self.open_epochs: set[int] = set()
         self.completed_epoch = 0
         self.ended = False
@@ -251,6 +278,26 @@ class Substrate:
 
     def hold(self, arrays: list[mx.array]) -> None:
         self.held += arrays
+
+    def make_cells(self, count: int, cell_bytes: int) -> None:
+        if self._device.refuses:
+            raise NO_MEMORY
+        if self.cells is not None or self.completed_epoch or self.open_epochs:
+            raise MistakeError("cells are made once, before the first step")
+        self.cells = Cells(count, cell_bytes)
+
+    def state_rows(
+        self, rows: Rows, segments: list[tuple[int, int | None, list[tuple[int, int]]]]
+    ) -> CellRows:
+        if rows.closed or [count for count, _, _ in segments] != [n for _, _, n in rows.segments]:
+            raise MistakeError("states of other rows than the step's")
+        assert self.cells is not None
+        at = self.cells.address
+        native = [
+            (count, 0 if read is None else at(read), [(n, at(cell)) for n, cell in writes])
+            for count, read, writes in segments
+        ]
+        return CellRows(rows, StateRows(native, [self.cells.memory]))
 
     def new_heap(self) -> Heap:
         if self._device.refuses:
@@ -404,16 +451,17 @@ class Operations:
                 assert weights[which].dtype == mx.float32
                 wide = mx.fast.rms_norm(wide, weights[which], eps)
             if rope is not None:
-                assert 2 * len(rope.frequencies) == x.shape[-1]
-                wide = rope.magnitude * mx.fast.rope(
-                    wide[:, :, None],
-                    x.shape[-1],
+                turning = 2 * len(rope.frequencies)
+                turned = mx.fast.rope(
+                    wide[..., None, :turning],
+                    turning,
                     traditional=False,
                     base=None,
                     scale=1.0,
                     offset=positions,
                     freqs=1.0 / mx.array(rope.frequencies),
                 ).squeeze(2)
+                wide = mx.concatenate([rope.magnitude * turned, wide[..., turning:]], axis=-1)
             return wide.astype(x.dtype)
 
         self._write(rows, layer, changed(keys, 1), values, substrate)
@@ -480,6 +528,27 @@ class Operations:
         )
         return keys, values
 
+    def gated_delta(
+        self,
+        token: mx.array,
+        qkv: mx.array,
+        z: mx.array,
+        a: mx.array,
+        b: mx.array,
+        delta: GatedDelta,
+        rows: CellRows,
+        offset: int,
+        substrate: Substrate,
+    ) -> tuple[mx.array, mx.array]:
+        self.device.calls.append("gated_delta")
+        if rows.rows.closed:
+            raise MistakeError("a state is advanced behind the end of its step")
+        assert substrate.cells is not None
+        dtype, workers = z.dtype, substrate.cells.workers
+        qkv, z, a, b = (x.astype(mx.float32) for x in (qkv, z, a, b))
+        token, made = gated_delta(token, qkv, z, a, b, delta, rows.native, 2 * offset, workers)
+        return token, made.astype(dtype)
+
     def swiglu(self, gate: mx.array, up: mx.array) -> mx.array:
         self.device.calls.append("swiglu")
         assert (gate.shape, gate.dtype) == (up.shape, up.dtype)
@@ -539,6 +608,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
         "decode_attention": operations.decode_attention,
         "region_view": operations.region_view,
         "gather": operations.gather,
+        "gated_delta": operations.gated_delta,
         "swiglu": operations.swiglu,
         "step_end": operations.step_end,
     }

@@ -28,7 +28,7 @@ class StrictStates:
     contents: dict[int, tuple[int, int]] = field(default_factory=dict)
     _uses: dict[int, list[_Use]] = field(default_factory=dict)
 
-    def rows(self, segments: Sequence[StateSegment]) -> Any:
+    def rows(self, segments: Sequence[StateSegment], step: object) -> Any:
         """The segments themselves: who plays the device goes through them."""
         return segments
 

@@ -251,7 +251,7 @@ def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_cells(
 
     found, without = planned(), plan()
     states = found.num_cells * hybrid.cell.cell_bytes
-    assert (found.states_bytes, without.states_bytes) == (states, 0)
+    assert (found.state_bytes, without.state_bytes) == (states, 0)
     assert states == pytest.approx(without.kv_budget_bytes / 3, rel=0.05)
     assert found.kv_budget_bytes + states <= 9.5 * GIB
     assert found.max_num_seqs == found.num_cells // 3 < 32
@@ -272,3 +272,22 @@ def test_a_short_context_takes_no_memory_from_states() -> None:
     short, long = planned(512), planned(40960)
     assert short.num_cells == long.num_cells
     assert short.kv_budget_bytes < long.kv_budget_bytes
+
+def test_states_of_a_gpu_are_there_from_the_start_and_of_a_dense_one_in_one_buffer() -> None:
+    hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
+    assert hybrid.cell is not None
+    most = 20 * hybrid.cell.cell_bytes
+
+    def planned(substrate: Substrate, demand: MemoryDemand = DEMAND) -> MemoryPlan:
+        request = replace(asked(), substrate=substrate, max_buffer_bytes=most)
+        return fit(demand, request, hybrid, model_max_len=4096, system_page_bytes=4096)
+
+    sparse, dense = planned(Substrate.SPARSE), planned(Substrate.METAL_DENSE)
+    assert dense.num_cells == 20 < sparse.num_cells
+    assert dense.state_bytes == most
+    assert plan().state_bytes == 0
+    from_start = sparse.demand.fixed_bytes + sparse.layout.heap_bytes
+    tight = replace(DEMAND, on_gpu=True, available_bytes=from_start + sparse.state_bytes - 1)
+    assert "a tight fit" in (planned(Substrate.SPARSE, tight).warning or "")
+    roomy = replace(tight, available_bytes=from_start + sparse.state_bytes)
+    assert planned(Substrate.SPARSE, roomy).warning is None

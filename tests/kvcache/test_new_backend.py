@@ -3,8 +3,8 @@ import pytest
 
 import metal_ext
 from kvcache.backend import Releases
-from kvcache.layout import KVShape, KVSpec, dense_layout, paged_layout
-from kvcache.new_backend import new_backends
+from kvcache.layout import KVShape, KVSpec, StateSpec, dense_layout, paged_layout
+from kvcache.new_backend import new_backends, new_states
 from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import install
 
@@ -40,6 +40,32 @@ def test_every_substrate_gets_what_does_its_work(
         (made,) = device.substrates
         assert made.max_ranges == (4 if substrate.is_dense else 8)
         assert (made.residency_keep_s, made.held) == (7.0, [weight])
+
+
+@pytest.mark.parametrize("substrate", list(Substrate))
+def test_states_lie_where_k_and_v_do(monkeypatch: pytest.MonkeyPatch, substrate: Substrate) -> None:
+    workers = None if substrate.on_gpu else metal_ext.CpuWorkers(1)
+    if substrate.on_gpu:
+        device = install(monkeypatch)
+    (backend,) = new_backends(
+        substrate,
+        [DENSE if substrate.is_dense else PAGED],
+        max_sequences=4,
+        release_heaps=False,
+        workers=workers,
+    )
+    layout = KVShape(SHAPE.layers, (StateSpec(1, 1, 128, 128, tail_rows=3),)).cell
+    assert layout is not None
+    states = new_states(layout, 5, backend, workers)
+    assert states.num_cells == 5
+    if substrate.on_gpu:
+        cells = device.substrates[0].cells
+        assert cells is not None
+        assert (cells.count, cells.cell_bytes) == (5, layout.cell_bytes)
+        states.release([0, 4])  # nothing is given back
+    else:
+        with pytest.raises(AssertionError, match="workers"):
+            new_states(layout, 5, backend, None)
 
 
 def test_a_cpu_without_workers_is_a_bug() -> None:

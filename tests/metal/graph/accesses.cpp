@@ -63,6 +63,62 @@ class Rows {
   const LayerPlace place_;
 };
 
+// A kernel's name says what numbers it computes with, then its heads' dimensions.
+uint64_t number_bytes(const std::string& kernel) {
+  return kernel.find("_float_") != kernel.npos ? 4 : 2;
+}
+
+// The parts of cells that a command over states touches: matrices, or the tails behind them.
+class Cells {
+ public:
+  Cells(const std::string& kernel, void* const* buffers, int first, const DeltaArguments& its)
+      : begun_(static_cast<const DeltaSegment*>(buffers[first])),
+        written_(static_cast<const DeltaWrite*>(buffers[first + 1])),
+        arena_(kernel.ends_with("_dense") ? reinterpret_cast<uint64_t>(buffers[first + 2]) : 0),
+        its_(its),
+        matrices_(uint64_t{its.value_heads} * kDim * kDim * sizeof(float)),
+        tails_(uint64_t{its.tail_rows} * (2 * its.key_heads + its.value_heads) * kDim *
+               number_bytes(kernel)) {}
+
+  void touch(bool writes_matrices, bool writes_tails) {
+    for (uint32_t s = 0; s < its_.segments; ++s) {
+      const DeltaSegment& segment = begun_[s];
+      if (segment.reads != 0 && writes_matrices) {
+        add(segment.read, 0, matrices_, false);
+      }
+      if (segment.reads != 0) {
+        add(segment.read, matrices_, tails_, false);
+      }
+      uint32_t rows = 0;
+      for (uint32_t w = segment.first_write; rows < segment.count; ++w) {
+        rows = written_[w].rows;
+        if (writes_matrices) {
+          add(written_[w].cell, 0, matrices_, true);
+        }
+        if (writes_tails) {
+          add(written_[w].cell, matrices_, tails_, true);
+        }
+      }
+    }
+  }
+
+  std::vector<Touch> touched;
+
+ private:
+  static constexpr uint64_t kDim = 128;
+
+  void add(uint64_t cell, uint64_t first, uint64_t bytes, bool write) {
+    touched.push_back({arena_ + cell + its_.offset + first, bytes, write});
+  }
+
+  const DeltaSegment* const begun_;
+  const DeltaWrite* const written_;
+  const uint64_t arena_;
+  const DeltaArguments its_;
+  const uint64_t matrices_;
+  const uint64_t tails_;
+};
+
 template <class Arguments>
 const Arguments& arguments_at(void* const* buffers, int index) {
   return *static_cast<const Arguments*>(buffers[index]);
@@ -100,6 +156,7 @@ const Bindings& bindings_of(const std::string& kernel) {
       {"append_", {6, {}}},              {"project_append_", {10, {8}}},
       {"decode_split_", {9, {5, 6, 7}}}, {"decode_combine_", {5, {3}}},
       {"gather_", {6, {3, 4}}},          {"swiglu_", {4, {2}}},
+      {"gated_delta_", {13, {11}}},      {"delta_tails_", {5, {}}},
       {"mark_step", {2, {0}}}};
   for (const auto& [family, bindings] : families) {
     if (begins(kernel, family)) {
@@ -127,6 +184,14 @@ std::vector<Touch> rows_touched(
     Rows rows(kernel, buffers, 0, arguments.place);
     rows.touch(arguments.row, 0, arguments.tokens, false);
     return rows.touched;
+  }
+  const bool is_delta = begins(kernel, "gated_delta_");
+  if (is_delta || begins(kernel, "delta_tails_")) {
+    Cells cells(
+        kernel, buffers, is_delta ? 8 : 1,
+        arguments_at<DeltaArguments>(buffers, is_delta ? 12 : 4));
+    cells.touch(is_delta, !is_delta);
+    return cells.touched;
   }
   return {};
 }

@@ -12,12 +12,15 @@ import pytest
 from engine.build import build_engine, plan_engine
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
+from engine.models import families
 from engine.models.checkpoint import read_checkpoint
+from engine.models.families.qwen3_5 import qwen3_5
 from engine.models.forward import Forward
 from engine.runner import ModelRunner
 from engine.types import Request, SamplingParams
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate
+from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import YARN
 from tests.engines import CONFIG, Answers, steps
 from tests.metal.graph import _standin
@@ -35,6 +38,7 @@ SPEC = ModelSpec(
 )
 MIB = 1 << 20
 ROOMY, TIGHT = 64 * MIB, 2 * MIB
+TWO_AT_ONCE = 6 * MIB  # for whose states there are cells
 CONFIGURED = replace(
     CONFIG,
     page_bytes=None,
@@ -52,6 +56,13 @@ MODES = [
     (Substrate.PAGED, True),
     (Substrate.METAL_DENSE, True),
 ]
+# Of gated delta nets, as the GPU's kernels know them.
+HEADS: dict[str, Any] = {
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 COMMON, NEW_TOKENS, FORKED = 200, 40, 3
 LENGTHS = (1, 31, 32, 33, 100, 250)
 
@@ -68,9 +79,11 @@ def said(
     monkeypatch: pytest.MonkeyPatch,
     *,
     bold: bool = True,
+    system: bool = False,
 ) -> tuple[dict[int, list[int]], int, int]:
     """What an engine says to prompts of which half begin alike; how many tokens it found computed,
-    and how often it ran out of memory. bold: whether memory is mapped while steps run."""
+    and how often it ran out of memory. bold: whether memory is mapped while steps run. system:
+    whether it is told that what is alike is a system prompt."""
     monkeypatch.setattr("engine.build.compute_device", lambda _: mx.Device(mx.cpu))
     rng = np.random.default_rng(1)
     common = rng.integers(0, SPEC.vocab_size, COMMON).tolist()
@@ -95,7 +108,8 @@ def said(
         own = rng.integers(0, SPEC.vocab_size, length).tolist()
         prompt = tuple([*common, *own] if number % 2 else own)
         greedy = SamplingParams(NEW_TOKENS, temperature=0.0)
-        loop.mailbox.put(Request(number, prompt, greedy))
+        known = COMMON if system and number % 2 else 0
+        loop.mailbox.put(Request(number, prompt, greedy, system_tokens=known))
         if number == FORKED:
             loop.mailbox.put(Request(number + 100, prompt, greedy, fork_of=number))
     for _ in steps(loop):
@@ -151,3 +165,29 @@ def test_so_are_those_of_heads_with_biases_without_norms_and_of_another_rope(
     right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch)
     assert said(folder, kind, ROOMY, monkeypatch, bold=bold)[0] == right
     assert take_mistakes() == []
+
+
+@pytest.mark.parametrize("budget", [ROOMY, TWO_AT_ONCE])
+@pytest.mark.parametrize(("kind", "bold"), MODES)
+def test_so_are_those_of_a_model_with_recurrent_layers(
+    tmp_path: Path,
+    kind: Substrate,
+    bold: bool,
+    budget: int,
+    monkeypatch: pytest.MonkeyPatch,
+    report: list[str],
+) -> None:
+    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
+    folder = write_hybrid(tmp_path, SPEC, gain=3.0, **HEADS)
+    right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch, system=True)
+    before = _standin.counts()["commands"]
+    tokens, found, preempted = said(folder, kind, budget, monkeypatch, bold=bold, system=True)
+    assert tokens == right
+    assert len({token for its in tokens.values() for token in its}) > NEW_TOKENS
+    assert (found > 0) == (not kind.is_dense)
+    assert take_mistakes() == []
+    report.append(
+        f"engine with states, {kind}, {'' if bold else 'at mapping points, '}{budget // MIB} MiB: "
+        f"{sum(map(len, tokens.values()))} tokens as on the CPU, {found} found computed, "
+        f"{preempted} preempted; {_standin.counts()['commands'] - before} commands"
+    )

@@ -21,6 +21,12 @@ WRITERS = ("append", "project_append")
 READERS = ("decode_attention", "gather", "region_view")
 EPS = 1e-6
 LONG = 300  # tokens that are read in several splits
+# Outputs of which one is enough: the next command uses all of them, or writes the same.
+TOGETHER = {
+    "decode_attention": frozenset({0, 1, 2}),
+    "gather": frozenset({0, 1}),
+    "gated_delta": frozenset({0, 2}),
+}
 # Operations that do more where programs are uneven, and what of it is planted there.
 UNEVEN = {
     "decode_attention": (),
@@ -228,10 +234,9 @@ def plants_of(operation: str, calls: list[str]) -> list[Plant]:
         one_by_one = [frozenset({n}) for n in range(calls.count(name))]
         found += [Plant(operation, name, which, "drop") for which in one_by_one]
         if name == "set_output_array":
-            together = {"decode_attention": {0, 1, 2}, "gather": {0, 1}}.get(operation, set())
+            together = TOGETHER.get(operation, frozenset())
             bent = [which for which in one_by_one if not which <= together]
-            every = frozenset(range(calls.count(name)))
-            bent += [every] if together else []
+            bent += [together] if together else []
             found += [Plant(operation, name, which, "input") for which in bent]
         if name == "end_encoding":
             found.append(Plant(operation, name, frozenset({0}), "no wait"))

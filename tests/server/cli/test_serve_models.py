@@ -210,7 +210,7 @@ def test_states_of_recurrent_layers_count_and_are_part_of_what_its_process_is_gi
     settings = read_settings(None, settings_with(tmp_path))
     model = on_disk(settings, 4096 * MIB)
     needs, plan = model.needs(), model.machine.plan(model._checkpoint).memory
-    assert needs.state_bytes == plan.states_bytes > MIB
+    assert needs.state_bytes == plan.state_bytes > MIB
     assert (
         needs.fixed_bytes
         == plan.demand.fixed_bytes + serve_models.PROCESS_BYTES + needs.state_bytes

@@ -57,6 +57,8 @@ class Residency {
   Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 
+  // What a set has at most where there is a choice; 0 where nobody knows.
+  uint64_t set_bytes() const { return set_bytes_; }
   // New memory, for the next settle(). bytes: what it takes of the working set. Any thread.
   void add(MTL::Buffer* buffer, uint64_t bytes);
   void add(MTL::Heap* heap, uint64_t bytes);

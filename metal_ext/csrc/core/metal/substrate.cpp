@@ -30,6 +30,7 @@ auto& own(Range& range, const std::shared_ptr<Context>& context) {
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;
+  std::shared_ptr<Cells> cells;
   std::vector<std::shared_ptr<DeviceHeap>> heaps;
   std::vector<std::shared_ptr<DeviceRange>> ranges;
 };
@@ -56,23 +57,23 @@ Substrate::Substrate(NS::SharedPtr<MTL::Device> device, const Options& options) 
   context_ = std::make_shared<Context>(
       std::move(device), options.kind, options.geometry, options.maps_beside_steps,
       options.timeout, options.residency);
-  size_t most = context_->capabilities.max_buffer_bytes;
+  most_bytes_ = context_->capabilities.max_buffer_bytes;
   if (options.max_buffer_bytes > 0) {
-    most = std::min(most, options.max_buffer_bytes);
+    most_bytes_ = std::min(most_bytes_, options.max_buffer_bytes);
   }
   switch (options.kind) {
     case Kind::sparse:
-      plan_ = std::make_shared<const BufferPlan>(options.geometry, most);
+      plan_ = std::make_shared<const BufferPlan>(options.geometry, most_bytes_);
       break;
     case Kind::paged:
-      if (options.geometry.heap_bytes() > most) {
+      if (options.geometry.heap_bytes() > most_bytes_) {
         throw std::runtime_error(
             "a heap has " + std::to_string(options.geometry.heap_bytes()) +
-            " bytes, but a buffer has " + std::to_string(most) + " at most");
+            " bytes, but a buffer has " + std::to_string(most_bytes_) + " at most");
       }
       break;
     case Kind::dense:
-      arena_ = std::make_shared<Arena>(*context_, options.max_ranges, most);
+      arena_ = std::make_shared<Arena>(*context_, options.max_ranges, most_bytes_);
       break;
   }
 }
@@ -119,6 +120,16 @@ std::shared_ptr<AddressRange> Substrate::new_range() {
   }
   ranges_.push_back(range);
   return range;
+}
+
+void Substrate::make_cells(size_t count, size_t cell_bytes) {
+  const std::lock_guard lock(mutex_);
+  require_running();
+  if (cells_ != nullptr) {
+    throw std::logic_error("the substrate has cells already");
+  }
+  cells_ = std::make_shared<Cells>(*context_, count, cell_bytes, most_bytes_);
+  context_->settle();
 }
 
 void Substrate::require_running() const {
@@ -213,6 +224,9 @@ bool Substrate::shutdown() {
   if (arena_ != nullptr) {
     arena_->drop();
   }
+  if (cells_ != nullptr) {
+    cells_->drop();
+  }
   for (const auto& heap : heaps_) {
     heap->drop();
   }
@@ -249,7 +263,7 @@ Substrate::~Substrate() {
   }
   if (!ended) {
     // Commands may still run, on memory that must not go: what they use stays for good.
-    new Kept{context_, arena_, std::move(heaps_), std::move(ranges_)};
+    new Kept{context_, arena_, cells_, std::move(heaps_), std::move(ranges_)};
   }
 }
 

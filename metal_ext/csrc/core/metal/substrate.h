@@ -14,6 +14,7 @@
 #include "core/heap.h"
 #include "core/metal/buffer_plan.h"
 #include "core/metal/capabilities.h"
+#include "core/metal/cells.h"
 #include "core/metal/dense.h"
 #include "core/metal/device_range.h"
 #include "core/metal/epochs.h"
@@ -54,6 +55,9 @@ class Substrate {
   // std::system_error(ENOMEM) where the device refuses, or the arena has no slice left.
   std::shared_ptr<Heap> new_heap();
   std::shared_ptr<AddressRange> new_range();
+  // Memory for the states of recurrent layers, whole: once, before the first step. As Cells, and
+  // std::logic_error the second time.
+  void make_cells(size_t count, size_t cell_bytes);
 
   // Throws std::invalid_argument where the range is of no or another substrate.
   void require_own(const AddressRange& range) const;
@@ -74,6 +78,9 @@ class Substrate {
   MTL::Buffer* arena() const;
   // Sparse and dense: where a region lies, for arrays that view it.
   BufferPlace view(const AddressRange& range, size_t region) const;
+
+  // Null before make_cells().
+  Cells* cells() const { return cells_.get(); }
 
   Epochs& epochs() { return context_->epochs; }
   // A step that started as `epoch` reads tokens [0, start + count) of the range and writes the last
@@ -127,6 +134,8 @@ class Substrate {
   std::shared_ptr<Context> context_;
   std::shared_ptr<const BufferPlan> plan_;  // sparse
   std::shared_ptr<Arena> arena_;            // dense
+  size_t most_bytes_;                       // of a buffer
+  std::shared_ptr<Cells> cells_;
   mutable std::mutex mutex_;                // guards the lists
   std::vector<std::shared_ptr<DeviceHeap>> heaps_;
   std::vector<std::shared_ptr<DeviceRange>> ranges_;

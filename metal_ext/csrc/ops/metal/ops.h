@@ -10,7 +10,9 @@
 #include "core/mapper.h"
 #include "mlx/array.h"
 #include "mlx/dtype.h"
+#include "ops/gated_delta.h"
 #include "ops/metal/rows.h"
+#include "ops/metal/state_rows.h"
 #include "ops/ops.h"
 #include "ops/rope.h"
 
@@ -20,6 +22,7 @@
 namespace quire::ops {
 
 using DeviceRows = std::shared_ptr<MetalRows>;
+using DeviceStateRows = std::shared_ptr<const MetalStateRows>;
 using DeviceMemory = std::shared_ptr<MetalSubstrate>;
 
 mx::array append(
@@ -50,6 +53,13 @@ std::pair<mx::array, mx::array> gather(
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
+    const DeviceMemory& substrate);
+
+// As gated_delta() on a CPU (ops/gated_delta.h), of one type, with heads of 128 dimensions; the tails
+// in the cells are of that type, too. Computed in float32, and what comes out is rounded once.
+std::pair<mx::array, mx::array> gated_delta(
+    const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
+    const mx::array& b, const Delta& delta, const DeviceStateRows& states, int64_t offset,
     const DeviceMemory& substrate);
 
 // silu(gate) * up, element by element: computed in float32, rounded once. Of one shape and type.

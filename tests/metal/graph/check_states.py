@@ -1,0 +1,210 @@
+"""States of recurrent layers in cells of a device, on each kind of substrate, against the CPU's."""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import metal_ext
+from metal_ext import CpuWorkers, MetalStateRows
+from tests.metal.graph import _standin
+from tests.metal.graph.stage import KINDS, Stage
+from tests.metal_ext.deltas import Cells, DeltaLayer, DeltaShape, Inputs, run
+from tests.metal_ext.layers import Floats
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+SHAPE = DeltaShape(key_heads=1, value_heads=2, key_dim=128, value_dim=128)
+LAYER = DeltaLayer(SHAPE)
+OFFSET = 256
+NUM_CELLS = 8
+# Of the largest number: float32 over some tokens; else some units in the last place.
+ROUNDING = {mx.float32: 2e-5, mx.float16: 2.0**-9, mx.bfloat16: 2.0**-6}
+WORKERS = CpuWorkers(1)
+Segment = tuple[Inputs, int | None, list[tuple[int, int]]]
+
+
+class Device:
+    """Cells of one layer on a stage, and steps over them."""
+
+    def __init__(self, kind: str, dtype: mx.Dtype = mx.float32, sequences: int = 3) -> None:
+        self.stage, self.dtype = Stage(kind, heaps=sequences), dtype
+        self.ranges = [self.stage.open(1) for _ in range(sequences)]
+        self.cell_bytes = -(-(OFFSET + 4 * SHAPE.numbers) // 256) * 256
+        self.stage.substrate.make_cells(NUM_CELLS, self.cell_bytes)
+        self.token = mx.zeros((1,))
+
+    def begin(self, segments: Sequence[Segment]) -> tuple[metal_ext.MetalRows, MetalStateRows]:
+        """A step of these, whose rows of K and V are nobody's business."""
+        rows = self.stage.rows(*((self.ranges[n], len(its[0])) for n, its in enumerate(segments)))
+        cells = [(len(its), read, writes) for its, read, writes in segments]
+        return rows, self.stage.substrate.state_rows(rows, cells)
+
+    def given(self, segments: Sequence[Segment]) -> list[mx.array]:
+        joined = (np.concatenate([its.arrays[i] for its, _, _ in segments]) for i in range(4))
+        return [mx.array(x).astype(self.dtype) for x in joined]
+
+    def step(self, *segments: Segment) -> list[Floats]:
+        """What comes out of each segment, when the step has run."""
+        rows, states = self.begin(segments)
+        qkv, z, a, b = self.given(segments)
+        self.token, made = metal_ext.gated_delta(
+            self.token, qkv, z, a, b, LAYER.native, states, OFFSET, self.stage.substrate
+        )
+        mx.eval(metal_ext.step_end([made, self.token], rows, self.stage.substrate), made)
+        ends = np.cumsum([len(its) for its, _, _ in segments])[:-1]
+        return np.split(np.array(made.astype(mx.float32)), ends)
+
+
+def near(got: Floats, want: Floats, dtype: mx.Dtype) -> bool:
+    return bool(np.abs(got - want).max() <= ROUNDING[dtype] * np.abs(want).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_steps_of_ragged_rows_are_the_cpus(kind: str, dtype: mx.Dtype) -> None:
+    device, cells = Device(kind, dtype), Cells(SHAPE)
+    one, other, third = (LAYER.inputs(12, seed) for seed in (5, 6, 7))
+    plan: list[list[Segment]] = [
+        [(one.part(0, 5), None, [(2, 0), (5, 1)]), (other.part(0, 1), None, [(1, 2)])],
+        [(one.part(5, 6), 1, [(1, 1)]), (other.part(1, 2), 2, [(1, 2)]), (third, None, [(12, 3)])],
+        # From the boundary on the way: what others have is only read.
+        [(third.part(0, 4), 0, [(1, 4), (3, 5), (4, 6)]), (one.part(6, 9), 1, [(2, 7), (3, 1)])],
+        [(one.part(9, 10), 0, [(1, 3)]), (other, 4, [(12, 4)]), (third.part(4, 5), 5, [(1, 5)])],
+    ]
+    for segments in plan:
+        given = [(rounded(its, dtype), read, writes) for its, read, writes in segments]
+        right = run(LAYER, cells, given, WORKERS)
+        for got, want in zip(device.step(*segments), right, strict=True):
+            assert near(got, want, dtype)
+    device.stage.end()
+
+
+def rounded(inputs: Inputs, dtype: mx.Dtype) -> Inputs:
+    arrays = (mx.array(x).astype(dtype).astype(mx.float32) for x in inputs.arrays)
+    return Inputs(*(np.array(x) for x in arrays))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_bit_depends_on_how_tokens_are_cut_or_on_company(kind: str) -> None:
+    inputs, company = LAYER.inputs(9), LAYER.inputs(3, seed=9)
+    (whole,) = Device(kind).step((inputs, None, [(9, 0)]))
+    device, cut = Device(kind), list[Floats]()
+    for first, end in ((0, 1), (1, 2), (2, 4), (4, 9)):
+        read = 0 if first else None
+        own: Segment = (inputs.part(first, end), read, [(end - first, 0)])
+        cut.append(device.step((company, None, [(3, 1 + first)]), own)[-1])
+    assert np.array_equal(np.concatenate(cut), whole)
+    device.stage.end()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_that_begins_sees_nothing_of_what_its_cell_held(kind: str) -> None:
+    device, inputs = Device(kind), LAYER.inputs(4)
+    nothing = Inputs(*(np.full_like(x, np.nan) for x in inputs.arrays))
+    (fresh,) = device.step((inputs, None, [(4, 0)]))
+    assert np.isnan(device.step((nothing, None, [(4, 1)]))[0]).all()
+    assert np.array_equal(device.step((inputs, None, [(2, 2), (4, 1)]))[0], fresh)
+    device.stage.end()
+
+
+def test_a_layer_is_two_commands_and_names_no_buffer_of_cells_but_the_arena() -> None:
+    for kind in KINDS:
+        device, inputs = Device(kind), LAYER.inputs(2)
+        before = _standin.counts()["commands"]
+        device.step((inputs, None, [(1, 0), (2, 1)]), (inputs, None, [(2, 2)]))
+        assert _standin.counts()["commands"] - before == 2 + len(["step_end"])
+        calls = _standin.calls("gated_delta")
+        assert calls.count("set_output_array") == (5 if kind == "dense" else 3)
+        assert calls.count("ordered_copy") == 0
+        device.stage.end()
+
+
+class Step:
+    """A step of two rows over a device with two states."""
+
+    def __init__(self) -> None:
+        self.device, self.inputs = Device("sparse"), LAYER.inputs(2)
+        self.device.step((self.inputs, None, [(1, 0), (2, 1)]))
+        segment: Segment = (self.inputs, 0, [(2, 2)])
+        self.rows, self.states = self.device.begin([segment])
+        self.given = self.device.given([segment])
+
+    def cells(self, *segments: tuple[int, int | None, list[tuple[int, int]]]) -> object:
+        return self.device.stage.substrate.state_rows(self.rows, list(segments))
+
+    def call(self, **changes: object) -> tuple[mx.array, mx.array]:
+        names = ("qkv", "z", "a", "b")
+        arguments = {
+            "token": self.device.token, "delta": LAYER.native, "rows": self.states,
+            "offset": OFFSET, "workers": self.device.stage.substrate,
+        } | dict(zip(names, self.given, strict=True))  # fmt: skip
+        result: tuple[mx.array, mx.array]
+        result = metal_ext.gated_delta(**(arguments | changes))  # type: ignore[call-overload]
+        return result
+
+
+SMALL = DeltaLayer(DeltaShape(key_heads=1, value_heads=2, key_dim=64, value_dim=192))
+WRONG: dict[str, tuple[Callable[[Step], object], type[Exception], str]] = {
+    "rows of an array": (lambda s: s.call(a=mx.zeros((3, 2))), ValueError, r"a must be \[2, 2\]"),
+    "a width": (lambda s: s.call(z=mx.zeros((2, 128))), ValueError, r"z must be \[2, 256\]"),
+    "two types": (lambda s: s.call(b=s.given[3].astype(mx.float16)), ValueError,
+                  "qkv and b have different types"),
+    "integers": (lambda s: s.call(**{n: mx.zeros(x.shape, mx.int32) for n, x in
+                                     zip(("qkv", "z", "a", "b"), s.given, strict=True)}),
+                 ValueError, "qkv must be float32, float16 or bfloat16"),
+    "dimensions": (lambda s: s.call(delta=SMALL.native, qkv=mx.zeros((2, 512)),
+                                    z=mx.zeros((2, 384))), ValueError, "built for 128"),
+    "an offset": (lambda s: s.call(offset=3 * OFFSET), IndexError, "bytes of a cell"),
+    "half a number": (lambda s: s.call(offset=2), ValueError, "a multiple of 4"),
+    "another substrate": (lambda s: s.call(workers=Stage("paged").substrate), ValueError,
+                          "the rows are of another substrate"),
+    "the CPU's workers": (lambda s: s.call(workers=WORKERS), TypeError, "incompatible"),
+    "a cell that is not there": (lambda s: s.cells((2, NUM_CELLS, [(2, 3)])), IndexError,
+                                 "cell 8 of 8"),
+    "a negative cell": (lambda s: s.cells((2, 0, [(2, -1)])), IndexError, "cell is -1"),
+    "no rows": (lambda s: s.cells((0, 0, [(0, 3)])), IndexError, "count is 0"),
+    "rows of the step": (lambda s: s.cells((1, 0, [(1, 3)])), ValueError,
+                         "the segments have 1 rows, and the step has 2"),
+    "no last write": (lambda s: s.cells((2, 0, [(1, 3)])), ValueError, "after all of its 2 rows"),
+    "a state that nothing has written": (lambda s: s.cells((2, 3, [(2, 4)])), RuntimeError,
+                                         "nothing has written it"),
+    "a cell of a step in flight": (lambda s: s.cells((2, None, [(2, 2)])), RuntimeError,
+                                   "while epoch 2 may touch it"),
+    "cells twice": (lambda s: s.device.stage.substrate.make_cells(1, 256), RuntimeError,
+                    "has cells already"),
+    "no cells": (lambda s: Stage("paged").substrate.make_cells(0, 256), IndexError, "count is 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_it_is_refused_by_name(case: str) -> None:
+    call, error, words = WRONG[case]
+    made = Step()
+    with pytest.raises(error, match=words):
+        call(made)
+    made.device.stage.substrate.abandon(made.rows)
+    made.device.stage.end()
+
+
+def test_without_cells_there_are_no_states() -> None:
+    stage = Stage("sparse")
+    rows = stage.rows((stage.open(1), 1))
+    with pytest.raises(ValueError, match="the substrate has no cells"):
+        stage.substrate.state_rows(rows, [(1, None, [(1, 0)])])
+    stage.substrate.abandon(rows)
+    stage.end()
+
+
+def test_after_its_end_a_step_advances_no_state() -> None:
+    made = Step()
+    substrate = made.device.stage.substrate
+    late, _ = made.call()
+    mx.eval(metal_ext.step_end([made.device.token], made.rows, substrate))
+    with pytest.raises(RuntimeError, match="gated_delta runs after the end of its step, epoch 2"):
+        mx.eval(late)
+    with pytest.raises(RuntimeError, match="gated_delta of epoch 2, which has ended"):
+        made.call()
+    with pytest.raises(RuntimeError, match="state_rows of epoch 2, which has ended"):
+        made.cells((2, 0, [(2, 3)]))
+    made.device.stage.end()
