@@ -11,7 +11,7 @@ import mlx.core as mx
 
 import metal_ext
 from engine.models.expert_tensors import ExpertMatrix
-from engine.models.forward import gated_delta, qk_transforms, split_gate
+from engine.models.forward import conv_by_taps, gated_delta, qk_transforms, split_gate
 from engine.models.packed_mlps import PackedDense, PackedMixture, PackedMlp
 from engine.models.spec import Attention, Experts, GatedDeltaNet, Mlp, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
@@ -111,6 +111,7 @@ class CpuOps:
             if isinstance(at, DeltaTensors):
                 assert isinstance(mixer, GatedDeltaNet)
                 ends = accumulate(mixer.widths[:-1])
+                vectors[at.conv.name] = conv_by_taps(mixer, vectors[at.conv.name])
                 delta = gated_delta(mixer, spec.norm_eps, at, vectors)
                 return PackedDelta(products[at.inputs[0].name], tuple(ends), delta, output)
             assert isinstance(mixer, Attention)

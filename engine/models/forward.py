@@ -119,18 +119,23 @@ def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
     return projected[:, ::2], projected[:, 1::2]
 
 
+def conv_by_taps(its: GatedDeltaNet, conv: mx.array) -> mx.array:
+    """Return the weights of a convolution as kernels read them, ``[taps, conv_width]``, of what is
+    stored."""
+    return mx.contiguous(conv.reshape(its.conv_width, its.taps).T)
+
+
 def gated_delta(
     its: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
 ) -> metal_ext.GatedDelta:
     """Return a layer's constants. eps: of its norm. arrays: norms and constants by name, those of
-    this layer in float32."""
-    conv = arrays[at.conv.name].reshape(its.conv_width, its.taps)
+    this layer in float32, and its convolution by taps."""
     return metal_ext.GatedDelta(
         key_heads=its.key_heads,
         value_heads=its.value_heads,
         key_dim=its.key_dim,
         value_dim=its.value_dim,
-        conv=mx.contiguous(conv.T),
+        conv=arrays[at.conv.name],
         a_log=arrays[at.a_log.name],
         dt_bias=arrays[at.dt_bias.name],
         norm=arrays[at.norm.name],

@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 import metal_ext
-from engine.models.forward import gated_delta, qk_transforms, split_gate
+from engine.models.forward import conv_by_taps, gated_delta, qk_transforms, split_gate
 from engine.models.mlx_experts import mix, route
 from engine.models.spec import Attention, Experts, GatedDeltaNet, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
@@ -35,11 +35,13 @@ class MlxOps:
             self._vectors[norm.name] = self._vectors[norm.name].astype(mx.float32)
         self._places = spec.places
         self._transforms = qk_transforms(spec, tensors, self._vectors)
-        self._deltas = [
-            gated_delta(layer.mixer, spec.norm_eps, its.mixer, self._vectors)
-            for layer, its in self._layers
-            if isinstance(layer.mixer, GatedDeltaNet) and isinstance(its.mixer, DeltaTensors)
-        ]
+        self._deltas: list[metal_ext.GatedDelta] = []
+        for layer, its in self._layers:
+            if isinstance(layer.mixer, GatedDeltaNet) and isinstance(its.mixer, DeltaTensors):
+                name = its.mixer.conv.name
+                self._vectors[name] = conv_by_taps(layer.mixer, self._vectors[name])
+                delta = gated_delta(layer.mixer, spec.norm_eps, its.mixer, self._vectors)
+                self._deltas.append(delta)
         self.weights = [array for its in self._matrices.values() for array in its.arrays()]
         self.weights += self._vectors.values()
 

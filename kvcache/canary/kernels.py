@@ -6,15 +6,30 @@ from numpy.typing import NDArray
 
 import metal_ext
 from kvcache.backend import PageBackend, Segment, StepRows
-from kvcache.canary.reference import attention, normed, rotated, some_of
+from kvcache.canary.reference import (
+    DeltaConstants,
+    DeltaInputs,
+    attention,
+    normed,
+    recurrent,
+    rotated,
+    some_of,
+)
 from kvcache.canary.trial import Action, Finding, require
-from kvcache.layout import KVFormat, KVLayout, KVSpec
+from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, StateSpec
+from kvcache.metal_backend import MetalBackend
+from kvcache.state_memory import StateSegment
 from kvcache.views import layer_regions
 
 # Sequences of one row, of one more than a split of the decode kernel, and of several splits.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
+# A gated delta net's heads: their width, as a GPU's kernels know it, and how many have values; and
+# the steps that a sequence's tokens come in.
+DELTA_DIM = 128
+DELTA_HEADS = 2
+DELTA_STEPS = (5, 1, 3)
 KV_HEADS = 2
 QUERY_HEADS = 8
 ROPE_BASE = 1e6
@@ -48,6 +63,7 @@ class KernelTrial:
         self._dtype = self._layer.dtype
         self._width = layout.shape.layers[0].head_dim
         self._scale = self._width**-0.5
+        self._keeps_states = isinstance(backend, MetalBackend) and self._width == DELTA_DIM
         self._token = mx.zeros((1,))
         self._random = np.random.default_rng(11)
         empty = np.zeros((0, KV_HEADS, self._width))
@@ -59,6 +75,7 @@ class KernelTrial:
         """All that is tried, in order."""
         return [
             ("map", self._map),
+            *([("states", self._states)] if self._keeps_states else []),
             ("chunk", self._chunk),
             ("decode", self._decode),
             ("project", self._project),
@@ -75,6 +92,46 @@ class KernelTrial:
             require(mapped, "the system refuses a mapping")
         self._backend.finish_mappings()
         return Finding(f"{len(LENGTHS)} buffers of {blocks} blocks")
+
+    def _states(self) -> Finding:
+        """A gated delta net over one sequence's tokens, step by step, with a state that is written
+        on the way; and over another's, which goes on from that one."""
+        assert isinstance(self._backend, MetalBackend)
+        kept = KVFormat(str(self._dtype).removeprefix("mlx.core."))
+        spec = StateSpec(1, DELTA_HEADS, self._width, self._width, 3, kept)
+        layout = KVShape((), (spec,)).cell
+        assert layout is not None
+        cells = self._backend.new_states(layout, 3)
+        constants = self._delta_constants(spec)
+        arrays = [mx.array(its.astype(np.float32)) for its in constants]
+        delta = metal_ext.GatedDelta(
+            key_heads=1, value_heads=DELTA_HEADS, key_dim=self._width, value_dim=self._width,
+            conv=arrays[0], a_log=arrays[1], dt_bias=arrays[2], norm=arrays[3], eps=EPS,
+        )  # fmt: skip
+        widths = (spec.tail_width, DELTA_HEADS * self._width, DELTA_HEADS, DELTA_HEADS)
+        tokens = sum(DELTA_STEPS)
+        inputs = [self._kept(self._random.normal(size=(tokens, width))) for width in widths]
+        want = recurrent(DeltaInputs(*inputs), constants, EPS)
+        token, worst, done = self._token, 0.0, 0
+        begun = StateSegment(DELTA_STEPS[0], None, ((2, 1), (DELTA_STEPS[0], 0)))
+        for count in DELTA_STEPS:
+            parts = [(begun if done == 0 else StateSegment(count, 0, ((count, 0),)), done)]
+            if done:  # what follows the state that was written on the way
+                parts.append((StateSegment(1, 1, ((1, 2),)), 2))
+            rows = self._rows([(number, its.count) for number, (its, _) in enumerate(parts)])
+            seen = np.concatenate([np.arange(first, first + its.count) for its, first in parts])
+            qkv, z, a, b = (self._array(numbers[seen]) for numbers in inputs)
+            states = cells.rows([its for its, _ in parts], rows)
+            token, made = states.recur(token, 0, qkv, z, a, b, delta)
+            mx.eval(rows.end([made, token]))
+            worst = max(worst, _difference(made, want[seen]))
+            done += count
+        return self._found(worst)
+
+    def _delta_constants(self, spec: StateSpec) -> DeltaConstants:
+        heads = (spec.value_heads,)
+        shapes = ((spec.tail_rows + 1, spec.tail_width), heads, heads, (spec.value_dim,))
+        return DeltaConstants(*(self._random.normal(size=shape) / 2 for shape in shapes))
 
     def _chunk(self) -> Finding:
         """All but the last row of the longer sequences, each in one piece."""

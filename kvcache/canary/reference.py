@@ -1,10 +1,14 @@
 """What the kernels should say, in float64."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.floating]
 MOST_ROWS = 40
+# Of the sum of squares of a gated delta net's queries or keys.
+UNIT_EPS = 1e-6
 
 
 def attention(
@@ -46,3 +50,53 @@ def rotated(
     first, second = rows[..., :half].astype(np.float64), rows[..., half:].astype(np.float64)
     sine, cosine = np.sin(angles), np.cos(angles)
     return np.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
+
+
+class DeltaInputs(NamedTuple):
+    """What goes into a gated delta net with one key head, of consecutive tokens."""
+
+    qkv: Numbers
+    z: Numbers
+    a: Numbers
+    b: Numbers
+
+
+class DeltaConstants(NamedTuple):
+    """A gated delta net's numbers beside its projections."""
+
+    conv: Numbers
+    """``[taps, (2 + heads) * dim]``, the newest row's last."""
+    a_log: Numbers
+    dt_bias: Numbers
+    norm: Numbers
+
+
+def recurrent(inputs: DeltaInputs, constants: DeltaConstants, eps: float) -> NDArray[np.float64]:
+    """What comes out of a gated delta net whose sequence begins with these tokens: ``[tokens, heads
+    * dim]``. eps: of its norm. Formulas: arXiv 2412.06464."""
+    inputs = DeltaInputs(*(its.astype(np.float64) for its in inputs))
+    constants = DeltaConstants(*(its.astype(np.float64) for its in constants))
+    heads, dim = len(constants.a_log), len(constants.norm)
+    taps, width = constants.conv.shape
+    rows = np.concatenate([np.zeros((taps - 1, width)), inputs.qkv])
+    state, out = np.zeros((heads, dim, dim)), []
+    for token, (a, b) in enumerate(zip(inputs.a, inputs.b, strict=True)):
+        mixed = _silu((rows[token : token + taps] * constants.conv).sum(axis=0)).reshape(-1, dim)
+        query, key, value = _unit(mixed[0]) / np.sqrt(dim), _unit(mixed[1]), mixed[2:]
+        decay = np.exp(-np.exp(constants.a_log) * np.logaddexp(a + constants.dt_bias, 0))
+        state = state * decay[:, None, None]
+        change = (value - state @ key) / (1 + np.exp(-b))[:, None]
+        state = state + change[:, :, None] * key
+        out.append(state @ query)
+    gated = normed(np.stack(out), constants.norm, eps).reshape(inputs.z.shape)
+    return gated * _silu(inputs.z)
+
+
+def _silu(x: Numbers) -> NDArray[np.float64]:
+    out: NDArray[np.float64] = x / (1 + np.exp(-x))
+    return out
+
+
+def _unit(x: Numbers) -> NDArray[np.float64]:
+    out: NDArray[np.float64] = x / np.sqrt((x**2).sum() + UNIT_EPS)
+    return out

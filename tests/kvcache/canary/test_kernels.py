@@ -118,6 +118,45 @@ def test_a_projection_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert (steps[-1].name, steps[-1].passed) == ("project", False)
 
 
+WIDE = KVShape.uniform(1, KVSpec(2, 128, KVFormat.FLOAT32))
+
+
+@pytest.mark.parametrize("substrate", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
+def test_states_are_tried_where_heads_have_the_width_of_a_gpus_kernels(
+    monkeypatch: pytest.MonkeyPatch, substrate: Substrate
+) -> None:
+    device = install(monkeypatch)
+
+    def make(group: Any) -> Any:
+        return metal_backend(substrate.setting, group, max_buffers=3, release_heaps=False)
+
+    steps = tried(substrate, WIDE, make)
+    assert all(step.passed for step in steps), steps[-1]
+    assert [step.name for step in steps][:3] == ["map", "states", "chunk"]
+    assert device.calls.count("gated_delta") == 3
+
+
+@pytest.mark.parametrize("what", ["state", "output"])
+def test_a_recurrence_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    install(monkeypatch)
+    recur = metal_ext.gated_delta
+
+    def off(*arguments: Any) -> Any:
+        token, qkv, *rest = arguments
+        if what == "state":  # which later rows alone show
+            qkv = qkv.at[-1:].add(0.2)
+        token, made = recur(token, qkv, *rest)
+        return token, made if what == "state" else made + 0.1
+
+    monkeypatch.setattr(metal_ext, "gated_delta", off)
+
+    def make(group: Any) -> Any:
+        return metal_backend("sparse", group, max_buffers=3, release_heaps=False)
+
+    steps = tried(Substrate.SPARSE, WIDE, make)
+    assert (steps[-1].name, steps[-1].passed) == ("states", False)
+
+
 def test_a_gate_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     swiglu = metal_ext.swiglu

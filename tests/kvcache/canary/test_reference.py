@@ -2,7 +2,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kvcache.canary.reference import attention, normed, rotated, some_of
+from kvcache.canary.reference import (
+    DeltaConstants,
+    DeltaInputs,
+    attention,
+    normed,
+    recurrent,
+    rotated,
+    some_of,
+)
+from tests.metal_ext.deltas import NORM_EPS, DeltaLayer, DeltaShape
 
 RANDOM = np.random.default_rng(4)
 
@@ -35,6 +44,16 @@ def test_norm_and_rope_are_what_mlx_calls_them() -> None:
     )
     got = rotated(rows, np.array([0, 5, 700]), 1e4, 0.5)
     np.testing.assert_allclose(got, np.array(turned.squeeze(2)), atol=1e-4)
+
+
+def test_a_recurrence_is_that_which_the_cpus_kernels_are_held_to() -> None:
+    layer = DeltaLayer(DeltaShape(key_heads=1, value_heads=3, key_dim=16, value_dim=16))
+    inputs = layer.inputs(7)
+    names = ("conv", "a_log", "dt_bias", "norm")
+    constants = DeltaConstants(*(np.array(layer.arguments[name]) for name in names))
+    want, _ = layer.expected(inputs, layer.zeros())
+    got = recurrent(DeltaInputs(*inputs.arrays), constants, NORM_EPS)
+    np.testing.assert_allclose(got, want, atol=1e-9)
 
 
 @pytest.mark.parametrize("count", [1, 2, 40, 1000])

@@ -1,4 +1,5 @@
-"""What a step of decoding costs the host, pinned: Qwen3-4B in four bits, one sequence."""
+"""What a step of decoding costs the host, pinned: Qwen3-4B in four bits, one sequence; and what a
+layer of a hybrid with heads like Qwen3.5-4B's does."""
 
 from pathlib import Path
 
@@ -6,7 +7,10 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
+from engine.models import families
+from engine.models.families.qwen3_5 import qwen3_5
 from metal_ext.environment import LARGER_BUFFERS
+from tests.engine.models.hybrids import FIELDS
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import Shape, Stage
 from tests.metal.graph.step_counts import (
@@ -55,6 +59,36 @@ def test_a_step_is_so_many_operations_and_commands(
     )
     assert names == LAYER
     assert (of_one, all_commands, given_away) == (a_layer, commands, buffers)
+
+
+# Of gated delta nets, and how many layers have one for each that attends.
+HYBRID = FIELDS | {
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+RECURRENT_LAYER = {
+    "QuantizedMatmul": 8,
+    "observed": 2,  # norms
+    "Reshape": 1,
+    "Add": 2,
+    "gated_delta": 1,
+    "swiglu": 1,
+}
+
+
+def test_a_recurrent_layer_is_so_many_operations_and_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: list[str]
+) -> None:
+    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
+    whole, shorter = (step(tmp_path, 200, layers, **HYBRID) for layers in (6, 5))
+    names = of_a_layer(whole, shorter)
+    of_one = sum(its.commands for its in whole) - sum(its.commands for its in shorter)
+    report.append(f"a recurrent layer in 4 bits: {of_one} commands and {names.total()} operations")
+    assert names == RECURRENT_LAYER
+    assert of_one == 15
 
 
 def test_commands_are_counted_as_they_are_encoded() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import mlx.core as mx
@@ -23,7 +24,8 @@ from engine.models.spec import ModelSpec
 from engine.models.stored import StoredWeights
 from kvcache.backend import Segment
 from kvcache.layout import KVFormat, paged_layout
-from kvcache.metal_backend import metal_backend
+from kvcache.metal_backend import MetalBackend, metal_backend
+from kvcache.state_memory import StateSegment
 from kvcache.views import CacheTokens, KVViews, layer_regions
 from tests.metal.graph import _standin
 from tests.models import QWEN3_4B, write_config
@@ -33,7 +35,7 @@ DTYPES = {"U32": mx.uint32, "BF16": mx.bfloat16}
 PAGE_BYTES = 16384
 MIB = 1 << 20
 # Operations of MLX's that have no command of their own.
-VIEWS = {"Broadcast", "Contiguous", "Reshape", "Squeeze"}
+VIEWS = {"Broadcast", "Contiguous", "Reshape", "Slice", "Squeeze"}
 # What MLX 0.32 has as one operation on a GPU, and as several on a CPU (mlx/fast.cpp, ops.cpp).
 ONE_ON_A_GPU = "observed"
 Arrays = list[tuple[int, int]]
@@ -62,12 +64,15 @@ class Operation:
     makes: Arrays
 
 
-def step(folder: Path, tokens: int, layers: int = QWEN3_4B.num_hidden_layers) -> list[Operation]:
+def step(
+    folder: Path, tokens: int, layers: int = QWEN3_4B.num_hidden_layers, **fields: Any
+) -> list[Operation]:
     """The operations that make one sequence's next token, which is its greatest logit.
 
-    tokens: that are attended to.
+    tokens: that are attended to. fields: of config.json, where it is another model.
     """
-    write_config(folder, replace(QWEN3_4B, num_hidden_layers=layers), quantization=PACKING)
+    spec_of_config = replace(QWEN3_4B, num_hidden_layers=layers)
+    write_config(folder, spec_of_config, quantization=PACKING, **fields)
     config = ModelConfig(folder)
     spec = read_spec(config)
     forward = Forward(spec, operations(config, spec))
@@ -76,9 +81,9 @@ def step(folder: Path, tokens: int, layers: int = QWEN3_4B.num_hidden_layers) ->
         assert states is not None
         ends = views.step_end([forward.head(states).argmax(axis=-1)])
         graph = _standin.graph_behind(ends)
-    split = 2 if tokens > 256 else 1
+    several = {"decode_attention": 2 if tokens > 256 else 1, "gated_delta": 2}
     return [
-        Operation(name, split if name == "decode_attention" else name not in VIEWS, reads, makes)
+        Operation(name, several.get(name, int(name not in VIEWS)), reads, makes)
         for name, reads, makes in graph
     ]
 
@@ -99,7 +104,7 @@ def operations(config: ModelConfig, spec: ModelSpec) -> MlxOps:
 @contextmanager
 def views_of(spec: ModelSpec, tokens: int) -> Iterator[KVViews]:
     """What a step sees that adds the last of so many tokens to one sequence, in sparse memory."""
-    shape = spec.kv_shape(KVFormat.BFLOAT16)
+    shape = spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16)
     layout = paged_layout(
         shape, max_tokens=tokens, heap_bytes=1, system_page_bytes=PAGE_BYTES, page_bytes=PAGE_BYTES
     )
@@ -109,9 +114,15 @@ def views_of(spec: ModelSpec, tokens: int) -> Iterator[KVViews]:
         assert backend.add_heap()
         assert backend.map(0, block, block, 0, 1, writable=True)
     backend.finish_mappings()
-    segments, kept = [Segment(0, tokens - 1, 1)], CacheTokens(len(shape.layers))
-    mx.eval(kept.newest)  # as after any step
-    views = KVViews(layer_regions(layout), kept, [backend.rows(segments)], segments, 1)
+    segments, states = [Segment(0, tokens - 1, 1)], None
+    kept = CacheTokens(len(shape.layers), len(shape.states))
+    mx.eval(kept.newest, kept.newest_states)  # as after any step
+    rows = backend.rows(segments)
+    if shape.cell is not None:
+        assert isinstance(backend, MetalBackend)
+        cells = backend.new_states(shape.cell, 1)
+        states = cells.rows([StateSegment(1, None, ((1, 0),))], rows)
+    views = KVViews(layer_regions(layout), kept, [rows], segments, 1, states)
     yield views
     views.cancel()
     assert backend.shut_down()
