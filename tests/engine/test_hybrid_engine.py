@@ -176,8 +176,7 @@ def test_what_nobody_uses_for_a_while_goes_back_with_its_states(
     heard = Heard()
     loop = engine(hybrid, heard, overlap=True, prefix_keep_s=0.0, idle_release_s=0.0)
     loop.mailbox.put(asked(1, [5] * 70, 40))
-    while loop.run_once():
-        pass
+    run(loop)
     kv = loop._kv.stats()
     assert kv.cells.committed_bytes > 0
     for _ in range(1000):
