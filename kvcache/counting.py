@@ -115,8 +115,8 @@ class CountingStates:
     cell_bytes: int
     _committed: set[int] = field(default_factory=set)
 
-    def rows(self, segments: Sequence[StateSegment]) -> StateRows:
-        """Return the segments in place of rows, and commit what they write."""
+    def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
+        """Return the segments in place of rows, and commit what they write. step: not looked at."""
         self._committed.update(cell for its in segments for _, cell in its.writes)
         return cast(StateRows, tuple(segments))
 

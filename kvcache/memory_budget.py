@@ -279,9 +279,7 @@ def fit(
     return MemoryPlan(demand, layout, kv_bytes, max_len, sequences, note, num_cells)
 
 
-def cells_within(
-    budget: int, cell_bytes: int, max_sequences: int, arena: int | None = None
-) -> int:
+def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | None = None) -> int:
     """Return how many cells share a budget with K and V: a third of it, but enough for one sequence
     and one end of a turn, and no more than all sequences can use. arena: bytes that all cells can
     have together, where they are one allocation.

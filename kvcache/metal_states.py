@@ -22,6 +22,7 @@ class MetalStates:
         self.num_cells = num_cells
         self._layout = layout
         self._substrate = substrate
+        self._bytes = num_cells * layout.cell_bytes
         substrate.make_cells(num_cells, layout.cell_bytes)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
@@ -31,6 +32,10 @@ class MetalStates:
         native = [(its.count, its.read, list(its.writes)) for its in segments]
         rows = self._substrate.state_rows(step.native, native)
         return MetalStateRows(self._layout, rows, self._substrate)
+
+    def committed_bytes(self, cells: Sequence[int]) -> int:
+        """Return the bytes of all cells, whichever may have been written."""
+        return self._bytes
 
     def release(self, cells: Sequence[int]) -> None:
         """Release nothing: a buffer's memory goes back with the buffer, and the buffers stay."""

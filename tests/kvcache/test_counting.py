@@ -69,11 +69,13 @@ def test_there_is_nothing_to_shut_down(group: Group) -> None:
     assert CountingBackend(group).shut_down()
 
 
-def test_a_cell_is_committed_from_its_first_write_to_its_release() -> None:
+def test_a_cell_is_committed_from_its_first_write_to_its_release(group: Group) -> None:
     states = CountingStates(num_cells=4, cell_bytes=1000)
     counted: StateMemory = states
+    step = CountingBackend(group).rows([Segment(0, 0, 1)])
     assert counted.num_cells == 4
-    counted.rows([StateSegment(5, None, ((3, 1), (5, 2))), StateSegment(1, 2, ((1, 2),))])
+    segments = [StateSegment(5, None, ((3, 1), (5, 2))), StateSegment(1, 2, ((1, 2),))]
+    counted.rows(segments, step)
     assert states.committed_bytes(range(4)) == 2000
     counted.release([1, 3])
     assert states.committed_bytes(range(4)) == states.committed_bytes([2]) == 1000

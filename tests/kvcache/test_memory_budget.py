@@ -273,6 +273,7 @@ def test_a_short_context_takes_no_memory_from_states() -> None:
     assert short.num_cells == long.num_cells
     assert short.kv_budget_bytes < long.kv_budget_bytes
 
+
 def test_states_of_a_gpu_are_there_from_the_start_and_of_a_dense_one_in_one_buffer() -> None:
     hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
     assert hybrid.cell is not None
