@@ -82,6 +82,10 @@ def test_files_that_are_larger_than_the_promise_count_as_they_are(tmp_path: Path
 def test_a_config_that_cannot_be_served_is_refused_without_weights(tmp_path: Path) -> None:
     for changes, problem in (
         ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
+        (
+            {"model_type": "qwen4_exp", "text_config": {"model_type": "qwen3_5"}},
+            "model_type is 'qwen4_exp'; quire serves models of llama, .*, qwen3_5_moe",
+        ),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method is 'awq'"),
         ({"quantization": {"bits": 7, "group_size": 64}}, "bits is 7"),
     ):

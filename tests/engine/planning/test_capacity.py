@@ -188,6 +188,6 @@ def test_a_model_without_room_for_its_states_does_not_fit(hybrid: Path, device: 
 
 def test_a_plan_says_what_is_not_served_there_yet(hybrid: Path, device: Device) -> None:
     shape = read_shape(hybrid)
-    assert plan_capacity(shape, CPU, 8 * GIB, CONTEXT, SERVER).problem is None
-    gpu = plan_capacity(shape, device, 4 * GIB, CONTEXT, SERVER)
+    assert plan_capacity(shape, CPU, 2 * GIB, CONTEXT, SERVER).problem is None
+    gpu = plan_capacity(shape, device, 2 * GIB, CONTEXT, SERVER)
     assert gpu.problem == "quire runs Qwen3.5 on a CPU only so far"
