@@ -102,8 +102,9 @@ def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
 
 
 def kv_shape(shape: ModelShape) -> KVShape:
-    """Return the shape of what is kept of a sequence, with K and V in bf16."""
-    return shape.spec.kv_shape(KVFormat.BFLOAT16)
+    """Return the shape of what is kept of a sequence: K, V and the rows of convolutions in bf16, as
+    a GPU keeps them. A CPU's rows of convolutions are twice as wide: 2 % of a state."""
+    return shape.spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16)
 
 
 def cell_bytes(shape: ModelShape) -> int:
