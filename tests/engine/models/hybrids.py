@@ -1,7 +1,6 @@
 """Random hybrids of Qwen's, as MLX's tools and as the hub have them; steps of ours."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,17 +80,9 @@ ON_THE_HUB = {"qwen3_5_moe": names_fused, "qwen3_next": names_apart}
 TEXT_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
 
 
-def write_hybrid(
-    folder: Path,
-    spec: ModelSpec = SPEC,
-    *,
-    hub: bool = False,
-    extra: Sequence[str] = (),
-    **how: Any,
-) -> Path:
+def write_hybrid(folder: Path, spec: ModelSpec = SPEC, *, hub: bool = False, **how: Any) -> Path:
     """A model whose weights are all random, a dense Qwen3.5 unless fields are another's. hub: named
-    and kept as the hub has them, with parts that text does not need. extra: more tensors. how: as
-    for write_model."""
+    and kept as the hub has them, with parts that text does not need. how: as for write_model."""
     fields = how if "model_type" in how else FIELDS | how
     write_model(folder, spec, **fields)
     file = folder / "model.safetensors"
@@ -100,7 +91,6 @@ def write_hybrid(
         if array.ndim == 1 and not name.endswith((".A_log", ".scales", ".biases")):
             noise = mx.random.normal(array.shape, key=mx.random.key(number)) * 0.3
             weights[name] = (array + noise).astype(array.dtype)
-    weights |= {name: mx.ones((4,)) for name in extra}
     nested = str(fields["model_type"]).startswith("qwen3_5")
     if hub:
         weights = dict(_as_on_the_hub(name, array) for name, array in weights.items())
