@@ -17,6 +17,7 @@ from engine.models.weights import load_model
 from engine.runner import Model
 from kvcache.layout import KVFormat
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
+from kvcache.state_cache import CELLS_PER_SEQUENCE
 from kvcache.substrates import Substrate
 from tests.engines import CONFIG, MACHINE
 
@@ -32,9 +33,16 @@ def load_hybrid(folder: Path) -> tuple[Checkpoint, Model]:
 
 
 def hybrid_loop(
-    checkpoint: Checkpoint, model: Model, emit: Emit, *, max_len: int = 256, **changes: Any
+    checkpoint: Checkpoint,
+    model: Model,
+    emit: Emit,
+    *,
+    max_len: int = 256,
+    room: tuple[int, int] | None = None,
+    **changes: Any,
 ) -> EngineLoop:
-    """An engine of the calling thread. changes: fields of EngineConfig."""
+    """An engine of the calling thread. room: cells, and heaps for K and V. changes: fields of
+    EngineConfig."""
     config: EngineConfig = replace(CONFIG, **{"prefix_keep_s": 1000.0} | changes)
     request = CacheRequest(
         substrate=Substrate.POSIX, settings=config, max_num_seqs=8, max_model_len=max_len
@@ -46,5 +54,13 @@ def hybrid_loop(
         model_max_len=max_len,
         system_page_bytes=4096,
     )
+    if room is not None:
+        cells, heaps = room
+        memory = replace(
+            memory,
+            num_cells=cells,
+            kv_budget_bytes=heaps * memory.layout.heap_bytes,
+            max_num_seqs=min(memory.max_num_seqs, cells // CELLS_PER_SEQUENCE),
+        )
     workers = metal_ext.CpuWorkers(1)
     return assemble(memory, config, model, VOCABULARY, Substrate.POSIX, workers, b"hybrid", emit)

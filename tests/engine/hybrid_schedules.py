@@ -1,0 +1,326 @@
+"""Random schedules of an engine with recurrent layers: nobody's company changes a bit.
+
+``python -m tests.engine.hybrid_schedules [--seeds 200] [--first 0]``
+
+Requests of one schedule share steps, are cut into chunks, find what others have left, fork, give
+way, end at a stop token, and are left by readers who have found a stop string. Each is compared
+with the same request in an engine of its own in which nothing is cached: its tokens and
+log-probabilities, and at the end every state that is kept, bit by bit.
+"""
+
+import argparse
+import ctypes
+import struct
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from engine.loop import EngineLoop
+from engine.messages import Abort
+from engine.models.checkpoint import Checkpoint
+from engine.models.forward import Forward
+from engine.types import FinishReason, Request, SamplingParams, TokenEvent, Turns
+from kvcache.block_hashes import PrefixSalt
+from kvcache.manager import KVCacheManager
+from kvcache.native_states import NativeStates
+from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
+from tests.engine.models.hybrids import Steps, write_hybrid
+from tests.engines import steps
+
+MAX_LEN = 256
+STOP_TOKENS = frozenset(range(0, VOCABULARY, 24))
+DIFFERENT = "differing bits"
+COUNTED = (
+    "requests",
+    "steps",
+    "hits",
+    "preemptions",
+    "forks",
+    "aborts beside a step",
+    "stops beside a step",
+    "states compared",
+)
+"""What must have happened in any number of schedules that prove something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """A small model of random weights."""
+
+    checkpoint: Checkpoint
+    model: Forward
+
+
+def a_hybrid(folder: Path) -> Hybrid:
+    """Writes the model to a folder and loads it."""
+    checkpoint, model = load_hybrid(write_hybrid(folder, gain=3.0))
+    assert isinstance(model, Forward)
+    return Hybrid(checkpoint, model)
+
+
+class Heard:
+    """What each request was told, how much of its prompt came from the cache, and who left."""
+
+    def __init__(self, leaves: dict[int, int] | None = None) -> None:
+        """leaves: after how many tokens the reader of a request goes: it has found a stop
+        string."""
+        self.said: dict[int, list[TokenEvent]] = {}
+        self.cached: dict[int, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.loop: EngineLoop | None = None
+        self._leaves = leaves or {}
+
+    def __call__(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            number = event.request_id
+            assert event.message is None, event.message
+            said = self.said.setdefault(number, [])
+            said.append(event)
+            if event.prefix is not None:
+                self.cached[number] = event.prefix.cached_tokens
+            if event.finish is FinishReason.STOP:
+                self.counts["stops beside a step"] += self._in_flight(number)
+            elif event.finish is None and len(said) == self._leaves.get(number):
+                self.leave(number)
+
+    def leave(self, number: int) -> None:
+        """The engine is told at its next step that nobody wants a request any more."""
+        assert self.loop is not None
+        self.counts["aborts beside a step"] += self._in_flight(number)
+        self.loop.mailbox.put(Abort(number))
+
+    def tokens(self, number: int) -> list[int]:
+        """All tokens of a request's answer."""
+        events = self.said.get(number, [])
+        return [event.token_id for event in events if event.token_id is not None]
+
+    def _in_flight(self, number: int) -> bool:
+        """Whether a step that has not been read computes a row of a request."""
+        assert self.loop is not None
+        launched = self.loop._pipeline._launched
+        return any(entry.seq_id == number for its in launched for entry in its.plan.entries)
+
+
+def engine(
+    hybrid: Hybrid, heard: Heard, *, cells: int = 56, heaps: int = 1024, **changes: Any
+) -> EngineLoop:
+    """cells, heaps: what memory there is for states, and for K and V: 8 heaps hold one sequence of
+    any length."""
+    heard.loop = hybrid_loop(
+        hybrid.checkpoint,
+        hybrid.model,
+        heard,
+        max_len=MAX_LEN,
+        room=(cells, heaps),
+        kv_budget_bytes=1 << 28,
+        **changes,
+    )
+    return heard.loop
+
+
+def asked(number: int, prompt: list[int], tokens: int, **how: Any) -> Request:
+    """A request for the likeliest tokens, and what was likely beside them."""
+    params = SamplingParams(tokens, temperature=0.0, logprobs=4)
+    return Request(number, tuple(prompt), params, **how)
+
+
+def run(loop: EngineLoop) -> int:
+    """Runs an engine until nobody is there; how many steps that took."""
+    return sum(1 for _ in steps(loop))
+
+
+def alone(hybrid: Hybrid, requests: list[Request]) -> Heard:
+    """What each is told when it has an engine to itself, and nothing is cached."""
+    heard = Heard()
+    loop = engine(hybrid, heard, prefix_cache=False)
+    for request in requests:
+        loop.mailbox.put(replace(request, fork_of=None))
+        run(loop)
+    loop.close()
+    return heard
+
+
+# --- one schedule --------------------------------------------------------------------------------
+
+
+def drawn(rng: Random) -> list[Request]:
+    """Prompts that begin alike or go on where another one ends, and some that fork."""
+    system = [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, 90))]
+    found: list[Request] = []
+    for number in range(1, rng.randint(4, 9)):
+        if found and rng.random() < 0.2:
+            parent = rng.choice(found)
+            request = asked(number, [*parent.prompt_ids], 1, fork_of=parent.request_id)
+        else:
+            own = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 90))]
+            end = len(system) + len(own)
+            turns = Turns(end - len(own) // 2, max(0, end - 3))
+            request = asked(number, system + own, 1, system_tokens=len(system), turns=turns)
+        stops = STOP_TOKENS if rng.random() < 0.4 else frozenset[int]()
+        tokens, seed = rng.randint(1, 70), rng.getrandbits(32)
+        temperature = rng.choice((0.0, 0.0, 1.0))
+        params = replace(
+            request.params,
+            max_tokens=tokens,
+            stop_token_ids=stops,
+            seed=seed,
+            temperature=temperature,
+        )
+        found.append(replace(request, params=params))
+    return found
+
+
+def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
+    """One schedule: what happened in it, and how many bits were different."""
+    rng = Random(seed)
+    requests = drawn(rng)
+    leaves = {its.request_id: rng.randint(1, 20) for its in requests if rng.random() < 0.25}
+    heard = Heard(leaves)
+    loop = engine(
+        hybrid,
+        heard,
+        overlap=rng.random() < 0.7,
+        max_num_batched_tokens=rng.choice((5, 16, 33, 64)),
+        cells=rng.choice((4, 9, 24, 24, 56)),
+        heaps=rng.choice((8, 8, 9, 10, 64)),
+    )
+    counts = heard.counts
+    for request in requests:
+        loop.mailbox.put(request)
+        for _ in range(rng.randint(0, 20)):
+            counts["steps"] += loop.run_once()
+        if rng.random() < 0.1 and not _has_ended(heard, request.request_id):
+            heard.leave(request.request_id)
+    counts["steps"] += run(loop)
+    loop._kv.check_invariants()
+    counts["schedules"] = 1
+    counts["requests"] = len(requests)
+    counts["hits"] = sum(cached > 0 for cached in heard.cached.values())
+    counts["preemptions"] = loop._scheduler.counters.preemptions
+    counts["forks"] = sum(request.fork_of is not None for request in requests)
+    counts[DIFFERENT] = differing_bits(heard, alone(hybrid, requests), requests)
+    counts.update(compare_states(hybrid, heard, loop._kv, requests))
+    assert loop._kv.copied_bytes == 0
+    loop.close()
+    return counts
+
+
+def _has_ended(heard: Heard, number: int) -> bool:
+    return any(event.finish is not None for event in heard.said.get(number, []))
+
+
+def differing_bits(heard: Heard, reference: Heard, requests: list[Request]) -> int:
+    """Bits of tokens, ends and log-probabilities. One whose reader went is compared as far as it
+    got."""
+    found = 0
+    for request in requests:
+        events = heard.said[request.request_id]
+        wanted = reference.said[request.request_id]
+        if events[-1].finish is FinishReason.ABORTED:
+            events = events[:-1]
+            wanted = wanted[: len(events)]
+        found += differing(_bits(events), _bits(wanted))
+    return found
+
+
+def _bits(events: list[TokenEvent]) -> bytes:
+    """All that a request was told."""
+    parts = []
+    for event in events:
+        end = list(FinishReason).index(event.finish) if event.finish is not None else -1
+        parts.append(struct.pack("<ii", -1 if event.token_id is None else event.token_id, end))
+        if event.logprobs is not None:
+            parts.append(struct.pack("<f", event.logprobs.logprob))
+            parts += [struct.pack("<if", *pair) for pair in event.logprobs.top]
+    return b"".join(parts)
+
+
+def differing(one: bytes, other: bytes) -> int:
+    """How many bits of two pieces of memory differ; all that only one of them has."""
+    size = min(len(one), len(other))
+    pair = (int.from_bytes(its[:size], "little") for its in (one, other))
+    first, second = pair
+    return (first ^ second).bit_count() + 8 * abs(len(one) - len(other))
+
+
+def compare_states(
+    hybrid: Hybrid, heard: Heard, kv: KVCacheManager, requests: list[Request]
+) -> Counter[str]:
+    """Compares the states that are kept with those of one step over all tokens before them."""
+    assert kv._states is not None
+    size, held = kv._layout.tokens_per_block, {}
+    for request in requests:
+        hashes = kv.block_hashes(PrefixSalt())
+        hashes.extend([*request.prompt_ids, *heard.tokens(request.request_id)], 0)
+        for number, digest in enumerate(hashes.digests, 1):
+            held[digest] = (request, number * size)
+    counts: Counter[str] = Counter()
+    for cell in kv._states.pool.cells:
+        if cell.prefix is None:
+            continue
+        request, length = held[cell.prefix.digest]
+        tokens = [*request.prompt_ids, *heard.tokens(request.request_id)][:length]
+        counts["states compared"] += 1
+        counts[DIFFERENT] += differing(states_in(kv, cell.number), fresh_states(hybrid, tokens))
+    return counts
+
+
+def fresh_states(hybrid: Hybrid, tokens: list[int]) -> bytes:
+    """The states after these tokens, computed at once from the beginning."""
+    reference = Steps(hybrid.checkpoint, hybrid.model, {1: MAX_LEN})
+    reference.run([(1, 0, tokens)], None)
+    states = reference.kv._states
+    assert states is not None
+    newest = states._open[1].head
+    assert newest is not None
+    return states_in(reference.kv, newest.number)
+
+
+def states_in(kv: KVCacheManager, cell: int) -> bytes:
+    """The matrices and rows of all layers in a cell."""
+    memory, layout = kv._state_memory, kv._layout.shape.cell
+    assert isinstance(memory, NativeStates)
+    assert layout is not None
+    parts = zip(layout.offsets, layout.states, strict=True)
+    address = memory._address(cell)
+    return b"".join(ctypes.string_at(address + at, its.state_bytes) for at, its in parts)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def line(counts: Counter[str]) -> str:
+    """What happened, in one line."""
+    return ", ".join(f"{counts[name]} {name}" for name in ("schedules", *COUNTED, DIFFERENT))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a line; 1 where a bit was different, or something never happened."""
+    parser = argparse.ArgumentParser(prog="hybrid_schedules", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    chosen = parser.parse_args(arguments)
+    counts: Counter[str] = Counter()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        hybrid = a_hybrid(Path(folder))
+        for seed in range(chosen.first, chosen.first + chosen.seeds):
+            found = schedule(hybrid, seed)
+            if found[DIFFERENT]:
+                print(f"seed {seed}: {line(found)}", flush=True)
+            counts += found
+    print(f"{line(counts)}; {time.perf_counter() - started:.0f} s")
+    missing = [name for name in COUNTED if not counts[name]]
+    if missing:
+        print(f"never happened: {', '.join(missing)}")
+    return 1 if missing or counts[DIFFERENT] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
