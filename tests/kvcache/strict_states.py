@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, NamedTuple
 
+from kvcache.layout import CellLayout, KVShape, StateSpec
 from kvcache.state_memory import StateSegment
 from tests.kvcache.blocks import MistakeError
 
-NOTHING = (0, 0)
-"""No tokens, and what a state is before the first."""
+# Two recurrent layers, so that what lies behind the first state is the second one.
+STATES = (StateSpec(1, 2, 4, 4, tail_rows=3),) * 2
+_NUMBERS = Struct("<QQ")
+_MASK = (1 << 64) - 1
 
 
 class _Use(NamedTuple):
@@ -19,27 +23,39 @@ class _Use(NamedTuple):
 
 @dataclass(slots=True)
 class StrictStates:
-    """A cell holds how many tokens its state has seen, and what came of them."""
+    """A cell holds, for each layer, where its matrix lies: how many tokens the state has seen, and
+    what came of them; where the rows of its convolution lie: what came of the newest tokens."""
 
     num_cells: int
-    cell_bytes: int = 16384
+    layout: CellLayout = field(default_factory=lambda: _layout(STATES))
     completed_epoch: int = 0
     released: int = 0
-    contents: dict[int, tuple[int, int]] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
+    """Cells with memory."""
+    _memory: bytearray = field(init=False)
     _uses: dict[int, list[_Use]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._memory = bytearray(self.num_cells * self.layout.cell_bytes)
+
+    @property
+    def cell_bytes(self) -> int:
+        return self.layout.cell_bytes
 
     def rows(self, segments: Sequence[StateSegment], step: object) -> Any:
         """The segments themselves: who plays the device goes through them."""
         return segments
 
     def committed_bytes(self, cells: Sequence[int]) -> int:
-        if missing := self.contents.keys() - set(cells):
+        if missing := self.written - set(cells):
             raise MistakeError(f"nobody knows that cells {missing} hold memory")
-        return len(self.contents) * self.cell_bytes
+        return len(self.written) * self.cell_bytes
 
     def release(self, cells: Sequence[int]) -> None:
+        size = self.layout.cell_bytes
         for cell in cells:
-            self.contents.pop(cell, None)
+            self._memory[cell * size : (cell + 1) * size] = bytes(size)
+            self.written.discard(cell)
             self.released += 1
 
     def advance(
@@ -51,19 +67,37 @@ class StrictStates:
         after: Callable[[int], int],
     ) -> None:
         """A step's rows of one sequence, which begin at a position. after: what a state is after so
-        many of the rows; 0 of them: before the first."""
+        many of the rows; 0 of them: before the first; fewer: before earlier ones."""
+        if segment.read is None and start:
+            raise MistakeError(f"a step begins at {start} without a state")
         if segment.read is not None:
             self._use(segment.read, _Use(life, epoch, False))
-        held = NOTHING if segment.read is None else self.contents.get(segment.read)
-        if held != (start, after(0)):
-            raise MistakeError(
-                f"cell {segment.read} holds {held}, and a step begins at {start} with {after(0)}"
-            )
+            for at, image in self._images(segment.read, start, after, 0):
+                if self._memory[at : at + len(image)] != image:
+                    raise MistakeError(f"cell {segment.read} holds no state after {start} tokens")
         if not segment.writes or segment.writes[-1][0] != segment.count:
             raise MistakeError(f"the state after the last row is lost: {segment}")
         for rows, cell in segment.writes:
             self._use(cell, _Use(life, epoch, True))
-            self.contents[cell] = (start + rows, after(rows))
+            self.written.add(cell)
+            for at, image in self._images(cell, start, after, rows):
+                self._memory[at : at + len(image)] = image
+
+    def _images(
+        self, cell: int, start: int, after: Callable[[int], int], rows: int
+    ) -> list[tuple[int, bytes]]:
+        """What a cell holds after so many rows, and where."""
+        end = start + rows
+        found = []
+        for offset, spec in zip(self.layout.offsets, self.layout.states, strict=True):
+            at = cell * self.layout.cell_bytes + offset
+            found.append((at, _filled(spec.matrix_bytes, end, after(rows))))
+            row_bytes = spec.tail_width * spec.format.itemsize
+            at += spec.matrix_bytes
+            for row in range(spec.tail_rows):
+                seen = after(rows - row) if end > row else 0
+                found.append((at + row * row_bytes, _filled(row_bytes, row, seen)))
+        return found
 
     def _use(self, cell: int, use: _Use) -> None:
         """Whoever comes to a cell of another one waits until nothing of that one runs."""
@@ -72,3 +106,13 @@ class StrictStates:
             if other.life != use.life and (other.writes or use.writes):
                 raise MistakeError(f"cell {cell}: {use}, and {other} may still run")
         self._uses[cell] = [*running, use]
+
+
+def _filled(size: int, number: int, other: int) -> bytes:
+    return (_NUMBERS.pack(number, other & _MASK) * (size // _NUMBERS.size + 1))[:size]
+
+
+def _layout(states: tuple[StateSpec, ...]) -> CellLayout:
+    cell = KVShape((), states).cell
+    assert cell is not None
+    return cell

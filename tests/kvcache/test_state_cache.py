@@ -10,7 +10,6 @@ from kvcache import evictions
 from kvcache.block_hashes import PrefixSalt
 from kvcache.cell_pool import CellPool, Keep
 from kvcache.config import CacheSettings
-from kvcache.layout import StateSpec
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import SealedCell
@@ -20,7 +19,7 @@ from kvcache.state_memory import StateSegment
 from kvcache.views import CacheTokens, KVViews
 from tests.kvcache.managers import TOKENS, paged, settle
 from tests.kvcache.strict_memory import StrictMemory
-from tests.kvcache.strict_states import StrictStates
+from tests.kvcache.strict_states import STATES, StrictStates
 
 CELL_BYTES = 16384
 SYSTEM = list(range(1000, 1000 + 2 * TOKENS))
@@ -42,7 +41,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         layout = paged(self.max_tokens)
-        shape = replace(layout.shape, states=(StateSpec(1, 1, 1, 1, tail_rows=3),))
+        shape = replace(layout.shape, states=STATES)
         layout = replace(layout, shape=shape)
         group = layout.groups[0]
         self.states = StrictStates(self.num_cells)
@@ -274,7 +273,7 @@ def test_idle_memory_of_cells_goes_back() -> None:
         pass
     stage.kv.release_idle_memory()
     assert stage.states.released == len({0, 1}), "the boundary's cell, and the one beyond it"
-    assert not stage.states.contents
+    assert not stage.states.written
 
 
 def test_all_cells_are_counted_once_by_what_they_are_for() -> None:

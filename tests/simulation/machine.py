@@ -51,7 +51,8 @@ class Machine:
             grammar_bytes=0,
         )
         limits = CacheLimits(engine.budget_bytes, engine.limits.max_num_seqs, config)
-        self.states = StrictStates(engine.num_cells) if engine.num_cells else None
+        cell = engine.layout.shape.cell
+        self.states = None if cell is None else StrictStates(engine.num_cells, cell)
         self.kv = KVCacheManager(
             engine.layout, self.memories, limits, identity=b"simulated", states=self.states
         )

@@ -404,7 +404,7 @@ class SlotRunner:
 
         def after(rows: int) -> int:
             end = entry.start + rows
-            wrong = SPOILT if is_spoilt and rows else 0
+            wrong = SPOILT if is_spoilt and rows > 0 else 0
             return (slots[end - 1] if end else 0) ^ wrong
 
         life = self._lives[entry.seq_id]

@@ -6,9 +6,10 @@ from random import Random
 
 from engine.pressure import PressureLevel
 from engine.types import NO_TURNS, EngineLimits, PrefixSalt, Request, SamplingParams, Turns
-from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, StateSpec, grouped_layout
+from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from kvcache.state_cache import CELLS_PER_SEQUENCE
 from tests.kvcache.strict_memory import Manners
+from tests.kvcache.strict_states import STATES
 from tests.simulation.rules import ruled
 from tests.simulation.runner import DeviceTraits
 
@@ -169,7 +170,7 @@ def _draw_engine(rng: Random, groups: int) -> EngineTraits:
 
 def _with_cells(engine: EngineTraits, rng: Random) -> EngineTraits:
     """The same with a recurrent layer, and cells for one sequence at least."""
-    shape = replace(engine.layout.shape, states=(StateSpec(1, 1, 1, 1, tail_rows=3),))
+    shape = replace(engine.layout.shape, states=STATES)
     most = CELLS_PER_SEQUENCE * engine.limits.max_num_seqs
     few = CELLS_PER_SEQUENCE + rng.randrange(3)
     many = max(few, most) + rng.randrange(20)
