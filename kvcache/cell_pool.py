@@ -12,6 +12,11 @@
 
 A sealed cell is never written again. A cell is handed out again when the newest step that may touch
 it has completed.
+
+All cells are of one size. So the one is evicted that saves the fewest tokens: those between it and
+the cell before it, from which they would be computed again; times how likely the next prompt is to
+go on from there; divided by how long ago it was used. A cell on the way to one that is used counts
+as used. Waypoints go before all others.
 """
 
 from collections.abc import Iterable
@@ -24,8 +29,7 @@ from kvcache.stats import CellStats
 
 
 class Keep(IntEnum):
-    """Why a sealed cell is kept. Of cells that were used at the same time, the first kinds are
-    evicted first."""
+    """Why a sealed cell is kept. Where there are several reasons, the last one counts."""
 
     WAYPOINT = 0
     """So that a long prompt need not be computed from its beginning. Evicted before all others."""
@@ -35,6 +39,14 @@ class Keep(IntEnum):
     """The newest message of a person ends here: thoughts that follow may be dropped."""
     SYSTEM = 3
     """The system prompt and the tools end here."""
+
+
+# How likely a conversation is to go on from there, beside others and roughly. From the end of a
+# person's message whenever a question drops thoughts; meanwhile it stands in for ends that were
+# evicted. From the end before the newest one only where a client sends back something else than was
+# answered: as a rule the answer began there.
+LIKELIHOOD = {Keep.WAYPOINT: 1.0, Keep.END: 1.0, Keep.USER: 2.0, Keep.SYSTEM: 1.0}
+EARLIER_END_LIKELIHOOD = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +65,10 @@ class Cell:
     conversation: int = 0
     """The first sequence that sealed one of its conversation, once it is sealed."""
     keep: Keep = Keep.WAYPOINT
+    before: "Cell | None" = None
+    """The cell from which its conversation would go on without it; None: from the beginning."""
+    is_earlier_end: bool = False
+    """Whether its conversation has a newer end."""
     last_use: int = 0
     dirty: bool = False
     """Whether it may hold memory of the system."""
@@ -61,6 +77,11 @@ class Cell:
     def is_cached(self) -> bool:
         """Return whether it can be found, and nobody holds it."""
         return self.prefix is not None and not self.holders
+
+    @property
+    def saves(self) -> int:
+        """Return how many tokens would be computed again without it."""
+        return self.position - (0 if self.before is None else self.before.position)
 
     def __str__(self) -> str:
         return f"cell {self.number}"
@@ -90,6 +111,11 @@ class CellPool:
         return len(self.cells)
 
     @property
+    def expendable(self) -> int:
+        """Return how many cells can be handed out before anything but a waypoint is evicted."""
+        return len(self._free) + sum(cell.keep is Keep.WAYPOINT for cell in self._evictable())
+
+    @property
     def recovering(self) -> bool:
         """Return whether cells could be handed out when the steps in flight have completed."""
         done = self._completed_epoch
@@ -114,6 +140,15 @@ class CellPool:
 
     # --- the circle -----------------------------------------------------------------------------
 
+    def take_for(self, keep: Keep, saves: int) -> Cell | None:
+        """Hand out a cell for a state that is worth keeping; None where one that is worth more
+        would have to go for it. saves: how many tokens it will save."""
+        worth = keep is not Keep.WAYPOINT, LIKELIHOOD[keep] * saves
+        evictable = self._evictable()
+        if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
+            return None
+        return self.take()
+
     def take(self) -> Cell | None:
         """Hand out a cell, evicting a cached one where none is free; None where there is none."""
         if not self._free and not self.evict():
@@ -135,19 +170,36 @@ class CellPool:
         cell.holders -= 1
         self._free_if_lost(cell)
 
-    def seal(self, cell: Cell, prefix: Prefix, keep: Keep) -> None:
-        """Let others find a cell after a block that has none. Its writer has completed."""
+    def seal(self, cell: Cell, prefix: Prefix, keep: Keep, position: int) -> None:
+        """Let others find a cell after a block that has none. Its writer has completed. position:
+        how many tokens are before it."""
         assert prefix.cell is None, f"a cell stands where {cell} is to stand"
         assert cell.prefix is None, f"{cell} is sealed"
         cell.prefix, cell.keep, prefix.cell = prefix, keep, cell
+        cell.position = position
         self.evicted.discard(prefix.digest)
-        self.use((cell,))
 
-    def use(self, cells: Iterable[Cell]) -> None:
-        """Note that these cells, of one conversation, are of use now."""
+    def use(self, chain: Iterable[Cell]) -> None:
+        """Note that these cells are of use now. chain: all of one conversation up to some position,
+        the first ones first."""
         self._uses += 1
-        for cell in cells:
-            cell.last_use = self._uses
+        before = newest_end = None
+        for cell in chain:
+            cell.before, cell.last_use, cell.is_earlier_end = before, self._uses, False
+            if cell.keep is Keep.END:
+                if newest_end is not None:
+                    newest_end.is_earlier_end = True
+                newest_end = cell
+            before = cell
+
+    def leave(self, cell: Cell) -> None:
+        """Note that a conversation goes on from a cell in another way: nothing that followed it is
+        worth more than a waypoint."""
+        for other in self.cells:
+            its = other.before
+            while its is not None and its is not cell:
+                its = its.before
+            other.keep = other.keep if its is None else Keep.WAYPOINT
 
     def forget(self, cell: Cell, *, evicted: bool) -> None:
         """Note that a cell is found no more. evicted: for want of room, or of use; else because its
@@ -158,17 +210,31 @@ class CellPool:
             self.num_evicted += 1
         cell.prefix.cell = None
         cell.prefix = None
+        for other in self.cells:
+            if other.before is cell:
+                other.before = cell.before
+        cell.before = None
         self._free_if_lost(cell)
 
     def evict(self) -> bool:
         """Forget the cached cell that is likely to be missed least, and that no step touches; False
         when there is none."""
-        done = self._completed_epoch
-        cached = [cell for cell in self.cells if cell.is_cached and cell.epoch <= done]
-        if not cached:
+        evictable = self._evictable()
+        if not evictable:
             return False
-        self.forget(min(cached, key=_eviction_order), evicted=True)
+        self.forget(min(evictable, key=self._worth), evicted=True)
         return True
+
+    def _evictable(self) -> list[Cell]:
+        """Return the cached cells that no step touches."""
+        done = self._completed_epoch
+        return [cell for cell in self.cells if cell.is_cached and cell.epoch <= done]
+
+    def _worth(self, cell: Cell) -> tuple[bool, float]:
+        """Return what a cell is worth: the least is evicted first."""
+        likelihood = EARLIER_END_LIKELIHOOD if cell.is_earlier_end else LIKELIHOOD[cell.keep]
+        uses = self._uses - cell.last_use + 1
+        return cell.keep is not Keep.WAYPOINT, likelihood * cell.saves / uses
 
     def advance(self, completed_epoch: int) -> None:
         """Free the cells that no step touches any more."""
@@ -208,8 +274,3 @@ class CellPool:
             assert cell.holders == count, f"{cell} has {cell.holders} holders, not {count}"
             assert (cell in lost) == (not count and cell.prefix is None), f"{cell} has leaked"
             assert cell.prefix is None or cell.prefix.cell is cell, f"{cell} is found elsewhere"
-
-
-def _eviction_order(cell: Cell) -> tuple[bool, int, Keep]:
-    """Waypoints first; then who was used longest ago, and of one conversation the lesser kind."""
-    return cell.keep is not Keep.WAYPOINT, cell.last_use, cell.keep

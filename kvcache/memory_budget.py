@@ -21,7 +21,7 @@ from kvcache.layout import (
     paged_layout,
     tokens_of_whole_pages,
 )
-from kvcache.state_cache import CELLS_PER_SEQUENCE
+from kvcache.state_cache import CELLS_PER_CONVERSATION, CELLS_PER_SEQUENCE
 from kvcache.substrates import Substrate
 
 GIB = 1024**3
@@ -33,8 +33,6 @@ DENSE_MIN_CONTEXT_TOKENS = 4096
 SMALLEST_CONTEXT_TOKENS = 2048
 # What states may have of the memory for K, V and states.
 STATE_SHARE = 1 / 3
-# States that a conversation keeps: of its system prompt, of a person's newest message, of two ends.
-CELLS_PER_CONVERSATION = 4
 
 
 class BudgetError(ValueError):

@@ -31,6 +31,9 @@ CELLS_PER_SEQUENCE = 3
 WAYPOINT_TOKENS = 4096
 # How many newest ends of turns a conversation keeps longer than waypoints.
 ENDS_PER_CONVERSATION = 2
+# What it keeps so long in all: those, and the ends of its system prompt and of a person's newest
+# message.
+CELLS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
 class Turns(NamedTuple):
@@ -70,6 +73,8 @@ class SequenceStates:
     base: Cell | None = None
     """None: the beginning, where all is zero."""
     base_block: int = 0
+    kept_block: int = 0
+    """After how many leading blocks its newest state lies that is kept for others."""
     head: Cell | None = None
     """The newest state, once all planned steps have run."""
     working: Cell | None = None
@@ -187,17 +192,26 @@ class StateCache:
         if states.base is not None:
             self.pool.let_go(states.base)
         states.base = states.head = cell
-        states.base_block = len(blocks)
+        states.base_block = states.kept_block = len(blocks)
+        if cell.keep is Keep.USER:
+            self.pool.leave(cell)
         cell.keep = max(cell.keep, states.seals.get(len(blocks), cell.keep))
         self.pool.use(self._chain(states.sequence.block_hashes, len(blocks)))
 
     # --- growing --------------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Set cells aside for a step that ends at ``num_tokens``; False where there are none."""
+        """Set cells aside for a step that ends at ``num_tokens``; False where there are none, or
+        where it is better to wait for the sequence's step in flight."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
+        if states.steps and self._is_short:
+            # Once that one has been read, its base goes back. Until then a cell that saves
+            # thousands of tokens would have to go in its place.
+            wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
+            if wanted > self.pool.expendable:
+                return False
         while len(states.spare) < needed:
             may_have = len(states.held) < CELLS_PER_SEQUENCE or self._has_spare
             cell = self.pool.take() if may_have else None
@@ -245,8 +259,14 @@ class StateCache:
             return []
         found = []
         for block in sorted(self._seals_within(states, first, last - 1)):
-            if self._has_spare and (cell := self.pool.take()) is not None:
+            keep, blocks = self._keep(states, block), block - states.kept_block
+            assert keep is not None, "nobody wants this state"
+            cell = self.pool.take_for(keep, blocks * self._size) if self._has_spare else None
+            if cell is not None:
                 found.append((block, cell))
+                states.kept_block = block
+        if self._keep(states, last) is not None:
+            states.kept_block = last
         if end % self._size == 0 and states.working is not None:
             cell, states.working = states.working, None
         else:
@@ -263,6 +283,19 @@ class StateCache:
         """Return why the state at a boundary is kept; None where it is not."""
         waypoint = None if block % self._waypoint_blocks else Keep.WAYPOINT
         return states.seals.get(block, waypoint)
+
+    def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
+        """Return how many boundaries worth keeping, but for waypoints, a step to ``end`` passes on
+        its way to its last one."""
+        blocks = range(start // self._size + 1, end // self._size)
+        planned = [block for block in states.seals if block in blocks]
+        return sum(states.seals[block] is not Keep.WAYPOINT for block in planned)
+
+    @property
+    def _is_short(self) -> bool:
+        """Return whether open sequences leave no room for what one conversation keeps."""
+        held = CELLS_PER_SEQUENCE * len(self._open)
+        return self.pool.capacity - held < CELLS_PER_CONVERSATION
 
     @property
     def _has_spare(self) -> bool:
@@ -312,6 +345,8 @@ class StateCache:
         if states.base is not None:
             if states.base.prefix is None:
                 self._seal_later(states, Keep.END, epoch)
+            elif states.sequence.keeps_prefix:
+                states.base.keep = max(states.base.keep, Keep.END)
             self.pool.let_go(states.base)
         del self._open[seq_id]
 
@@ -340,11 +375,10 @@ class StateCache:
         if prefix.cell is not None:
             prefix.cell.keep = max(prefix.cell.keep, item.keep)
             return
-        self.pool.seal(item.cell, prefix, item.keep)
+        self.pool.seal(item.cell, prefix, item.keep, item.block * self._size)
         chain = self._chain(hashes, item.block)
         self.pool.use(chain)
         before = [cell.conversation for cell in chain[:-1] if cell.keep is not Keep.SYSTEM]
-        item.cell.position = item.block * self._size
         item.cell.conversation = before[-1] if before else item.sequence.seq_id
         for kind, most in ((Keep.END, ENDS_PER_CONVERSATION), (Keep.USER, 1)):
             for older in [cell for cell in chain if cell.keep is kind][:-most]:

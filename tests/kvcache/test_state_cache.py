@@ -237,6 +237,72 @@ def test_the_oldest_ends_of_a_conversation_become_waypoints() -> None:
     assert stage.live([*SYSTEM, 1], system=len(SYSTEM)) == len(SYSTEM)
 
 
+def test_what_saves_many_tokens_stays_longer_than_what_was_used_later() -> None:
+    stage = Stage(num_cells=7)
+    system = list(range(3000, 3000 + 12 * TOKENS))
+    stage.live([*system, 1], system=len(system))
+    for number in range(6):
+        stage.live([number] * TOKENS)
+    assert stage.live([*system, 2], system=len(system)) == len(system)
+
+
+def test_what_has_not_been_used_for_long_goes_although_it_saves_more() -> None:
+    stage = Stage(num_cells=5)
+    system = list(range(3000, 3000 + 4 * TOKENS))
+    stage.live([*system, 1], system=len(system))
+    for number in range(24):
+        stage.live([number] * TOKENS)
+    assert stage.live([*system, 2], system=len(system)) == 0
+
+
+def test_an_answer_of_few_tokens_leaves_an_end_as_well() -> None:
+    stage = Stage(num_cells=6)
+    question = [*QUESTION, 1]
+    stage.live(question)
+    for number in range(4):
+        stage.live([number] * 2 * TOKENS)
+    assert stage.live([*question, 2]) == TOKENS
+
+
+def test_answers_that_a_conversation_has_left_go_before_what_it_goes_on_from() -> None:
+    stage = Stage(num_cells=8)
+    question = SYSTEM + QUESTION
+    asked = {"system": len(SYSTEM), "turns": (len(question), len(question))}
+    left, right = ([*question, *[number] * 8 * TOKENS] for number in (5, 6))
+    for ids in (question, left, right):
+        stage.live(ids, **asked)
+    for number in range(5):
+        stage.live([number] * TOKENS)
+    assert stage.live([*right, 7], **asked) == 11 * TOKENS
+    assert stage.live([*left, 7], **asked) == 3 * TOKENS
+
+
+def test_a_waypoint_is_not_written_where_something_better_would_have_to_go() -> None:
+    stage = Stage(num_cells=5, max_tokens=2 * WAYPOINT_TOKENS + 320)
+    for number in range(5):
+        stage.live([number] * TOKENS)
+    long = list(range(WAYPOINT_TOKENS + 2 * TOKENS + 1))
+    stage.live(long)
+    assert stage.kv._states is not None
+    assert stage.kv._states.pool.num_evicted == 2, "the last boundary, and the end"
+    assert stage.live([*long[: WAYPOINT_TOKENS + 8], 9]) == 0
+
+
+def test_where_cells_are_few_a_step_waits_for_the_one_before_it_and_evicts_nothing() -> None:
+    stage = Stage(num_cells=3)
+    ids = SYSTEM + QUESTION
+    stage.live([7] * TOKENS)
+    seq_id = stage.open(ids)
+    stage.run(seq_id, ids, TOKENS + 3)
+    stage.run(seq_id, ids, 2 * TOKENS, read=False)
+    assert not stage.kv.reserve(seq_id, 2 * TOKENS + 1), "a cell comes back with that step"
+    stage.kv.commit(seq_id, ids[TOKENS + 3 : 2 * TOKENS])
+    stage.done(stage.kv._issued_epoch)
+    assert stage.kv.reserve(seq_id, 2 * TOKENS + 1)
+    assert stage.kv._states is not None
+    assert stage.kv._states.pool.num_evicted == 0
+
+
 def test_a_dropped_step_counts_for_nothing() -> None:
     stage = Stage()
     ids = SYSTEM + QUESTION
@@ -314,8 +380,8 @@ def test_the_memory_map_shows_where_the_cells_of_a_conversation_stand() -> None:
     found = sorted(stage.kv.memory_map().cells)
     assert found == [
         SealedCell(1, len(SYSTEM), Keep.SYSTEM, 0),
-        SealedCell(1, 3 * TOKENS, Keep.WAYPOINT, 0),
-        SealedCell(1, 5 * TOKENS, Keep.WAYPOINT, 0),
+        SealedCell(1, 3 * TOKENS, Keep.END, 0),
+        SealedCell(1, 5 * TOKENS, Keep.END, 0),
         SealedCell(3, 3 * TOKENS, Keep.WAYPOINT, 2),
         SealedCell(3, 4 * TOKENS, Keep.END, 0),
     ]

@@ -181,8 +181,9 @@ class SlotStep:
         self.runner.complete_up_to(self.epoch)
         for entry, buffers in zip(self.plan.entries, self.buffers, strict=True):
             if self.runner.is_live(entry.seq_id):
+                start = self.runner.goes_on_from(entry)
                 for memory, buffer in zip(self.runner.memories, buffers, strict=True):
-                    memory.forget(buffer, entry.start, entry.count)
+                    memory.forget(buffer, start, entry.start + entry.count - start)
 
 
 @dataclass(slots=True)
@@ -307,6 +308,14 @@ class SlotRunner:
         for step in self._running:
             step.due = self._ticks if step.epoch <= epoch else step.due
         self._complete()
+
+    def goes_on_from(self, entry: PlanEntry) -> int:
+        """The token from which a dropped entry's sequence is computed again: one with states goes
+        back to its last boundary."""
+        states = self.kv._states
+        if states is None:
+            return entry.start
+        return states._open[entry.seq_id].base_block * self.kv._layout.tokens_per_block
 
     def release_cache(self) -> None:
         """It keeps none."""

@@ -61,7 +61,7 @@ def test_seeds_pass_where_the_layers_are_of_two_kinds() -> None:
 
 
 def test_seeds_pass_where_layers_are_recurrent() -> None:
-    counts, failures = run_seeds(range(SEEDS // 2), states=True)
+    counts, failures = run_seeds([20992, *range(SEEDS // 2)], states=True)
     assert not failures, "\n\n".join(map(str, failures[:3]))
     happens = ("prefix hits", "preemptions", "refusals")
     reasons = ("prefix misses: no_state", "prefix misses: state_evicted")
