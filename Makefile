@@ -23,8 +23,9 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
-  covered-rest bench parity soak swaps abuse threats costs fuzz simulate repeat structured clients page page-libraries \
-  page-picture native arm64 roofline prediction mapping-points metal metal-lint metal-kernels metal-core metal-graph \
+  covered-rest bench parity soak swaps abuse threats costs fuzz conversations schedules simulate \
+  repeat structured clients page page-libraries page-picture native arm64 roofline prediction mapping-points \
+  metal metal-lint metal-kernels metal-core metal-graph \
   metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
   boards lock demo clean
 
@@ -107,7 +108,13 @@ swaps: $(VENV)/.dev  ## three models in memory for one and a half, 100 loads, pr
 soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
 	$(BIN)/python -m tests.soak $(SOAK)
 
-simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine on a machine of faults
+conversations: $(VENV)/.dev  ## what agents' conversations compute again of a hybrid, in a table
+	$(BIN)/python -m tests.bench.conversations $(CONVERSATIONS)
+
+schedules: $(VENV)/.dev  ## 200 random schedules of a small hybrid, compared bit by bit
+	$(BIN)/python -m tests.engine.hybrid_schedules $(SCHEDULES)
+
+simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine on a machine of faults; SIM=--states: of a hybrid
 	$(BIN)/python -m tests.simulation $(SIM)
 
 repeat: $(VENV)/.dev  ## parts of these gates again and again, the second half beside a load
