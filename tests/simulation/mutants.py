@@ -546,6 +546,7 @@ MUTANTS = (
         "            sequence.progress.restart_at(self._states.cancel_steps(seq_id))\n",
         "            self._states._open[seq_id].steps.clear()\n",
         has_states=True,
+        first_seed=58,
     ),
     Mutant(
         "the rows of a convolution are forgotten",
@@ -581,6 +582,7 @@ MUTANTS = (
         "        for cell in states.spare:\n            self.pool.let_go(cell)\n        if",
         "        if",
         has_states=True,
+        first_seed=543,
     ),
     Mutant(
         "the cell that a sequence works in leaks when it ends",
