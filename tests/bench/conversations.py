@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
@@ -23,11 +23,10 @@ from engine.scheduler import Scheduler
 from engine.step_plan import Outcome, StepPlan, Token
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits, Request, SamplingParams, TokenEvent
-from kvcache.counting import CountingBackend
+from kvcache.counting import CountingBackend, CountingStates
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, StateSpec, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
-from kvcache.state_memory import StateSegment
 from server.config import Config, engine_config
 from tests.bench.histories import VOCABULARY, Agent, Asked, Script, Sizes, Words, in_turn, sessions
 
@@ -56,24 +55,6 @@ ROOMS = (
     Room(4, 512 * 1024),
     Room(24, 96 * 1024),
 )
-
-
-@dataclass(slots=True)
-class CountedStates:
-    """Cells without bytes."""
-
-    num_cells: int
-
-    def rows(self, segments: Sequence[StateSegment], step: object) -> Any:
-        """Nobody computes with them."""
-        return segments
-
-    def committed_bytes(self, cells: Sequence[int]) -> int:
-        """There is no memory."""
-        return 0
-
-    def release(self, cells: Sequence[int]) -> None:
-        """There is no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +104,8 @@ class HybridServer:
         layout = a_layout(shape)
         self.memory = CountingBackend(layout.groups[0])
         limits = CacheLimits(room.kv_tokens * layout.groups[0].bytes_per_token, 32, config)
-        states = CountedStates(room.cells)
+        assert shape.cell is not None
+        states = CountingStates(room.cells, shape.cell.cell_bytes)
         self.kv = KVCacheManager(layout, [self.memory], limits, identity=b"", states=states)
         self.runner = CountingRunner(self.kv, words)
         sequences = max(1, min(32, room.cells // 3))

@@ -9,9 +9,9 @@ from kvcache import native_states
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate
+from tests.engine.hybrid_engines import VOCABULARY
 from tests.engine.hybrid_schedules import (
     DIFFERENT,
-    VOCABULARY,
     Heard,
     Hybrid,
     a_hybrid,
