@@ -236,7 +236,9 @@ def plants_of(operation: str, calls: list[str]) -> list[Plant]:
         if name == "set_output_array":
             together = TOGETHER.get(operation, frozenset())
             bent = [which for which in one_by_one if not which <= together]
-            bent += [together] if together else []
+            # Those behind them write the same again.
+            behind = range(max(together, default=calls.count(name)) + 1, calls.count(name))
+            bent += [together.union(behind)] if together else []
             found += [Plant(operation, name, which, "input") for which in bent]
         if name == "end_encoding":
             found.append(Plant(operation, name, frozenset({0}), "no wait"))
