@@ -24,8 +24,8 @@ struct CellSegment {
   std::vector<Write> writes;   // rows ascending; the last one's are all
 };
 
-// Memory for cells, which recurrent layers keep their states in: a fixed number of them, in ordinary
-// buffers that are made once and stay until the substrate ends.
+// Memory for cells, which recurrent layers keep their states in: a fixed number of them, in
+// ordinary buffers that are made once and stay until the substrate ends.
 //
 //   buffer 0 | cell 0 | cell 1 | cell 2 |   buffer 1 | cell 3 | cell 4 | ...
 //
@@ -37,8 +37,8 @@ struct CellSegment {
 class Cells {
  public:
   // most: bytes of a buffer. Throws std::invalid_argument where cells do not begin at multiples of
-  // 16 bytes, std::runtime_error where a buffer cannot be that long, std::system_error(ENOMEM) where
-  // the device refuses.
+  // 16 bytes, std::runtime_error where a buffer cannot be that long, std::system_error(ENOMEM)
+  // where the device refuses.
   Cells(Context& context, size_t count, size_t cell_bytes, size_t most);
 
   size_t count() const { return uses_.size(); }
@@ -48,8 +48,8 @@ class Cells {
   // Dense: the one buffer, which kernels bind. Null on others.
   MTL::Buffer* arena() const;
 
-  // A step that started as `epoch` does this with cells. Throws std::out_of_range for a cell that is
-  // not there, std::invalid_argument where writes do not ascend to the segment's count.
+  // A step that started as `epoch` does this with cells. Throws std::out_of_range for a cell that
+  // is not there, std::invalid_argument where writes do not ascend to the segment's count.
   void use(uint64_t epoch, const std::vector<CellSegment>& segments);
 
   void drop() { buffers_.clear(); }

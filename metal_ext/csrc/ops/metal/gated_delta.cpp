@@ -60,8 +60,8 @@ class DeviceGatedDelta final : public RowsPrimitive {
  private:
   static constexpr int kRead = 8;
 
-  // Segments, writes and the arena at three indices from `first` on. Cells that are found by address
-  // are ordered by the token alone.
+  // Segments, writes and the arena at three indices from `first` on. Cells that are found by
+  // address are ordered by the token alone.
   void bind_cells(Encoder& encoder, int first) const {
     encoder.input(states_->begun(), first);
     encoder.input(states_->written(), first + 1);

@@ -55,8 +55,9 @@ mx::array region_view(
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
     const DeviceMemory& substrate);
 
-// As gated_delta() on a CPU (ops/gated_delta.h), of one type, with heads of 128 dimensions; the tails
-// in the cells are of that type, too. Computed in float32, and what comes out is rounded once.
+// As gated_delta() on a CPU (ops/gated_delta.h), of one type, with heads of 128 dimensions; the
+// tails in the cells are of that type, too. Computed in float32, and what comes out is rounded
+// once.
 std::pair<mx::array, mx::array> gated_delta(
     const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
     const mx::array& b, const Delta& delta, const DeviceStateRows& states, int64_t offset,

@@ -16,9 +16,9 @@ namespace quire::ops {
 // recurrent layers.
 class MetalStateRows {
  public:
-  // rows: of the step, whose epoch the cells' uses belong to. segments: of all rows, in their order.
-  // Throws what Cells::use() does, and std::invalid_argument where the substrate has no cells or the
-  // segments are not as many rows.
+  // rows: of the step, whose epoch the cells' uses belong to. segments: of all rows, in their
+  // order. Throws what Cells::use() does, and std::invalid_argument where the substrate has no
+  // cells or the segments are not as many rows.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments);
 
@@ -27,8 +27,9 @@ class MetalStateRows {
   // Throws std::out_of_range unless a cell has so many bytes behind the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
-  // DeltaSegment [segments], and DeltaWrite of all of them. The first is an input of every operation
-  // over the rows, as MLX keeps inputs until they have been used, and this one keeps all else.
+  // DeltaSegment [segments], and DeltaWrite of all of them. The first is an input of every
+  // operation over the rows, as MLX keeps inputs until they have been used, and this one keeps all
+  // else.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
   // Dense: stands for the cells' buffer, which kernels bind.
