@@ -118,8 +118,8 @@ MUTANTS = (
     Mutant(
         "heaps that must be kept are released",
         "kvcache/heap_pool.py",
-        "if releases is Releases.NOTHING or self.free",
-        "if self.free",
+        "return releases_any and self.free_committed_bytes > kept_bytes",
+        "return self.free_committed_bytes > kept_bytes",
     ),
     Mutant(
         "reserved blocks are given to others",

@@ -63,7 +63,7 @@ def _head(report: CapacityReport) -> Iterator[str]:
         f"compiled grammars {gib(demand.grammar_bytes)}."
     )
     if report.problem is not None:
-        yield from note(f"This is what would fit, and is not served yet: {report.problem}.")
+        yield from note(f"This is what would fit, and is not served there: {report.problem}.")
 
 
 def _by_context(report: CapacityReport) -> Iterator[str]:

@@ -121,14 +121,15 @@ def test_the_figures_of_the_readme_are_those_of_its_command(
     assert said in " ".join((ROOT / "MODELS.md").read_text().split())
 
 
-def test_states_have_a_column_and_what_is_not_served_yet_a_sentence(
+def test_states_have_a_column_and_what_is_not_served_a_sentence(
     tmp_path: Path, few_requests: None
 ) -> None:
     device = find_device("M4 Pro")
     assert device is not None
-    shape = read_shape(PUBLISHED["Qwen3.5-4B"].write(tmp_path))
+    heads = {"linear_num_value_heads": 64, "linear_value_head_dim": 64}
+    shape = read_shape(PUBLISHED["Qwen3.5-4B"].write(tmp_path, **heads))
     lines = text(plan_capacity(shape, device, 24 * GIB, 4096, engine_config(Config())))
     said = " ".join(lines.split())
-    assert "Every token of context costs 32 KiB. Beside that a sequence may have 0.15 GiB" in said
-    assert "is not served yet: quire runs Qwen3.5 on a CPU only so far." in said
-    assert row(lines, "8192") == ["8192", "7.83", "0.25", "0.15", "8.23", "3%"]
+    assert "Every token of context costs 32 KiB. Beside that a sequence may have 0.14 GiB" in said
+    assert "nets have heads of 64 dimensions, and the GPU's kernels know 128" in said
+    assert row(lines, "8192")[3] == "0.14"
