@@ -232,10 +232,12 @@ class KVCacheManager:
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
         """Close the sequence. Its blocks wait for the newest step that may touch them. keep_prefix:
         whether what it wrote may be shared from now on."""
+        parts = self._open.pop(seq_id).parts
+        for part in parts:
+            part.keeps_prefix = keep_prefix
         if self._states is not None:
             self._states.close(seq_id, self._issued_epoch)
-        for group, part in zip(self._groups, self._open.pop(seq_id).parts, strict=True):
-            part.keeps_prefix = keep_prefix
+        for group, part in zip(self._groups, parts, strict=True):
             group.close(part, self._issued_epoch)
 
     @property

@@ -214,6 +214,18 @@ def test_what_a_failed_sequence_wrote_is_not_found() -> None:
     assert stage.live(ids, system=len(SYSTEM)) == 0
 
 
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_sequence_that_fails_where_it_began_makes_no_end_of_that_state(failed: bool) -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    stage.live(ids)
+    seq_id = stage.open([*ids, 1])
+    (cell,) = (cell for cell in stage.pool.cells if cell.holders)
+    cell.keep = Keep.WAYPOINT
+    stage.leave(seq_id, keep_prefix=not failed)
+    assert cell.keep is (Keep.WAYPOINT if failed else Keep.END)
+
+
 def test_a_long_prompt_leaves_waypoints_and_they_are_evicted_first() -> None:
     stage = Stage(num_cells=6, max_tokens=2 * WAYPOINT_TOKENS + 320)
     long = SYSTEM + list(range(WAYPOINT_TOKENS))
