@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.engine.models.hybrids import FIELDS, QWEN3_5_MOE
 from tests.experts import QWEN3_MOE
+from tests.hybrids import FIELDS, QWEN3_5_MOE
 from tests.models import ModelSpec, write_config
 
 

@@ -12,6 +12,9 @@ from kvcache.layout import KVFormat
 from kvcache.manager import KVCacheManager
 from tests.engine.models.forwards import cache_for
 from tests.experts import names_apart, names_fused
+from tests.hybrids import FIELDS as FIELDS
+from tests.hybrids import QWEN3_5_MOE as QWEN3_5_MOE
+from tests.hybrids import QWEN3_NEXT as QWEN3_NEXT
 from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_model
 
@@ -23,51 +26,6 @@ SPEC = ModelSpec(
     head_dim=64,
     intermediate_size=256,
     vocab_size=512,
-)
-DELTA: dict[str, Any] = {
-    "full_attention_interval": 3,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-}
-FIELDS: dict[str, Any] = DELTA | {
-    "model_type": "qwen3_5",
-    "architectures": ["Qwen3_5ForConditionalGeneration"],
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10_000_000.0,
-        "partial_rotary_factor": 0.25,
-    },
-    "rope_theta": ...,
-}
-EXPERTS: dict[str, Any] = {
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 128,
-}
-QWEN3_5_MOE: dict[str, Any] = (
-    FIELDS
-    | EXPERTS
-    | {
-        "model_type": "qwen3_5_moe",
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "intermediate_size": ...,
-    }
-)
-QWEN3_NEXT: dict[str, Any] = (
-    DELTA
-    | EXPERTS
-    | {
-        "model_type": "qwen3_next",
-        "architectures": ["Qwen3NextForCausalLM"],
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "partial_rotary_factor": 0.25,
-    }
 )
 EIGHT_BITS = {"bits": 8, "group_size": 64}
 MIXED: dict[str, Any] = {
