@@ -1,6 +1,7 @@
 """Memory for cells: zeros at one address, that goes back to the system in whole pages."""
 
 import ctypes
+import sys
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_only_whole_pages_of_it_are_released() -> None:
         memory.release(3 * PAGE, 2 * PAGE)
 
 
-@pytest.mark.skipif("not __import__('sys').platform.startswith('linux')")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mincore counts Linux's pages")
 def test_what_is_in_memory_is_counted_in_whole_pages() -> None:
     memory = StateMemory(40_000 * PAGE)
     page = PAGE // 4
