@@ -1,6 +1,6 @@
 """Dimensions of published models, as their config.json has them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ class Published:
     """A model."""
 
     spec: ModelSpec
-    fields: dict[str, Any]
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Of config.json, where it is no dense Qwen3."""
 
     def write(self, folder: Path, **changes: Any) -> Path:
         """Its folder without weights. changes: further fields."""
@@ -52,6 +53,17 @@ PUBLISHED = {
             tie_word_embeddings=False,
         ),
         QWEN3_MOE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    ),
+    "Qwen3.5-0.8B": Published(
+        replace(
+            QWEN3_5_4B,
+            num_hidden_layers=24,
+            hidden_size=1024,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            intermediate_size=3584,
+        ),
+        FIELDS | DELTA | {"linear_num_value_heads": 16},
     ),
     "Qwen3.5-4B": Published(QWEN3_5_4B, FIELDS | DELTA),
     "Qwen3.5-9B": Published(

@@ -3,10 +3,9 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +17,7 @@ from tests.models import (
     ModelSpec,
     write_model,
 )
+from tests.published import PUBLISHED, Published
 
 SERVING = ModelSpec(vocab_size=1024)
 INTERFERENCE = ModelSpec(
@@ -39,57 +39,6 @@ QWEN3_0_6B = ModelSpec(
     intermediate_size=3072,
     vocab_size=151936,
 )
-# Qwen/Qwen3.5-0.8B, text alone: what its config.json says of attention and delta nets.
-QWEN3_5_0_8B = ModelSpec(
-    num_hidden_layers=24,
-    hidden_size=1024,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=256,
-    intermediate_size=3584,
-    vocab_size=248320,
-)
-HYBRID: Mapping[str, Any] = MappingProxyType(
-    {
-        "model_type": "qwen3_5",
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 16,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e7,
-            "partial_rotary_factor": 0.25,
-        },
-        "rope_theta": ...,
-    }
-)
-# Qwen/Qwen3-30B-A3B with 6 of its 48 layers; unlike it, its embedding is its head.
-QWEN3_30B_A3B_EIGHTH = ModelSpec(
-    num_hidden_layers=6,
-    hidden_size=2048,
-    num_attention_heads=32,
-    num_key_value_heads=4,
-    head_dim=128,
-    intermediate_size=6144,
-    vocab_size=151936,
-)
-MIXTURE: Mapping[str, Any] = MappingProxyType(
-    {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-)
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 QUANTISED_BITS, QUANTISED_GROUP = 4, 64
 ROUTER_BITS = 8
 EMBEDDING = "embed_tokens.weight"
@@ -100,24 +49,20 @@ Config = dict[str, Any]
 TEMPLATE_TOKENS = 19
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A model that servers are compared on."""
-
-    spec: ModelSpec
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of config.json, where it is no dense Qwen3."""
-
-
+A3B = PUBLISHED["Qwen3-30B-A3B"]
+# Answers have no end only where the embedding is the head.
 KINDS = {
-    "qwen3-0.6b": Kind(QWEN3_0_6B),
-    "qwen3.5-0.8b": Kind(QWEN3_5_0_8B, HYBRID),
-    "qwen3-30b-a3b-eighth": Kind(QWEN3_30B_A3B_EIGHTH, MIXTURE),
+    "qwen3-0.6b": Published(QWEN3_0_6B),
+    "qwen3.5-0.8b": PUBLISHED["Qwen3.5-0.8B"],
+    "qwen3-30b-a3b-eighth": replace(
+        A3B, spec=replace(A3B.spec, num_hidden_layers=6, tie_word_embeddings=True)
+    ),
 }
+"""Models that servers are compared on."""
 
 
 def write_endless_model(
-    folder: Path, spec: ModelSpec, dtype: str = "float32", fields: Mapping[str, Any] = NOTHING
+    folder: Path, spec: ModelSpec, dtype: str = "float32", **fields: Any
 ) -> Path:
     """A model folder with tied embeddings. fields: as for write_model.
 
@@ -143,7 +88,7 @@ def write_endless_model(
 class ModelStore:
     """The same weights in several forms, below one folder: made once, used by every run after."""
 
-    def __init__(self, folder: Path, kind: Kind) -> None:
+    def __init__(self, folder: Path, kind: Published) -> None:
         self._folder = folder
         self._kind = kind
 
@@ -151,7 +96,7 @@ class ModelStore:
         """As published."""
 
         def write(folder: Path) -> None:
-            write_endless_model(folder, self._kind.spec, "bfloat16", self._kind.fields)
+            write_endless_model(folder, self._kind.spec, "bfloat16", **self._kind.fields)
 
         return self._made("bfloat16", write)
 

@@ -11,8 +11,9 @@ import pytest
 
 from tests.bench import gguf
 from tests.bench.gguf import NO_MERGE, tensor_name
-from tests.bench.models import HYBRID, MIXTURE, Kind, ModelStore
+from tests.bench.models import KINDS, ModelStore
 from tests.models import ModelSpec
+from tests.published import Published
 
 SPEC = ModelSpec(vocab_size=300)
 
@@ -63,7 +64,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ModelStore(tmp_path_factory.mktemp("store"), Kind(SPEC)).bfloat16()
+    return ModelStore(tmp_path_factory.mktemp("store"), Published(SPEC)).bfloat16()
 
 
 @pytest.mark.usefixtures("package")
@@ -106,14 +107,17 @@ def test_the_file_has_the_models_dimensions_and_weights(model: Path) -> None:
     assert Writer.last.steps[-1] == "close"
 
 
-SMALL_HYBRID = {**HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
-SMALL_MIXTURE = {**MIXTURE, "num_experts": 8, "moe_intermediate_size": 64}
+HYBRID = KINDS["qwen3.5-0.8b"].fields | {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+}
+MIXTURE = KINDS["qwen3-30b-a3b-eighth"].fields | {"num_experts": 8, "moe_intermediate_size": 64}
 
 
 @pytest.mark.usefixtures("package")
 def test_a_hybrid_has_its_convolutions_and_decays_as_llama_cpp_reads_them(tmp_path: Path) -> None:
     spec = ModelSpec(num_hidden_layers=4, vocab_size=300)
-    model = ModelStore(tmp_path, Kind(spec, SMALL_HYBRID)).bfloat16()
+    model = ModelStore(tmp_path, Published(spec, HYBRID)).bfloat16()
     gguf.main([str(model), "out.gguf"])
     said, tensors = Writer.last.said, Writer.last.tensors
     weights = mx.load(str(model / "model.safetensors"))
@@ -135,7 +139,7 @@ def test_a_hybrid_has_its_convolutions_and_decays_as_llama_cpp_reads_them(tmp_pa
 
 @pytest.mark.usefixtures("package")
 def test_a_mixture_has_its_experts_in_one_tensor_and_its_router_in_float32(tmp_path: Path) -> None:
-    store = ModelStore(tmp_path, Kind(ModelSpec(vocab_size=300), SMALL_MIXTURE))
+    store = ModelStore(tmp_path, Published(ModelSpec(vocab_size=300), MIXTURE))
     gguf.main([str(store.bfloat16()), "out.gguf"])
     said, tensors = Writer.last.said, Writer.last.tensors
     assert Writer.last.architecture == "qwen3moe"

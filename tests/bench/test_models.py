@@ -10,11 +10,11 @@ from tests.bench.models import (
     INTERFERENCE,
     SERVING,
     TEMPLATE_TOKENS,
-    Kind,
     ModelStore,
     write_endless_model,
 )
 from tests.models import SPECIAL_TOKENS, ModelSpec
+from tests.published import Published
 from tests.reference import load_model
 
 SPECS = {"serving": SERVING, "interference": INTERFERENCE}
@@ -81,7 +81,7 @@ def test_a_letter_is_a_token_and_the_template_adds_what_it_is_counted_for(folder
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    return ModelStore(tmp_path / "store", Kind(SERVING))
+    return ModelStore(tmp_path / "store", Published(SERVING))
 
 
 def weights(folder: Path) -> dict[str, mx.array]:

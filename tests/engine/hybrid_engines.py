@@ -4,15 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import metal_ext
 from engine.build import assemble
 from engine.config import EngineConfig
 from engine.loop import Emit, EngineLoop
-from engine.models import families
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.families.qwen3_5 import qwen3_5
 from engine.models.weights import load_model
 from engine.runner import Model
 from kvcache.layout import KVFormat
@@ -26,10 +22,8 @@ VOCABULARY = 512
 
 def load_hybrid(folder: Path) -> tuple[Checkpoint, Model]:
     """The model in a folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
-        checkpoint = read_checkpoint(folder)
-        return checkpoint, load_model(checkpoint, lambda *_: None, metal_ext.CpuWorkers(1))
+    checkpoint = read_checkpoint(folder)
+    return checkpoint, load_model(checkpoint, lambda *_: None, metal_ext.CpuWorkers(1))
 
 
 def hybrid_loop(

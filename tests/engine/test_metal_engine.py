@@ -18,9 +18,7 @@ from engine.errors import EngineFailedError
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
-from engine.models import families
 from engine.models.checkpoint import read_checkpoint
-from engine.models.families.qwen3_5 import qwen3_5
 from engine.runner import ModelStep
 from engine.scheduler import Scheduler
 from engine.step_plan import Outcome, StepPlan
@@ -140,9 +138,8 @@ def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
 
 @pytest.mark.parametrize("substrate", KINDS)
 def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
-    device: Device, tmp_path: Path, substrate: Substrate, monkeypatch: pytest.MonkeyPatch
+    device: Device, tmp_path: Path, substrate: Substrate
 ) -> None:
-    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
     dims: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     answers, folder = Answers.empty(), write_hybrid(tmp_path, gain=3.0, **dims)
     loop = metal_loop(folder, substrate, answers, overlap=True)

@@ -7,8 +7,6 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from engine.models import families
-from engine.models.families.qwen3_5 import qwen3_5
 from metal_ext.environment import LARGER_BUFFERS
 from tests.engine.models.hybrids import FIELDS
 from tests.metal.graph import _standin
@@ -80,9 +78,8 @@ RECURRENT_LAYER = {
 
 
 def test_a_recurrent_layer_is_so_many_operations_and_commands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: list[str]
+    tmp_path: Path, report: list[str]
 ) -> None:
-    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
     whole, shorter = (step(tmp_path, 200, layers, **HYBRID) for layers in (6, 5))
     names = of_a_layer(whole, shorter)
     of_one = sum(its.commands for its in whole) - sum(its.commands for its in shorter)

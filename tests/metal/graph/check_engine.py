@@ -12,9 +12,7 @@ import pytest
 from engine.build import build_engine, plan_engine
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
-from engine.models import families
 from engine.models.checkpoint import read_checkpoint
-from engine.models.families.qwen3_5 import qwen3_5
 from engine.models.forward import Forward
 from engine.runner import ModelRunner
 from engine.types import Request, SamplingParams
@@ -177,7 +175,6 @@ def test_so_are_those_of_a_model_with_recurrent_layers(
     monkeypatch: pytest.MonkeyPatch,
     report: list[str],
 ) -> None:
-    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
     folder = write_hybrid(tmp_path, SPEC, gain=3.0, **HEADS)
     right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch, system=True)
     before = _standin.counts()["commands"]

@@ -17,8 +17,6 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
-from engine.models import families
-from engine.models.families.qwen3_5 import qwen3_5
 from server.catalogue.hub import find_model
 from server.catalogue.local_models import local_models
 from server.cli import model_process, serve, serve_models
@@ -203,9 +201,8 @@ def test_what_a_model_needs_is_what_its_process_is_given(three: Path) -> None:
 
 
 def test_states_of_recurrent_layers_count_and_are_part_of_what_its_process_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setitem(families.FAMILIES, "qwen3_5", qwen3_5)
     write_hybrid(tmp_path / "first")
     settings = read_settings(None, settings_with(tmp_path))
     model = on_disk(settings, 4096 * MIB)
