@@ -272,6 +272,7 @@ def assemble(
         vocab_size=vocab_size,
         embedding_size=embedding_size,
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
+        keeps_states=states is not None,
     )
     max_batched_tokens = config.max_num_batched_tokens
     budget = TokenBudget(

@@ -185,3 +185,5 @@ class EngineLimits:
     """Of the vectors that it makes, where it pools and generates nothing."""
     shared_block_tokens: int | None = None
     """Tokens of a block, where whole blocks are kept for others; None where nothing is."""
+    keeps_states: bool = False
+    """Whether a prefix can be shared only where a state of it was kept: ``Request.turns`` count."""

@@ -211,6 +211,7 @@ class ChatPrompts:
                 conversation,
                 most_tokens,
                 add_generation_prompt=add_generation_prompt,
+                finds_turns=self.rules.engine.keeps_states,
                 max_template_s=self.limits.max_template_s,
             )
         except TemplateError as error:

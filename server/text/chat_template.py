@@ -119,20 +119,22 @@ class ChatTemplate:
         conversation: Conversation,
         *,
         add_generation_prompt: bool = True,
+        finds_turns: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
         """Return the prompt, and where others may leave it. An answer that is begun is no part of
         it. Special tokens that texts spell have marks: ``special_tokens.pieces_of`` cuts there.
 
-        add_generation_prompt: whether the beginning of the answer is part of it. limit: for the
-        template's time. Raises TemplateError.
+        add_generation_prompt: whether the beginning of the answer is part of it. finds_turns:
+        whether all ends are looked for, and not the system's alone; each is rendered. limit: for
+        the template's time. Raises TemplateError.
         """
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
         try:
             with limit or nullcontext():
-                return self._rendered(conversation, arguments)
+                return self._rendered(conversation, arguments, finds_turns=finds_turns)
         except TimeUp:
             message = "the model's chat template takes too long to render these messages"
             raise TemplateError(message, "it takes longer than limits.max_template_s") from None
@@ -155,14 +157,14 @@ class ChatTemplate:
         closed = ""
         if turn.text and first_channel_of(prompt) is None:
             silent = replace(conversation, thinking=Thinking(enabled=False))
-            other, _ = self.render(silent, limit=limit)
+            other, _ = self.render(silent, finds_turns=False, limit=limit)
             if first_channel_of(other) is Channel.CONTENT:
                 closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_REASONING
         thinks = thinking.enabled is not False
         return begun_answer(turn, prompt, closed=closed, thinks=thinks)
 
     def _rendered(
-        self, conversation: Conversation, arguments: dict[str, Any]
+        self, conversation: Conversation, arguments: dict[str, Any], *, finds_turns: bool
     ) -> tuple[str, PromptEnds]:
         arguments, marks = self._guarded(arguments), CallMarks(self._guarded)
         late = self.takes_late_system
@@ -180,7 +182,8 @@ class ChatTemplate:
             prompt = written = self._render(messages, **arguments)
         system = list(takewhile(lambda message: message["role"] == "system", messages))
         after = conversation.turns_after_person
-        counts = len(system), 0 if after is None else len(messages) - after, len(messages)
+        person = 0 if after is None else len(messages) - after
+        counts = (len(system), person, len(messages)) if finds_turns else (len(system), 0, 0)
         # The newest message of a person is the last one of many conversations.
         ends = {n: self._end_of(messages[:n], written, marks, arguments) for n in set(counts)}
         return prompt, PromptEnds(*(ends[n] for n in counts))

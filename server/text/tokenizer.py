@@ -125,10 +125,12 @@ class Tokenizer:
         max_prompt_tokens: int | None = None,
         *,
         add_generation_prompt: bool = True,
+        finds_turns: bool = True,
         max_template_s: float = inf,
     ) -> EncodedChat:
         """Encode a conversation as a prompt, to which an answer is generated unless
-        ``add_generation_prompt`` is False. max_template_s: what the chat template may take.
+        ``add_generation_prompt`` is False. finds_turns: whether its turns are found, which takes
+        twice as long to render. max_template_s: what the chat template may take.
 
         Raises TemplateError; TextTooLongError, before the work of encoding, for what cannot have
         ``max_prompt_tokens`` or less.
@@ -137,7 +139,9 @@ class Tokenizer:
         limit = TimeLimit(max_template_s)
 
         def encode() -> EncodedChat:
-            rendered = self._rendered(conversation, limit, add_generation_prompt)
+            rendered = self._rendered(
+                conversation, limit, add_generation_prompt, finds_turns=finds_turns
+            )
             most = max_prompt_tokens
             if most is not None and self._encoder.exceeds(rendered.pieces, most):
                 raise TextTooLongError
@@ -154,7 +158,7 @@ class Tokenizer:
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
-            rendered = self._rendered(conversation, limit)
+            rendered = self._rendered(conversation, limit, finds_turns=False)
             if self._encoder.exceeds(rendered.pieces, max_prompt_tokens):
                 return self._encoder.count(rendered.pieces)
             return len(self._encode_rendered(rendered).ids)
@@ -212,10 +216,18 @@ class Tokenizer:
         return await asyncio.to_thread(encode)
 
     def _rendered(
-        self, conversation: Conversation, limit: TimeLimit, add_generation_prompt: bool = True
+        self,
+        conversation: Conversation,
+        limit: TimeLimit,
+        add_generation_prompt: bool = True,
+        *,
+        finds_turns: bool,
     ) -> "_RenderedChat":
         prompt, ends = self.template.render(
-            conversation, add_generation_prompt=add_generation_prompt, limit=limit
+            conversation,
+            add_generation_prompt=add_generation_prompt,
+            finds_turns=finds_turns,
+            limit=limit,
         )
         begun = self.template.begun(conversation, prompt, limit=limit)
         ends = PromptEnds(*(sum(map(len, pieces_of(prompt[:end]))) for end in ends))

@@ -2,13 +2,14 @@
 
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from engine.client import TokenStream
+from engine.client import EngineClient, TokenStream
 from engine.types import MissReason, PrefixReport, Request, TokenEvent, Turns
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
@@ -280,6 +281,17 @@ async def test_the_engine_hears_which_tokens_belong_to_the_system_message(
     assert [request.system_tokens for request in submitted] == [wanted, wanted, 0, 0]
 
 
+@pytest.fixture(params=[True, False])
+def keeps_states(
+    request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> bool:
+    """Whether the engine does, from before the server is made on."""
+    keeps: bool = request.param
+    limits = replace(engine.client.limits, keeps_states=keeps)
+    monkeypatch.setattr(EngineClient, "limits", limits)
+    return keeps
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -289,7 +301,8 @@ async def test_the_engine_hears_which_tokens_belong_to_the_system_message(
         ("/api/chat", {"messages": [{"role": "user", "content": "Hello"}], "stream": False}),
     ],
 )
-async def test_the_engine_hears_where_the_next_prompt_may_leave_this_one(
+async def test_an_engine_that_keeps_states_hears_where_the_next_prompt_may_leave_this_one(
+    keeps_states: bool,
     http: httpx2.AsyncClient,
     tokenizer: Tokenizer,
     submitted: list[Request],
@@ -300,7 +313,8 @@ async def test_the_engine_hears_where_the_next_prompt_may_leave_this_one(
     found = await http.post(path, json={"model": MODEL, **most, **body})
     assert found.status_code == 200, found.text
     end = len(ids_of(tokenizer, "<|im_start|>user\nHello<|im_end|>\n"))
-    assert [request.turns for request in submitted] == [Turns(end, end)] * body.get("n", 1)
+    turns = Turns(end, end) if keeps_states else Turns()
+    assert [request.turns for request in submitted] == [turns] * body.get("n", 1)
 
 
 # --- what came of it -------------------------------------------------------------------------

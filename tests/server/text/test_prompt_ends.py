@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.types import Turns
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
 from server.text.tokenizer import EncodedChat, Tokenizer
 from tests.models import write_tokenizer
@@ -167,3 +168,13 @@ async def test_calls_that_are_cut_have_no_end(tmp_path: Path) -> None:
 def test_reminders_are_not_what_a_person_says(text: str, is_said: bool) -> None:
     assert Turn("user", text).is_a_persons is is_said
     assert not Turn("tool", text).is_a_persons
+
+
+async def test_where_turns_are_not_asked_for_the_system_prompts_end_alone_is_found(
+    qwen: Tokenizer,
+) -> None:
+    conversation = Conversation((SYSTEM, QUESTION), (READ,))
+    whole = await qwen.encode_chat(conversation)
+    found = await qwen.encode_chat(conversation, finds_turns=False)
+    assert (found.ids, found.system_tokens) == (whole.ids, whole.system_tokens)
+    assert found.turns == Turns() != whole.turns
