@@ -37,6 +37,20 @@ TEST("access to what is not mapped ends the process, by name") {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 77);
 }
 
+TEST("an object that has just died is caught, however many have died before it") {
+  Machine machine({});
+  const auto device = new_device();
+  MTL::SharedEvent* event = nullptr;
+  for (int i = 0; i <= 100'000; ++i) {
+    event = device->newSharedEvent();
+    event->release();
+  }
+  CHECK(machine.errors().empty());
+  CHECK(event->signaledValue() == 0);
+  CHECK(machine.errors().size() == 1);
+  CHECK(machine.errors().front().find("a released MTLSharedEvent") != std::string::npos);
+}
+
 TEST("commands run in the order of their queue, and queues in any order") {
   std::string first_orders;
   for (uint64_t seed = 1; seed <= 20; ++seed) {

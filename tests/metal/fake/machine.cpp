@@ -77,7 +77,9 @@ Machine::~Machine() {
   for (Object* object : alive_) {
     corpses_.push_back(object);
   }
-  drop_corpses();
+  while (!corpses_.empty()) {
+    drop_corpses(corpses_.size());
+  }
   newest() = nullptr;
 }
 
@@ -243,16 +245,20 @@ void Machine::died(Object* object) {
   const std::lock_guard lock(mutex);
   alive_.erase(object);
   corpses_.push_back(object);
+  // Not those that have just died: somebody's stack may still lead through them.
   if (corpses_.size() > kMostCorpses) {
-    drop_corpses();
+    drop_corpses(kMostCorpses / 2);
   }
 }
 
-void Machine::drop_corpses() {
-  for (const Object* object : corpses_) {
+void Machine::drop_corpses(size_t count) {
+  const auto end = corpses_.begin() + static_cast<std::ptrdiff_t>(count);
+  const std::vector<Object*> oldest(corpses_.begin(), end);
+  // What these still hold dies with them, and comes back here.
+  corpses_.erase(corpses_.begin(), end);
+  for (const Object* object : oldest) {
     delete object;
   }
-  corpses_.clear();
 }
 
 void Machine::remove_queue(WorkQueue* queue) { std::erase(queues_, queue); }

@@ -127,7 +127,7 @@ class Machine {
 
  private:
   bool tick_once();
-  void drop_corpses();
+  void drop_corpses(size_t count);  // the oldest
 
   const Options options_;
   std::mt19937_64 random_;
