@@ -18,8 +18,8 @@ from tests.metal.msl.translate import replaced, translate
 JOBS = 2
 TIMEOUT_S = 1200  # of one that hangs
 MAKE = ("make", "-C", "tests/metal", "--silent")
-# A test that fails, or in which python dies.
-TEST = re.compile(r"^_+ (test_\w+)|line \d+ in (test_\w+)", re.MULTILINE)
+# A test that fails, or in which python dies; where it dies of what a test has broken, soon after.
+TEST = re.compile(r"^(?:_+ |\S+::)(test_\w+)|line \d+ in (test_\w+)", re.MULTILINE)
 RACE_EDIT = ("kDecodeThreads = 256", "kDecodeThreads = 128")
 SANITIZERS = ("ThreadSanitizer: data race", "AddressSanitizer: [a-z-]+", "runtime error: .*")
 
