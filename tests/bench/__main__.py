@@ -42,8 +42,10 @@ from tests.bench.rounds import Part, Rounds
 from tests.bench.scaling import run_scaling
 from tests.bench.servers import run_servers
 from tests.bench.serving import run_serving
+from tests.bench.states import run_states
 from tests.bench.table import render, write_csv
 from tests.bench.three_prompts import run_three_prompts
+from tests.bench.twenty_turns import run_twenty_turns
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,6 +99,8 @@ def _run(options: Options) -> list[Part]:
             "servers": lambda: run_servers(
                 size.servers, 1, contest, store, quantised=options.quantised
             ),
+            "states": lambda: run_states(size.decode, contest, options.folder),
+            "turns": lambda: run_twenty_turns(size.turns, contest, store),
             "scaling": lambda: run_scaling(size.scaling, size.requests_per_stream, folder, contest),
         }
         return [_timed(part, parts[part]) for part in options.parts]

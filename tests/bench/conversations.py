@@ -1,6 +1,6 @@
 """What is computed of conversations that are sent as a whole each time, by a hybrid's cache.
 
-``python -m tests.bench.conversations [--shorter N]``
+``python -m tests.bench.conversations [--shorter N] [--questions N] [--seed N]``
 
 The production scheduler, cache and loop, without a model: what a step computes is counted. The
 shape is Qwen3.6-35B-A3B's, whose cells are 61 MiB. *New* are the tokens of a prompt behind its
@@ -245,7 +245,10 @@ def measure(kind: str, room: Room, sizes: Sizes, seed: int = 1) -> Account:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="conversations", description=__doc__)
     parser.add_argument("--shorter", type=int, default=1, help="so many times shorter")
-    sizes = Sizes().shorter(parser.parse_args(arguments).shorter)
+    parser.add_argument("--questions", type=int, default=4, help="of a person in a session")
+    parser.add_argument("--seed", type=int, default=1, help="of how long tools' results are")
+    asked = parser.parse_args(arguments)
+    sizes = replace(Sizes().shorter(asked.shorter), questions=asked.questions)
     cell, layout = SHAPE.cell, a_layout(SHAPE)
     assert cell is not None
     print(
@@ -259,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{'beyond':>10} {'median':>7} {'max':>8} {'cells':>5} {'evicted':>7}"
         )
         for kind in sessions(Agent(sizes, Random(1), Words())):
-            account = measure(kind, room, sizes)
+            account = measure(kind, room, sizes, asked.seed)
             copied += account.copied_bytes
             print(f"  {kind:<24} {account.line()}", flush=True)
     print(f"\nbytes of K, V and states that were copied: {copied}")

@@ -109,9 +109,11 @@ class Sizes:
     reminder: int = 120
     tools: int = 6
     """Calls after a question."""
+    questions: int = 4
+    """Of a person in a session; twice as many make it about twice as long."""
 
     def shorter(self, by: int) -> "Sizes":
-        """The same, so many times shorter, but for the number of calls."""
+        """The same, so many times shorter, but for the numbers of calls and questions."""
         results = tuple(its // by for its in self.results)
         parts = ("system", "question", "thoughts", "answer", "reminder")
         return replace(self, results=results, **{name: getattr(self, name) // by for name in parts})
@@ -155,10 +157,10 @@ class Agent:
             yield from history.ask(self.sizes.answer)
             history.tool(self._result(number))
 
-    def thinking(self, system: list[int], questions: int = 4) -> Script:
+    def thinking(self, system: list[int], questions: int | None = None) -> Script:
         """Questions with tools; the next question drops the thoughts since the last one."""
         history = self.history(system)
-        for _ in range(questions):
+        for _ in range(self.sizes.questions if questions is None else questions):
             yield from self.question(history)
 
     def reminded(self, system: list[int]) -> Script:
@@ -166,7 +168,7 @@ class Agent:
         thoughts as a question does."""
         history, sizes = self.history(system), self.sizes
         history.user(sizes.question)
-        for number in range(4 * sizes.tools):
+        for number in range(sizes.questions * sizes.tools):
             yield from history.ask(sizes.answer, sizes.thoughts)
             history.tool(self._result(number))
             if number % 3 == 2:
@@ -177,7 +179,7 @@ class Agent:
         begins."""
         history, sizes = self.history(system), self.sizes
         history.user(sizes.question)
-        for number in range(4 * sizes.tools):
+        for number in range(sizes.questions * sizes.tools):
             yield from history.ask(sizes.answer, sizes.thoughts)
             history.forget_thoughts()
             history.tool(self._result(number))
@@ -185,7 +187,7 @@ class Agent:
     def with_subagents(self, system: list[int]) -> Script:
         """Between two questions a subagent works, with a system prompt of its own."""
         history, other = self.history(system), self.system(0.3)
-        for _ in range(4):
+        for _ in range(self.sizes.questions):
             yield from self.question(history)
             yield from self.question(self.history(other), calls=8)
 
@@ -193,7 +195,7 @@ class Agent:
         """A history that grows too long is replaced by a summary, twice."""
         history = self.history(system)
         for _ in range(3):
-            for _ in range(3):
+            for _ in range(self.sizes.questions - 1):
                 yield from self.question(history)
             history.user(self.sizes.question)
             yield from history.ask(8 * self.sizes.answer, self.sizes.thoughts)

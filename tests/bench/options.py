@@ -28,7 +28,7 @@ DEFAULT_PARTS = (
     "agents",
     "three-prompts",
 )
-PARTS = (*DEFAULT_PARTS, "experts", "front", "servers", "scaling")
+PARTS = (*DEFAULT_PARTS, "experts", "front", "servers", "states", "turns", "scaling")
 SEEDS = 10**9
 Parsed = TypeVar("Parsed")
 # Far apart, so that no run meets another one's prompts by counting up.
@@ -103,7 +103,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     )
     add("--csv", type=Path, metavar="FILE", help="write the rows there too")
     add("--plot", type=_picture, metavar="FILE", help=f"draw --scaling: {', '.join(FORMATS)}")
-    servers = parser.add_argument_group("servers, in serving, servers and scaling")
+    servers = parser.add_argument_group("servers, in serving, servers, turns and scaling")
     add = servers.add_argument
     add("--ours", type=_url, metavar="URL", help="a quire that runs already, at its base URL")
     add(
@@ -124,7 +124,12 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     )
     add("--skip-mlx-lm", action="store_true", help="no mlx_lm.server as a peer")
     add("--seed", type=int, metavar="N", help="of the prompts; otherwise they are new in every run")
-    add("--model", choices=KINDS, default=next(iter(KINDS)), help="whose dimensions, in servers")
+    add(
+        "--model",
+        choices=KINDS,
+        default=next(iter(KINDS)),
+        help="whose dimensions, in servers and turns",
+    )
     add("--weights", choices=("bfloat16", "4-bit"), default="bfloat16", help="ours, in servers")
     add(
         "--folder",

@@ -20,6 +20,7 @@ class Size:
     serving: Rounds
     requests_per_stream: int
     servers: Rounds
+    turns: Rounds
     three_prompts: Rounds
     three_prompts_peer: Rounds
     interference: Rounds
@@ -46,6 +47,7 @@ QUICK = Size(
     serving=Rounds(3, 25),
     requests_per_stream=2,
     servers=Rounds(1, 60),
+    turns=Rounds(1, 60),
     three_prompts=Rounds(3, 60),
     three_prompts_peer=Rounds(0, 0),
     interference=Rounds(2, 15),
@@ -62,6 +64,7 @@ FULL = Size(
     serving=Rounds(15, 240),
     requests_per_stream=4,
     servers=Rounds(5, 900),
+    turns=Rounds(3, 900),
     three_prompts=Rounds(7, 240),
     three_prompts_peer=Rounds(2, 240),
     interference=Rounds(7, 180),

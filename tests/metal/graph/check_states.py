@@ -1,6 +1,7 @@
 """States of recurrent layers in cells of a device, on each kind of substrate, against the CPU's."""
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 import mlx.core as mx
 import numpy as np
@@ -96,6 +97,70 @@ def test_no_bit_depends_on_how_tokens_are_cut_or_on_company(kind: str) -> None:
         cut.append(device.step((company, None, [(3, 1 + first)]), own)[-1])
     assert np.array_equal(np.concatenate(cut), whole)
     device.stage.end()
+
+
+class Life:
+    """Sequences that advance, keep states, give way, and go on from states that anybody kept; the
+    CPU's kernel does the same."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.rng, self.device, self.cells = Random(seed), Device(kind), Cells(SHAPE)
+        self.texts = [LAYER.inputs(60, 10 * seed + n) for n in range(3)]
+        # Of each sequence: whose text it computes, from which token, and where its state is.
+        self.running: list[tuple[int, int, int | None]] = [(n, 0, None) for n in range(3)]
+        self.kept: dict[int, tuple[int, int]] = {}
+        self.keeping: dict[int, tuple[int, int]] = {}  # written by the step that is being made
+        self.read: set[int] = set()
+        self.resumed = 0
+
+    def live(self, steps: int) -> None:
+        for _ in range(steps):
+            self.read.clear()
+            segments = [self.advance(number) for number in range(len(self.running))]
+            right = run(LAYER, self.cells, segments, WORKERS)
+            for got, want in zip(self.device.step(*segments), right, strict=True):
+                assert near(got, want, mx.float32)
+            self.kept |= self.keeping
+            self.keeping.clear()
+        self.device.stage.end()
+
+    def advance(self, number: int) -> Segment:
+        text, first, cell = self.running[number]
+        if self.rng.random() < 0.2 or first == len(self.texts[text]):
+            text, first, cell = self.chosen()
+            if cell is not None:
+                self.read.add(cell)
+                self.resumed += 1
+        inputs = self.texts[text].part(first, first + self.rng.randint(1, 4))
+        writes = [(len(inputs), self.free() if cell is None or cell in self.kept else cell)]
+        self.running[number] = (text, first + len(inputs), writes[0][1])
+        if len(inputs) > 1 and self.rng.random() < 0.3:
+            kept = self.free()
+            writes.insert(0, (1, kept))
+            self.keeping[kept] = (text, first + 1)
+        return inputs, cell, writes
+
+    def chosen(self) -> tuple[int, int, int | None]:
+        """Where somebody goes on who has given way: at the beginning, or at what was kept."""
+        if not self.kept or self.rng.random() < 0.2:
+            return self.rng.randrange(len(self.texts)), 0, None
+        cell = self.rng.choice(list(self.kept))
+        return *self.kept[cell], cell
+
+    def free(self) -> int:
+        """A cell that nobody needs; what was kept for longest goes first."""
+        needed = self.read | self.keeping.keys() | {cell for _, _, cell in self.running}
+        while not (free := [*({*range(NUM_CELLS)} - needed - self.kept.keys())]):
+            del self.kept[next(its for its in self.kept if its not in needed)]
+        return self.rng.choice(free)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_lives_are_the_cpus(kind: str, seed: int) -> None:
+    life = Life(kind, seed)
+    life.live(steps=30)
+    assert life.resumed
 
 
 @pytest.mark.parametrize("kind", KINDS)

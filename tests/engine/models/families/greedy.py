@@ -19,14 +19,14 @@ from tests.reference import load_reference
 
 SPEC = ModelSpec(
     num_hidden_layers=4,
-    hidden_size=256,
-    num_attention_heads=8,
+    hidden_size=128,
+    num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=32,
-    intermediate_size=512,
+    intermediate_size=256,
     vocab_size=1024,
 )
-LENGTHS = (1, 63, 64, 65, 400, 900)
+LENGTHS = (1, 63, 64, 65, 300, 600)
 NEW_TOKENS = 24
 # An answer that says one token again and again would prove little.
 LEAST_DISTINCT = 16

@@ -67,7 +67,7 @@ def test_greedy_answers_with_yarn_equal_mlx_lms_alone_and_together(
 ) -> None:
     """As Qwen says that contexts are to be made longer; in a shorter one."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-    check_greedy_answers(tmp_path, tied=tied, rope_scaling=yarn, **how)
+    check_greedy_answers(tmp_path, tied=tied, rope_scaling=yarn, seed=12, **how)
 
 
 def test_all_layers_are_alike_with_norms_and_without_biases(tmp_path: Path) -> None:
