@@ -4,6 +4,7 @@ from itertools import count
 from pathlib import Path
 from unittest import mock
 
+from metal_ext import CpuWorkers
 from tests.bench import states
 from tests.bench.contest import Contest
 from tests.bench.rounds import Rounds
@@ -24,7 +25,7 @@ def test_states_stand_beside_a_step_and_their_bytes(tmp_path: Path) -> None:
 
 def test_a_step_reads_every_cell_that_it_wrote_in_the_last_one() -> None:
     with mock.patch.multiple(states, SHAPE=DeltaShape(), LAYERS=1):
-        its = states.DeltaStep(2, states.metal_ext.CpuWorkers(1))
+        its = states.DeltaStep(2, CpuWorkers(1))
     its.run(0)
     (cells,) = its._cells
     written = [cells.raw(cell).copy() for cell in range(4)]

@@ -149,8 +149,8 @@ class Life:
 
     def free(self) -> int:
         """A cell that nobody needs; what was kept for longest goes first."""
-        needed = self.read | self.keeping.keys() | {cell for _, _, cell in self.running}
-        while not (free := [*({*range(NUM_CELLS)} - needed - self.kept.keys())]):
+        needed = {*self.read, *self.keeping, *(cell for _, _, cell in self.running)}
+        while not (free := [n for n in range(NUM_CELLS) if n not in needed and n not in self.kept]):
             del self.kept[next(its for its in self.kept if its not in needed)]
         return self.rng.choice(free)
 
