@@ -15,17 +15,15 @@ PORT ?= 8000
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
 # Clients that are also tried behind the front of several models.
 SEVERAL ?= anthropic_npm ollama_python openai_npm
-# Tests whose coverage counts. The other ones are many times faster where nobody measures it.
-MEASURED := tests/abuse tests/engine tests/kvcache tests/metal_ext tests/property tests/server
-# With those that are not measured, about half of the time of all tests.
-HALF := tests/server/http tests/server/protocol tests/server/routes tests/server/text
+# About half of the time of all tests.
+HALF := tests/server tests/property tests/structured tests/fuzz
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
 
-.PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage tests-half \
-  tests-rest bench parity soak swaps abuse threats costs fuzz conversations schedules simulate \
+.PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
+  covered-rest bench parity soak swaps abuse threats costs fuzz conversations schedules simulate \
   repeat structured clients page page-libraries page-picture native arm64 roofline prediction mapping-points \
   metal metal-lint metal-kernels metal-core metal-graph \
   metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
@@ -71,16 +69,15 @@ imports: $(VENV)/.dev
 # What only other systems run is not covered: Linux has the whole, and asks for it.
 coverage: $(VENV)/.dev
 	rm -f .coverage .coverage.*
-	$(MAKE) --jobs=2 $(OUTPUT_SYNC) tests-half tests-rest
+	$(MAKE) --jobs=2 $(OUTPUT_SYNC) covered-half covered-rest
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=$(LEAST_COVERED) --include='kvcache/*,engine/*,server/*'
 
-tests-half:
+covered-half:
 	$(BIN)/coverage run --parallel-mode -m pytest $(HALF)
-	$(BIN)/python -m pytest tests $(MEASURED:%=--ignore=%) --ignore=tests/clients
 
-tests-rest:
-	$(BIN)/coverage run --parallel-mode -m pytest $(MEASURED) $(HALF:%=--ignore=%)
+covered-rest:
+	$(BIN)/coverage run --parallel-mode -m pytest $(HALF:%=--ignore=%) --ignore=tests/clients
 
 test-mac: check  ## the checks and tests that are known to be for a Mac, too
 	$(BIN)/python -m pytest $(MAC_TESTS)
