@@ -19,5 +19,8 @@ def test_every_instruction_set_has_its_share_of_the_memorys_speed() -> None:
     with mock.patch.multiple(experts, **small):
         found = experts.run_experts(Rounds(1, 1.0), 2)
     assert [row.name for row in found.rows] == [
-        f"experts, one row, {name}" for name in metal_ext.instruction_sets() for _ in range(2)
+        f"experts, one row, {form}, {name}"
+        for form in experts.FORMS
+        for name in metal_ext.instruction_sets()
+        for _ in range(2)
     ]

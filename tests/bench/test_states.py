@@ -16,7 +16,7 @@ from tests.published import Published
 
 def test_states_stand_beside_a_step_and_their_bytes(tmp_path: Path) -> None:
     with mock.patch.multiple(
-        states, MODEL=Published(SPEC, FIELDS), SHAPE=DeltaShape(), LAYERS=2, MEMORY_BYTES=1 << 22
+        states, MODEL=Published(SPEC, FIELDS), SHAPE=DeltaShape(), LAYERS=2, COPIED_BYTES=1 << 22
     ):
         found = states.run_states(Rounds(1, 1.0), Contest(1, count(1)), tmp_path)
     goals = [row.goal.text if row.goal else None for row in found.rows]
