@@ -88,6 +88,11 @@ class ModelStore:
         self._folder = folder
         self._kind = kind
 
+    @property
+    def is_read_whole(self) -> bool:
+        """Whether a token's step reads all weights, and not those of chosen experts alone."""
+        return "num_experts" not in self._kind.fields
+
     def bfloat16(self) -> Path:
         """As published."""
 

@@ -77,7 +77,7 @@ def run_servers(
         lambda case: f"{PROMPT_TOKENS} tokens, {streams_text(case.streams)}",
     )
     found = facts(name, seen, cases)
-    if contest.ours_url is None:
+    if contest.ours_url is None and store.is_read_whole:
         rows.append(_streaming_row(seen[labels[0], cases[0]].decode_per_s, read, model))
         found.append(("of the read limit", _shares_text(seen, labels, cases[0], read, model)))
     return Part(rows, found)

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from tests.bench.models import (
     INTERFERENCE,
+    KINDS,
     SERVING,
     TEMPLATE_TOKENS,
     ModelStore,
@@ -115,3 +116,8 @@ def test_every_form_is_a_model_that_never_ends(store: ModelStore, form: str) -> 
     endings = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     for answer in greedy_answers(folder, SERVING):
         assert not endings & set(answer)
+
+
+def test_of_a_mixture_a_token_does_not_read_all_weights(tmp_path: Path) -> None:
+    reads = {name: ModelStore(tmp_path, kind).is_read_whole for name, kind in KINDS.items()}
+    assert reads == {"qwen3-0.6b": True, "qwen3.5-0.8b": True, "qwen3-30b-a3b-eighth": False}
