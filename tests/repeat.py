@@ -35,7 +35,7 @@ GATES = {
     "metal-kernels": "make metal-kernels",
     "metal-graph": "make metal-graph",
     "metal-darwin": "make metal-darwin",
-    "soak": "make soak",
+    "soak": "make soak SOAK='--requests 400'",
     "abuse": "make abuse ABUSE='--minutes 1'",
     "fuzz": "make fuzz",
     "metal-cross": "make metal-cross",
