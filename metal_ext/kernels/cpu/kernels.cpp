@@ -23,11 +23,13 @@ namespace {
 
 #include "cpu/simd.h"
 
-// Registers that may hold sums: half of them on machines with 32.
+// Registers that may hold sums: half of them, and more where weights are floats in memory.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr size_t kSumRegisters = 16;
+constexpr size_t kTallSums = 24;
 #else
 constexpr size_t kSumRegisters = 8;
+constexpr size_t kTallSums = 12;
 #endif
 
 #include "cpu/numbers.h"

@@ -13,11 +13,11 @@ constexpr size_t ahead_of(size_t at, size_t panel_bytes, size_t panels) {
   return next < panel_bytes ? next : next + (panels - 1) * panel_bytes;
 }
 
-// Calls body(first panel, panels) for runs of kMostPanels, and for what is left.
-template <class Body>
+// Calls body(first panel, panels) for runs of Most panels, and for what is left.
+template <size_t Most = kMostPanels, class Body>
 void for_panel_runs(size_t first, size_t panels, const Body& body) {
-  for (size_t p = 0; p < panels; p += kMostPanels) {
-    body(first + p, panels - p < kMostPanels ? panels - p : kMostPanels);
+  for (size_t p = 0; p < panels; p += Most) {
+    body(first + p, panels - p < Most ? panels - p : Most);
   }
 }
 
@@ -37,6 +37,7 @@ struct ProductCall {
 // gives those of an even input and of the odd one behind it.
 template <class Number>
 struct Plain {
+  static constexpr bool kCodes = false;
   static constexpr size_t kPairs = 1;
   const Number* at;
 
@@ -62,27 +63,22 @@ struct Plain {
   }
 };
 
-// weight = code * scale + bias
+// weight = code * scale + bias: the sum of a group's weights times x is made of a sum of codes times
+// x, and of x's.
 template <size_t Bits, class Scale>
 struct Codes {
+  static constexpr bool kCodes = true;
   static constexpr size_t kPairs = 16 / Bits;  // of a word
   const std::byte* at;
-  size_t group;
-  Vec scale[kPanelVecs] = {};
-  Vec bias[kPanelVecs] = {};
+  const std::byte* scales = nullptr;  // of the group
   BitVec words[kPanelVecs] = {};
 
-  void start(const LinearShape& shape, const std::byte* panel) {
-    at = panel;
-    group = shape.group;
+  void start(const LinearShape&, const std::byte* panel) { at = panel; }
+  void start_group() {
+    scales = at;
+    at += 2 * kPanelOutputs * sizeof(Scale);
   }
-  void begin(size_t input) {
-    if (input % group == 0) {
-      Plain<Scale> scales;
-      scales.at = reinterpret_cast<const Scale*>(at);
-      scales.pair(0, scale, bias);
-      at += 2 * kPanelOutputs * sizeof(Scale);
-    }
+  void begin(size_t) {
     prefetch(at + kWeightsAhead);
     for (size_t v = 0; v < kPanelVecs; ++v) {
       words[v] = reinterpret_cast<const UnalignedBits*>(at)[v];
@@ -92,9 +88,18 @@ struct Codes {
   void pair(size_t number, Vec* even, Vec* odd) {
     const auto shift = static_cast<uint32_t>(number % 2 * 16 + number / 2 * Bits);
     for (size_t v = 0; v < kPanelVecs; ++v) {
-      even[v] = fma(number_of(words[v] >> shift), scale[v], bias[v]);
-      odd[v] = fma(number_of(words[v] >> (shift + 8)), scale[v], bias[v]);
+      even[v] = number_of(words[v] >> shift);
+      odd[v] = number_of(words[v] >> (shift + 8));
     }
+  }
+  // Adds a group to an output's total: sums of codes times x, and of x.
+  Vec close(size_t v, Vec codes, float x, Vec total) const {
+    Vec scale[kPanelVecs];
+    Vec bias[kPanelVecs];
+    Plain<Scale> both;
+    both.at = reinterpret_cast<const Scale*>(scales);
+    both.pair(0, scale, bias);
+    return fma(codes, scale[v], fma(all(x), bias[v], total));
   }
   static Vec number_of(BitVec code) {
     return __builtin_convertvector(
@@ -113,7 +118,13 @@ void with_weights(const LinearShape& shape, const Body& body) {
   }
 }
 
-// The last panel may have fewer outputs than others.
+// Of a row: [kPanelOutputs] sums. The last panel may have fewer outputs than others.
+inline void store_sums_of(const LinearShape& shape, size_t panel, const float* sums, float* row) {
+  const size_t first = panel * kPanelOutputs;
+  const size_t left = shape.outputs - first;
+  __builtin_memcpy(row + first, sums, sizeof(float) * (left < kPanelOutputs ? left : kPanelOutputs));
+}
+
 inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums, float* row) {
   const size_t first = panel * kPanelOutputs;
   if (first + kPanelOutputs <= shape.outputs) {
@@ -126,8 +137,85 @@ inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums,
   for (size_t v = 0; v < kPanelVecs; ++v) {
     store(all_of_them + v * kLanes, sums[v]);
   }
-  for (size_t i = 0; first + i < shape.outputs; ++i) {
-    row[first + i] = all_of_them[i];
+  store_sums_of(shape, panel, all_of_them, row);
+}
+
+// Rows of x as they are, behind each the sums of its groups where weights are codes. Rows are an odd
+// number of cache lines apart: so those that are read at the same time do not meet in few of a
+// cache's sets.
+constexpr size_t floats_per_row(const LinearShape& shape) {
+  constexpr size_t kLine = kLineBytes / sizeof(float);
+  const size_t floats = shape.inputs + (shape.quantized() ? shape.groups() : 0);
+  return (rounded_up(floats, kLine) / kLine | 1) * kLine;
+}
+
+size_t row_bytes(const LinearShape& shape, size_t rows) {
+  return rows * floats_per_row(shape) * sizeof(float);
+}
+
+void prepare_row(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
+  auto* const to = reinterpret_cast<float*>(prepared + row_bytes(shape, row));
+  __builtin_memcpy(to, x, shape.inputs * sizeof(float));
+  if (shape.quantized()) {
+    for (size_t g = 0; g < shape.groups(); ++g, x += shape.group) {
+      Vec sum = {};
+      for (size_t i = 0; i < shape.group; i += kLanes) {
+        sum += load(x + i);
+      }
+      to[shape.inputs + g] = sum_of(sum);
+    }
+  }
+}
+
+// Sums of R rows and P panels.
+template <size_t P, size_t R>
+struct Sums {
+  Vec at[R][P][kPanelVecs] = {};
+
+  void store_to(const LinearShape& shape, size_t first, float* out, size_t out_stride) const {
+    for (size_t r = 0; r < R; ++r) {
+      for (size_t p = 0; p < P; ++p) {
+        store_panel(shape, first + p, at[r][p], out + r * out_stride);
+      }
+    }
+  }
+};
+
+// Adds inputs [from, to) of R rows by P panels; an odd number of plain weights has a zero behind it.
+template <class Weights, size_t P, size_t R>
+inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
+                       size_t to, Sums<P, R>& sums) {
+  const auto add = [&](size_t input, size_t number, bool has_odd) __attribute__((always_inline)) {
+    for (size_t p = 0; p < P; ++p) {
+      Vec even[kPanelVecs];
+      Vec odd[kPanelVecs];
+      weights[p].pair(number, even, odd);
+      for (size_t r = 0; r < R; ++r) {
+        const float* const row = x + r * floats_per_row(shape) + input;
+        const Vec even_x = all(row[0]);
+        const Vec odd_x = all(has_odd ? row[1] : 0.0f);
+        for (size_t v = 0; v < kPanelVecs; ++v) {
+          sums.at[r][p][v] = fma(even_x, even[v], sums.at[r][p][v]);
+          sums.at[r][p][v] = fma(odd_x, odd[v], sums.at[r][p][v]);
+        }
+      }
+    }
+  };
+  constexpr size_t kStep = 2 * Weights::kPairs;
+  size_t input = from;
+  for (; input + kStep <= to; input += kStep) {
+    for (size_t p = 0; p < P; ++p) {
+      weights[p].begin(input);
+    }
+#pragma GCC unroll 4
+    for (size_t number = 0; number < Weights::kPairs; ++number) {
+      add(input + 2 * number, number, true);
+    }
+  }
+  if constexpr (!Weights::kCodes) {
+    if (input < to) {
+      add(input, 0, false);
+    }
   }
 }
 
@@ -136,47 +224,32 @@ template <class Weights, size_t P, size_t R>
 void multiply_block(
     const LinearShape& shape, const std::byte* packed, const float* x, size_t first, float* out,
     size_t out_stride) {
-  Vec sums[R][P][kPanelVecs] = {};
+  Sums<P, R> totals;
   Weights weights[P];
   for (size_t p = 0; p < P; ++p) {
     weights[p].start(shape, packed + (first + p) * shape.panel_bytes());
   }
-  const auto add = [&](size_t input, size_t number, bool has_odd) __attribute__((always_inline)) {
-    for (size_t p = 0; p < P; ++p) {
-      Vec even[kPanelVecs];
-      Vec odd[kPanelVecs];
-      weights[p].pair(number, even, odd);
+  if constexpr (Weights::kCodes) {
+    for (size_t g = 0; g < shape.groups(); ++g) {
+      for (size_t p = 0; p < P; ++p) {
+        weights[p].start_group();
+      }
+      Sums<P, R> sums;
+      add_inputs(shape, weights, x, g * shape.group, (g + 1) * shape.group, sums);
       for (size_t r = 0; r < R; ++r) {
-        const float* const row = x + r * shape.inputs + input;
-        const Vec even_x = all(row[0]);
-        const Vec odd_x = all(has_odd ? row[1] : 0.0f);
-        for (size_t v = 0; v < kPanelVecs; ++v) {
-          sums[r][p][v] = fma(even_x, even[v], sums[r][p][v]);
-          sums[r][p][v] = fma(odd_x, odd[v], sums[r][p][v]);
+        const float of_x = x[r * floats_per_row(shape) + shape.inputs + g];
+        for (size_t p = 0; p < P; ++p) {
+          for (size_t v = 0; v < kPanelVecs; ++v) {
+            Vec& total = totals.at[r][p][v];
+            total = weights[p].close(v, sums.at[r][p][v], of_x, total);
+          }
         }
       }
     }
-  };
-  constexpr size_t kStep = 2 * Weights::kPairs;
-  size_t input = 0;
-  for (; input + kStep <= shape.inputs; input += kStep) {
-    for (size_t p = 0; p < P; ++p) {
-      weights[p].begin(input);
-    }
-    for (size_t number = 0; number < Weights::kPairs; ++number) {
-      add(input + 2 * number, number, true);
-    }
+  } else {
+    add_inputs(shape, weights, x, 0, shape.inputs, totals);
   }
-  if constexpr (Weights::kPairs == 1) {
-    if (input < shape.inputs) {  // an odd number of inputs
-      add(input, 0, false);
-    }
-  }
-  for (size_t r = 0; r < R; ++r) {
-    for (size_t p = 0; p < P; ++p) {
-      store_panel(shape, first + p, sums[r][p], out + r * out_stride);
-    }
-  }
+  totals.store_to(shape, first, out, out_stride);
 }
 
 // As many sums as there are registers for them: of many rows by one panel, so that a weight is
@@ -192,7 +265,7 @@ void multiply_rows(
   size_t panel = 0;
   for (; panel + P <= panels; panel += P) {
     for (size_t r = 0; r < rows; r += R) {
-      multiply_block<Weights, P, R>(shape, packed, x + r * shape.inputs, first + panel,
+      multiply_block<Weights, P, R>(shape, packed, x + r * floats_per_row(shape), first + panel,
                                     out + r * out_stride, out_stride);
     }
   }
@@ -212,19 +285,113 @@ void multiply_by(
   multiply_rows<Weights, P, R>(shape, packed, x, here, first, panels, out, out_stride);
   if constexpr (R > 1) {
     if (here < rows) {
-      multiply_by<Weights, R / 2>(shape, packed, x + here * shape.inputs, rows - here, first,
+      multiply_by<Weights, R / 2>(shape, packed, x + here * floats_per_row(shape), rows - here, first,
                                   panels, out + here * out_stride, out_stride);
     }
   }
 }
 
-// Rows of x as they are.
-size_t row_bytes(const LinearShape& shape, size_t rows) {
-  return rows * shape.inputs * sizeof(float);
+// --- codes times many rows -------------------------------------------------------------------------
+
+// From so many rows on, a group's codes are made floats in memory first, of some panels at a time:
+// once for all rows, which then need registers for nothing but sums. These are the same ones.
+constexpr size_t kLeastTallRows = 3;
+constexpr size_t kTallPanels = 2;
+constexpr size_t kMostTallRows = 12;
+constexpr size_t kTallRows =
+    kTallSums / kPanelVecs < kMostTallRows ? kTallSums / kPanelVecs : kMostTallRows;
+constexpr size_t kMaxGroup = 128;
+
+template <class Weights>
+struct TallGroup {
+  alignas(64) float codes[kMaxGroup][kPanelOutputs];
+  Weights weights;
+
+  void read(size_t group) {
+    weights.start_group();
+    for (size_t i = 0; i < group; i += 2 * Weights::kPairs) {
+      weights.begin(i);
+#pragma GCC unroll 4
+      for (size_t number = 0; number < Weights::kPairs; ++number) {
+        Vec even[kPanelVecs];
+        Vec odd[kPanelVecs];
+        weights.pair(number, even, odd);
+        for (size_t v = 0; v < kPanelVecs; ++v) {
+          store(codes[i + 2 * number] + v * kLanes, even[v]);
+          store(codes[i + 2 * number + 1] + v * kLanes, odd[v]);
+        }
+      }
+    }
+  }
+
+  // Adds the group to the totals of R rows, [R][kPanelOutputs]. x: its inputs; of_x: their sums;
+  // rows of both are `stride` numbers apart.
+  template <size_t R>
+  void add_to(const float* x, const float* of_x, size_t stride, size_t group,
+              float* totals) const {
+    Vec sums[R][kPanelVecs] = {};
+    for (size_t i = 0; i < group; ++i) {
+      Vec w[kPanelVecs];
+      for (size_t v = 0; v < kPanelVecs; ++v) {
+        w[v] = load(codes[i] + v * kLanes);
+      }
+      for (size_t r = 0; r < R; ++r) {
+        const Vec number = all(x[r * stride + i]);
+        for (size_t v = 0; v < kPanelVecs; ++v) {
+          sums[r][v] = fma(number, w[v], sums[r][v]);
+        }
+      }
+    }
+    for (size_t r = 0; r < R; ++r) {
+      for (size_t v = 0; v < kPanelVecs; ++v) {
+        float* const total = totals + r * kPanelOutputs + v * kLanes;
+        store(total, weights.close(v, sums[r][v], of_x[r * stride], load(total)));
+      }
+    }
+  }
+};
+
+// Calls body.template operator()<R>(row) for rows [row, rows), R at a time, and for those that are
+// left together.
+template <size_t R, class Body>
+inline void for_rows(size_t row, size_t rows, const Body& body) {
+  for (; row + R <= rows; row += R) {
+    body.template operator()<R>(row);
+  }
+  if constexpr (R > 1) {
+    for_rows<R - 1>(row, rows, body);
+  }
 }
 
-void prepare_row(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
-  __builtin_memcpy(prepared + row_bytes(shape, row), x, row_bytes(shape, 1));
+// Panels [first, first + 1 to kTallPanels).
+template <class Weights>
+void multiply_tall(
+    const LinearShape& shape, const std::byte* packed, const float* x, size_t rows, size_t first,
+    size_t panels, float* out, size_t out_stride) {
+  TallGroup<Weights> groups[kTallPanels];
+  float totals[kTallPanels][kMaxRows * kPanelOutputs];
+  for (size_t p = 0; p < panels; ++p) {
+    groups[p].weights.start(shape, packed + (first + p) * shape.panel_bytes());
+    __builtin_memset(totals[p], 0, rows * kPanelOutputs * sizeof(float));
+  }
+  const size_t stride = floats_per_row(shape);
+  for (size_t g = 0; g < shape.groups(); ++g) {
+    for (size_t p = 0; p < panels; ++p) {
+      groups[p].read(shape.group);
+    }
+    for_rows<kTallRows>(0, rows, [&]<size_t R>(size_t row) {
+      const float* const here = x + row * stride;
+      for (size_t p = 0; p < panels; ++p) {
+        groups[p].template add_to<R>(here + g * shape.group, here + shape.inputs + g, stride,
+                                     shape.group, totals[p] + row * kPanelOutputs);
+      }
+    });
+  }
+  for (size_t p = 0; p < panels; ++p) {
+    for (size_t row = 0; row < rows; ++row) {
+      store_sums_of(shape, first + p, totals[p] + row * kPanelOutputs, out + row * out_stride);
+    }
+  }
 }
 
 void multiply_added(
@@ -232,6 +399,14 @@ void multiply_added(
     size_t first, size_t panels, float* out, size_t out_stride) {
   const auto* x = reinterpret_cast<const float*>(prepared);
   with_weights(shape, [&]<class Weights>(Weights) {
+    if constexpr (Weights::kCodes) {
+      if (rows >= kLeastTallRows) {
+        for_panel_runs<kTallPanels>(first, panels, [&](size_t from, size_t count) {
+          multiply_tall<Weights>(shape, packed, x, rows, from, count, out, out_stride);
+        });
+        return;
+      }
+    }
     multiply_by<Weights, kSums>(shape, packed, x, rows, first, panels, out, out_stride);
   });
 }

@@ -28,7 +28,8 @@ from tests.engine.models.hybrids import (
 from tests.models import write_config
 from tests.reference import load_reference
 
-TOLERANCE = 1e-4
+# Of float32 in another order, and what experts' routers and recurrent states make of it.
+TOLERANCE = 2e-4
 BOTH = pytest.mark.parametrize("packed", [False, True], ids=["MLX", "packed"])
 
 
