@@ -16,7 +16,7 @@ MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
 # Clients that are also tried behind the front of several models.
 SEVERAL ?= anthropic_npm ollama_python openai_npm
 # About half of the time of all tests.
-HALF := tests/server tests/property tests/structured tests/fuzz
+HALF := tests/server tests/property tests/structured tests/fuzz tests/metal
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
@@ -53,8 +53,10 @@ lint: $(VENV)/.dev
 
 types: types-linux types-darwin
 
+# What a Mac runs: the product, and what MAC_TESTS names.
 types-darwin: $(VENV)/.dev
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin \
+	  server engine kvcache metal_ext tests/kvcache tests/metal_ext
 
 types-linux: $(VENV)/.dev
 	$(BIN)/mypy --platform linux

@@ -32,7 +32,7 @@ from tests.property.test_text_properties import before_the_first_stop, cut, cuts
 from tests.server.streams import prepared, said
 from tests.server.text.calling import LOOK, ids
 
-EXAMPLES = settings(max_examples=400)
+EXAMPLES = settings(max_examples=150)
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 FORMS = st.sampled_from(list(ToolFormat))
 PROMPTS = st.sampled_from(["assistant\n", "assistant\n<think>\n", "<think>\n\n</think>\n\n"])

@@ -22,7 +22,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 PLAIN = "<|im_start|>assistant\n"
 OPENED = PLAIN + f"{OPEN}\n"
 CLOSED = PLAIN + f"{OPEN}\n\n{CLOSE}\n\n"
-EXAMPLES = settings(max_examples=500)
+EXAMPLES = settings(max_examples=200)
 
 # No surrogates: no text has them.
 characters = st.characters(codec="utf-8", exclude_characters=REPLACEMENT)

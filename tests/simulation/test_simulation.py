@@ -13,7 +13,7 @@ from tests.simulation.faults import SimulationError
 from tests.simulation.runner import SlotRunner
 from tests.simulation.seeds import SEEDS_FILE, add_up, kept_seeds, run_seeds
 
-SEEDS = 200
+SEEDS = 100
 EVENTS = (
     "ends: a step of the engine failed",
     "ends: aborted",

@@ -4,7 +4,9 @@ A mistake is a text of a source file that is replaced by another: it must be the
 mistaken file is compiled and linked with the rest of the plain build, and the tests are run. A
 mistake that no test finds fails the run.
 
-    python -m tests.metal.core.faults [MAC_WHEEL=...]      arguments are make's, for the build
+    python -m tests.metal.core.faults K/N [MAC_WHEEL=...]
+
+Every N-th of them, from the K-th on; what stands behind is make's, for the build.
 """
 
 import os
@@ -13,6 +15,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.metal.parts import part_of
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[2] / "metal_ext/csrc/core/metal"
@@ -751,13 +755,12 @@ def run(folder: Path, fault: Fault) -> str:
     return "" if done.returncode == 0 else words[-1]
 
 
-def find(numbered: tuple[int, Fault]) -> str:
-    number, fault = numbered
-    folder = plant(fault, number)
+def find(fault: Fault) -> str:
+    folder = plant(fault, FAULTS.index(fault))
     # One make for each, beside the one that may have started this.
     environment = {key: value for key, value in os.environ.items() if "MAKE" not in key}
     subprocess.run(
-        ["make", *sys.argv[1:], "faulty", f"FOLDER={folder}", f"FILE={fault.file}"],
+        ["make", *sys.argv[2:], "faulty", f"FOLDER={folder}", f"FILE={fault.file}"],
         cwd=HERE,
         env=environment,
         check=True,
@@ -768,13 +771,16 @@ def find(numbered: tuple[int, Fault]) -> str:
 
 def main() -> int:
     missed = 0
+    planted = part_of(FAULTS, sys.argv[1])
     print(f"{'rule':24} {'mistake':45} found by")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for fault, by in zip(FAULTS, pool.map(find, enumerate(FAULTS)), strict=True):
+        for fault, by in zip(planted, pool.map(find, planted), strict=True):
             print(f"{fault.rule:24} {fault.name:45} {by or 'NOBODY'}", flush=True)
             missed += not by
-    rules = len({fault.rule for fault in FAULTS})
-    summary = f"{len(FAULTS)} mistakes in {rules} rules planted, {missed} not found"
+    rules = len({fault.rule for fault in planted})
+    summary = (
+        f"{len(planted)} of {len(FAULTS)} mistakes, in {rules} rules planted, {missed} not found"
+    )
     (BUILD / "faults.log").write_text(summary + "\n")
     print(summary)
     return 1 if missed else 0
