@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from server.routes.openapi import DescribedApp
 from tests.clients.fuzz import fuzz, fuzzed_app
 
-EXAMPLES = 6
+EXAMPLES = 10
 # A model that makes vectors refuses most bodies: few are enough.
 EXAMPLES_OF_VECTORS = 3
 

@@ -34,8 +34,8 @@ void normalize(const float* x, float eps, float scale, size_t n, float* out) {
 // Rows of a state that share what is loaded of keys and queries.
 constexpr size_t kStateRows = 4;
 
-// partial[i] = row i of the state times x, lane by lane. What stands `ahead` numbers behind is asked
-// for.
+// partial[i] = row i of the state times x, lane by lane. What stands `ahead` numbers behind is
+// asked for.
 inline void state_times(
     const float* state, const float* x, size_t dims, size_t ahead, Vec* partial) {
   for (size_t row = 0; row < kLanes; row += kStateRows) {
@@ -54,8 +54,8 @@ inline void state_times(
   }
 }
 
-// to = from * decay + change k^T, and partial[i] = row i of that times q, lane by lane. What stands
-// `ahead` numbers behind is asked for, to be written.
+// to = from * decay + change k^T, and partial[i] = row i of that times q, lane by lane. What
+// stands `ahead` numbers behind is asked for, to be written.
 inline void state_step(
     const float* from, float* to, const float* key, const float* query, const float* change,
     float decay, size_t dims, size_t ahead, Vec* partial) {

@@ -26,6 +26,9 @@ constexpr size_t kPanelOutputs = 16;
 // Inputs are filled up to a multiple of this: what one tile of a matrix unit takes in.
 constexpr size_t kInputStep = 32;
 
+// Inputs that share a scale at most.
+constexpr size_t kMaxGroup = 128;
+
 // Panels that are read at the same time: as many streams as processors like best.
 constexpr size_t kMostPanels = 4;
 

@@ -63,8 +63,8 @@ struct Plain {
   }
 };
 
-// weight = code * scale + bias: the sum of a group's weights times x is made of a sum of codes times
-// x, and of x's.
+// weight = code * scale + bias: the sum of a group's weights times x is made of a sum of codes
+// times x, and of x's.
 template <size_t Bits, class Scale>
 struct Codes {
   static constexpr bool kCodes = true;
@@ -122,7 +122,8 @@ void with_weights(const LinearShape& shape, const Body& body) {
 inline void store_sums_of(const LinearShape& shape, size_t panel, const float* sums, float* row) {
   const size_t first = panel * kPanelOutputs;
   const size_t left = shape.outputs - first;
-  __builtin_memcpy(row + first, sums, sizeof(float) * (left < kPanelOutputs ? left : kPanelOutputs));
+  const size_t count = left < kPanelOutputs ? left : kPanelOutputs;
+  __builtin_memcpy(row + first, sums, count * sizeof(float));
 }
 
 inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums, float* row) {
@@ -140,8 +141,8 @@ inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums,
   store_sums_of(shape, panel, all_of_them, row);
 }
 
-// Rows of x as they are, behind each the sums of its groups where weights are codes. Rows are an odd
-// number of cache lines apart: so those that are read at the same time do not meet in few of a
+// Rows of x as they are, behind each the sums of its groups where weights are codes. Rows are an
+// odd number of cache lines apart: so those that are read at the same time do not meet in few of a
 // cache's sets.
 constexpr size_t floats_per_row(const LinearShape& shape) {
   constexpr size_t kLine = kLineBytes / sizeof(float);
@@ -181,7 +182,7 @@ struct Sums {
   }
 };
 
-// Adds inputs [from, to) of R rows by P panels; an odd number of plain weights has a zero behind it.
+// Adds inputs [from, to) of R rows by P panels; behind an odd number of plain weights is a zero.
 template <class Weights, size_t P, size_t R>
 inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
                        size_t to, Sums<P, R>& sums) {
@@ -285,13 +286,13 @@ void multiply_by(
   multiply_rows<Weights, P, R>(shape, packed, x, here, first, panels, out, out_stride);
   if constexpr (R > 1) {
     if (here < rows) {
-      multiply_by<Weights, R / 2>(shape, packed, x + here * floats_per_row(shape), rows - here, first,
-                                  panels, out + here * out_stride, out_stride);
+      multiply_by<Weights, R / 2>(shape, packed, x + here * floats_per_row(shape), rows - here,
+                                  first, panels, out + here * out_stride, out_stride);
     }
   }
 }
 
-// --- codes times many rows -------------------------------------------------------------------------
+// --- codes times many rows -----------------------------------------------------------------------
 
 // From so many rows on, a group's codes are made floats in memory first, of some panels at a time:
 // once for all rows, which then need registers for nothing but sums. These are the same ones.
@@ -300,7 +301,6 @@ constexpr size_t kTallPanels = 2;
 constexpr size_t kMostTallRows = 12;
 constexpr size_t kTallRows =
     kTallSums / kPanelVecs < kMostTallRows ? kTallSums / kPanelVecs : kMostTallRows;
-constexpr size_t kMaxGroup = 128;
 
 template <class Weights>
 struct TallGroup {
@@ -407,6 +407,7 @@ void multiply_added(
         return;
       }
     }
-    multiply_by<Weights, kSums>(shape, packed, x, rows, first, panels, out, out_stride);
+    constexpr size_t kRows = Weights::kCodes ? kLeastTallRows - 1 : kSums;
+    multiply_by<Weights, kRows>(shape, packed, x, rows, first, panels, out, out_stride);
   });
 }
