@@ -34,17 +34,14 @@ void normalize(const float* x, float eps, float scale, size_t n, float* out) {
 // Rows of a state that share what is loaded of keys and queries.
 constexpr size_t kStateRows = 4;
 
-// partial[i] = row i of the state times x, lane by lane. What stands `ahead` numbers behind is
-// asked for.
-inline void state_times(
-    const float* state, const float* x, size_t dims, size_t ahead, Vec* partial) {
+// partial[i] = row i of the state times x, lane by lane.
+inline void state_times(const float* state, const float* x, size_t dims, Vec* partial) {
   for (size_t row = 0; row < kLanes; row += kStateRows) {
     const float* const rows = state + row * dims;
     Vec sum[kStateRows] = {};
     for (size_t i = 0; i < dims; i += kLanes) {
       const Vec some = load(x + i);
       for (size_t r = 0; r < kStateRows; ++r) {
-        prefetch_near(rows + ahead + r * dims + i);
         sum[r] = fma(load(rows + r * dims + i), some, sum[r]);
       }
     }
@@ -54,11 +51,10 @@ inline void state_times(
   }
 }
 
-// to = from * decay + change k^T, and partial[i] = row i of that times q, lane by lane. What
-// stands `ahead` numbers behind is asked for, to be written.
+// to = from * decay + change k^T, and partial[i] = row i of that times q, lane by lane.
 inline void state_step(
     const float* from, float* to, const float* key, const float* query, const float* change,
-    float decay, size_t dims, size_t ahead, Vec* partial) {
+    float decay, size_t dims, Vec* partial) {
   const Vec kept = all(decay);
   for (size_t row = 0; row < kLanes; row += kStateRows) {
     Vec added[kStateRows];
@@ -71,7 +67,6 @@ inline void state_step(
       const Vec q = load(query + i);
       for (size_t r = 0; r < kStateRows; ++r) {
         const size_t at = (row + r) * dims + i;
-        prefetch_to_write(to + ahead + at);
         const Vec next = fma(k, added[r], load(from + at) * kept);
         store(to + at, next);
         sum[r] = fma(next, q, sum[r]);
@@ -94,15 +89,14 @@ void recur(const DeltaHead& head, const DeltaRun& run) {
       from = to;
     }
     for (size_t t = 0; t < run.count; ++t) {
-      const size_t ahead = t == 0 ? kLanes * dims : 0;  // the next rows of the state
       const float* const key = run.keys + t * run.stride;
       const float* const query = run.queries + t * run.stride;
       Vec partial[kLanes];
       float change[kLanes];
-      state_times(from, key, dims, ahead, partial);
+      state_times(from, key, dims, partial);
       const Vec recalled = sums(partial) * all(run.decays[t]);
       store(change, (load(run.values + t * run.stride + row) - recalled) * all(run.betas[t]));
-      state_step(from, to, key, query, change, run.decays[t], dims, ahead, partial);
+      state_step(from, to, key, query, change, run.decays[t], dims, partial);
       store(run.out + t * run.out_stride + row, sums(partial));
       from = to;
     }

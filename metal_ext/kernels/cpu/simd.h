@@ -18,7 +18,6 @@ inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
-inline void prefetch_to_write(void* p) { __builtin_prefetch(p, 1, 3); }
 
 // Two vectors of a row. bfloat16: 2 * kLanes numbers as pairs; the even ones and the odd ones. The
 // upper half of a float is its bfloat16, so that widening is a shift or a mask.
