@@ -41,10 +41,10 @@ struct Plain {
   static constexpr size_t kPairs = 1;
   const Number* at;
 
-  void start(const LinearShape&, const std::byte* panel) {
+  void start(const std::byte* panel) {
     at = reinterpret_cast<const Number*>(panel);
   }
-  void begin(size_t) {
+  void begin() {
     const std::byte* const ahead = reinterpret_cast<const std::byte*>(at) + kWeightsAhead;
     for (size_t line = 0; line < 2 * kPanelOutputs * sizeof(Number); line += kLineBytes) {
       prefetch(ahead + line);
@@ -73,12 +73,12 @@ struct Codes {
   const std::byte* scales = nullptr;  // of the group
   BitVec words[kPanelVecs] = {};
 
-  void start(const LinearShape&, const std::byte* panel) { at = panel; }
+  void start(const std::byte* panel) { at = panel; }
   void start_group() {
     scales = at;
     at += 2 * kPanelOutputs * sizeof(Scale);
   }
-  void begin(size_t) {
+  void begin() {
     prefetch(at + kWeightsAhead);
     for (size_t v = 0; v < kPanelVecs; ++v) {
       words[v] = reinterpret_cast<const UnalignedBits*>(at)[v];
@@ -206,7 +206,7 @@ inline void add_inputs(const LinearShape& shape, Weights* weights, const float* 
   size_t input = from;
   for (; input + kStep <= to; input += kStep) {
     for (size_t p = 0; p < P; ++p) {
-      weights[p].begin(input);
+      weights[p].begin();
     }
 #pragma GCC unroll 4
     for (size_t number = 0; number < Weights::kPairs; ++number) {
@@ -228,7 +228,7 @@ void multiply_block(
   Sums<P, R> totals;
   Weights weights[P];
   for (size_t p = 0; p < P; ++p) {
-    weights[p].start(shape, packed + (first + p) * shape.panel_bytes());
+    weights[p].start(packed + (first + p) * shape.panel_bytes());
   }
   if constexpr (Weights::kCodes) {
     for (size_t g = 0; g < shape.groups(); ++g) {
@@ -310,7 +310,7 @@ struct TallGroup {
   void read(size_t group) {
     weights.start_group();
     for (size_t i = 0; i < group; i += 2 * Weights::kPairs) {
-      weights.begin(i);
+      weights.begin();
 #pragma GCC unroll 4
       for (size_t number = 0; number < Weights::kPairs; ++number) {
         Vec even[kPanelVecs];
@@ -371,7 +371,7 @@ void multiply_tall(
   TallGroup<Weights> groups[kTallPanels];
   float totals[kTallPanels][kMaxRows * kPanelOutputs];
   for (size_t p = 0; p < panels; ++p) {
-    groups[p].weights.start(shape, packed + (first + p) * shape.panel_bytes());
+    groups[p].weights.start(packed + (first + p) * shape.panel_bytes());
     __builtin_memset(totals[p], 0, rows * kPanelOutputs * sizeof(float));
   }
   const size_t stride = floats_per_row(shape);
