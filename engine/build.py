@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 import metal_ext
-from engine.config import EngineConfig
+from engine.config import Activations, EngineConfig
 from engine.figures import MlxMemory
 from engine.loop import Emit, EngineLoop
 from engine.machine import MachineMemory, machine_threads
@@ -57,6 +57,9 @@ class EnginePlan:
     substrate: SubstrateChoice
     memory: MemoryPlan
     threads: int
+    instruction_set: str
+    """Of a CPU."""
+    activations: Activations
 
     @property
     def on_gpu(self) -> bool:
@@ -66,7 +69,9 @@ class EnginePlan:
     @property
     def arithmetic(self) -> str:
         """Return how weights are multiplied, in a word."""
-        return "stored" if self.on_gpu else "packed"
+        if self.on_gpu:
+            return "stored"
+        return "packed" if self.activations == "float32" else f"packed, x in {self.activations}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -93,7 +98,7 @@ class EnginePlan:
         """What stands under K and V, and what computes, in one line."""
         kernels = "Metal"
         if not self.on_gpu:
-            kernels = f"{metal_ext.instruction_sets()[0]}, {self.threads} threads"
+            kernels = f"{self.instruction_set}, {self.threads} threads"
         return f"substrate: {self.substrate.substrate}; kernels: {kernels}"
 
 
@@ -111,8 +116,20 @@ def plan_engine(
     problem = unserved(checkpoint.spec, choice.substrate)
     if problem is not None:
         raise LayoutError(f"{problem}: serve it with --kv-backend posix")
-    memory = plan_memory(config, checkpoint, machine, choice.substrate)
-    return EnginePlan(checkpoint, choice, memory, config.threads or machine_threads())
+    known = metal_ext.instruction_sets()
+    if config.instruction_set not in ("auto", *known):
+        raise LayoutError(
+            f"engine.instruction_set is {config.instruction_set!r}, and this machine has "
+            f"{', '.join(known)}; auto takes the first"
+        )
+    return EnginePlan(
+        checkpoint,
+        choice,
+        plan_memory(config, checkpoint, machine, choice.substrate),
+        config.threads or machine_threads(),
+        known[0] if config.instruction_set == "auto" else config.instruction_set,
+        config.activations,
+    )
 
 
 def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
@@ -203,7 +220,9 @@ def build_engine(
     """Make everything, on the calling thread, which owns MLX from then on."""
     mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
-    workers = None if plan.substrate.substrate.on_gpu else metal_ext.CpuWorkers(plan.threads)
+    workers = None
+    if not plan.on_gpu:
+        workers = metal_ext.CpuWorkers(plan.threads, plan.instruction_set, plan.activations)
     identity = ModelIdentity(plan.checkpoint.path)
     model = load_model(plan.checkpoint, progress, workers)
     return assemble(

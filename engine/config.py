@@ -2,12 +2,14 @@
 settings file, and the cache's."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from kvcache.config import MIB
 from kvcache.config import CacheSettings as CacheSettings
+
+Activations = Literal["float32", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,10 @@ class EngineConfig(CacheSettings):
     max_model_len: Annotated[int, Ge(2)] | None = None
     step_time_target_ms: Annotated[float, Gt(0)] = 100.0
     threads: Annotated[int, Ge(1), Le(256)] | None = None
+    instruction_set: str = "auto"
+    """Of a CPU's kernels, by its name; auto is the best one."""
+    activations: Activations = "float32"
+    """What a CPU's products may round the numbers to that weights are multiplied with."""
     mlx_cache_bytes: int = 256 * MIB
     residency_keep_s: Annotated[float, Ge(0), Le(86_400)] = 180.0
     """How long after the last step a GPU's memory is kept ready for the next one."""

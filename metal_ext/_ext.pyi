@@ -162,8 +162,11 @@ class CopyCounter:
 class CpuWorkers:
     """Threads and instruction set of the CPU kernels; shared by all operations of an engine."""
 
-    def __init__(self, threads: int, instruction_set: str = "auto") -> None:
-        """threads: 1 to 256, the caller's included."""
+    def __init__(
+        self, threads: int, instruction_set: str = "auto", activations: str = "float32"
+    ) -> None:
+        """threads: 1 to 256, the caller's included. activations: what products of packed weights
+        may round x to, float32, bfloat16 or int8, where the instruction set has such products."""
     @property
     def threads(self) -> int: ...
     @property
@@ -562,6 +565,7 @@ class PackedLinear:
         weights: list[mx.array],
         workers: CpuWorkers,
         codes: list[tuple[mx.array, mx.array | None, int, int] | None],
+        exact: bool = False,
     ) -> None:
         """weights: ``[outputs, inputs]`` float32, bfloat16, or float16 (kept as float32); several
         become one layer, with the outputs of one behind those of another. codes: empty, or for each
@@ -569,7 +573,7 @@ class PackedLinear:
         gives them in the modes affine and mxfp4, where biases are None.
 
         Codes are kept in 4 bits or in 8; of parts that differ as the widest of them need, and as
-        float32 where one is plain. ValueError for what cannot be packed. OSError without memory.
+        float32 where one is plain. exact: x is never rounded. ValueError for what cannot be packed. OSError without memory.
         """
     @property
     def outputs(self) -> int: ...

@@ -20,6 +20,7 @@ from engine.models.tensors import (
     AttentionTensors,
     DeltaTensors,
     DenseTensors,
+    MixtureTensors,
     MlpTensors,
     ModelTensors,
 )
@@ -88,6 +89,11 @@ class CpuOps:
         products: dict[str, metal_ext.PackedLinear] = {}
         stacks: dict[str, metal_ext.PackedExperts] = {}
         biases: dict[str, mx.array] = {}
+        routers = {
+            layer.mlp.router[0].name
+            for layer in tensors.layers
+            if isinstance(layer.mlp, MixtureTensors)
+        }
         for product in tensors.products:
             matrices = [stored.matrix(matrix) for matrix in product]
             name = product[0].name
@@ -95,7 +101,7 @@ class CpuOps:
                 stacks[name] = pack_experts(matrices, workers)
                 packed(stacks[name].nbytes)
             else:
-                products[name] = pack_linear(matrices, workers)
+                products[name] = pack_linear(matrices, workers, exact=name in routers)
                 packed(products[name].nbytes)
             if (bias := _bias(matrices)) is not None:
                 biases[name] = bias
@@ -217,15 +223,16 @@ def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
 
 
 def pack_linear(
-    matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers
+    matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers, *, exact: bool = False
 ) -> metal_ext.PackedLinear:
-    """Pack matrices, plain or in MLX's groups, one behind the other as one.
+    """Pack matrices, plain or in MLX's groups, one behind the other as one. exact: what they are
+    multiplied with is never rounded.
 
     Raises ValueError where they cannot be.
     """
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
-    return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts])
+    return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts], exact)
 
 
 def pack_experts(

@@ -121,9 +121,10 @@ void bind_memory(nb::module_& m) {
 
 void bind_operations(nb::module_& m) {
   nb::class_<WorkersHandle>(m, "CpuWorkers")
-      .def("__init__", [](WorkersHandle* self, PythonInt threads, const std::string& set) {
-        new (self) WorkersHandle{std::make_shared<ops::CpuWorkers>(threads, set)};
-      }, "threads"_a, "instruction_set"_a = "auto")
+      .def("__init__", [](WorkersHandle* self, PythonInt threads, const std::string& set,
+                          const std::string& activations) {
+        new (self) WorkersHandle{std::make_shared<ops::CpuWorkers>(threads, set, activations)};
+      }, "threads"_a, "instruction_set"_a = "auto", "activations"_a = "float32")
       .def_prop_ro("threads", [](const WorkersHandle& w) { return w.object->pool.threads(); })
       .def_prop_ro("instruction_set", [](const WorkersHandle& w) {
         return std::string(w.object->kernels.name); });
@@ -220,9 +221,10 @@ void bind_linear(nb::module_& m) {
   nb::class_<PackedHandle>(m, "PackedLinear")
       .def("__init__", [](PackedHandle* self, const std::vector<mx::array>& weights,
                           const WorkersHandle& workers,
-                          const std::vector<std::optional<Codes>>& codes) {
-        new (self) PackedHandle{ops::pack_linear(weights, native_codes(codes), workers.object)};
-      }, "weights"_a, "workers"_a, "codes"_a)
+                          const std::vector<std::optional<Codes>>& codes, bool exact) {
+        new (self) PackedHandle{
+            ops::pack_linear(weights, native_codes(codes), workers.object, exact)};
+      }, "weights"_a, "workers"_a, "codes"_a, "exact"_a = false)
       .def_prop_ro("outputs", [](const PackedHandle& p) { return p.object->shape().outputs; })
       .def_prop_ro("inputs", [](const PackedHandle& p) { return p.object->shape().inputs; })
       .def_prop_ro("nbytes", [](const PackedHandle& p) {

@@ -25,6 +25,18 @@ constexpr double kTolerance = 1e-5;
 // may cost (2^-24), and as much again twice for sums in float32.
 constexpr double kLargestTolerance = 3.0 / (1 << 24);
 
+// What a product of bfloat16 weights may lose of itself where x may be rounded to bfloat16.
+constexpr double kPairTolerance = 1.0 / (1 << 8);
+
+// Of a group's largest magnitude: what cutting x into whole numbers of 16 or 8 bits may cost.
+double digit_tolerance(const LinearShape& shape) {
+  switch (shape.activations) {
+    case Activations::bfloat16: return 0.5 / 32638 * 1.01;
+    case Activations::int8: return 0.5 / 127 * 1.01;
+    default: return 0;
+  }
+}
+
 uint16_t bfloat16_of(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -33,7 +45,8 @@ uint16_t bfloat16_of(float x) {
 
 std::string described(const LinearShape& s, size_t rows) {
   return std::to_string(s.outputs) + " x " + std::to_string(s.inputs) + ", " +
-         std::to_string(s.bits()) + " bits, group " + std::to_string(s.group) + ", " +
+         std::to_string(s.bits()) + " bits, group " + std::to_string(s.group) + ", activations " +
+         std::to_string(static_cast<int>(s.activations)) + ", " +
          std::to_string(rows) + " rows";
 }
 
@@ -112,7 +125,9 @@ struct Case {
   }
 
   void pack_all(const Weights& from) {
-    CHECK(joined_shape(shape.inputs, {&from.kind, 1}) == shape);
+    LinearShape stored = joined_shape(shape.inputs, {&from.kind, 1});
+    stored.activations = shape.activations;
+    CHECK(stored == shape);
     for (size_t p = 0; p < shape.panels(); ++p) {
       pack(shape, {&from, 1}, p, 1, packed.data());
     }
@@ -148,23 +163,51 @@ struct Case {
                    described(shape, rows));
   }
 
+  // The largest magnitude in the group of an input.
+  double largest_beside(size_t row, size_t input) const {
+    const float* const first = x.data() + row * shape.inputs + input / shape.group * shape.group;
+    double largest = 0;
+    for (size_t i = 0; i < shape.group; ++i) {
+      largest = std::max(largest, std::abs(static_cast<double>(first[i])));
+    }
+    return largest;
+  }
+
   void check(const Kernels& kernels) const {
     const std::vector<float> got = multiplied(kernels, 0, rows);
     for (size_t r = 0; r < rows; ++r) {
       for (size_t n = 0; n < shape.outputs; ++n) {
         double sum = 0;
         double size = 0;
+        double rounded = 0;
         for (size_t i = 0; i < shape.inputs; ++i) {
           const double product = weights[n * shape.inputs + i] * x[r * shape.inputs + i];
           sum += product;
           size += std::abs(product);
+          if (shape.quantized()) {
+            rounded += digit_tolerance(shape) * largest_beside(r, i) *
+                       std::abs(scaled_codes[n * shape.inputs + i]);
+          } else if (shape.activations != Activations::float32) {
+            rounded += kPairTolerance * std::abs(product);
+          }
         }
-        CHECK_CASE(std::abs(got[r * shape.outputs + n] - sum) <= kTolerance * size,
+        CHECK_CASE(std::abs(got[r * shape.outputs + n] - sum) <= kTolerance * size + rounded,
                    std::string(kernels.name) + ": " + described(shape, rows));
       }
     }
   }
 };
+
+// Every type, and each of those whose x may be rounded.
+std::vector<LinearShape> with_activations(std::vector<LinearShape> types) {
+  for (size_t i = 0, plain = types.size(); i < plain; ++i) {
+    for (Activations its : {Activations::bfloat16, Activations::int8}) {
+      types.push_back(types[i]);
+      types.back().activations = its;
+    }
+  }
+  return types;
+}
 
 void for_each_set(const std::function<void(const Kernels&)>& body) {
   for (const std::string& name : available()) {
@@ -172,7 +215,7 @@ void for_each_set(const std::function<void(const Kernels&)>& body) {
   }
 }
 
-const std::vector<LinearShape> kTypes = {
+const std::vector<LinearShape> kTypes = with_activations({
     {0, 0, WeightType::bfloat16},
     {0, 0, WeightType::float32},
     {0, 0, WeightType::bits4, 32, ScaleType::bfloat16},
@@ -180,7 +223,7 @@ const std::vector<LinearShape> kTypes = {
     {0, 0, WeightType::bits4, 128, ScaleType::bfloat16},
     {0, 0, WeightType::bits8, 64, ScaleType::bfloat16},
     {0, 0, WeightType::bits8, 32, ScaleType::float32},
-};
+});
 
 LinearShape sized(LinearShape type, size_t outputs, size_t inputs) {
   type.outputs = outputs;
@@ -264,7 +307,12 @@ TEST("what is not finite in a row stays in that row") {
   });
 }
 
-const std::vector<LinearShape> kCodeTypes(kTypes.begin() + 2, kTypes.end());
+const std::vector<LinearShape> kCodeTypes = [] {
+  std::vector<LinearShape> types;
+  std::copy_if(kTypes.begin(), kTypes.end(), std::back_inserter(types),
+               [](const LinearShape& type) { return type.quantized(); });
+  return types;
+}();
 
 TEST("an input far larger than its group costs the others no more than it has to") {
   constexpr size_t kRows = 6;
@@ -292,7 +340,8 @@ TEST("an input far larger than its group costs the others no more than it has to
                           : 0;
           }
           CHECK_CASE(std::abs(got[r * one.shape.outputs + n] - sum) <=
-                         kTolerance * size_of_others + kLargestTolerance * 1e4 * beside,
+                         kTolerance * size_of_others +
+                             (kLargestTolerance + digit_tolerance(type)) * 1e4 * beside,
                      std::string(kernels.name) + ": " + described(one.shape, r));
         }
       }

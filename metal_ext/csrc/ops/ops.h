@@ -21,13 +21,16 @@ namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// Threads and instruction set of the CPU substrate.
+// Threads and instruction set of the CPU substrate, and what products may round x to.
 struct CpuWorkers {
-  CpuWorkers(int64_t threads, const std::string& instruction_set)
-      : pool(threads), kernels(cpu::select(instruction_set)) {}
+  CpuWorkers(int64_t threads, const std::string& instruction_set, const std::string& rounded)
+      : pool(threads),
+        kernels(cpu::select(instruction_set)),
+        activations(cpu::activations_of(rounded)) {}
 
   ThreadPool pool;
   const cpu::Kernels& kernels;
+  const cpu::Activations activations;
 };
 
 // The regions of one layer: indices into the geometry, and the type of their numbers.

@@ -207,9 +207,11 @@ size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices) {
 
 Packed pack_linear(
     const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
-    const Workers& workers) {
+    const Workers& workers, bool exact) {
   const auto [inputs, kinds] = checked_kinds(weights, codes);
-  auto packed = std::make_shared<PackedLinear>(checked_shape(inputs, kinds));
+  cpu::LinearShape shape = checked_shape(inputs, kinds);
+  shape.activations = exact ? cpu::Activations::float32 : workers->activations;
+  auto packed = std::make_shared<PackedLinear>(shape);
   pack(*packed, kinds, weights, codes, workers);
   return packed;
 }
@@ -239,7 +241,9 @@ PackedStack pack_experts(
     its.outputs /= static_cast<size_t>(experts);
   }
   const auto count = static_cast<size_t>(experts);
-  auto packed = std::make_shared<PackedExperts>(checked_shape(inputs, kinds, count), count);
+  cpu::LinearShape shape = checked_shape(inputs, kinds, count);
+  shape.activations = workers->activations;
+  auto packed = std::make_shared<PackedExperts>(shape, count);
   pack(*packed, kinds, rows, groups, workers);
   return packed;
 }

@@ -60,11 +60,11 @@ struct CodeGroups {
 
 // weights: [outputs, inputs] each, float32, bfloat16 or float16, or uint32 where there are codes;
 // several stand one behind the other as one layer. All evaluated. float16 is read as float32.
-// codes: of each weight; or empty, where all are plain.
+// codes: of each weight; or empty, where all are plain. exact: whether x is never rounded.
 // Throws std::invalid_argument for shapes and types that cannot be packed.
 Packed pack_linear(
     const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
-    const Workers& workers);
+    const Workers& workers, bool exact);
 
 // The same of stacks: weights [experts, outputs, inputs], scales and biases [experts, outputs,
 // inputs / group].

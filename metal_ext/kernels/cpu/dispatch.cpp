@@ -14,6 +14,7 @@ namespace quire::cpu {
 
 #if defined(__x86_64__)
 namespace amx { extern const Kernels kernels; }
+namespace bf16 { extern const Kernels kernels; }
 namespace vnni { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
@@ -49,6 +50,9 @@ std::vector<const Kernels*> usable() {
       if (may_use_tiles()) {
         found.push_back(&amx::kernels);
       }
+      if (__builtin_cpu_supports("avx512bf16")) {
+        found.push_back(&bf16::kernels);
+      }
       found.push_back(&vnni::kernels);
     }
     found.push_back(&avx512::kernels);
@@ -83,6 +87,19 @@ const Kernels& select(const std::string& name) {
   }
   throw std::invalid_argument(
       "instruction set '" + name + "' is not to be had on this machine; there is: " + known);
+}
+
+Activations activations_of(const std::string& name) {
+  if (name == "float32") {
+    return Activations::float32;
+  }
+  if (name == "bfloat16") {
+    return Activations::bfloat16;
+  }
+  if (name == "int8") {
+    return Activations::int8;
+  }
+  throw std::invalid_argument("activations are float32, bfloat16 or int8, not '" + name + "'");
 }
 
 bool supports_head_dim(size_t head_dim) {

@@ -7,12 +7,15 @@
 
 namespace quire::cpu {
 
-// Instruction sets that this machine can run, the best one first: "amx", "vnni", "avx512", "avx2",
-// "sse2" on x86-64, "neon" on arm64.
+// Instruction sets that this machine can run, the best one first: "amx", "bf16", "vnni", "avx512",
+// "avx2", "sse2" on x86-64, "neon" on arm64.
 std::vector<std::string> available();
 
 // "auto" is the best one. Throws std::invalid_argument that lists what there is.
 const Kernels& select(const std::string& name);
+
+// What is called "float32", "bfloat16" or "int8". Throws std::invalid_argument for other names.
+Activations activations_of(const std::string& name);
 
 // Whether the kernels were built for heads of that many dimensions.
 bool supports_head_dim(size_t head_dim);

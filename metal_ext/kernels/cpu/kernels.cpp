@@ -3,7 +3,7 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX2__)
 // GCC 12 warns of what its own header leaves undefined on purpose.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -40,9 +40,12 @@ constexpr size_t kTallSums = 12;
 #include "cpu/delta.h"
 #include "cpu/choose.h"
 #include "cpu/multiply.h"
-#if defined(__AVX512VNNI__)
 #include "cpu/digits.h"
-#include "cpu/multiply_codes_vnni.h"
+#if defined(__AVX2__)
+#include "cpu/multiply_codes_dots.h"
+#endif
+#if defined(__AVX512BF16__)
+#include "cpu/multiply_bfloat16.h"
 #endif
 #if defined(__AMX_INT8__)
 #include "cpu/tiles.h"

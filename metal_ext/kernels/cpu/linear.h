@@ -22,6 +22,10 @@ namespace quire::cpu {
 enum class WeightType { bfloat16, float32, bits4, bits8 };
 enum class ScaleType { bfloat16, float32 };
 
+// What x may be rounded to before it is multiplied, where a set has products of such numbers:
+// bfloat16, and for codes whole numbers of 16 bits of a group's largest magnitude; or of 8 bits.
+enum class Activations { float32, bfloat16, int8 };
+
 constexpr size_t kPanelOutputs = 16;
 // Inputs are filled up to a multiple of this: what one tile of a matrix unit takes in.
 constexpr size_t kInputStep = 32;
@@ -43,6 +47,7 @@ struct LinearShape {
   WeightType type;
   size_t group = 0;  // inputs that share a scale and a bias: a multiple of kInputStep; 4 or 8 bits
   ScaleType scales = ScaleType::float32;
+  Activations activations = Activations::float32;
 
   bool operator==(const LinearShape&) const = default;
   constexpr bool quantized() const {

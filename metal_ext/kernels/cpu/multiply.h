@@ -21,6 +21,42 @@ void for_panel_runs(size_t first, size_t panels, const Body& body) {
   }
 }
 
+// Calls body.template operator()<P, R>(panel, row) for rows [row, end), R at a time, by panels
+// [first, first + panels), P at a time, and fewer for those that are left.
+template <size_t P, size_t R, class Body>
+void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body& body) {
+  size_t p = 0;
+  for (; p + P <= panels; p += P) {
+    for (size_t r = row; r < end; r += R) {
+      body.template operator()<P, R>(first + p, r);
+    }
+  }
+  if constexpr (P > 1) {
+    if (p < panels) {
+      for_panels<P / 2, R>(row, end, first + p, panels - p, body);
+    }
+  }
+}
+
+// The same for rows [row, rows), R at a time, and those that are left together. As many sums of a
+// row and a panel beside each other as there is room for: of many rows, so that a weight is read
+// once for all of them; where there are fewer, by more panels, so that sums do not wait for each
+// other.
+template <size_t Sums, size_t R, class Body>
+void for_blocks(size_t row, size_t rows, size_t first, size_t panels, const Body& body) {
+  constexpr size_t P = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
+  const size_t end = row + (rows - row) / R * R;
+  if (row < end) {
+    for_panels<P, R>(row, end, first, panels, body);
+  }
+  if constexpr (R > 1) {
+    if (end < rows) {
+      for_blocks<Sums, R - 1>(end, rows, first, panels, body);
+    }
+  }
+}
+static_assert(kMostPanels == 4);
+
 // What a call multiplies: rows [0, rows) of x, as prepared.
 struct ProductCall {
   const LinearShape& shape;
@@ -31,7 +67,21 @@ struct ProductCall {
   size_t out_stride;
 
   const std::byte* panel(size_t p) const { return packed + p * shape.panel_bytes(); }
+  const float* floats(size_t row) const;  // of a row of x that stays as it is
 };
+
+// Numbers of an even input, and of the odd one behind it: of a panel's outputs.
+template <class Number>
+inline void read_pair(const Number* at, Vec* even, Vec* odd) {
+  for (size_t v = 0; v < kPanelVecs; ++v) {
+    if constexpr (sizeof(Number) == 2) {
+      load_pair(at + 2 * v * kLanes, even[v], odd[v]);
+    } else {
+      even[v] = load(at + v * kLanes);
+      odd[v] = load(at + kPanelOutputs + v * kLanes);
+    }
+  }
+}
 
 // A panel's weights in their order: begin() is called before every kPairs pairs of inputs; pair()
 // gives those of an even input and of the odd one behind it.
@@ -51,14 +101,7 @@ struct Plain {
     }
   }
   void pair(size_t, Vec* even, Vec* odd) {
-    for (size_t v = 0; v < kPanelVecs; ++v) {
-      if constexpr (sizeof(Number) == 2) {
-        load_pair(at + 2 * v * kLanes, even[v], odd[v]);
-      } else {
-        even[v] = load(at + v * kLanes);
-        odd[v] = load(at + kPanelOutputs + v * kLanes);
-      }
-    }
+    read_pair(at, even, odd);
     at += 2 * kPanelOutputs;
   }
 };
@@ -96,9 +139,7 @@ struct Codes {
   Vec close(size_t v, Vec codes, float x, Vec total) const {
     Vec scale[kPanelVecs];
     Vec bias[kPanelVecs];
-    Plain<Scale> both;
-    both.at = reinterpret_cast<const Scale*>(scales);
-    both.pair(0, scale, bias);
+    read_pair(reinterpret_cast<const Scale*>(scales), scale, bias);
     return fma(codes, scale[v], fma(all(x), bias[v], total));
   }
   static Vec number_of(BitVec code) {
@@ -152,6 +193,10 @@ constexpr size_t floats_per_row(const LinearShape& shape) {
 
 size_t row_bytes(const LinearShape& shape, size_t rows) {
   return rows * floats_per_row(shape) * sizeof(float);
+}
+
+const float* ProductCall::floats(size_t row) const {
+  return reinterpret_cast<const float*>(x + row_bytes(shape, row));
 }
 
 void prepare_row(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
@@ -222,7 +267,7 @@ inline void add_inputs(const LinearShape& shape, Weights* weights, const float* 
 
 // R rows of x by P panels.
 template <class Weights, size_t P, size_t R>
-void multiply_block(
+[[gnu::noinline]] void multiply_block(
     const LinearShape& shape, const std::byte* packed, const float* x, size_t first, float* out,
     size_t out_stride) {
   Sums<P, R> totals;
@@ -251,45 +296,6 @@ void multiply_block(
     add_inputs(shape, weights, x, 0, shape.inputs, totals);
   }
   totals.store_to(shape, first, out, out_stride);
-}
-
-// As many sums as there are registers for them: of many rows by one panel, so that a weight is
-// widened once for all of them; where there are fewer rows, by more panels, so that sums do not
-// wait for each other.
-constexpr size_t kSums = kSumRegisters / kPanelVecs;
-
-// Rows [0, rows), R at a time, by P panels at a time; what is left of the panels one by one.
-template <class Weights, size_t P, size_t R>
-void multiply_rows(
-    const LinearShape& shape, const std::byte* packed, const float* x, size_t rows, size_t first,
-    size_t panels, float* out, size_t out_stride) {
-  size_t panel = 0;
-  for (; panel + P <= panels; panel += P) {
-    for (size_t r = 0; r < rows; r += R) {
-      multiply_block<Weights, P, R>(shape, packed, x + r * floats_per_row(shape), first + panel,
-                                    out + r * out_stride, out_stride);
-    }
-  }
-  if constexpr (P > 1) {
-    multiply_rows<Weights, 1, R>(shape, packed, x, rows, first + panel, panels - panel, out,
-                                 out_stride);
-  }
-}
-
-// R rows at a time, and those that are left by fewer.
-template <class Weights, size_t R>
-void multiply_by(
-    const LinearShape& shape, const std::byte* packed, const float* x, size_t rows, size_t first,
-    size_t panels, float* out, size_t out_stride) {
-  constexpr size_t P = kSums / R < kMostPanels ? kSums / R : kMostPanels;
-  const size_t here = rows / R * R;
-  multiply_rows<Weights, P, R>(shape, packed, x, here, first, panels, out, out_stride);
-  if constexpr (R > 1) {
-    if (here < rows) {
-      multiply_by<Weights, R / 2>(shape, packed, x + here * floats_per_row(shape), rows - here,
-                                  first, panels, out + here * out_stride, out_stride);
-    }
-  }
 }
 
 // --- codes times many rows -----------------------------------------------------------------------
@@ -351,63 +357,55 @@ struct TallGroup {
   }
 };
 
-// Calls body.template operator()<R>(row) for rows [row, rows), R at a time, and for those that are
-// left together.
-template <size_t R, class Body>
-inline void for_rows(size_t row, size_t rows, const Body& body) {
-  for (; row + R <= rows; row += R) {
-    body.template operator()<R>(row);
-  }
-  if constexpr (R > 1) {
-    for_rows<R - 1>(row, rows, body);
-  }
-}
-
 // Panels [first, first + 1 to kTallPanels).
 template <class Weights>
-void multiply_tall(
-    const LinearShape& shape, const std::byte* packed, const float* x, size_t rows, size_t first,
-    size_t panels, float* out, size_t out_stride) {
+void multiply_tall(const ProductCall& call, size_t first, size_t panels) {
+  const LinearShape& shape = call.shape;
   TallGroup<Weights> groups[kTallPanels];
   float totals[kTallPanels][kMaxRows * kPanelOutputs];
   for (size_t p = 0; p < panels; ++p) {
-    groups[p].weights.start(packed + (first + p) * shape.panel_bytes());
-    __builtin_memset(totals[p], 0, rows * kPanelOutputs * sizeof(float));
+    groups[p].weights.start(call.panel(first + p));
+    __builtin_memset(totals[p], 0, call.rows * kPanelOutputs * sizeof(float));
   }
   const size_t stride = floats_per_row(shape);
+  constexpr size_t kSums = kTallPanels * kTallRows;
   for (size_t g = 0; g < shape.groups(); ++g) {
     for (size_t p = 0; p < panels; ++p) {
       groups[p].read(shape.group);
     }
-    for_rows<kTallRows>(0, rows, [&]<size_t R>(size_t row) {
-      const float* const here = x + row * stride;
-      for (size_t p = 0; p < panels; ++p) {
-        groups[p].template add_to<R>(here + g * shape.group, here + shape.inputs + g, stride,
+    const auto add = [&]<size_t P, size_t R>(size_t panel, size_t row) {
+      const float* const x = call.floats(row);
+      for (size_t p = panel; p < panel + P; ++p) {
+        groups[p].template add_to<R>(x + g * shape.group, x + shape.inputs + g, stride,
                                      shape.group, totals[p] + row * kPanelOutputs);
       }
-    });
+    };
+    for_blocks<kSums, kTallRows>(0, call.rows, 0, panels, add);
   }
   for (size_t p = 0; p < panels; ++p) {
-    for (size_t row = 0; row < rows; ++row) {
-      store_sums_of(shape, first + p, totals[p] + row * kPanelOutputs, out + row * out_stride);
+    for (size_t row = 0; row < call.rows; ++row) {
+      store_sums_of(shape, first + p, totals[p] + row * kPanelOutputs,
+                    call.out + row * call.out_stride);
     }
   }
 }
 
-void multiply_added(
-    const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
-    size_t first, size_t panels, float* out, size_t out_stride) {
-  const auto* x = reinterpret_cast<const float*>(prepared);
-  with_weights(shape, [&]<class Weights>(Weights) {
+void multiply_added(const ProductCall& call, size_t first, size_t panels) {
+  with_weights(call.shape, [&]<class Weights>(Weights) {
     if constexpr (Weights::kCodes) {
-      if (rows >= kLeastTallRows) {
+      if (call.rows >= kLeastTallRows) {
         for_panel_runs<kTallPanels>(first, panels, [&](size_t from, size_t count) {
-          multiply_tall<Weights>(shape, packed, x, rows, from, count, out, out_stride);
+          multiply_tall<Weights>(call, from, count);
         });
         return;
       }
     }
+    constexpr size_t kSums = kSumRegisters / kPanelVecs;
     constexpr size_t kRows = Weights::kCodes ? kLeastTallRows - 1 : kSums;
-    multiply_by<Weights, kRows>(shape, packed, x, rows, first, panels, out, out_stride);
+    const auto multiply = [&]<size_t P, size_t R>(size_t panel, size_t row) {
+      multiply_block<Weights, P, R>(call.shape, call.packed, call.floats(row), panel,
+                                    call.out + row * call.out_stride, call.out_stride);
+    };
+    for_blocks<kSums, kRows>(0, call.rows, first, panels, multiply);
   });
 }

@@ -33,10 +33,7 @@ void multiply_bfloat16(const TileCall& call, size_t first, size_t panels, size_t
   });
 }
 
-void multiply_tiles(
-    const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
-    size_t first, size_t panels, float* out, size_t out_stride) {
-  const TileCall call{{shape, packed, prepared, rows, out, out_stride}};
+void multiply_tiles(const TileCall& call, size_t first, size_t panels) {
   size_t configured = 0;
   for_panel_runs(first, panels, [&](size_t from, size_t count) {
     multiply_bfloat16(call, from, count, configured);

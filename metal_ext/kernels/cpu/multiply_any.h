@@ -1,7 +1,7 @@
 // Which of an instruction set's products multiplies what. Included inside its namespace, as simd.h
 // is, behind those that it has.
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX2__)
 template <size_t Bits>
 void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
 #if defined(__AMX_INT8__)
@@ -20,28 +20,32 @@ void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
 #endif
 
 size_t prepared_bytes(const LinearShape& shape, size_t rows) {
-#if defined(__AVX512VNNI__)
-  if (shape.quantized()) {
+  if (digits_of(shape) > 0) {
     return rows * digit_row_bytes(shape);
   }
-#endif
 #if defined(__AMX_BF16__)
   if (shape.type == WeightType::bfloat16) {
     return prepared_tile_bytes(shape, rows);
+  }
+#elif defined(__AVX512BF16__)
+  if (takes_pairs(shape)) {
+    return rows * pair_row_bytes(shape);
   }
 #endif
   return row_bytes(shape, rows);
 }
 
 void prepare(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
-#if defined(__AVX512VNNI__)
-  if (shape.quantized()) {
+  if (digits_of(shape) > 0) {
     return prepare_digits(shape, x, row, prepared);
   }
-#endif
 #if defined(__AMX_BF16__)
   if (shape.type == WeightType::bfloat16) {
     return prepare_tiles(shape, x, row, prepared);
+  }
+#elif defined(__AVX512BF16__)
+  if (takes_pairs(shape)) {
+    return prepare_pairs(shape, x, row, prepared);
   }
 #endif
   prepare_row(shape, x, row, prepared);
@@ -50,17 +54,22 @@ void prepare(const LinearShape& shape, const float* x, size_t row, std::byte* pr
 void multiply(
     const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
     size_t first, size_t panels, float* out, size_t out_stride) {
-#if defined(__AVX512VNNI__)
-  if (shape.quantized()) {
-    const CodeCall call{{shape, packed, prepared, rows, out, out_stride}};
-    return shape.type == WeightType::bits4 ? multiply_codes<4>(call, first, panels)
-                                           : multiply_codes<8>(call, first, panels);
+  const ProductCall call{shape, packed, prepared, rows, out, out_stride};
+#if defined(__AVX2__)
+  if (digits_of(shape) > 0) {
+    const CodeCall codes{call};
+    return shape.type == WeightType::bits4 ? multiply_codes<4>(codes, first, panels)
+                                           : multiply_codes<8>(codes, first, panels);
   }
 #endif
 #if defined(__AMX_BF16__)
   if (shape.type == WeightType::bfloat16) {
-    return multiply_tiles(shape, packed, prepared, rows, first, panels, out, out_stride);
+    return multiply_tiles({call}, first, panels);
+  }
+#elif defined(__AVX512BF16__)
+  if (takes_pairs(shape)) {
+    return multiply_pairs(call, first, panels);
   }
 #endif
-  multiply_added(shape, packed, prepared, rows, first, panels, out, out_stride);
+  multiply_added(call, first, panels);
 }

@@ -40,14 +40,13 @@ class Slice {
     for (size_t line = 0; line < end; line += kLineBytes) {
       prefetch_near(ahead + line);
     }
-    scales_[p][place(g)] = scales_at(shape_, from);
+    scales_[p][place(g)] = scales_at<kMostDigits>(shape_, from);
     if constexpr (Bits == 4) {
       std::byte* target = split_[p] + place(g) * shape_.group * kPanelOutputs;
       for (size_t line = shape_.scales_bytes(); line < end; line += kLineBytes) {
-        __m512i parts[Line<4>::kParts];
-        Line<4>::read(from + line, parts);
-        _mm512_store_si512(target, parts[0]);
-        _mm512_store_si512(target + kLineBytes, parts[1]);
+        BitVec parts[kCodeParts<4>];
+        read_codes<4>(from + line, parts);
+        __builtin_memcpy(target, parts, sizeof(parts));
         target += 2 * kLineBytes;
       }
       // Compilers do not know that a tile is loaded from there.
@@ -83,7 +82,7 @@ void configure_code_tiles(size_t rows, size_t group) {
 }
 
 struct DigitSums {
-  alignas(64) int32_t at[kDigits][kTileFloats];
+  alignas(64) int32_t at[kMostDigits][kTileFloats];
 };
 
 inline void load_digits(const std::byte* x, size_t stride, size_t group) {
@@ -142,10 +141,12 @@ void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row,
     const auto* x = reinterpret_cast<const std::byte*>(call.factors(row, behind.group));
     Vec* total = totals + row * kMostPanels + behind.panel;
     for (size_t r = 0; r < rows; ++r, total += kMostPanels, x += stride) {
-      const __m512i digits[kDigits] = {_mm512_load_si512(made.at[0] + r * kPanelOutputs),
-                                       _mm512_load_si512(made.at[1] + r * kPanelOutputs),
-                                       _mm512_load_si512(made.at[2] + r * kPanelOutputs)};
-      *total = add_group(digits, weights, reinterpret_cast<const GroupFactors*>(x), *total);
+      IntVec digits[kMostDigits];
+      for (size_t digit = 0; digit < kMostDigits; ++digit) {
+        __builtin_memcpy(&digits[digit], made.at[digit] + r * kPanelOutputs, sizeof(IntVec));
+      }
+      *total = add_group<kMostDigits>(digits, weights.scale[0], weights.bias[0],
+                                      reinterpret_cast<const GroupFactors*>(x), *total);
     }
     behind.advance(panels);
   };
