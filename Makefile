@@ -23,7 +23,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
-  covered-rest bench parity soak swaps abuse threats costs fuzz conversations schedules simulate \
+  covered-rest bench llama-server quality parity soak swaps abuse threats costs fuzz conversations schedules simulate \
   repeat structured clients page page-libraries page-picture native arm64 roofline prediction mapping-points \
   metal metal-lint metal-kernels metal-core metal-graph \
   metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
@@ -86,6 +86,12 @@ test-mac: check  ## the checks and tests that are known to be for a Mac, too
 
 bench: $(VENV)/.dev  ## quire beside its peer, one table
 	$(BIN)/python -m tests.bench $(BENCH)
+
+llama-server: $(VENV)/.dev  ## build bench's peer for every instruction set of this processor (minutes)
+	$(BIN)/python -m tests.bench.llama $(LLAMA)
+
+quality: $(VENV)/.dev  ## what rounded activations cost: divergence from float64 logits, one table (minutes)
+	$(BIN)/python -m tests.bench.quality $(QUALITY)
 
 parity: $(VENV)/.dev  ## greedy answers of random mixtures and hybrids against mlx-lm's, one table (minutes)
 	$(BIN)/python -m tests.engine.models.parity $(PARITY)

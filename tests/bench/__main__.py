@@ -3,6 +3,8 @@
   python -m tests.bench [--quick] [--only PART] [--rounds N] [--csv FILE]
   python -m tests.bench --scaling --plot growth.svg
   python -m tests.bench --only serving --peer other=http://127.0.0.1:8080/v1
+  python -m tests.bench --only instruction-sets [--sets avx2,vnni] [--weights 4-bit]
+  python -m tests.bench --only memory [--tokens N]
   python -m tests.bench --only servers --peer-command \\
     'llama-server=llama-server -m model.gguf --port {port} -t {threads} -np 8 -c 16384 --jinja'
 
@@ -11,6 +13,8 @@ No prompt is asked twice. Tokens are those of `usage`; the first token is the fi
 `servers` makes a model of --model's dimensions below --folder; `python -m tests.bench.gguf` writes
 the same weights as GGUF. A target that is missed is a figure; the exit code says only
 whether there are figures. Beside a peer that is named llama-server, servers has quire's targets.
+Every row names the instruction set that our side ran with. instruction-sets and memory start
+llama-server themselves: `make llama-server` builds it for every set (tests/bench/llama.py).
 """
 
 import os
@@ -30,8 +34,11 @@ from tests.bench.attention import run_attention
 from tests.bench.constraints import run_constraints
 from tests.bench.experts import run_experts
 from tests.bench.front import run_front
+from tests.bench.instruction_sets import run_instruction_sets
 from tests.bench.interference import run_interference
 from tests.bench.limits import measure_limits
+from tests.bench.llama import Builds
+from tests.bench.memory import run_memory
 from tests.bench.models import KINDS, ModelStore
 from tests.bench.options import Options, read_options
 from tests.bench.overhead import run_overhead
@@ -60,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BrokenError, OSError) as error:
         print(f"no figures: {error}", file=sys.stderr)
         return 1
-    rows = [row for part in found for row in part.rows]
+    rows = [
+        row.run_with(options.instruction_set(name))
+        for name, part in zip(options.parts, found, strict=True)
+        for row in part.rows
+    ]
     facts = [fact for part in found for fact in part.facts]
     for name, fact in [*machine, ("load average before", load)]:
         print(f"{name:<20} {fact}")
@@ -78,6 +89,7 @@ def _run(options: Options) -> list[Part]:
     """The parts that were asked for."""
     size, contest, threads = options.size, options.contest, options.threads
     store = ModelStore(options.folder, KINDS[options.model])
+    builds = Builds(options.llama)
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as name:
         folder = Path(name)
         parts: dict[str, Callable[[], Part]] = {
@@ -98,6 +110,22 @@ def _run(options: Options) -> list[Part]:
             "front": lambda: run_front(size.serving, threads, folder),
             "servers": lambda: run_servers(
                 size.servers, 1, contest, store, quantised=options.quantised
+            ),
+            "instruction-sets": lambda: run_instruction_sets(
+                size.instruction_sets,
+                size.sets_work,
+                contest,
+                store,
+                builds,
+                options.sets,
+                quantised=options.quantised,
+            ),
+            "memory": lambda: run_memory(
+                size.memory,
+                options.tokens or size.memory_tokens,
+                contest,
+                options.folder,
+                builds.programs,
             ),
             "states": lambda: run_states(size.decode, contest, options.folder),
             "turns": lambda: run_twenty_turns(size.turns, contest, store),

@@ -59,6 +59,9 @@ class Measured:
     client_share: list[float] = field(default_factory=list)
     lengths: set[tuple[int, int]] = field(default_factory=set)
     """Tokens of prompts and answers, as the server counts them."""
+    together_per_s: list[float] = field(default_factory=list)
+    """Tokens of all streams while every stream is given some; not a number where streams ask more
+    than once."""
 
     def note(self, result: LoadResult) -> None:
         """Adds a round."""
@@ -67,6 +70,7 @@ class Measured:
         self.decode_per_s.append(Figures.of([a.decode_per_s for a in result.answers]).median)
         self.client_share.append(result.client_share)
         self.lengths.update((a.prompt_tokens, a.completion_tokens) for a in result.answers)
+        self.together_per_s.append(result.decode_per_s)
 
 
 Seen = dict[tuple[str, Case], Measured]

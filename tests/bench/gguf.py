@@ -1,5 +1,5 @@
 """A model of the benchmark as GGUF, for servers that read nothing else: ``python -m
-tests.bench.gguf MODEL OUT.gguf``.
+tests.bench.gguf MODEL OUT.gguf``. Matrices of float32 stay so; the others are bfloat16.
 
 Needs the package ``gguf``, which quire does not depend on: ``pip install gguf``. For 4 bits, give
 the file to llama.cpp: ``llama-quantize OUT.gguf OUT-q4_0.gguf q4_0``.
@@ -45,7 +45,8 @@ TENSORS = {
 }
 POST_NORM = {"qwen35": "post_attention_norm.weight"}
 """Where the norm before the MLP is called otherwise."""
-ENDS = {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
+EMBEDDING = "embed_tokens.weight"
+ENDS = {EMBEDDING: "token_embd.weight", "norm.weight": "output_norm.weight"}
 MODEL = "model."
 # How many pairs of a head turn by a token's place in time, height and width: Qwen3.5's.
 ROPE_SECTIONS = (11, 11, 10, 0)
@@ -76,7 +77,8 @@ def write_gguf(model: Path, out: Path) -> None:
     assert isinstance(weights, dict)
     architecture = ARCHITECTURES[config["model_type"]]
     writer = GGUFWriter(str(out), architecture)
-    _add_dimensions(writer, config)
+    (embedding,) = (array for name, array in weights.items() if name.endswith(EMBEDDING))
+    _add_dimensions(writer, config, wide=embedding.dtype == mx.float32)
     if architecture == "qwen3moe":
         _add_experts(writer, config)
     if architecture == "qwen35":
@@ -107,7 +109,7 @@ def tensor_name(name: str, architecture: str) -> str:
     return f"blk.{number}.{its}"
 
 
-def _add_dimensions(writer: Any, config: dict[str, Any]) -> None:
+def _add_dimensions(writer: Any, config: dict[str, Any], *, wide: bool) -> None:
     from gguf import LlamaFileType
 
     writer.add_block_count(config["num_hidden_layers"])
@@ -120,7 +122,7 @@ def _add_dimensions(writer: Any, config: dict[str, Any]) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_file_type(LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(LlamaFileType.ALL_F32 if wide else LlamaFileType.MOSTLY_BF16)
 
 
 def _add_experts(writer: Any, config: dict[str, Any]) -> None:
@@ -168,15 +170,16 @@ def _add_tokenizer(writer: Any, model: Path, vocab_size: int) -> None:
 
 
 def _add_tensor(writer: Any, name: str, array: mx.array) -> None:
-    """Matrices in bfloat16; vectors, convolutions and routers in float32, as llama.cpp wants
-    them, and what a state decays by without its logarithm."""
+    """Matrices as they are, in bfloat16 or float32; vectors, convolutions and routers in float32,
+    as llama.cpp wants them, and what a state decays by without its logarithm."""
     from gguf import GGMLQuantizationType
 
     if name.endswith(".ssm_a"):
         array = -mx.exp(array.astype(mx.float32))
     if name.endswith("ssm_conv1d.weight"):
         array = array.squeeze(-1)
-    if array.ndim < 2 or name.endswith(("ssm_conv1d.weight", "ffn_gate_inp.weight")):
+    narrow = ("ssm_conv1d.weight", "ffn_gate_inp.weight")
+    if array.dtype == mx.float32 or array.ndim < 2 or name.endswith(narrow):
         writer.add_tensor(name, np.array(array.astype(mx.float32)))
         return
     bits = np.array(array.astype(mx.bfloat16).view(mx.uint16))

@@ -216,6 +216,11 @@ class LoadResult:
         return sum(answer.completion_tokens for answer in self.answers) / self.seconds
 
     @property
+    def decode_per_s(self) -> float:
+        """As together_per_s."""
+        return together_per_s(self.answers)
+
+    @property
     def client_share(self) -> float:
         """How much of one core the client itself used."""
         return self.client_cpu_s / self.seconds
@@ -229,6 +234,23 @@ class LoadResult:
     def gaps_s(self) -> list[float]:
         """Times between arrivals of text, of all requests."""
         return [gap for answer in self.answers for gap in answer.gaps_s]
+
+
+def together_per_s(answers: Sequence[Answer]) -> float:
+    """Tokens of all streams per second while every stream is given some: from the last first text
+    to the first last one. A text counts as the tokens that usage says there are for each text after
+    the first. Not a number where there is no such time, or no count."""
+    if any(a.completion_tokens == 0 or len(a.text_times_s) < 2 for a in answers):
+        return math.nan
+    begun_s = max(a.text_times_s[0] for a in answers)
+    ended_s = min(a.text_times_s[-1] for a in answers)
+    if ended_s <= begun_s:
+        return math.nan
+    tokens = 0.0
+    for one in answers:
+        texts = sum(begun_s < time_s <= ended_s for time_s in one.text_times_s)
+        tokens += texts * (one.completion_tokens - 1) / (len(one.text_times_s) - 1)
+    return tokens / (ended_s - begun_s)
 
 
 def make_prompt(seed: int, index: int, chars: int) -> str:

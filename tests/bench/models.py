@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from tests.bench.gguf import EMBEDDING, write_gguf
 from tests.models import (
     ModelSpec,
     write_model,
@@ -38,7 +40,6 @@ QWEN3_0_6B = ModelSpec(
 )
 QUANTISED_BITS, QUANTISED_GROUP = 4, 64
 ROUTER_BITS = 8
-EMBEDDING = "embed_tokens.weight"
 ASCII = 128
 Weights = dict[str, mx.array]
 Config = dict[str, Any]
@@ -99,27 +100,45 @@ class ModelStore:
         def write(folder: Path) -> None:
             write_endless_model(folder, self._kind.spec, "bfloat16", **self._kind.fields)
 
-        return self._made("bfloat16", write)
+        return self._made("-bfloat16", write)
 
     def float32(self) -> Path:
         """The same numbers, for who multiplies only those fast."""
-        return self._made("float32", lambda folder: self._convert(folder, _widened))
+        return self._made("-float32", lambda folder: self._convert(folder, _widened))
 
     def quantised(self) -> Path:
         """MLX's 4 bits in groups of 64."""
-        return self._made("4-bit", lambda folder: self._convert(folder, _quantised))
+        return self._made("-4-bit", lambda folder: self._convert(folder, _quantised))
 
-    def _made(self, form: str, write: Callable[[Path], None]) -> Path:
+    def gguf(self) -> Path:
+        """As published, for llama.cpp. Raises ImportError without the package ``gguf``."""
+        return self._made(".gguf", lambda file: write_gguf(self.bfloat16(), file))
+
+    def gguf_float32(self) -> Path:
+        """The same numbers in float32. Raises ImportError."""
+        return self._made("-float32.gguf", lambda file: write_gguf(self.float32(), file))
+
+    def gguf_quantised(self, llama_quantize: Path) -> Path:
+        """llama.cpp's 4 bits in groups of 32, as its own program makes them: an embedding that is
+        the head too has 6. Raises ImportError, and CalledProcessError."""
+
+        def write(file: Path) -> None:
+            command = [str(llama_quantize), str(self.gguf()), str(file), "q4_0"]
+            subprocess.run(command, check=True, capture_output=True)
+
+        return self._made("-q4_0.gguf", write)
+
+    def _made(self, ending: str, write: Callable[[Path], None]) -> Path:
         """Whole or not at all, so that an interrupted run leaves nothing that looks right."""
         dimensions = "-".join(str(number) for number in asdict(self._kind.spec).values())
         family = self._kind.fields.get("model_type", "qwen3")
-        folder = self._folder / f"{family}-{dimensions}-{form}"
-        if not folder.is_dir():
+        path = self._folder / f"{family}-{dimensions}{ending}"
+        if not path.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._folder) as made:
-                write(Path(made) / "model")
-                (Path(made) / "model").rename(folder)
-        return folder
+                write(Path(made) / path.name)
+                (Path(made) / path.name).rename(path)
+        return path
 
     def _convert(self, folder: Path, change: Callable[[Weights, Config], Weights]) -> None:
         source = self.bfloat16()
@@ -156,9 +175,11 @@ def _quantised(weights: Weights, config: Config) -> Weights:
     return packed
 
 
-def weight_bytes(folder: Path) -> int:
-    """Of all weights: what a token's step reads once, since a tied embedding is the head too."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+def weight_bytes(model: Path) -> int:
+    """Of all weights: what a token's step reads once, since a tied embedding is the head too.
+    model: a folder, or a GGUF file."""
+    files = list(model.glob("*.safetensors")) if model.is_dir() else [model]
+    return sum(file.stat().st_size for file in files)
 
 
 def _letters(vocab_size: int) -> list[bool]:

@@ -9,8 +9,10 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+import metal_ext
 from engine.machine import machine_threads
 from tests.bench.contest import Contest
+from tests.bench.llama import FLAGS
 from tests.bench.models import KINDS
 from tests.bench.peers import Remote
 from tests.bench.plot import FORMATS
@@ -28,7 +30,19 @@ DEFAULT_PARTS = (
     "agents",
     "three-prompts",
 )
-PARTS = (*DEFAULT_PARTS, "experts", "front", "servers", "states", "turns", "scaling")
+PARTS = (
+    *DEFAULT_PARTS,
+    "experts",
+    "front",
+    "servers",
+    "instruction-sets",
+    "memory",
+    "states",
+    "turns",
+    "scaling",
+)
+# Where --ours may be a server of another machine.
+PARTS_AT_URLS = ("serving", "servers", "turns", "scaling")
 SEEDS = 10**9
 Parsed = TypeVar("Parsed")
 # Far apart, so that no run meets another one's prompts by counting up.
@@ -47,6 +61,11 @@ class Options:
     model: str
     """Of servers, by its name."""
     quantised: bool
+    sets: tuple[str, ...]
+    """Instruction sets, by their names; none: all."""
+    llama: Path
+    tokens: int | None
+    """Of the conversation in memory."""
     csv: Path | None
     plot: Path | None
 
@@ -54,6 +73,11 @@ class Options:
     def threads(self) -> int:
         """Of all sides."""
         return self.contest.threads
+
+    def instruction_set(self, part: str) -> str:
+        """What our side of a part runs with, where its rows do not say: what it chooses itself."""
+        elsewhere = self.contest.ours_url is not None and part in PARTS_AT_URLS
+        return "not known" if elsewhere else metal_ext.instruction_sets()[0]
 
 
 def read_options(arguments: Sequence[str] | None, description: str | None) -> Options:
@@ -82,6 +106,9 @@ def read_options(arguments: Sequence[str] | None, description: str | None) -> Op
         asked.folder,
         asked.model,
         asked.weights == "4-bit",
+        tuple(name for names in asked.sets for name in names),
+        asked.llama or asked.folder / "llama",
+        asked.tokens,
         asked.csv,
         asked.plot,
     )
@@ -128,16 +155,51 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         "--model",
         choices=KINDS,
         default=next(iter(KINDS)),
-        help="whose dimensions, in servers and turns",
+        help="whose dimensions, in servers, instruction-sets and turns",
     )
-    add("--weights", choices=("bfloat16", "4-bit"), default="bfloat16", help="ours, in servers")
+    add(
+        "--weights",
+        choices=("bfloat16", "4-bit"),
+        default="bfloat16",
+        help="ours, in servers, and of both sides in instruction-sets",
+    )
     add(
         "--folder",
         type=Path,
         default=Path(tempfile.gettempdir()) / "quire-bench",
         help="where the models of servers are made once and kept, 18 GB (default: %(default)s)",
     )
+    _add_built_servers(parser)
     return parser
+
+
+def _add_built_servers(parser: argparse.ArgumentParser) -> None:
+    """What the parts take that start a llama-server themselves."""
+    built = parser.add_argument_group("llama-server of make llama-server")
+    add = built.add_argument
+    add(
+        "--sets",
+        type=_checked(_sets),
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help="in instruction-sets: some of them, with commas; otherwise all of this processor",
+    )
+    add("--llama", type=Path, metavar="FOLDER", help="where it is (default: llama below --folder)")
+    add(
+        "--tokens",
+        type=_at_least_one,
+        metavar="N",
+        help="of the conversation in memory (default: 32768)",
+    )
+
+
+def _sets(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in FLAGS]
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: only {', '.join(FLAGS)} are known")
+    return names
 
 
 def _at_least_one(text: str) -> int:

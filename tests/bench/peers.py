@@ -16,7 +16,7 @@ from typing import IO, Protocol
 from tests.bench import blas
 from tests.bench.launch import PRODUCTS
 from tests.bench.load import Target
-from tests.bench.programs import HOST, Program, Startable, named
+from tests.bench.programs import HOST, Startable, named
 from tests.ports import HeldPort
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ class Server:
     def __init__(self, program: Startable, threads: int) -> None:
         self.program = program
         self.label = program.label
-        self.has_our_model = isinstance(program, Program)
+        self.has_our_model = program.has_our_model
         self._held = HeldPort()
         self.port = self._held.number
         self.target = Target.of(f"http://{HOST}:{self.port}/v1", program.model or "")
@@ -128,6 +128,11 @@ class Server:
         finally:
             self._end()
             self._log.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
 
     def check(self) -> None:
         """Raises BrokenError when the server has ended by itself."""
@@ -190,7 +195,7 @@ def _environment(program: Startable, threads: int) -> dict[str, str]:
     """Only who must prove its products has the fast BLAS, as ours and others come without it."""
     ours = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     fast = blas.environment(threads) if program.proves_products else {}
-    return ours | {"HF_HUB_OFFLINE": "1"} | fast
+    return ours | {"HF_HUB_OFFLINE": "1"} | fast | dict(program.variables)
 
 
 def _healthy(port: int) -> bool:

@@ -1,8 +1,10 @@
-"""What servers are started from: quire, mlx-lm's server, and any other command line."""
+"""What servers are started from: quire, mlx-lm's and llama.cpp's, and any other command line."""
 
+import os
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +29,16 @@ class Startable(Protocol):
         """Whether it must multiply with the fast BLAS, or the comparison would say nothing."""
         ...
 
+    @property
+    def has_our_model(self) -> bool:
+        """Whether it serves a model that the benchmark made, so that all lengths are known."""
+        ...
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Of its environment, beside ours."""
+        ...
+
     def command(self, port: int, threads: int) -> list[str]:
         """Program and arguments."""
         ...
@@ -42,11 +54,17 @@ class Program:
     arguments: tuple[str, ...]
     model: str
     proves_products: bool = False
+    has_our_model: bool = True
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, port: int, threads: int) -> list[str]:
         """Through tests.bench.launch."""
         command = [sys.executable, "-m", "tests.bench.launch", self.name]
         return [*command, *self.arguments, "--host", HOST, "--port", str(port)]
+
+    def told(self, label: str, *arguments: str) -> "Program":
+        """The same by another name, with further arguments."""
+        return replace(self, label=label, arguments=(*self.arguments, *arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,8 @@ class Command:
     line: str
     model: None = None
     proves_products: bool = False
+    has_our_model: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> "Command":
@@ -74,6 +94,46 @@ class Command:
         for name, value in values.items():
             words = [word.replace(name, value) for word in words]
         return words
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaServer:
+    """A llama-server that was built here, on weights of the benchmark's."""
+
+    programs: Path
+    """The folder that it lies in."""
+    kernels: Path
+    """The folder whose libggml-cpu.so it multiplies by."""
+    weights: Path
+    """A GGUF file."""
+    slots: int
+    slot_tokens: int
+    """Of a prompt and its answer."""
+    label: str = "llama-server"
+    model: None = None
+    proves_products: bool = False
+    has_our_model: bool = True
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The loader looks there before it looks where the program was linked."""
+        before = os.environ.get("LD_LIBRARY_PATH")
+        return {"LD_LIBRARY_PATH": f"{self.kernels}:{before}" if before else str(self.kernels)}
+
+    def command(self, port: int, threads: int) -> list[str]:
+        """As many threads for prompts as for answers; no second cache of prompts, and no page."""
+        arguments = {
+            "-m": self.weights,
+            "--host": HOST,
+            "--port": port,
+            "-t": threads,
+            "-tb": threads,
+            "-np": self.slots,
+            "-c": self.slots * self.slot_tokens,
+            "--cache-ram": 0,
+        }
+        words = [str(word) for pair in arguments.items() for word in pair]
+        return [str(self.programs / "llama-server"), *words, "--jinja", "--no-webui"]
 
 
 def quire(folder: Path, threads: int, substrate: str = "posix") -> Program:

@@ -78,31 +78,37 @@ def run_servers(
     )
     found = facts(name, seen, cases)
     if contest.ours_url is None and store.is_read_whole:
-        rows.append(_streaming_row(seen[labels[0], cases[0]].decode_per_s, read, model))
+        rates, size = seen[labels[0], cases[0]].decode_per_s, weight_bytes(model)
+        rows.append(streaming_row("decode", rates, read, size, LEAST_OF_READ_BANDWIDTH))
         found.append(("of the read limit", _shares_text(seen, labels, cases[0], read, model)))
     return Part(rows, found)
 
 
-def _streaming_row(decode_per_s: Sequence[float], read: Sequence[float], model: Path) -> Row:
-    """How fast a decode at batch 1 reads the weights, which it reads once for every token."""
-    streamed = [weight_bytes(model) * rate / 1e9 for rate in decode_per_s]
-    return Row.higher_is_better(
-        "decode at 1 stream, weights alone",
-        "GB/s",
-        streamed,
-        ("read probe", read),
-        LEAST_OF_READ_BANDWIDTH,
-    )
+def streaming_row(
+    name: str,
+    decode_per_s: Sequence[float],
+    read: Sequence[float],
+    size: int,
+    least: float | None,
+) -> Row:
+    """How fast a decode at batch 1 reads the weights, which it reads once for every token. read:
+    GB/s of the probe. size: of the weights, bytes. least: the ratio to reach."""
+    streamed = [size * rate / 1e9 for rate in decode_per_s]
+    name = f"{name} at 1 stream, weights alone"
+    return Row.higher_is_better(name, "GB/s", streamed, ("read probe", read), least)
 
 
 def _shares_text(
     seen: Seen, labels: Sequence[str], case: Case, read: Sequence[float], model: Path
 ) -> str:
     """Of everybody, if all had our weights' bytes."""
-    shares = []
-    for label in labels:
-        rate = statistics.median(seen[label, case].decode_per_s)
-        share = 100 * weight_bytes(model) * rate / 1e9 / statistics.median(read)
-        shares.append(f"{label} {share:.0f} % ({rate:.1f} tok/s)")
-    size = weight_bytes(model) / 1e9
-    return f"decode at 1 stream times {size:.3f} GB: {', '.join(shares)}"
+    size = weight_bytes(model)
+    shares = [share_text(its, size, seen[its, case].decode_per_s, read) for its in labels]
+    return f"decode at 1 stream times {size / 1e9:.3f} GB: {', '.join(shares)}"
+
+
+def share_text(label: str, size: int, decode_per_s: Sequence[float], read: Sequence[float]) -> str:
+    """Of the read bandwidth. size: of the weights, bytes."""
+    rate = statistics.median(decode_per_s)
+    share = 100 * size * rate / 1e9 / statistics.median(read)
+    return f"{label} {share:.0f} % ({rate:.1f} tok/s)"

@@ -8,6 +8,17 @@ from tests.bench.rounds import Rounds
 
 
 @dataclass(frozen=True, slots=True)
+class SetsWork:
+    """What a round of instruction-sets asks of each server."""
+
+    prompts: tuple[int, ...]
+    """Their tokens."""
+    decode_streams: tuple[int, ...]
+    """Beside one."""
+    whole_streams: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Size:
     """Rounds of every part, and what a round is."""
 
@@ -20,6 +31,10 @@ class Size:
     serving: Rounds
     requests_per_stream: int
     servers: Rounds
+    instruction_sets: Rounds
+    sets_work: SetsWork
+    memory: Rounds
+    memory_tokens: int
     turns: Rounds
     three_prompts: Rounds
     three_prompts_peer: Rounds
@@ -47,6 +62,10 @@ QUICK = Size(
     serving=Rounds(3, 25),
     requests_per_stream=2,
     servers=Rounds(1, 60),
+    instruction_sets=Rounds(1, 60),
+    sets_work=SetsWork((252,), (8,), (4,)),
+    memory=Rounds(1, 60),
+    memory_tokens=4096,
     turns=Rounds(1, 60),
     three_prompts=Rounds(3, 60),
     three_prompts_peer=Rounds(0, 0),
@@ -64,6 +83,10 @@ FULL = Size(
     serving=Rounds(15, 240),
     requests_per_stream=4,
     servers=Rounds(5, 900),
+    instruction_sets=Rounds(3, 7200),
+    sets_work=SetsWork((252, 2048), (2, 4, 8), (1, 4, 8)),
+    memory=Rounds(1, 60),
+    memory_tokens=32768,
     turns=Rounds(3, 900),
     three_prompts=Rounds(7, 240),
     three_prompts_peer=Rounds(2, 240),

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-HEADINGS = ("row", "quire", "peer", "ratio", "target", "")
+HEADINGS = ("row", "instruction set", "quire", "peer", "ratio", "target", "")
 CSV_HEADINGS = (
-    "row", "unit", "quire", "quire_low", "quire_high", "peer_name", "peer", "peer_low", "peer_high",
-    "ratio", "ratio_low", "ratio_high", "target", "met",
+    "row", "unit", "instruction_set", "quire", "quire_low", "quire_high",
+    "peer_name", "peer", "peer_low", "peer_high", "ratio", "ratio_low", "ratio_high",
+    "target", "met",
 )  # fmt: skip
 
 
@@ -80,6 +81,8 @@ class Row:
     theirs: Figures
     ratio: Ratio
     goal: Goal | None = None
+    instruction_set: str = ""
+    """That our side ran with; empty: the best one that this processor has."""
 
     @property
     def quire(self) -> float:
@@ -133,11 +136,16 @@ class Row:
         """The same figures, judged."""
         return replace(self, goal=goal)
 
+    def run_with(self, instruction_set: str) -> "Row":
+        """The same figures; a row that knows its instruction set keeps it."""
+        return replace(self, instruction_set=self.instruction_set or instruction_set)
+
     def cells(self) -> tuple[str, ...]:
         """The row as a person reads it."""
         verdict = "" if self.goal is None else "met" if self.goal.met else "MISSED"
         return (
             f"{self.name}, {self.unit}",
+            self.instruction_set,
             self.ours.text(),
             f"{self.theirs.text()}  {self.peer_name}",
             Figures(self.ratio.value, self.ratio.low, self.ratio.high).text(),
@@ -156,7 +164,8 @@ class Row:
                 (self.ratio.value, self.ratio.low, self.ratio.high),
             )
         )
-        return (self.name, self.unit, *ours, self.peer_name, *theirs, *ratio, *goal)
+        head = (self.name, self.unit, self.instruction_set)
+        return (*head, *ours, self.peer_name, *theirs, *ratio, *goal)
 
 
 def figure(value: float) -> str:

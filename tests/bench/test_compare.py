@@ -146,7 +146,7 @@ def test_chunks_are_not_taken_for_tokens_of_who_reports_no_usage() -> None:
     assert row.peer_name == "other, reports no usage"
     assert row.quire > 0
     assert row.goal is None
-    assert row.cells()[2:] == ("-  other, reports no usage", "-", "-", "")
+    assert row.cells()[3:] == ("-  other, reports no usage", "-", "-", "")
     (ttft,) = ttft_rows(seen, ["quire", "other"], [CASE], lambda *_: None, lambda _: "load")
     assert ttft.peer > 0, "the first text needs no count"
 

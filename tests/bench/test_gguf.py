@@ -27,6 +27,7 @@ class TokenType(Enum):
 class Type(Enum):
     """Of files and of tensors."""
 
+    ALL_F32 = auto()
     MOSTLY_BF16 = auto()
     BF16 = auto()
 
@@ -105,6 +106,20 @@ def test_the_file_has_the_models_dimensions_and_weights(model: Path) -> None:
     assert norm.dtype == np.float32
     assert kind is None
     assert Writer.last.steps[-1] == "close"
+
+
+@pytest.mark.usefixtures("package")
+def test_what_is_float32_stays_so(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path, Published(SPEC))
+    for model, kind in ((store.bfloat16(), Type.MOSTLY_BF16), (store.float32(), Type.ALL_F32)):
+        gguf.main([str(model), "out.gguf"])
+        assert Writer.last.said["file_type"] is kind
+    weights = mx.load(str(store.float32() / "model.safetensors"))
+    assert isinstance(weights, dict)
+    array, packed_as = Writer.last.tensors["blk.0.attn_q.weight"]
+    assert array.dtype == np.float32
+    assert packed_as is None
+    assert np.array_equal(array, np.array(weights["model.layers.0.self_attn.q_proj.weight"]))
 
 
 HYBRID = KINDS["qwen3.5-0.8b"].fields | {

@@ -27,6 +27,7 @@ from tests.bench.load import (
     run_load,
     send,
     start,
+    together_per_s,
 )
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -142,6 +143,21 @@ def test_a_result_is_of_all_answers_together() -> None:
     assert result.ttfts_s == [2.0, 8.0]
     assert result.gaps_s == [1.0]
     assert result.errors == []
+
+
+def test_streams_decode_together_from_the_last_first_text_to_the_first_last_one() -> None:
+    early = an_answer(0, 1, 2, 3, 4, 5, tokens=5)
+    late = an_answer(0, 3, 4, 5, 6, 7, tokens=9)
+    assert together_per_s([early]) == early.decode_per_s == 1.0
+    assert together_per_s([early, late]) == 1.0 + 2.0, "a text of the second one is two tokens"
+    assert LoadResult([early, late], 0.1).decode_per_s == 3.0
+
+
+def test_streams_that_do_not_decode_together_have_no_rate() -> None:
+    first, second = an_answer(0, 1, 2, tokens=2), an_answer(0, 2, 3, tokens=2)
+    assert math.isnan(together_per_s([first, second]))
+    assert math.isnan(together_per_s([first, an_answer(0, 1, tokens=2)]))
+    assert math.isnan(together_per_s([first, an_answer(0, 1, 2)]))
 
 
 def test_without_usage_nothing_is_counted() -> None:

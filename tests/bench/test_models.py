@@ -12,6 +12,7 @@ from tests.bench.models import (
     SERVING,
     TEMPLATE_TOKENS,
     ModelStore,
+    weight_bytes,
     write_endless_model,
 )
 from tests.models import SPECIAL_TOKENS, ModelSpec
@@ -116,6 +117,38 @@ def test_every_form_is_a_model_that_never_ends(store: ModelStore, form: str) -> 
     endings = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
     for answer in greedy_answers(folder, SERVING):
         assert not endings & set(answer)
+
+
+def test_files_for_llama_cpp_are_made_once_and_whole_or_not_at_all(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def write(model: Path, file: Path) -> None:
+        made.append(model)
+        file.write_text("a part")
+        if len(made) == 1:
+            raise ImportError("gguf")
+
+    monkeypatch.setattr("tests.bench.models.write_gguf", write)
+    with pytest.raises(ImportError):
+        store.gguf()
+    assert store.gguf() == store.gguf()
+    assert store.gguf_float32().name.endswith("-float32.gguf")
+    assert made == [store.bfloat16(), store.bfloat16(), store.float32()]
+    assert weight_bytes(store.gguf()) == len("a part")
+
+
+def test_llama_cpps_own_program_quantises_its_file(store: ModelStore, tmp_path: Path) -> None:
+    store.bfloat16()
+    program = tmp_path / "llama-quantize"
+    program.write_text('#!/bin/sh\ncat "$1" > "$2"\necho "$3" >> "$2"\n')
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.bench.models.write_gguf", lambda _, file: file.write_text("wide "))
+        assert store.gguf_quantised(program).read_text() == "wide q4_0\n"
+    program.unlink()
+    assert store.gguf_quantised(program).is_file(), "it is there already"
 
 
 def test_of_a_mixture_a_token_does_not_read_all_weights(tmp_path: Path) -> None:

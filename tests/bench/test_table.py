@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.table import CSV_HEADINGS, Figures, Goal, Ratio, Row, write_csv
+from tests.bench.table import CSV_HEADINGS, Figures, Goal, Ratio, Row, render, write_csv
 
 FASTER = Row.higher_is_better("serving", "tok/s", [10, 40, 20], ("peer", [10, 10, 10]), 1.5)
 SLOWER = Row.lower_is_better("latency", "ms", [200, 100, 200], ("other", [100, 100, 100]), 1)
@@ -19,14 +19,14 @@ def test_figures_say_how_far_they_are_apart() -> None:
     assert Figures.of([3, 1, 2, 9]) == Figures(2.5, 1, 9)
     assert Figures.of([20, 10, 40]).text() == "20.0 (10.0..40.0)"
     assert Figures.of([20]).text() == Figures.of([20, 20]).text() == "20.0"
-    assert FASTER.cells()[1:4] == ("20.0 (10.0..40.0)", "10.0  peer", "2.00 (1.00..4.00)")
+    assert FASTER.cells()[2:5] == ("20.0 (10.0..40.0)", "10.0  peer", "2.00 (1.00..4.00)")
 
 
 def test_what_is_not_known_in_one_round_is_not_known() -> None:
     assert Figures.of([1, math.nan, 2]).text() == "-"
     row = Row.higher_is_better("r", "u", [1, 2], ("p", [1, math.nan]), least=1.0)
     assert row.goal is None, "nobody missed what nobody measured"
-    assert row.cells()[1:] == ("1.50 (1.00..2.00)", "-  p", "-", "-", "")
+    assert row.cells()[2:] == ("1.50 (1.00..2.00)", "-  p", "-", "-", "")
 
 
 def test_a_ratio_needs_a_figure_of_both_in_every_round() -> None:
@@ -56,15 +56,24 @@ def test_a_row_without_a_goal_is_not_judged_until_it_gets_one() -> None:
     assert row.goal is None
 
 
+def test_a_row_names_the_instruction_set_of_our_side_and_keeps_its_own() -> None:
+    measured = FASTER.run_with("avx2").run_with("vnni")
+    assert (FASTER.cells()[1], measured.cells()[1]) == ("", "avx2")
+    assert measured.cells()[2:] == FASTER.cells()[2:]
+    headings, _, row = render([measured]).splitlines()
+    assert row[headings.index("instruction set") :].startswith("avx2 ")
+
+
 def test_the_file_holds_every_row_under_its_headings(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     plain = Row.higher_is_better('of "a", b', "u", [1 / 3], ("p", [1]))
-    write_csv(file, [FASTER, SLOWER, plain])
+    write_csv(file, [FASTER.run_with("vnni"), SLOWER, plain])
     with file.open(newline="", encoding="utf-8") as written:
         rows = list(csv.DictReader(written))
     assert tuple(rows[0]) == CSV_HEADINGS
     assert rows[0] == {
-        "row": "serving", "unit": "tok/s", "quire": "20", "quire_low": "10", "quire_high": "40",
+        "row": "serving", "unit": "tok/s", "instruction_set": "vnni",
+        "quire": "20", "quire_low": "10", "quire_high": "40",
         "peer_name": "peer", "peer": "10", "peer_low": "10", "peer_high": "10",
         "ratio": "2", "ratio_low": "1", "ratio_high": "4", "target": "ratio >= 1.5", "met": "true",
     }  # fmt: skip

@@ -73,7 +73,7 @@ def converse(server: Contestant, seed: int) -> list[Turn]:
     turns = []
     for number in range(1, TURNS + 1):
         messages.append({"role": "user", "content": make_prompt(seed, number, RESULT_TOKENS)})
-        said, turn = _ask(server.target, messages)
+        said, turn = ask(server.target, messages, MAX_TURN_S)
         messages.append({"role": "assistant", "content": said})
         turns.append(turn)
         server.check()
@@ -87,10 +87,10 @@ def beyond_new(turns: Sequence[Turn]) -> list[int]:
     return [turn.computed - its for turn, its in zip(turns[1:], new, strict=True)]
 
 
-def _ask(target: Target, messages: list[dict[str, str]]) -> tuple[str, Turn]:
-    """The answer's text. Raises BrokenError."""
+def ask(target: Target, messages: list[dict[str, str]], max_s: float) -> tuple[str, Turn]:
+    """The answer's text, within some seconds. Raises BrokenError."""
     body = {"model": target.model, "messages": messages, "max_tokens": ANSWER_TOKENS}
-    connection = HTTPConnection(target.host, target.port, timeout=MAX_TURN_S)
+    connection = HTTPConnection(target.host, target.port, timeout=max_s)
     begun_s = time.perf_counter()
     try:
         path, head = f"{target.path}/chat/completions", {"Content-Type": "application/json"}

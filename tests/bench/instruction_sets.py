@@ -1,0 +1,332 @@
+"""quire beside llama-server on every instruction set of this processor, at a real model's size.
+
+For each set a llama-server that was built for it (tests/bench/llama.py), quire that is told to run
+with it, and, where that makes a difference, quire whose products may round their inputs as
+llama.cpp's do: to bfloat16 times bfloat16 weights, to 8 bits times codes. All have the same
+weights. Servers of one set take turns and run alone; rounds go over all sets. sse2 is left out: it
+has no peer. What a server runs with is found out, not believed: quire says it, and the system,
+which must be Linux, says which library llama-server has loaded.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from subprocess import CalledProcessError
+
+from tests.bench import llama
+from tests.bench.compare import (
+    Case,
+    Seen,
+    compare_round,
+    nothing_seen,
+    rate_rows,
+    streams_text,
+    ttft_rows,
+)
+from tests.bench.contest import OURS, Contest
+from tests.bench.limits import MEMORY_BYTES, ReadProbe
+from tests.bench.models import ModelStore, weight_bytes
+from tests.bench.others import Busy, others_text
+from tests.bench.peers import BrokenError, Server
+from tests.bench.programs import LlamaServer, Startable, quire
+from tests.bench.rounds import Part, Rounds
+from tests.bench.servers import (
+    ANSWER_TOKENS,
+    LLAMA_SERVER,
+    MAX_LOAD_S,
+    PROMPT_TOKENS,
+    READ_PASSES,
+    share_text,
+    streaming_row,
+)
+from tests.bench.sizes import SetsWork
+from tests.bench.table import Row
+
+ROUNDED = "quire, rounded activations"
+DECODE_PROMPT_TOKENS = 58
+SHORT_PROMPT_TOKENS, SHORT_PROMPT_REQUESTS = 512, 3
+SLOTS, SLOT_TOKENS = 8, 4096
+LEAST_PROMPT = 1.2
+LEAST_WHOLE = {1: 1.1, 4: 1.3, 8: 1.3}
+LEAST_OF_READ_BANDWIDTH = 0.75
+"""In 4 bits."""
+ALONE = Case(1, DECODE_PROMPT_TOKENS, ANSWER_TOKENS, 1, MAX_LOAD_S)
+"""One stream, decoding: in every round."""
+KERNELS = re.compile(r"kernels: (\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """What every server is asked in a round."""
+
+    prompts: list[Case]
+    decodes: list[Case]
+    whole: list[Case]
+
+    @classmethod
+    def of(cls, work: SetsWork) -> "Cases":
+        """A prompt's first token, since an answer needs a second one to be measured; answers to
+        short prompts; and both together."""
+        return cls(
+            [
+                Case(1, n, 2, SHORT_PROMPT_REQUESTS if n <= SHORT_PROMPT_TOKENS else 1, MAX_LOAD_S)
+                for n in work.prompts
+            ],
+            [ALONE, *(replace(ALONE, streams=n) for n in work.decode_streams)],
+            [Case(n, PROMPT_TOKENS, ANSWER_TOKENS, 1, MAX_LOAD_S) for n in work.whole_streams],
+        )
+
+    @property
+    def all(self) -> list[Case]:
+        """In their order."""
+        return [*self.prompts, *self.decodes, *self.whole]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The same numbers, as either side has them."""
+
+    ours: Path
+    theirs: Path
+    quantised: bool
+    read_whole: bool
+    """By every token."""
+
+    @classmethod
+    def of(cls, store: ModelStore, programs: Path, *, quantised: bool) -> "Weights":
+        """programs: where llama-quantize is. Raises BrokenError."""
+        try:
+            if quantised:
+                theirs = store.gguf_quantised(programs / "llama-quantize")
+                return cls(store.quantised(), theirs, quantised, store.is_read_whole)
+            return cls(store.bfloat16(), store.gguf(), quantised, store.is_read_whole)
+        except ImportError as error:
+            raise BrokenError("the package gguf is missing: pip install gguf") from error
+        except CalledProcessError as error:
+            raise BrokenError(f"llama-quantize failed: {error.stderr.decode()[-200:]}") from error
+
+    def text(self) -> str:
+        """How much both sides read for a token."""
+        ours, theirs = (weight_bytes(model) / 1e9 for model in (self.ours, self.theirs))
+        form = f"4 bits, but {LLAMA_SERVER}'s embedding has 6" if self.quantised else "bfloat16"
+        return f"{form}: {ours:.3f} GB of quire, {theirs:.3f} GB of {LLAMA_SERVER}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Of one instruction set."""
+
+    seen: Seen
+    read: list[float]
+    """GB/s of the read probe, one figure per round."""
+    others: list[float]
+    """Cores that others took, one figure per round."""
+
+
+def run_instruction_sets(
+    rounds: Rounds,
+    work: SetsWork,
+    contest: Contest,
+    store: ModelStore,
+    builds: llama.Builds,
+    asked: Sequence[str] = (),
+    *,
+    quantised: bool = False,
+) -> Part:
+    """asked: instruction sets; without any, all that this processor has.
+
+    Raises BrokenError when a server dies, runs with another instruction set, or gives an answer
+    that is not whole, and BuildError where none was built.
+    """
+    names = [name for name in llama.here() if name in asked or not asked]
+    if not names:
+        raise BrokenError(f"this processor has none of {', '.join(asked)}")
+    weights = Weights.of(store, builds.programs, quantised=quantised)
+    contestants = {name: _contestants(name, contest.threads, weights, builds) for name in names}
+    cases = Cases.of(work)
+    found: dict[str, Measurement] = defaultdict(lambda: Measurement(nothing_seen(), [], []))
+    with ReadProbe(MEMORY_BYTES, contest.threads) as probe:
+        for number in rounds:
+            for name in names[:: -1 if number % 2 else 1]:
+                read = max(probe.bytes_per_s() for _ in range(READ_PASSES)) / 1e9
+                found[name].read.append(read)
+                _measure(found[name], name, contestants[name], cases, number, contest)
+    rows = [row for name in names for row in _rows(found[name], cases, weights, name)]
+    facts = [
+        ("instruction sets", sets_text(names)),
+        ("weights", weights.text()),
+        *_work_facts([found[name] for name in names]),
+    ]
+    if weights.read_whole:
+        facts += [(f"{name}: read limit", _shares_text(found[name], weights)) for name in names]
+    return Part(rows, facts)
+
+
+def _contestants(
+    name: str, threads: int, weights: Weights, builds: llama.Builds
+) -> list[Startable]:
+    """Of an instruction set, ours first. A log at its default level says what quire runs with."""
+    settings = ["--log-level", "info", "--set", f"engine.instruction_set={name}"]
+    plain = quire(weights.ours, threads).told(OURS, *settings)
+    ours = [plain]
+    if (rounded := rounded_activations(name, quantised=weights.quantised)) is not None:
+        ours.append(plain.told(ROUNDED, "--set", f"engine.activations={rounded}"))
+    programs, kernels = builds.programs, builds.kernels(name)
+    return [
+        *ours,
+        LlamaServer(programs, kernels, weights.theirs, SLOTS, SLOT_TOKENS, LLAMA_SERVER),
+    ]
+
+
+def rounded_activations(name: str, *, quantised: bool) -> str | None:
+    """What an instruction set rounds x to as llama.cpp does; None where it has no use for it."""
+    if quantised:
+        return None if name in ("amx", "neon") else "int8"
+    return "bfloat16" if name == "bf16" else None
+
+
+def _measure(
+    found: Measurement,
+    name: str,
+    programs: Sequence[Startable],
+    cases: Cases,
+    number: int,
+    contest: Contest,
+) -> None:
+    """A round of one instruction set."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(its, contest.threads)) for its in programs]
+        for server in servers:
+            check_instruction_set(server, name)
+        before = Busy.now()
+        compare_round(found.seen, servers, cases.all, number, contest.seeds)
+        found.others.append(Busy.now().others_since(before))
+
+
+def check_instruction_set(server: Server, name: str) -> None:
+    """Raises BrokenError when a server runs with another one."""
+    if isinstance(server.program, LlamaServer):
+        maps = Path(f"/proc/{server.pid}/maps").read_text()
+        running, wanted = loaded_kernels(maps), str(server.program.kernels.resolve())
+    else:
+        said = KERNELS.search(server.log())
+        running, wanted = said[1] if said else "", name
+    if running != wanted:
+        runs = running or "nobody knows what"
+        raise BrokenError(f"{server.label} runs with {runs}, not with {wanted}")
+
+
+def loaded_kernels(maps: str) -> str:
+    """The folder of llama.cpp's kernels, by a process's map of its memory; empty without any."""
+    found = re.search(rf"(/.*)/{re.escape(llama.LIBRARY)}[.0-9]*$", maps, re.MULTILINE)
+    return found[1] if found else ""
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def _rows(found: Measurement, cases: Cases, weights: Weights, name: str) -> list[Row]:
+    """Of one instruction set: ours with float32 activations first."""
+    rows: list[Row] = []
+    rounded = rounded_activations(name, quantised=weights.quantised)
+    sides = {OURS: ""} | ({} if rounded is None else {ROUNDED: f", {rounded} activations"})
+    for label, ending in sides.items():
+        rows += _prompt_rows(found.seen, label, ending, cases.prompts)
+        rows += _decode_rows(found.seen, label, ending, cases.decodes)
+        if weights.read_whole:
+            least = LEAST_OF_READ_BANDWIDTH if weights.quantised else None
+            rates, size = found.seen[label, ALONE].decode_per_s, weight_bytes(weights.ours)
+            rows.append(streaming_row(f"decode{ending}", rates, found.read, size, least))
+        rows += _whole_rows(found.seen, label, ending, cases.whole)
+    return [row.run_with(name) for row in rows]
+
+
+def _prompt_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
+    return [
+        Row.higher_is_better(
+            f"prompt of {case.prompt_tokens} tokens{ending}",
+            "tok/s",
+            prompt_rates(case.prompt_tokens, seen[label, case].ttft_ms),
+            (LLAMA_SERVER, prompt_rates(case.prompt_tokens, seen[LLAMA_SERVER, case].ttft_ms)),
+            LEAST_PROMPT,
+        )
+        for case in cases
+    ]
+
+
+def prompt_rates(tokens: int, ttft_ms: Sequence[float]) -> list[float]:
+    """Tokens of a prompt over the time to the first token, per second."""
+    return [1e3 * tokens / ms for ms in ttft_ms]
+
+
+def _decode_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
+    return [
+        Row.higher_is_better(
+            f"decode{ending}, {streams_text(case.streams)}",
+            "tok/s",
+            seen[label, case].together_per_s,
+            (LLAMA_SERVER, seen[LLAMA_SERVER, case].together_per_s),
+        )
+        for case in cases
+    ]
+
+
+def _whole_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
+    """Tokens of answers per second, and times to the first ones."""
+    labels, name = [label, LLAMA_SERVER], f"{PROMPT_TOKENS} in, {ANSWER_TOKENS} out{ending}"
+    return [
+        *rate_rows(name, seen, labels, cases, lambda _, case: LEAST_WHOLE.get(case.streams)),
+        *ttft_rows(
+            seen,
+            labels,
+            cases,
+            lambda *_: None,
+            lambda case: f"{name}, {streams_text(case.streams)}",
+        ),
+    ]
+
+
+def sets_text(ran: Sequence[str]) -> str:
+    """What ran, what was not asked for, and what this processor does not have."""
+    has = llama.here()
+    left = [name for name in has if name not in ran]
+    missing = [name for name in llama.FLAGS if "neon" not in (name, *has) and name not in has]
+    said = [
+        ", ".join(ran),
+        *([f"not asked for: {', '.join(left)}"] if left else []),
+        f"could not run: {', '.join(missing) or 'none'}",
+    ]
+    return "; ".join(said)
+
+
+def _shares_text(found: Measurement, weights: Weights) -> str:
+    """Of every side at one stream, by its own weights' bytes."""
+    labels = {label for label, _ in found.seen}
+    sizes = {
+        label: weight_bytes(weights.theirs if label == LLAMA_SERVER else weights.ours)
+        for label in sorted(labels)
+    }
+    return "decode at 1 stream times its own weights: " + ", ".join(
+        share_text(label, size, found.seen[label, ALONE].decode_per_s, found.read)
+        for label, size in sizes.items()
+    )
+
+
+def _work_facts(found: Sequence[Measurement]) -> list[tuple[str, str]]:
+    """How much was done, and what the load client and other programs took of a core."""
+    measured = [its for one in found for its in one.seen.values()]
+    rounds = max(len(its.ttft_ms) for its in measured)
+    share = max(max(its.client_share) for its in measured)
+    done = (
+        f"{rounds} rounds; decode: prompts of {DECODE_PROMPT_TOKENS} tokens, answers of "
+        f"{ANSWER_TOKENS}, while all streams are given some"
+    )
+    return [
+        ("work", done),
+        (LLAMA_SERVER, f"of {llama.version()}; {SLOTS} slots of {SLOT_TOKENS} tokens"),
+        ("load client", f"at most {100 * share:.0f} % of one core"),
+        ("other programs", others_text(max(max(one.others) for one in found))),
+    ]
