@@ -1,190 +1,348 @@
-// Many rows of one sequence: prefill. A tile of K and V is widened once for all of them. Included
-// inside an instruction set's namespace, as simd.h is.
+// Many rows of one sequence: prefill. A lane of a vector of scores is a query row, so that nothing
+// is summed across lanes, and K and V are widened once for all rows. Included inside an instruction
+// set's namespace, as simd.h is.
 
-// Widens a tile of one head to fp32 [tokens][D], in kernel order.
-template <class KV, size_t D>
+// Vectors of query rows that are scored together.
+constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
+// What is widened at a time: keys stay in the first cache with the queries, and so do parts of V.
+constexpr size_t kKeyTokens = 16;
+constexpr size_t kValueDims = 64;
+// Without AVX a broadcast takes two instructions.
+constexpr size_t kAddRows = kLanes < 8 && kSumRegisters < 16 ? 2 : 4;
+
+// Widens D dimensions of some tokens to fp32 [D / W][kTileTokens][W], in kernel order.
+template <class KV, size_t D, size_t W>
 inline void widen(const KV* rows, size_t stride, size_t tokens, float* tile) {
   for (size_t t = 0; t < tokens; ++t) {
     for (size_t i = 0; i < D; i += 2 * kLanes) {
-      Vec v0, v1;
-      load_pair(rows + t * stride + i, v0, v1);
-      store(tile + t * D + i, v0);
-      store(tile + t * D + i + kLanes, v1);
+      Vec v[2];
+      load_pair(rows + t * stride + i, v[0], v[1]);
+      for (size_t j = 0; j < 2; ++j) {
+        const size_t at = i + j * kLanes;
+        store(tile + at / W * W * kTileTokens + t * W + at % W, v[j]);
+      }
     }
   }
 }
 
-// Scores are made in blocks of kScoreRows query rows and kScoreTokens keys.
-constexpr size_t kScoreTokens = 4;
-constexpr size_t kScoreRows = kSumRegisters / kScoreTokens;
+// Lane i of vector j becomes lane j of vector i.
+template <size_t step = 1>
+inline void transpose(Vec* v) {
+  if constexpr (step < kLanes) {
+    Vec zipped[kLanes];
+    for (size_t i = 0; i < kLanes / 2; ++i) {
+      zipped[2 * i] = zip<false>(v[i], v[i + kLanes / 2], Lanes{});
+      zipped[2 * i + 1] = zip<true>(v[i], v[i + kLanes / 2], Lanes{});
+    }
+    transpose<2 * step>(zipped);
+    for (size_t i = 0; i < kLanes; ++i) {
+      v[i] = zipped[i];
+    }
+  }
+}
 
-// Summed as score_tokens sums: along the row with kLanes sums at once, then by halving.
-template <size_t D>
-inline void score_block(const float* const* rows, const float* keys, float* const* scores) {
-  Vec dots[kSumRegisters] = {};
+// Sums of T keys and V vectors of query rows that wait for their like.
+template <size_t V, size_t T>
+constexpr size_t kWaiting = T * V * kLanes;
+
+// What score_tokens sums in one lane, and `taken` sums that wait below `top`, added in turn.
+// queries: [D / kLanes][V][kLanes]. Not inlined, or its sums would not stay in registers.
+template <size_t D, size_t V, size_t T, size_t taken>
+__attribute__((noinline)) void multiply_lane(const float* queries, const float* keys, float* top) {
+  Vec sum[T][V] = {};
+#pragma GCC unroll 2
   for (size_t i = 0; i < D; i += kLanes) {
-    for (size_t t = 0; t < kScoreTokens; ++t) {
-      const Vec key = load(keys + t * D + i);
-      for (size_t r = 0; r < kScoreRows; ++r) {
-        dots[r * kScoreTokens + t] = fma(load(rows[r] + i), key, dots[r * kScoreTokens + t]);
+    for (size_t t = 0; t < T; ++t) {
+      const Vec key = all(keys[t * D + i]);
+      for (size_t v = 0; v < V; ++v) {
+        sum[t][v] = fma(load(queries + i * V + v * kLanes), key, sum[t][v]);
       }
     }
   }
-  float totals[kSumRegisters];
-  for (size_t d = 0; d < kSumRegisters; d += kLanes) {
-    store(totals + d, sums(dots + d));
+  for (size_t n = 0; n < taken; ++n) {
+    top -= T * V * kLanes;
+    for (size_t t = 0; t < T; ++t) {
+      for (size_t v = 0; v < V; ++v) {
+        sum[t][v] = load(top + (t * V + v) * kLanes) + sum[t][v];
+      }
+    }
   }
-  for (size_t r = 0; r < kScoreRows; ++r) {
-    for (size_t t = 0; t < kScoreTokens; ++t) {
-      scores[r][t] = totals[r * kScoreTokens + t];
+  for (size_t t = 0; t < T; ++t) {
+    for (size_t v = 0; v < V; ++v) {
+      store(top + (t * V + v) * kLanes, sum[t][v]);
     }
   }
 }
 
-// values[r] = values[r] * factors[r] + sum over tokens [from, to) of weights[r][t] * tile[t].
-template <size_t D, size_t R>
-inline void add_tile(
-    float* const* weights, const float* factors, const float* tile, size_t from, size_t to,
-    float* const* values) {
-  constexpr size_t kVecs = D / kLanes;
-  constexpr size_t kSlab = kSumRegisters / 2 < kVecs ? kSumRegisters / 2 : kVecs;
-  static_assert(kVecs % kSlab == 0);
-  for (size_t first = 0; first < D; first += kSlab * kLanes) {
-    Vec sum[R][kSlab];
-    for (size_t r = 0; r < R; ++r) {
-      for (size_t v = 0; v < kSlab; ++v) {
-        sum[r][v] = load(values[r] + first + v * kLanes) * all(factors[r]);
+// The lanes `first`, `first` + step, ...: their halves are added to each other, as in sums().
+template <size_t D, size_t V, size_t T, size_t step = 1, size_t taken = 0>
+inline void multiply_lanes(const float* queries, const float* keys, size_t first, float* top) {
+  if constexpr (step == kLanes) {
+    multiply_lane<D, V, T, taken>(queries + first * D * V, keys + first, top);
+  } else {
+    multiply_lanes<D, V, T, 2 * step>(queries, keys, first, top);
+    multiply_lanes<D, V, T, 2 * step, taken + 1>(
+        queries, keys, first + step, top + T * V * kLanes);
+  }
+}
+
+// queries: [kLanes][D / kLanes][V][kLanes]. scores: [V][kTileTokens][kLanes].
+template <size_t D, size_t V>
+void score_rows(const float* queries, const float* keys, size_t tokens, float* scores) {
+  constexpr size_t T = kSumRegisters / V;
+  constexpr size_t kMostWaiting = 5;  // sums: one for each halving of 16 lanes, and the last
+  for (size_t t = 0; t < tokens; t += T) {
+    float waiting[kMostWaiting * T * V * kLanes];
+    multiply_lanes<D, V, T>(queries, keys + t * D, 0, waiting);
+    for (size_t i = 0; i < T; ++i) {
+      for (size_t v = 0; v < V; ++v) {
+        store(scores + (v * kTileTokens + t + i) * kLanes, load(waiting + (i * V + v) * kLanes));
       }
     }
-    for (size_t t = from; t < to; ++t) {
-      for (size_t v = 0; v < kSlab; ++v) {
-        const Vec value = load(tile + t * D + first + v * kLanes);
-        for (size_t r = 0; r < R; ++r) {
-          sum[r][v] = fma(all(weights[r][t]), value, sum[r][v]);
-        }
-      }
+  }
+}
+
+// Weights of the tokens `first`, `first` + kLanes, ... of kLanes rows, and of the other tokens from
+// steps on, added as sum_of adds them.
+template <size_t step = 1>
+inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
+  if constexpr (step == kLanes) {
+    Vec sum{};
+    for (size_t t = first; t < tokens; t += kLanes) {
+      sum += load(weights + t * kLanes);
+    }
+    return sum;
+  } else {
+    return sum_tokens<2 * step>(weights, first, tokens) +
+           sum_tokens<2 * step>(weights, first + step, tokens);
+  }
+}
+
+// What soften() does, for kLanes rows.
+inline void soften_rows(
+    float* scores, size_t tokens, float* highest, float* weight, float* factors) {
+  constexpr size_t kChains = 4;
+  Vec best[kChains];
+  for (size_t i = 0; i < kChains; ++i) {
+    best[i] = load(highest);
+  }
+  size_t t = 0;
+  for (; t + kChains <= tokens; t += kChains) {
+    for (size_t i = 0; i < kChains; ++i) {
+      best[i] = larger(load(scores + (t + i) * kLanes), best[i]);
+    }
+  }
+  for (; t < tokens; ++t) {
+    best[0] = larger(load(scores + t * kLanes), best[0]);
+  }
+  const Vec raised = larger(larger(best[0], best[1]), larger(best[2], best[3]));
+  for (size_t t = 0; t < tokens; ++t) {
+    store(scores + t * kLanes, exp_of_negative(load(scores + t * kLanes) - raised));
+  }
+  const Vec total = sum_tokens(scores, 0, tokens);
+  const Vec factor = exp_of_negative(load(highest) - raised);
+  store(weight, load(weight) * factor + total);
+  store(highest, raised);
+  store(factors, factor);
+}
+
+// values[r] = values[r] * factors[r] + sum over tokens [from, to) of weights[t][r] * tile[t], for R
+// rows and S vectors of each.
+template <size_t D, size_t R, size_t S>
+__attribute__((noinline)) void add_slab(
+    const float* weights, const float* factors, const float* tile, size_t from, size_t to,
+    float* values) {
+  Vec sum[R][S];
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t v = 0; v < S; ++v) {
+      sum[r][v] = load(values + r * D + v * kLanes) * all(factors[r]);
+    }
+  }
+  for (size_t t = from; t < to; ++t) {
+    Vec value[S];
+    for (size_t v = 0; v < S; ++v) {
+      value[v] = load(tile + (t * S + v) * kLanes);
     }
     for (size_t r = 0; r < R; ++r) {
-      for (size_t v = 0; v < kSlab; ++v) {
-        store(values[r] + first + v * kLanes, sum[r][v]);
+      const Vec weight = all(weights[t * kLanes + r]);
+      for (size_t v = 0; v < S; ++v) {
+        sum[r][v] = fma(weight, value[v], sum[r][v]);
       }
+    }
+  }
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t v = 0; v < S; ++v) {
+      store(values + r * D + v * kLanes, sum[r][v]);
     }
   }
 }
 
 // The query rows of a chunk that share a KV head, and where their results gather. Row i stands at
-// position `position + i / group` and is query head `i % group` of the KV head.
+// position `position + i / group` and is query head `i % group` of the KV head. Rows are made up to
+// whole vectors: the last ones may be nobody's.
 struct Chunk {
   const HeadShape& shape;
-  const float* prepared;
   size_t position;
   size_t rows;
-  float* keys;    // [kTileTokens][head_dim] widened
-  float* values;  // same
-  float* scores;  // [rows][kTileTokens]
-  Partial split;  // of the split that is being gathered
-  Partial total;  // of the splits before it
+  float* keys;     // [kKeyTokens][head_dim] widened
+  float* values;   // [kTileTokens][kValueDims] widened
+  float* queries;  // [rows][head_dim], as score_rows reads them
+  float* scores;   // [rows / kLanes][kTileTokens][kLanes]
+  float* factors;  // [rows]
+  Partial split;   // of the split that is being gathered
+  Partial total;   // of the splits before it
 
-  const float* queries(size_t i) const {
-    return prepared + i / shape.group() * shape.query_floats() +
-           i % shape.group() * shape.head_dim;
-  }
-  // Keys of a tile that starts at `token` which row i may see; the first rows may see none.
+  // Keys of `tokens`, the first at `token`, that row i may see; the first rows may see none.
   size_t visible(size_t i, size_t token, size_t tokens) const {
+    if (token + tokens <= position + 1) {
+      return tokens;
+    }
     const size_t end = position + i / shape.group() + 1;
     return end <= token ? 0 : (end - token < tokens ? end - token : tokens);
   }
 };
 
+// Calls body(first row, constant V) for blocks of V vectors of rows.
+template <class Body>
+inline void for_row_blocks(size_t rows, const Body& body) {
+  size_t row = 0;
+  for (; row + kRowVecs * kLanes <= rows; row += kRowVecs * kLanes) {
+    body(row, std::integral_constant<size_t, kRowVecs>{});
+  }
+  for (; row < rows; row += kLanes) {
+    body(row, std::integral_constant<size_t, 1>{});
+  }
+}
+
+// prepared: the first row's query heads; `count` rows are there.
 template <size_t D>
-void score_tile(const Chunk& chunk, size_t first_row, size_t tokens) {
-  for (size_t row = first_row; row < chunk.rows; row += kScoreRows) {
-    const float* rows[kScoreRows];
-    float* scores[kScoreRows];
-    float spare[kTileTokens];
-    for (size_t r = 0; r < kScoreRows; ++r) {
-      const bool real = row + r < chunk.rows;
-      rows[r] = chunk.queries(real ? row + r : row);
-      scores[r] = real ? chunk.scores + (row + r) * kTileTokens : spare;
+void turn_queries(const Chunk& chunk, const float* prepared, size_t count) {
+  const size_t group = chunk.shape.group();
+  for_row_blocks(chunk.rows, [&](size_t first, auto vecs) {
+    constexpr size_t V = decltype(vecs)::value;
+    for (size_t v = 0; v < V; ++v) {
+      const float* rows[kLanes];
+      for (size_t r = 0; r < kLanes; ++r) {
+        const size_t i = first + v * kLanes + r < count ? first + v * kLanes + r : 0;
+        rows[r] = prepared + i / group * chunk.shape.query_floats() + i % group * D;
+      }
+      for (size_t i = 0; i < D; i += kLanes) {
+        Vec turned[kLanes];
+        for (size_t r = 0; r < kLanes; ++r) {
+          turned[r] = load(rows[r] + i);
+        }
+        transpose(turned);
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+          store(chunk.queries + first * D + (lane * D + i) * V + v * kLanes, turned[lane]);
+        }
+      }
     }
-    for (size_t t = 0; t < tokens; t += kScoreTokens) {
-      score_block<D>(rows, chunk.keys + t * D, scores);
-      for (size_t r = 0; r < kScoreRows; ++r) {
-        scores[r] += kScoreTokens;
+  });
+}
+
+template <class KV, size_t D>
+void score_tile(const Chunk& chunk, const KV* keys, size_t token, size_t tokens) {
+  const size_t stride = chunk.shape.row_elements();
+  for (size_t t = 0; t < tokens; t += kKeyTokens) {
+    const size_t n = tokens - t < kKeyTokens ? tokens - t : kKeyTokens;
+    widen<KV, D, D>(keys + (token + t) * stride, stride, n, chunk.keys);
+    for_row_blocks(chunk.rows, [&](size_t row, auto vecs) {
+      constexpr size_t V = decltype(vecs)::value;
+      const size_t most = chunk.visible(row + V * kLanes - 1, token + t, n);
+      score_rows<D, V>(
+          chunk.queries + row * D, chunk.keys, most, chunk.scores + row * kTileTokens + t * kLanes);
+    });
+  }
+}
+
+// Softens kLanes rows; what a row may not see weighs nothing.
+void soften_tile(const Chunk& chunk, size_t row, size_t token, size_t tokens) {
+  float* const scores = chunk.scores + row * kTileTokens;
+  const size_t most = chunk.visible(row + kLanes - 1, token, tokens);
+  const size_t least = chunk.visible(row, token, tokens);
+  if (least < most) {
+    IntVec seen;
+    for (size_t r = 0; r < kLanes; ++r) {
+      seen[r] = static_cast<int32_t>(chunk.visible(row + r, token, tokens));
+    }
+    for (size_t t = least; t < most; ++t) {
+      const Vec score = load(scores + t * kLanes);
+      store(scores + t * kLanes, seen > static_cast<int32_t>(t) ? score : all(kHidden));
+    }
+  }
+  soften_rows(scores, most, chunk.split.highest + row, chunk.split.weight + row,
+              chunk.factors + row);
+}
+
+template <class KV, size_t D>
+void add_tile(const Chunk& chunk, const KV* values, size_t token, size_t tokens) {
+  constexpr size_t W = D < kValueDims ? D : kValueDims;
+  constexpr size_t kMost = kSumRegisters / kAddRows * kLanes;
+  constexpr size_t kSlab = kMost < W ? kMost : W;
+  constexpr size_t S = kSlab / kLanes;
+  const size_t stride = chunk.shape.row_elements();
+  for (size_t i = 0; i < D; i += kSlab) {
+    if (i % W == 0) {
+      widen<KV, W, kSlab>(values + token * stride + i, stride, tokens, chunk.values);
+    }
+    const float* const tile = chunk.values + i % W * kTileTokens;
+    for (size_t row = 0; row < chunk.rows; row += kAddRows) {
+      const float* const weights =
+          chunk.scores + row / kLanes * kLanes * kTileTokens + row % kLanes;
+      float* const into = chunk.split.values + row * D + i;
+      const size_t least = chunk.visible(row, token, tokens);
+      add_slab<D, kAddRows, S>(weights, chunk.factors + row, tile, 0, least, into);
+      if (chunk.visible(row + kAddRows - 1, token, tokens) > least) {
+        const float once = 1.0f;
+        for (size_t r = 1; r < kAddRows; ++r) {
+          const size_t seen = chunk.visible(row + r, token, tokens);
+          add_slab<D, 1, S>(weights + r, &once, tile, least, seen, into + r * D);
+        }
       }
     }
   }
 }
 
-// Softens and adds rows i and, where there is one, i + 1.
-template <size_t D>
-void gather_rows(const Chunk& chunk, size_t i, size_t token, size_t tokens) {
-  float* weights[2];
-  float* values[2];
-  float factors[2];
-  size_t seen[2] = {0, 0};
-  const size_t count = i + 1 < chunk.rows ? 2 : 1;
-  for (size_t r = 0; r < count; ++r) {
-    weights[r] = chunk.scores + (i + r) * kTileTokens;
-    values[r] = chunk.split.values + (i + r) * D;
-    seen[r] = chunk.visible(i + r, token, tokens);
-    factors[r] = soften(weights[r], seen[r], chunk.split.highest[i + r], chunk.split.weight[i + r]);
-  }
-  if (count == 1) {
-    add_tile<D, 1>(weights, factors, chunk.values, 0, seen[0], values);
-    return;
-  }
-  // Row i sees no more than row i + 1.
-  add_tile<D, 2>(weights, factors, chunk.values, 0, seen[0], values);
-  if (seen[1] > seen[0]) {
-    const float once = 1.0f;
-    add_tile<D, 1>(weights + 1, &once, chunk.values, seen[0], seen[1], values + 1);
-  }
-}
-
 template <class KV, size_t D>
-void gather_tile(Chunk& chunk, const KV* keys, const KV* values, size_t token, size_t tokens) {
-  const size_t stride = chunk.shape.row_elements();
-  widen<KV, D>(keys + token * stride, stride, tokens, chunk.keys);
-  widen<KV, D>(values + token * stride, stride, tokens, chunk.values);
-  for (size_t t = tokens; t % kScoreTokens != 0; ++t) {
-    for (size_t i = 0; i < D; ++i) {
-      chunk.keys[t * D + i] = 0.0f;
+void gather_split(const Chunk& chunk, const KV* keys, const KV* values, size_t from, size_t to) {
+  for (size_t t = from; t < to; t += kTileTokens) {
+    const size_t n = to - t < kTileTokens ? to - t : kTileTokens;
+    score_tile<KV, D>(chunk, keys, t, n);
+    for (size_t row = 0; row < chunk.rows; row += kLanes) {
+      soften_tile(chunk, row, t, n);
     }
-  }
-  const size_t first_position = token > chunk.position ? token - chunk.position : 0;
-  const size_t first_row = first_position * chunk.shape.group();
-  score_tile<D>(chunk, first_row, tokens);
-  for (size_t i = first_row; i < chunk.rows; i += 2) {
-    gather_rows<D>(chunk, i, token, tokens);
+    add_tile<KV, D>(chunk, values, t, n);
   }
 }
 
 void attend_chunk(
     const HeadShape& shape, size_t kv_head, const float* prepared, const void* keys,
     const void* values, size_t rows, size_t position, float* out, float* scratch) {
-  const size_t heads = rows * shape.group();
-  const size_t tile = kTileTokens * shape.head_dim;
-  float* const scores = scratch + 2 * tile;
-  float* const split = scores + heads * kTileTokens;
-  float* const total = split + Partial::floats(heads, shape.head_dim);
-  Chunk chunk{shape, prepared, position, heads, scratch, scratch + tile, scores,
-              Partial::at(split, heads), Partial::at(total, heads)};
+  const size_t count = rows * shape.group();
+  const size_t heads = (count + kLanes - 1) / kLanes * kLanes;
+  const auto take = [&](size_t floats) {
+    float* const taken = scratch;
+    scratch += floats;
+    return taken;
+  };
+  Chunk chunk{
+      shape, position, heads, take(kKeyTokens * shape.head_dim), take(kTileTokens * kValueDims),
+      take(heads * shape.head_dim), take(heads * kTileTokens), take(heads),
+      Partial::at(take(Partial::floats(heads, shape.head_dim)), heads),
+      Partial::at(take(Partial::floats(heads, shape.head_dim)), heads)};
   start(chunk.total, heads, shape.head_dim);
   const size_t end = position + rows;
   with_type(shape.type, [&]<class KV>(KV) {
     for_head_dim(shape.head_dim, [&](auto dim) {
       constexpr size_t D = decltype(dim)::value;
-      const KV* head_keys = static_cast<const KV*>(keys) + kv_head * D;
-      const KV* head_values = static_cast<const KV*>(values) + kv_head * D;
+      turn_queries<D>(chunk, prepared, count);
       for (size_t from = 0; from < end; from += kSplitTokens) {
         const size_t to = end - from < kSplitTokens ? end : from + kSplitTokens;
         start(chunk.split, heads, D);
-        for (size_t t = from; t < to; t += kTileTokens) {
-          const size_t n = to - t < kTileTokens ? to - t : kTileTokens;
-          gather_tile<KV, D>(chunk, head_keys, head_values, t, n);
-        }
-        for (size_t i = 0; i < heads; ++i) {
+        gather_split<KV, D>(
+            chunk, static_cast<const KV*>(keys) + kv_head * D,
+            static_cast<const KV*>(values) + kv_head * D, from, to);
+        for (size_t i = 0; i < count; ++i) {
           if (chunk.visible(i, from, kSplitTokens) > 0) {
             join(chunk.total.highest[i], chunk.total.weight[i], chunk.total.values + i * D,
                  chunk.split.highest[i], chunk.split.weight[i], chunk.split.values + i * D, D);
@@ -193,7 +351,7 @@ void attend_chunk(
       }
     });
   });
-  for (size_t i = 0; i < heads; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     float* target = out + i / shape.group() * shape.query_floats() +
                     i % shape.group() * shape.head_dim;
     divide(shape.type, chunk.total.values + i * shape.head_dim, chunk.total.weight[i],

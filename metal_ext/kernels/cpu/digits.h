@@ -1,13 +1,13 @@
 // Rows of x cut into whole numbers, for layers of 4 and 8 bits: a group of x is one float32 times
-// whole numbers of 24 bits, each of three digits to the base of 256; or of 16 or 8 bits, where x may
-// be rounded to that. Sums of codes times digits are whole numbers of 32 bits, and so the same
+// whole numbers of 24 bits, each of three digits to the base of 256; or of 16 or 8 bits, where x
+// may be rounded to that. Sums of codes times digits are whole numbers of 32 bits, and so the same
 // whoever makes them, and in whatever order. Included inside an instruction set's namespace, as
 // simd.h is.
 //
 //   x[i] = largest / kLargestWhole * (digit[0][i] * 2^16 + digit[1][i] * 2^8 + digit[2][i])
 //
-// What is lost of each is at most about 2^-24 (2^-16, 2^-8) of the group's largest magnitude. A row,
-// as prepared:
+// What is lost of each is at most about 2^-24 (2^-16, 2^-8) of the group's largest magnitude. A
+// row, as prepared:
 //
 //   [groups]{ the largest magnitude, the sum of x } float32
 //   [groups][digits][group] signed bytes

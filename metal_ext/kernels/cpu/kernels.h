@@ -59,7 +59,7 @@ struct Partial {
 };
 
 // Rows that one attend_chunk call takes at most.
-constexpr size_t kChunkRows = 16;
+constexpr size_t kChunkRows = 32;
 
 // What stands between a layer's products, in float32, a row at a time. out may be an input.
 struct LayerKernels {
@@ -170,9 +170,10 @@ struct Kernels {
   ChooseKernels choose;
 };
 
+// Widened keys, values of 64 dimensions, and what gathers of each row.
 constexpr size_t chunk_scratch_floats(const HeadShape& shape) {
   const size_t heads = kChunkRows * shape.group();
-  return 2 * kTileTokens * shape.head_dim + heads * kTileTokens +
+  return kTileTokens * (shape.head_dim + 64) + heads * (kTileTokens + shape.head_dim + 1) +
          2 * Partial::floats(heads, shape.head_dim);
 }
 

@@ -48,8 +48,8 @@ struct DotSum {
 };
 #endif
 
-// R rows of x, from `row` on, by P panels. Loops over sums are unrolled at once: otherwise compilers
-// keep the sums in memory.
+// R rows of x, from `row` on, by P panels. Loops over sums are unrolled at once: otherwise
+// compilers keep the sums in memory.
 template <size_t Bits, size_t Digits, size_t P, size_t R>
 [[gnu::noinline]] void multiply_code_rows(const CodeCall& call, size_t first, size_t row) {
   const LinearShape& shape = call.shape;
@@ -141,8 +141,8 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
   }
 }
 
-// Sums of one digit and a panel, and rows of them: where vectors are whole panels there are registers
-// for them, and else it was measured.
+// Sums of one digit and a panel, and rows of them: where vectors are whole panels there are
+// registers for them, and else it was measured.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : 8;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : 6;
 

@@ -39,12 +39,21 @@ void prepare_queries(const HeadShape& shape, const float* queries, float scale, 
   });
 }
 
+// The lower or the upper halves of a and b, one lane of each in turn.
+template <bool upper, int... lane>
+inline Vec zip(Vec a, Vec b, std::integer_sequence<int, lane...>) {
+  constexpr int n = static_cast<int>(kLanes);
+  return pick<(lane / 2 + lane % 2 * n + upper * n / 2)...>(a, b);
+}
+
 // out = values / weight, in natural order.
 inline void divide(
     KVType type, const float* values, float weight, size_t head_dim, float* out) {
-  with_type(type, [&]<class KV>(KV) {
-    for (size_t i = 0; i < head_dim; ++i) {
-      out[i] = values[kernel_order<KV>(i)] / weight;
-    }
-  });
+  for (size_t i = 0; i < head_dim; i += 2 * kLanes) {
+    const Vec first = load(values + i) / all(weight);
+    const Vec second = load(values + i + kLanes) / all(weight);
+    const bool pairs = type == KVType::bfloat16;
+    store(out + i, pairs ? zip<false>(first, second, Lanes{}) : first);
+    store(out + i + kLanes, pairs ? zip<true>(first, second, Lanes{}) : second);
+  }
 }

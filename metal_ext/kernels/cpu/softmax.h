@@ -3,6 +3,7 @@
 // simd.h is.
 
 constexpr float kNoScore = -1e30f;  // below every score; finite, so that differences stay numbers
+constexpr float kHidden = -__builtin_inff();  // weighs nothing, whatever the highest score is
 
 inline void start(Partial& state, size_t heads, size_t head_dim) {
   for (size_t h = 0; h < heads; ++h) {
@@ -20,7 +21,7 @@ inline float soften(float* scores, size_t n, float& highest, float& weight) {
   Vec best = all(highest);
   const size_t end = (n + kLanes - 1) / kLanes * kLanes;
   for (size_t t = n; t < end; ++t) {
-    scores[t] = kNoScore;
+    scores[t] = kHidden;
   }
   for (size_t t = 0; t < end; t += kLanes) {
     best = larger(load(scores + t), best);
