@@ -6,7 +6,9 @@ from metal_ext import CpuWorkers, instruction_sets
 def test_the_best_instruction_set_is_the_one_that_is_taken() -> None:
     best = instruction_sets()[0]
     assert CpuWorkers(1).instruction_set == best
-    assert set(instruction_sets()) <= {"amx", "bf16", "vnni", "avx512", "avx2", "sse2", "neon"}
+    assert set(instruction_sets()) <= {
+        "amx", "bf16", "vnni", "avx512", "avx2", "sse2", "dotprod", "neon",
+    }
 
 
 @pytest.mark.parametrize("name", instruction_sets())

@@ -13,24 +13,30 @@
 //   [groups][digits][group] signed bytes
 
 constexpr size_t kMostDigits = 3;
-#if defined(__AVX2__)
-constexpr bool kHasDots = true;
-#else
-constexpr bool kHasDots = false;
+// Sets with instructions that add products of bytes; WIDE: as 32 bits at once.
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#define QUIRE_WIDE_DOTS
 #endif
+#if defined(__AVX2__) || defined(QUIRE_WIDE_DOTS)
+#define QUIRE_DOTS
+#endif
+// arm64's, the ones of 4 lanes, take signed codes: from those of 8 bits 128 is subtracted.
+constexpr bool kSignedCodes = kLanes == 4;
 
 // How many digits x has for such weights; 0: it stays as it is. Without instructions that add
 // products of bytes as 32 bits one digit alone is faster than float32, and times codes of 4 bits
 // alone it fits.
 constexpr size_t digits_of(const LinearShape& shape) {
-  const bool narrow = shape.activations == Activations::int8;
+  [[maybe_unused]] const bool narrow = shape.activations == Activations::int8;
 #if defined(__AMX_INT8__)
   return shape.quantized() ? kMostDigits : 0;
-#elif defined(__AVX512VNNI__)
+#elif defined(QUIRE_WIDE_DOTS)
   const size_t wide = shape.activations == Activations::bfloat16 ? 2 : kMostDigits;
   return !shape.quantized() ? 0 : narrow ? 1 : wide;
+#elif defined(QUIRE_DOTS)
+  return narrow && shape.type == WeightType::bits4 ? 1 : 0;
 #else
-  return kHasDots && narrow && shape.type == WeightType::bits4 ? 1 : 0;
+  return 0;
 #endif
 }
 
@@ -44,7 +50,7 @@ template <class Body>
 void with_digits(const LinearShape& shape, const Body& body) {
   switch (digits_of(shape)) {
     case 1: return body(std::integral_constant<size_t, 1>{});
-#if defined(__AVX512VNNI__)
+#if defined(QUIRE_WIDE_DOTS)
     case 2: return body(std::integral_constant<size_t, 2>{});
     default: return body(std::integral_constant<size_t, 3>{});
 #endif
@@ -120,8 +126,11 @@ inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
   } else {
     read_pair(reinterpret_cast<const float*>(group), found.scale, found.bias);
   }
-  for (Vec& its : found.scale) {
-    its *= all(1.0f / kLargestWhole<Digits>);
+  for (size_t v = 0; v < kPanelVecs; ++v) {
+    if (kSignedCodes && shape.type == WeightType::bits8) {
+      found.bias[v] = fma(found.scale[v], all(128.0f), found.bias[v]);
+    }
+    found.scale[v] *= all(1.0f / kLargestWhole<Digits>);
   }
   return found;
 }
@@ -161,11 +170,12 @@ constexpr size_t kCodeParts = 8 / Bits;
 
 template <size_t Bits>
 inline void read_codes(const std::byte* from, BitVec* codes) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes * 4)));
   const BitVec both = *reinterpret_cast<const UnalignedBits*>(from);
   if constexpr (Bits == 4) {
     codes[0] = both & 0x0f0f0f0fu;
-    codes[1] = both >> 4 & 0x0f0f0f0fu;
+    codes[1] = reinterpret_cast<BitVec>(reinterpret_cast<Bytes>(both) >> 4);
   } else {
-    codes[0] = both;
+    codes[0] = kSignedCodes ? both ^ 0x80808080u : both;
   }
 }

@@ -6,6 +6,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #include "cpu/head_dims.h"
@@ -20,6 +22,7 @@ namespace avx512 { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
 namespace sse2 { extern const Kernels kernels; }
 #else
+namespace dotprod { extern const Kernels kernels; }
 namespace neon { extern const Kernels kernels; }
 #endif
 
@@ -37,6 +40,15 @@ bool may_use_tiles() {
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else
   return false;
+#endif
+}
+#else
+// Whether this processor adds products of bytes: Armv8.2's DotProd. Every Mac's does.
+bool has_dots() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return true;
 #endif
 }
 #endif
@@ -62,6 +74,9 @@ std::vector<const Kernels*> usable() {
   }
   found.push_back(&sse2::kernels);
 #else
+  if (has_dots()) {
+    found.push_back(&dotprod::kernels);
+  }
   found.push_back(&neon::kernels);
 #endif
   return found;

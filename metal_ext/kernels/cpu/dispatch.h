@@ -8,7 +8,7 @@
 namespace quire::cpu {
 
 // Instruction sets that this machine can run, the best one first: "amx", "bf16", "vnni", "avx512",
-// "avx2", "sse2" on x86-64, "neon" on arm64.
+// "avx2", "sse2" on x86-64, "dotprod", "neon" on arm64.
 std::vector<std::string> available();
 
 // "auto" is the best one. Throws std::invalid_argument that lists what there is.

@@ -10,6 +10,8 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 #endif
 
 #include "cpu/head_dims.h"
@@ -41,7 +43,7 @@ constexpr size_t kTallSums = 12;
 #include "cpu/choose.h"
 #include "cpu/multiply.h"
 #include "cpu/digits.h"
-#if defined(__AVX2__)
+#if defined(QUIRE_DOTS)
 #include "cpu/multiply_codes_dots.h"
 #endif
 #if defined(__AVX512BF16__)

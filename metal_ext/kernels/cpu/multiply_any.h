@@ -1,7 +1,7 @@
 // Which of an instruction set's products multiplies what. Included inside its namespace, as simd.h
 // is, behind those that it has.
 
-#if defined(__AVX2__)
+#if defined(QUIRE_DOTS)
 template <size_t Bits>
 void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
 #if defined(__AMX_INT8__)
@@ -55,7 +55,7 @@ void multiply(
     const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
     size_t first, size_t panels, float* out, size_t out_stride) {
   const ProductCall call{shape, packed, prepared, rows, out, out_stride};
-#if defined(__AVX2__)
+#if defined(QUIRE_DOTS)
   if (digits_of(shape) > 0) {
     const CodeCall codes{call};
     return shape.type == WeightType::bits4 ? multiply_codes<4>(codes, first, panels)

@@ -1,6 +1,13 @@
 // Linear layers of 4 and 8 bits by instructions that add products of bytes: 4 codes times 4 digits
 // of x at each output. Included inside an instruction set's namespace, as simd.h is.
 
+// The digits that belong to a part of the codes, at each output.
+inline IntVec four_of(const std::byte* digits, size_t part) {
+  int32_t four;
+  __builtin_memcpy(&four, digits + 4 * part, sizeof(four));
+  return four - IntVec{};
+}
+
 // A sum of codes times a digit at each of kLanes outputs. Products of codes of 4 bits are added in
 // 16 bits first where the instructions leave them there: kWordsAtOnce words of them fit,
 // 4 * 2 * 2 * 15 * 127 < 2^15.
@@ -8,10 +15,26 @@
 constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
   IntVec sum = {};
-  void add(BitVec codes, IntVec digits) {
+  void add(const BitVec* codes, const std::byte* x, size_t part) {
     sum = reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
-                                                       reinterpret_cast<__m512i>(codes),
-                                                       reinterpret_cast<__m512i>(digits)));
+                                                       reinterpret_cast<__m512i>(codes[part]),
+                                                       reinterpret_cast<__m512i>(four_of(x, part))));
+  }
+  void close() {}
+};
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr size_t kWordsAtOnce = 1;
+struct DotSum {
+  IntVec sum = {};
+  // The digits of all parts at once: the instruction repeats four of them itself.
+  template <size_t Parts>
+  void add(const BitVec (&codes)[Parts], const std::byte* x, size_t part) {
+    std::conditional_t<Parts == 1, uint32_t, uint64_t> bits;
+    __builtin_memcpy(&bits, x, sizeof(bits));
+    const auto from = reinterpret_cast<int32x4_t>(sum);
+    const auto bytes = reinterpret_cast<int8x16_t>(codes[part]);
+    sum = reinterpret_cast<IntVec>(part == 0 ? vdotq_lane_s32(from, bytes, vcreate_s8(bits), 0)
+                                             : vdotq_lane_s32(from, bytes, vcreate_s8(bits), 1));
   }
   void close() {}
 };
@@ -21,7 +44,9 @@ struct DotSum {
   typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
   IntVec sum = {};
   Shorts near = {};
-  void add(BitVec codes, IntVec digits) { near += pairs(codes, digits); }
+  void add(const BitVec* codes, const std::byte* x, size_t part) {
+    near += pairs(codes[part], four_of(x, part));
+  }
   void close() {
     sum += fours(near);
     near = Shorts{};
@@ -62,6 +87,7 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
       prefetch_near(w + p * panel_bytes + from);
     }
   };
+  const size_t words = shape.words_per_group();
   Vec totals[R][P][kPanelVecs] = {};
   size_t at = 0;
   for (size_t g = 0; g < shape.groups(); ++g) {
@@ -70,13 +96,13 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
       ahead(at);
     }
     DotSum sums[R][P][kPanelVecs][Digits];
-    for (size_t word = 0; word < shape.words_per_group(); word += kWordsAtOnce) {
+    for (size_t word = 0; word < words; word += kWordsAtOnce) {
       for (size_t near = 0; near < kWordsAtOnce; ++near, at += kLineBytes) {
         ahead(at);
         BitVec codes[P][kPanelVecs][kCodeParts<Bits>];
 #pragma GCC unroll 4
         for (size_t p = 0; p < P; ++p) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (size_t v = 0; v < kPanelVecs; ++v) {
             read_codes<Bits>(w + p * panel_bytes + at + v * sizeof(Vec), codes[p][v]);
           }
@@ -87,14 +113,12 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
           for (size_t part = 0; part < kCodeParts<Bits>; ++part) {
 #pragma GCC unroll 3
             for (size_t digit = 0; digit < Digits; ++digit) {
-              int32_t four;
-              __builtin_memcpy(&four, digits + r * call.x_stride + digit * shape.group + 4 * part,
-                               sizeof(four));
+              const std::byte* const its = digits + r * call.x_stride + digit * shape.group;
 #pragma GCC unroll 4
               for (size_t p = 0; p < P; ++p) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (size_t v = 0; v < kPanelVecs; ++v) {
-                  sums[r][p][v][digit].add(codes[p][v][part], four - IntVec{});
+                  sums[r][p][v][digit].add(codes[p][v], its, part);
                 }
               }
             }
@@ -106,7 +130,7 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
       for (size_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
         for (size_t p = 0; p < P; ++p) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (size_t v = 0; v < kPanelVecs; ++v) {
 #pragma GCC unroll 3
             for (size_t digit = 0; digit < Digits; ++digit) {
@@ -122,7 +146,7 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
       const GroupScales weights = scales_at<Digits>(shape, w + p * panel_bytes + scales);
 #pragma GCC unroll 12
       for (size_t r = 0; r < R; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (size_t v = 0; v < kPanelVecs; ++v) {
           IntVec wholes[Digits];
           for (size_t digit = 0; digit < Digits; ++digit) {
@@ -142,9 +166,10 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
 }
 
 // Sums of one digit and a panel, and rows of them: where vectors are whole panels there are
-// registers for them, and else it was measured.
-constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : 8;
-constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : 6;
+// registers for them, and else it was measured. A panel of arm64's has four: more than 16 sums
+// leave its 32 registers too few for codes and digits; two rows of three digits are worth it.
+constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
+constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 
 template <size_t Bits>
 void multiply_codes_by_rows(const CodeCall& call, size_t first, size_t panels) {
@@ -152,6 +177,7 @@ void multiply_codes_by_rows(const CodeCall& call, size_t first, size_t panels) {
     const auto multiply = [&]<size_t P, size_t R>(size_t panel, size_t row) {
       multiply_code_rows<Bits, digits, P, R>(call, panel, row);
     };
-    for_blocks<kDotSums / digits, kDotRows / digits>(0, call.rows, first, panels, multiply);
+    constexpr size_t kRows = (kDotRows + digits - 1) / digits;
+    for_blocks<kDotSums / digits, kRows>(0, call.rows, first, panels, multiply);
   });
 }
