@@ -13,6 +13,7 @@ from tests.bench.models import KINDS
 from tests.bench.peers import BrokenError
 from tests.bench.quality import (
     DEMO,
+    MLX_PROMPTS,
     PROMPTS,
     ExactModel,
     Numbers,
@@ -24,6 +25,7 @@ from tests.bench.quality import (
     kl,
     llama_rows,
     mlx_logits,
+    mlx_rows,
     quantise,
     quire_rows,
     random_prompts,
@@ -201,6 +203,18 @@ def test_the_demo_in_four_bits_is_a_model_near_the_demo(tmp_path: Path) -> None:
     exact, packed = (ExactModel(its).logits(prompts) for its in (DEMO / "model", folder))
     assert 1e-6 < kl(exact, packed).mean() < 0.5
     assert read_checkpoint(folder).vocab_size == exact.shape[1]
+
+
+def test_mlx_lm_may_read_the_first_prompts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its = subject(tmp_path)
+    exact = its.model.logits(its.prompts)
+    assert [quality.positions for _, quality in mlx_rows(its, exact)] == [POSITIONS] * 2
+    monkeypatch.setitem(MLX_PROMPTS, its.name, 1)
+    rows = [quality for _, quality in mlx_rows(its, exact)]
+    assert [its.positions for its in rows] == [len(PROMPT_IDS[0])] * 2
+    assert all(its.mean < 1e-9 for its in rows)
 
 
 def test_llama_server_takes_no_part_in_four_bits(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
   IntVec sum = {};
   void add(const BitVec* codes, const std::byte* x, size_t part) {
-    sum = reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
-                                                       reinterpret_cast<__m512i>(codes[part]),
-                                                       reinterpret_cast<__m512i>(four_of(x, part))));
+    const auto digits = reinterpret_cast<__m512i>(four_of(x, part));
+    sum = reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(
+        reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(codes[part]), digits));
   }
   void close() {}
 };
