@@ -37,7 +37,7 @@ SYSTEM_PAGE_BYTES: int
 def instruction_sets() -> list[str]:
     """The instruction sets that this machine can run, the best one first.
 
-    "amx", "vnni", "avx512", "avx2" and "sse2" on x86-64, "neon" on arm64.
+    "amx", "bf16", "vnni", "avx512", "avx2" and "sse2" on x86-64, "dotprod" and "neon" on arm64.
     """
 
 class Geometry:

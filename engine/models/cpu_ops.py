@@ -89,11 +89,7 @@ class CpuOps:
         products: dict[str, metal_ext.PackedLinear] = {}
         stacks: dict[str, metal_ext.PackedExperts] = {}
         biases: dict[str, mx.array] = {}
-        routers = {
-            layer.mlp.router[0].name
-            for layer in tensors.layers
-            if isinstance(layer.mlp, MixtureTensors)
-        }
+        routers = _routers(tensors)
         for product in tensors.products:
             matrices = [stored.matrix(matrix) for matrix in product]
             name = product[0].name
@@ -214,6 +210,13 @@ def _packed_mlp(
         stacks[tensors.down.name],
         None if tensors.shared is None else dense(tensors.shared),
     )
+
+
+def _routers(tensors: ModelTensors) -> set[str]:
+    """Return the names of the matrices that choose experts: what they multiply is never rounded,
+    or a row would go elsewhere."""
+    mlps = (layer.mlp for layer in tensors.layers)
+    return {its.router[0].name for its in mlps if isinstance(its, MixtureTensors)}
 
 
 def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:

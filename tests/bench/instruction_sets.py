@@ -184,7 +184,7 @@ def _contestants(
 def rounded_activations(name: str, *, quantised: bool) -> str | None:
     """What an instruction set rounds x to as llama.cpp does; None where it has no use for it."""
     if quantised:
-        return None if name in ("amx", "neon") else "int8"
+        return None if name == "amx" else "int8"
     return "bfloat16" if name == "bf16" else None
 
 
@@ -293,7 +293,7 @@ def sets_text(ran: Sequence[str]) -> str:
     """What ran, what was not asked for, and what this processor does not have."""
     has = llama.here()
     left = [name for name in has if name not in ran]
-    missing = [name for name in llama.FLAGS if "neon" not in (name, *has) and name not in has]
+    missing = [name for name in llama.FLAGS if "dotprod" not in (name, *has) and name not in has]
     said = [
         ", ".join(ran),
         *([f"not asked for: {', '.join(left)}"] if left else []),

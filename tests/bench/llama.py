@@ -40,7 +40,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "vnni": VNNI,
     "avx512": (*AVX2, "AVX512"),
     "avx2": AVX2,
-    "neon": ("NATIVE",),
+    "dotprod": ("NATIVE",),
 }
 """What llama.cpp is built with, by quire's names of instruction sets; best first."""
 SOMETIMES = {"AVX512_VBMI": "avx512vbmi"}
@@ -127,7 +127,7 @@ class Builds:
             raise BuildError(f"no kernels for {name} lie below {self._folder}: make llama-server")
         _check_sources(folder.parent)
         found, expected = _features(folder / LIBRARY), features(name)
-        if name != "neon" and found != expected:
+        if name != "dotprod" and found != expected:
             said = ", ".join(sorted(found)) or "nothing"
             raise BuildError(f"the kernels in {folder} were built for {said}: remove {folder}")
         return folder

@@ -170,8 +170,8 @@ def test_a_set_that_the_processor_has_not_is_said_to_be_missing(
 
 
 def test_arm64_lacks_no_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama, "here", lambda: ["neon"])
-    assert sets_text(["neon"]) == "neon; could not run: none"
+    monkeypatch.setattr(llama, "here", lambda: ["dotprod"])
+    assert sets_text(["dotprod"]) == "dotprod; could not run: none"
 
 
 def test_a_server_that_runs_with_another_set_is_not_compared() -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+import metal_ext
 from engine.build import EnginePlan, build_engine, kv_shape, mlx_memory, plan_engine
+from engine.config import Activations
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.promised_checkpoint import promised_checkpoint
@@ -51,6 +53,22 @@ def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Ch
 
 def words(plan: EnginePlan) -> str:
     return "\n".join(plan.lines())
+
+
+def test_the_instruction_set_is_the_best_one_or_the_one_that_is_asked_for(
+    checkpoint: Checkpoint,
+) -> None:
+    best, *_, last = metal_ext.instruction_sets()
+
+    def planned(**settings: Any) -> EnginePlan:
+        return plan_engine(replace(CONFIG, page_bytes=None, **settings), checkpoint, MACHINE, POSIX)
+
+    assert f"kernels: {best}, " in words(planned())
+    rounding = planned(instruction_set=last, activations="int8")
+    assert f"kernels: {last}, " in words(rounding)
+    assert "arithmetic: packed, x in int8" in words(rounding)
+    with pytest.raises(LayoutError, match=r"instruction_set is 'mmx', and this machine has \w+"):
+        planned(instruction_set="mmx")
 
 
 def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
@@ -159,8 +177,8 @@ def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: P
 def test_what_a_block_holds_is_named_by_the_models_content_and_not_by_its_place(
     tmp_path: Path,
 ) -> None:
-    def first_parent(folder: Path) -> bytes:
-        config = replace(CONFIG, page_bytes=None)
+    def first_parent(folder: Path, activations: Activations = "float32") -> bytes:
+        config = replace(CONFIG, page_bytes=None, activations=activations)
         plan = plan_engine(config, read_checkpoint(folder), MACHINE, POSIX)
         loop = build_engine(plan, config, lambda *_: None, lambda _: None)
         return loop._kv.block_hashes(PrefixSalt()).parent(0)
@@ -171,6 +189,7 @@ def test_what_a_block_holds_is_named_by_the_models_content_and_not_by_its_place(
     write_model(other, seed=1)
     assert first_parent(copy) == first_parent(one)
     assert first_parent(other) != first_parent(one)
+    assert first_parent(one, "bfloat16") != first_parent(one)
 
 
 def test_mlx_tells_what_its_arrays_take() -> None:

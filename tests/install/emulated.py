@@ -31,7 +31,7 @@ UNPACK = (
 GLIBC = range(17, 36)
 LOAD = """import platform, metal_ext
 found = platform.machine(), list(metal_ext.instruction_sets())
-assert found == ('aarch64', ['neon']), found"""
+assert found == ('aarch64', ['dotprod', 'neon']), found"""
 EMULATED = 'PYTHONPATH=/site qemu-aarch64 -L /arm64 /arm64/usr/bin/python{python} -c "{program}"'
 
 

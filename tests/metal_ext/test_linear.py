@@ -49,6 +49,27 @@ def close(got: mx.array, want: Floats, tolerance: Floats) -> bool:
 
 
 @EACH_SET
+@pytest.mark.parametrize("activations", ["bfloat16", "int8"])
+def test_a_layer_that_is_exact_is_never_multiplied_with_rounded_numbers(
+    instruction_set: str, activations: str
+) -> None:
+    plain = CpuWorkers(2, instruction_set)
+    rounding = CpuWorkers(2, instruction_set, activations)
+    weight = normal((48, 128), mx.bfloat16, 1)
+    codes, scales, biases = mx.quantize(weight, 64, 4)
+    x = normal((3, 128), mx.float32, 2)
+    for weights, its in (([weight], []), ([codes], [(scales, biases, 4, 64)])):
+        wanted = linear(x, PackedLinear(weights, plain, its), plain)
+        router = PackedLinear(weights, rounding, its, exact=True)
+        assert same_bits(linear(x, router, rounding), wanted)
+
+
+def test_what_numbers_may_be_rounded_to_has_three_names() -> None:
+    with pytest.raises(ValueError, match="float32, bfloat16 or int8, not 'fp8'"):
+        CpuWorkers(1, "auto", "fp8")
+
+
+@EACH_SET
 @EACH_KIND
 def test_a_product_is_the_exact_one(kind: Kind, instruction_set: str) -> None:
     workers = CpuWorkers(2, instruction_set)

@@ -30,9 +30,8 @@ def _extension(report: DoctorReport) -> str:
         return f"cannot be loaded: {extension.fault}"
     built_for = extension.said["mlx_built_for"]
     fits = "which is installed" if extension.matches else "which is not what is installed"
-    return (
-        f"built for MLX {built_for}, {fits}; CPU kernels: {extension.said['instruction_sets'][0]}"
-    )
+    kernels = ", ".join(extension.said["instruction_sets"])
+    return f"built for MLX {built_for}, {fits}; CPU kernels: {kernels}"
 
 
 def _device(report: DoctorReport) -> str:
