@@ -58,9 +58,9 @@ def test_a_layer_that_is_exact_is_never_multiplied_with_rounded_numbers(
     weight = normal((48, 128), mx.bfloat16, 1)
     codes, scales, biases = mx.quantize(weight, 64, 4)
     x = normal((3, 128), mx.float32, 2)
-    for weights, its in (([weight], []), ([codes], [(scales, biases, 4, 64)])):
-        wanted = linear(x, PackedLinear(weights, plain, its), plain)
-        router = PackedLinear(weights, rounding, its, exact=True)
+    for stored, its in ((weight, None), (codes, (scales, biases, 4, 64))):
+        wanted = linear(x, PackedLinear([stored], plain, [its]), plain)
+        router = PackedLinear([stored], rounding, [its], exact=True)
         assert same_bits(linear(x, router, rounding), wanted)
 
 
