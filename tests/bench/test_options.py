@@ -31,7 +31,7 @@ def test_instruction_sets_are_named_with_commas_or_again_and_again() -> None:
 def test_an_instruction_set_without_a_peer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         options("--sets", "avx2,sse2")
-    assert "sse2: only amx, bf16, vnni, avx512, avx2, neon are known" in capsys.readouterr().err
+    assert "sse2: only amx, bf16, vnni, avx512, avx2, dotprod are known" in capsys.readouterr().err
 
 
 def test_builds_lie_below_the_folder_of_models_unless_another_is_named() -> None:

@@ -198,24 +198,13 @@ struct Case {
   }
 };
 
-// Every type, and each of those whose x may be rounded.
-std::vector<LinearShape> with_activations(std::vector<LinearShape> types) {
-  for (size_t i = 0, plain = types.size(); i < plain; ++i) {
-    for (Activations its : {Activations::bfloat16, Activations::int8}) {
-      types.push_back(types[i]);
-      types.back().activations = its;
-    }
-  }
-  return types;
-}
-
 void for_each_set(const std::function<void(const Kernels&)>& body) {
   for (const std::string& name : available()) {
     body(select(name));
   }
 }
 
-const std::vector<LinearShape> kTypes = with_activations({
+const std::vector<LinearShape> kTypes = {
     {0, 0, WeightType::bfloat16},
     {0, 0, WeightType::float32},
     {0, 0, WeightType::bits4, 32, ScaleType::bfloat16},
@@ -223,7 +212,13 @@ const std::vector<LinearShape> kTypes = with_activations({
     {0, 0, WeightType::bits4, 128, ScaleType::bfloat16},
     {0, 0, WeightType::bits8, 64, ScaleType::bfloat16},
     {0, 0, WeightType::bits8, 32, ScaleType::float32},
-});
+    {0, 0, WeightType::bfloat16, 0, ScaleType::float32, Activations::bfloat16},
+    {0, 0, WeightType::bits4, 32, ScaleType::bfloat16, Activations::int8},
+    {0, 0, WeightType::bits4, 64, ScaleType::float32, Activations::bfloat16},
+    {0, 0, WeightType::bits4, 128, ScaleType::bfloat16, Activations::int8},
+    {0, 0, WeightType::bits8, 64, ScaleType::bfloat16, Activations::bfloat16},
+    {0, 0, WeightType::bits8, 32, ScaleType::float32, Activations::int8},
+};
 
 LinearShape sized(LinearShape type, size_t outputs, size_t inputs) {
   type.outputs = outputs;

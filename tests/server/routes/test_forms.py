@@ -122,7 +122,9 @@ async def test_forms_that_wait_too_long_for_their_turn_are_told_to_come_back(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.text.grammar.judge.SLOW_WAITING", 1)
-    service = service_with(engine, tokenizer, max_grammar_compile_s=0.2)
+    # Time is what ends them: a fast processor would reach the memory's limit before.
+    limits = {"max_grammar_compile_s": 0.2, "max_grammar_memory": 2**30}
+    service = service_with(engine, tokenizer, **limits)
     async with running(service) as app, http_client(app) as http:
         bombs = [chat(guided_regex=f"z{n}|{BOMB}", max_tokens=3) for n in range(4)]
         found = await asyncio.gather(*(http.post(CHAT, json=bomb) for bomb in bombs))
