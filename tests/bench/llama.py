@@ -12,7 +12,7 @@ before the first one's. So servers differ in their kernels and in nothing else::
 What is there already is left as it is. quire's sse2 has no peer: llama.cpp without AVX2 is nothing
 that anybody is served by. On arm64 there is one build, for the processor that it is built on.
 
-Needs a C++ compiler, and cmake and ninja: the packages cmake and ninja from PyPI will do, which
+Needs a C++ compiler, and cmake and ninja: the packages cmake and ninja will do, which
 `make setup` brings. Takes a quarter of an hour on two cores, and 1 GB.
 """
 
