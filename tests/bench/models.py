@@ -108,7 +108,7 @@ class ModelStore:
 
     def quantised(self) -> Path:
         """MLX's 4 bits in groups of 64."""
-        return self._made("-4-bit", lambda folder: self._convert(folder, _quantised))
+        return self._made("-4-bit", lambda folder: self._convert(folder, quantised_weights))
 
     def gguf(self) -> Path:
         """As published, for llama.cpp. Raises ImportError without the package ``gguf``."""
@@ -156,8 +156,9 @@ def _widened(weights: Weights, config: Config) -> Weights:
     return {name: array.astype(mx.float32) for name, array in weights.items()}
 
 
-def _quantised(weights: Weights, config: Config) -> Weights:
-    """Every matrix, the embedding among them; routers in 8 bits, as mlx-lm has them."""
+def quantised_weights(weights: Weights, config: Config) -> Weights:
+    """Every matrix, the embedding among them; routers in 8 bits, as mlx-lm has them. config gets
+    what it takes to read them."""
     quantization: Config = {"group_size": QUANTISED_GROUP, "bits": QUANTISED_BITS}
     packed: Weights = {}
     for name, array in weights.items():

@@ -41,7 +41,7 @@ from engine.models.weights import load_model
 from kvcache.layout import KVFormat
 from tests.bench import llama
 from tests.bench.gguf import write_gguf
-from tests.bench.models import KINDS, QUANTISED_BITS, QUANTISED_GROUP, ModelStore
+from tests.bench.models import KINDS, ModelStore, quantised_weights
 from tests.bench.peers import REPLY_TIMEOUT_S, ROOT, BrokenError, Server
 from tests.bench.programs import LlamaServer
 from tests.engine.models.forwards import cache_for, step
@@ -387,18 +387,10 @@ def random_prompts(tokens: Ids, count: int, length: int) -> list[list[int]]:
 def quantise(folder: Path, made: Path) -> Path:
     """The same model with MLX's 4 bits, of every matrix."""
     shutil.copytree(folder, made, ignore=shutil.ignore_patterns("*.safetensors"))
-    packed: dict[str, mx.array] = {}
     weights = cast(dict[str, mx.array], mx.load(str(folder / "model.safetensors")))
-    for name, array in weights.items():
-        if array.ndim < 2:
-            packed[name] = array
-            continue
-        parts = mx.quantize(array, QUANTISED_GROUP, QUANTISED_BITS)
-        for part, values in zip(("weight", "scales", "biases"), parts, strict=True):
-            packed[f"{name.removesuffix('weight')}{part}"] = values
-    mx.save_safetensors(str(made / "model.safetensors"), packed, {"format": "mlx"})
     config = json.loads((folder / "config.json").read_text())
-    config["quantization"] = {"group_size": QUANTISED_GROUP, "bits": QUANTISED_BITS}
+    packed = quantised_weights(weights, config)
+    mx.save_safetensors(str(made / "model.safetensors"), packed, {"format": "mlx"})
     (made / "config.json").write_text(json.dumps(config))
     return made
 

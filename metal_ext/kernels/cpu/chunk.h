@@ -4,9 +4,6 @@
 
 // Vectors of query rows that are scored together.
 constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
-// What is widened at a time: keys stay in the first cache with the queries, and so do parts of V.
-constexpr size_t kKeyTokens = 16;
-constexpr size_t kValueDims = 64;
 // Without AVX a broadcast takes two instructions.
 constexpr size_t kAddRows = kLanes < 8 && kSumRegisters < 16 ? 2 : 4;
 

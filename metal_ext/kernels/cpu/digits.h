@@ -66,10 +66,8 @@ size_t factors_bytes(const LinearShape& shape) {
   return rounded_up(shape.groups() * sizeof(GroupFactors), kLineBytes);
 }
 
-// An odd number of cache lines: so the rows of a tile do not meet in few of a cache's sets.
 size_t digit_row_bytes(const LinearShape& shape) {
-  const size_t bytes = factors_bytes(shape) + digits_of(shape) * shape.inputs;
-  return (rounded_up(bytes, kLineBytes) / kLineBytes | 1) * kLineBytes;
+  return odd_lines(factors_bytes(shape) + digits_of(shape) * shape.inputs);
 }
 
 template <size_t Digits>

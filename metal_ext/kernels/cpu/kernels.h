@@ -58,8 +58,11 @@ struct Partial {
   }
 };
 
-// Rows that one attend_chunk call takes at most.
+// Rows that one attend_chunk call takes at most, and what it widens at a time: keys stay in the
+// first cache with the queries, and so do parts of V.
 constexpr size_t kChunkRows = 32;
+constexpr size_t kKeyTokens = 16;
+constexpr size_t kValueDims = 64;
 
 // What stands between a layer's products, in float32, a row at a time. out may be an input.
 struct LayerKernels {
@@ -170,10 +173,11 @@ struct Kernels {
   ChooseKernels choose;
 };
 
-// Widened keys, values of 64 dimensions, and what gathers of each row.
+// Widened keys and values, and what gathers of each row.
 constexpr size_t chunk_scratch_floats(const HeadShape& shape) {
   const size_t heads = kChunkRows * shape.group();
-  return kTileTokens * (shape.head_dim + 64) + heads * (kTileTokens + shape.head_dim + 1) +
+  return kKeyTokens * shape.head_dim + kTileTokens * kValueDims +
+         heads * (kTileTokens + shape.head_dim + 1) +
          2 * Partial::floats(heads, shape.head_dim);
 }
 

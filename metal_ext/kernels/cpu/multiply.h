@@ -182,13 +182,16 @@ inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums,
   store_sums_of(shape, panel, all_of_them, row);
 }
 
-// Rows of x as they are, behind each the sums of its groups where weights are codes. Rows are an
-// odd number of cache lines apart: so those that are read at the same time do not meet in few of a
-// cache's sets.
+// Room for a prepared row of x: an odd number of cache lines, so that rows that are read at the
+// same time do not meet in few of a cache's sets.
+constexpr size_t odd_lines(size_t bytes) {
+  return (rounded_up(bytes, kLineBytes) / kLineBytes | 1) * kLineBytes;
+}
+
+// Rows of x as they are, behind each the sums of its groups where weights are codes.
 constexpr size_t floats_per_row(const LinearShape& shape) {
-  constexpr size_t kLine = kLineBytes / sizeof(float);
   const size_t floats = shape.inputs + (shape.quantized() ? shape.groups() : 0);
-  return (rounded_up(floats, kLine) / kLine | 1) * kLine;
+  return odd_lines(floats * sizeof(float)) / sizeof(float);
 }
 
 size_t row_bytes(const LinearShape& shape, size_t rows) {

@@ -5,12 +5,11 @@ bool takes_pairs(const LinearShape& shape) {
   return shape.type == WeightType::bfloat16 && shape.activations != Activations::float32;
 }
 
-// Rows are an odd number of cache lines apart, as those of float32 are; what is missing in the last
-// pair is zero.
 size_t pair_row_bytes(const LinearShape& shape) {
-  return (rounded_up(shape.inputs * sizeof(uint16_t), kLineBytes) / kLineBytes | 1) * kLineBytes;
+  return odd_lines(shape.inputs * sizeof(uint16_t));
 }
 
+// What is missing in the last pair is zero.
 void prepare_pairs(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
   auto* const to = reinterpret_cast<uint16_t*>(prepared + row * pair_row_bytes(shape));
   to_bfloat16(x, to, shape.inputs);
