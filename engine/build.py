@@ -292,6 +292,7 @@ def assemble(
         embedding_size=embedding_size,
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
         keeps_states=states is not None,
+        prefix_identity=kv.identity,
     )
     max_batched_tokens = config.max_num_batched_tokens
     budget = TokenBudget(

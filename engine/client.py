@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError, QueueFullError
 from engine.loop import Emit, EngineLoop
@@ -18,9 +18,11 @@ from engine.messages import (
     Abort,
     CheckModel,
     GetMemoryMap,
+    Message,
     SetKVLimit,
     SetMemoryPressure,
     Stop,
+    TakeEvicted,
 )
 from engine.power import SleepDetector
 from engine.slots import Slots
@@ -42,6 +44,7 @@ from kvcache.backend import BackendFailedError
 log = logging.getLogger(__name__)
 
 BuildLoop = Callable[[Emit], EngineLoop]
+T = TypeVar("T")
 NO_SALT = PrefixSalt()
 ENGINE_ENDED = "the engine has ended"
 
@@ -76,7 +79,8 @@ class EngineClient:
         self._closed = False
         self.pressure = 0
         """How short of memory the system is: a level of engine/pressure.py."""
-        self._map_futures: set[asyncio.Future[MemoryMap]] = set()
+        self._asked: set[asyncio.Future[Any]] = set()
+        """Answers that are waited for."""
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -197,15 +201,24 @@ class EngineClient:
         """Return what the memory holds, made by the engine before its next step: waits for the step
         that runs, however long it takes. Raises EngineDeadError, also when the engine ends
         meanwhile."""
+        return await self._ask(GetMemoryMap)
+
+    async def take_evicted(self) -> list[bytes]:
+        """Return the hashes of prefixes that were evicted since the last call: of very many the
+        newest. Waits and raises as ``memory_map`` does."""
+        return await self._ask(TakeEvicted)
+
+    async def _ask(self, question: Callable[[Callable[[T], None]], Message]) -> T:
+        """Ask the engine, and wait for its answer. Raises EngineDeadError."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
-        future: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
-        self._map_futures.add(future)
-        self._loop.mailbox.put(GetMemoryMap(lambda made: self._call_soon(_answer, future, made)))
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._asked.add(future)
+        self._loop.mailbox.put(question(lambda made: self._call_soon(_answer, future, made)))
         try:
             return await future
         finally:
-            self._map_futures.remove(future)
+            self._asked.remove(future)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -289,7 +302,7 @@ class EngineClient:
                 self._slots.free(stream.request.salt.tenant)
 
     def _fail_all(self, message: str) -> None:
-        for future in self._map_futures:
+        for future in self._asked:
             if not future.done():
                 future.set_exception(EngineDeadError())
         for request_id in list(self._streams):
@@ -325,7 +338,7 @@ class EngineClient:
             log.debug("the event loop has closed: events dropped")
 
 
-def _answer(future: "asyncio.Future[MemoryMap]", made: MemoryMap) -> None:
+def _answer(future: "asyncio.Future[T]", made: T) -> None:
     """Set the result, unless nobody waits for it any more."""
     if not future.done():
         future.set_result(made)

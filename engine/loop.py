@@ -18,6 +18,7 @@ from engine.messages import (
     Message,
     SetKVLimit,
     SetMemoryPressure,
+    TakeEvicted,
 )
 from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
@@ -186,6 +187,8 @@ class EngineLoop:
                 self._health_check.start()
             elif isinstance(message, GetMemoryMap):
                 message.answer(self._memory_map())
+            elif isinstance(message, TakeEvicted):
+                message.answer(self._kv.take_evicted())
             else:
                 self._stopping = True
         return events

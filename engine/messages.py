@@ -36,6 +36,14 @@ class GetMemoryMap:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeEvicted:
+    """Say which prefixes were evicted since it was asked last."""
+
+    answer: Callable[[list[bytes]], None]
+    """Called on the engine's thread with their hashes."""
+
+
+@dataclass(frozen=True, slots=True)
 class SetKVLimit:
     """Let K and V take so many bytes from now on, as far as nobody uses more."""
 
@@ -49,4 +57,13 @@ class Stop:
     """End the engine after the running step."""
 
 
-Message = Request | Abort | SetMemoryPressure | SetKVLimit | CheckModel | GetMemoryMap | Stop
+Message = (
+    Request
+    | Abort
+    | SetMemoryPressure
+    | SetKVLimit
+    | CheckModel
+    | GetMemoryMap
+    | TakeEvicted
+    | Stop
+)

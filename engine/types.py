@@ -187,3 +187,6 @@ class EngineLimits:
     """Tokens of a block, where whole blocks are kept for others; None where nothing is."""
     keeps_states: bool = False
     """Whether a prefix can be shared only where a state of it was kept: ``Request.turns`` count."""
+    prefix_identity: bytes = b""
+    """Of the model and its blocks: engines of equal ones have the same hashes for the same tokens
+    and salt."""

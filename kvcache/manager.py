@@ -41,7 +41,9 @@ class KVCacheManager:
         with another. states: of a model with recurrent layers."""
         self._layout = layout
         self._limits = limits
-        self._identity = identity + repr(layout).encode()
+        # Not of the machine: the same model has the same hashes where there is more memory.
+        self.identity = identity + repr((layout.shape, layout.tokens_per_block)).encode()
+        """Of what the hashes of blocks begin with, but for salts."""
         max_heaps = limits.budget_bytes // layout.heap_bytes
         self._groups = [
             GroupCache(group, backend, limits, max_heaps)
@@ -74,7 +76,7 @@ class KVCacheManager:
 
     def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
         """Return the empty block hashes of a new sequence."""
-        return BlockHashes(self._identity, salt, self._layout.tokens_per_block)
+        return BlockHashes(self.identity, salt, self._layout.tokens_per_block)
 
     def open(
         self,
@@ -335,6 +337,11 @@ class KVCacheManager:
         if self._states is not None:
             self._states.pool.evict()
         self._release_slack()
+
+    def take_evicted(self) -> list[bytes]:
+        """Return the hashes of prefixes that were evicted since the last call, in any order."""
+        found = [group.prefixes.index.take_evicted() for group in self._groups]
+        return list(set().union(*found))
 
     def set_limit(self, limit_bytes: int) -> int:
         """Let all blocks that are used take so many bytes from now on: no more than the budget, and

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from engine.errors import QueueFullError, ShareFullError
 from server.chat.drain import Drain
 from server.config import LimitsSection
@@ -24,7 +24,7 @@ ENGINE_ENDED = "The engine has ended; the server must be restarted."
 class Admission:
     """Lets requests in before work is spent on them, and counts those that it refuses."""
 
-    client: EngineClient
+    client: ServingEngine
     metrics: Metrics
     drain: Drain
     limits: LimitsSection

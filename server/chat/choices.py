@@ -5,7 +5,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from engine.client import EngineClient, TokenStream
+from engine.client import TokenStream
+from engine.serving import ServingEngine
 from engine.types import PrefixReport, SamplingParams, TokenEvent
 from server.chat.generation import Generation, GenerationError, Prompt
 from server.metrics.answer_times import AnswerTimes, Latencies, RequestTimes
@@ -22,7 +23,7 @@ class Choices:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: ServingEngine,
         tokenizer: Tokenizer,
         *prompts: Prompt,
         times: RequestTimes | None = None,
@@ -31,7 +32,7 @@ class Choices:
     ) -> None:
         """Submit all prompts to the engine, or none. times: those of the request, where they are
         measured. max_s: seconds by ``clock`` after which running answers are cut off. Raises what
-        ``EngineClient.submit_choices`` raises."""
+        ``ServingEngine.submit_choices`` raises."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._times: list[AnswerTimes] = []
         """The times of each generation."""
@@ -49,7 +50,7 @@ class Choices:
             self.close()
             raise
 
-    def _submit(self, client: EngineClient, tokenizer: Tokenizer, prompt: Prompt) -> None:
+    def _submit(self, client: ServingEngine, tokenizer: Tokenizer, prompt: Prompt) -> None:
         streams = client.submit_choices(
             prompt.ids,
             [choice_params(prompt.params, index) for index in range(prompt.choices)],

@@ -2,7 +2,7 @@
 
 import time
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from engine.errors import EngineDeadError
 from engine.types import SamplingParams, TokenEvent
 
@@ -10,7 +10,7 @@ CANARY_PRIORITY = -(2**31)
 CANARY_POLL_S = 0.1
 
 
-async def generates(client: EngineClient, timeout_s: float) -> bool:
+async def generates(client: ServingEngine, timeout_s: float) -> bool:
     """Return whether the engine can generate one token now, ahead of all others; or make one
     vector."""
     pooling = client.limits.embedding_size is not None
@@ -35,7 +35,7 @@ async def generates(client: EngineClient, timeout_s: float) -> bool:
         stream.close()
 
 
-def _computed_tokens(client: EngineClient) -> int:
+def _computed_tokens(client: ServingEngine) -> int:
     """Return how many tokens the engine has generated or prefilled since it started."""
     stats = client.stats
     return stats.generated_tokens + stats.prompt_tokens

@@ -6,6 +6,7 @@ and before anybody can connect, as one sentence.
 
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -127,7 +128,8 @@ def serve_on(
         )
         keep_what_is_there()
         announce = announcement(settings, model.plan, model.served.id)
-        listen(settings, service, listener, ready, announce, others)
+        tell = None if ready is None else partial(ready, client)
+        listen(settings, service, listener, tell, announce, others)
         if not client.alive:
             raise engine_error(model.plan.on_gpu and client.substrate_failed)
     finally:

@@ -9,7 +9,6 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from engine.client import EngineClient
 from engine.machine import raise_descriptor_limit
 from server.chat.drain import Drain, Requests
 from server.config import Config
@@ -38,7 +37,7 @@ def listen(
     settings: Config,
     service: Service,
     listener: socket.socket,
-    ready: Callable[[EngineClient, Drain], None] | None = None,
+    ready: Callable[[Drain], None] | None = None,
     announce: Callable[[str], None] | None = None,
     others: Sequence[socket.socket] = (),
 ) -> None:
@@ -53,7 +52,7 @@ def listen(
 
     def tell() -> None:
         if ready is not None:
-            ready(service.client, service.drain)
+            ready(service.drain)
         elif announce is not None:
             announce(url_of(listener))
         else:
@@ -86,6 +85,8 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         host=settings.server.host,
         port=settings.server.port,
         http=guarded_protocol(limits, metrics),
+        # The same one, whatever else is installed.
+        loop="asyncio",
         h11_max_incomplete_event_size=limits.max_header_bytes,
         ws="none",
         backlog=ACCEPTS_AT_ONCE,

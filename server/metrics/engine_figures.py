@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from engine.types import CellStats, EngineStats, KVStats, MissReason
 from server.metrics.families import counter, counters, gauge, gauges, histogram
 
@@ -48,7 +48,7 @@ POOL_GAUGES = {
 class EngineCollector(Collector):
     """Collect the metrics of the engine."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: ServingEngine) -> None:
         self._client = client
 
     def collect(self) -> Iterator[Metric]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_json
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from engine.errors import EngineDeadError
 from engine.memory_map import (
     BlockState,
@@ -174,7 +174,7 @@ class MemoryMapCache:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: ServingEngine,
         *,
         wait_s: float = ENGINE_WAIT_S,
         clock: Callable[[], float] = time.monotonic,

@@ -9,7 +9,7 @@ import psutil
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from server.metrics.families import counter, gauge
 
 Footprint = Callable[[int], int]
@@ -19,7 +19,7 @@ Footprint = Callable[[int], int]
 class ProcessCollector(Collector):
     """Collect what the system says of this process."""
 
-    def __init__(self, client: EngineClient, footprint: Footprint) -> None:
+    def __init__(self, client: ServingEngine, footprint: Footprint) -> None:
         self._client = client
         self._footprint = footprint
         self._process = psutil.Process()

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from server.config import MetricsSection
 from server.metrics.answer_times import Latencies, RequestTimes
 from server.metrics.engine_figures import EngineCollector
@@ -97,7 +97,7 @@ class Metrics(HttpMetrics):
 
     def __init__(
         self,
-        client: EngineClient,
+        client: ServingEngine,
         about: About = NOTHING_KNOWN,
         *,
         settings: MetricsSection = SETTINGS,

@@ -6,7 +6,7 @@ import psutil
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from server.metrics.families import gauge
 
 SystemMemory = Callable[[], tuple[int, int]]
@@ -23,7 +23,7 @@ def machine_alone() -> tuple[int, int]:
 class SystemCollector(Collector):
     """Collect the memory that all programs of the machine share."""
 
-    def __init__(self, client: EngineClient, memory: SystemMemory) -> None:
+    def __init__(self, client: ServingEngine, memory: SystemMemory) -> None:
         """memory: asked at each scrape."""
         self._client = client
         self._memory = memory

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from engine.types import EngineStats, HistogramCounts, KVStats
 from server.metrics.answer_times import Latencies
 from server.metrics.families import Labelled, counters, gauges, histograms
@@ -27,7 +27,7 @@ REASONS = {
 class VllmCollector(Collector):
     """Collect aliases; no figure of its own."""
 
-    def __init__(self, client: EngineClient, latencies: Latencies, model: str) -> None:
+    def __init__(self, client: ServingEngine, latencies: Latencies, model: str) -> None:
         """model: what the served model is called."""
         self._client = client
         self._latencies = latencies

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from engine.errors import EngineDeadError, QueueFullError
 from server.chat.admission import Admission
 from server.chat.choices import Choices
@@ -29,7 +29,7 @@ CLIENT_CLOSED_REQUEST = 499
 class Answering:
     """Has the engine answer prompts, and makes the responses."""
 
-    client: EngineClient
+    client: ServingEngine
     tokenizer: Tokenizer
     admission: Admission
     config: Config

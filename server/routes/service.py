@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.client import EngineClient
+from engine.serving import ServingEngine
 from server.chat.admission import Admission
 from server.chat.drain import Drain
 from server.chat.prompt_rules import PromptRules
@@ -32,7 +32,7 @@ class Service:
     config: Config
     model: ServedModel
     tokenizer: Tokenizer
-    client: EngineClient
+    client: ServingEngine
     metrics: Metrics
     grammars: GrammarCompiler
     written_calls: WrittenCalls

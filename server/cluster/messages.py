@@ -1,0 +1,109 @@
+"""What the front of a cluster and its replicas tell each other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.types import (
+    NO_TURNS,
+    EngineLimits,
+    EngineStats,
+    PrefixSalt,
+    SamplingParams,
+    TokenEvent,
+    Turns,
+)
+from server.text.grammar.constraint_spec import ConstraintSpec
+
+Numbered = tuple[int, TokenEvent]
+"""An event, and the number of the answer to the prompt that it is of."""
+
+
+class Refusal(Enum):
+    """Why a replica does not take a request."""
+
+    FULL = "full"
+    """It has no room now."""
+    ENDED = "ended"
+    """Its engine has ended."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Form:
+    """What an answer is held to, as the constraint of it is made from."""
+
+    spec: ConstraintSpec
+    begun: str
+    """The content that the answer has begun with."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Submission:
+    """The arguments of ``ServingEngine.submit_choices``, as they are sent."""
+
+    prompt_ids: tuple[int, ...]
+    params: tuple[SamplingParams, ...]
+    """Of each answer."""
+    priority: int = 0
+    salt: PrefixSalt = field(default_factory=PrefixSalt)
+    system_tokens: int = 0
+    turns: Turns = NO_TURNS
+    form: Form | None = None
+    pooling: bool = False
+    beyond_queue: bool = False
+    name: str = "unnamed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """What a replica says of itself, from time to time."""
+
+    name: str
+    """Which no other replica has had."""
+    host: str
+    """The name of its machine."""
+    limits: EngineLimits
+    stats: EngineStats
+    capacity: int
+    """Requests that may run or wait there at the same time."""
+    step_age_s: float
+    pressure: int
+
+
+class Route:
+    """What is known of one request where its replica is chosen. Nothing of it is sent: the one who
+    asks and the one who chooses share the object, each on a thread of its own."""
+
+    def __init__(
+        self,
+        hashes: Sequence[bytes] = (),
+        tokens: int = 0,
+        without: frozenset[str] = frozenset(),
+        target: str | None = None,
+    ) -> None:
+        """hashes: of the prompt's full blocks. tokens: of the prompt. without: replicas that are
+        not to be chosen. target: the only one that may be."""
+        self.hashes = hashes
+        self.tokens = tokens
+        self.without = without
+        self.target = target
+        self.replica: str | None = None
+        """The one that was chosen last."""
+        self.replicas: tuple[str, ...] = ()
+        """Those that there were."""
+        self.on_started: Callable[[], None] | None = None
+        self.on_finished: Callable[[Sequence[bytes]], None] | None = None
+
+    def __reduce__(self) -> tuple[type["Route"], tuple[()]]:
+        """Send an empty one."""
+        return Route, ()
+
+    def started(self) -> None:
+        """Note that the first token is there."""
+        if self.on_started is not None:
+            self.on_started()
+
+    def finished(self, hashes: Sequence[bytes] = ()) -> None:
+        """Note the end, however it came. hashes: of prompt and answer, where that is complete."""
+        if self.on_finished is not None:
+            self.on_finished(hashes)

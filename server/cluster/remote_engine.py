@@ -1,0 +1,390 @@
+"""The engines of a cluster as one: what the front of a server asks of an engine, it asks of this.
+
+Each prompt goes to one replica, over a stream of its own. A replica that is silent, gone or full is
+left out; a prompt of which no token has been delivered goes to another one, and all others end with
+an error after which the client may ask again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from engine.client import NO_SALT, TokenStream
+from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError
+from engine.memory_map import MemoryMap
+from engine.slots import Slots
+from engine.types import (
+    NO_TURNS,
+    BlockHashes,
+    EngineLimits,
+    EngineStats,
+    FinishReason,
+    PrefixSalt,
+    Request,
+    SamplingParams,
+    TokenConstraint,
+    TokenEvent,
+    Turns,
+)
+from server.cluster.membership import Membership
+from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route, Submission
+from server.cluster.sent_forms import SentForm
+from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL
+
+# A replica that answers gives a sign of life every second.
+SILENCE_S = 5.0
+REPORT_PERIOD_S = 1.0
+# A prompt is given to so many replicas, one after the other.
+MAX_ATTEMPTS = 3
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaLostError(Exception):
+    """A replica does not answer any more."""
+
+
+class ReplicaFullError(Exception):
+    """A replica has no room."""
+
+
+class Replicas(Protocol):
+    """Reaches the replicas. What is raised means that one is lost."""
+
+    def generate(
+        self, route: Route, submission: Submission
+    ) -> AsyncIterator[list[Numbered] | Refusal]:
+        """Have a replica answer; see EngineReplica."""
+
+    async def report(self, route: Route) -> ReplicaReport:
+        """Ask a replica how it is."""
+
+    async def memory_map(self, route: Route) -> MemoryMap:
+        """Ask a replica what its memory holds."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A prompt on its way, and the streams of its answers."""
+
+    submission: Submission
+    streams: list[TokenStream]
+    open: set[int]
+    """The numbers of answers that somebody reads."""
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    """Of each answer."""
+    has_begun: bool = False
+    """Whether an event has been delivered."""
+    task: "asyncio.Task[None] | None" = None
+
+
+class RemoteEngine:
+    """A ServingEngine whose engines are replicas. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        max_backlog: int,
+        max_share_ratio: float = 1.0,
+        silence_s: float = SILENCE_S,
+        report_period_s: float = REPORT_PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """max_backlog: events that a stream keeps for a slow reader. max_share_ratio: the part of
+        all slots that one tenant may take. silence_s: after which a replica is lost."""
+        self._replicas = replicas
+        self._max_backlog = max_backlog
+        self._silence_s = silence_s
+        self._report_period_s = report_period_s
+        self.members = Membership(silence_s + report_period_s, clock)
+        """The replicas, as far as they are known."""
+        self._slots = Slots(max_share_ratio)
+        self._calls: dict[int, tuple[_Call, int]] = {}
+        """By the number of a request: its prompt, and the number of the answer."""
+        self._last_id = 0
+        self._closed = False
+        self._asking: asyncio.Task[None] | None = None
+        self.retries = 0
+        """Prompts that were given to another replica."""
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Ask the replicas how they are, from now on."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._keep_asking())
+
+    async def ready(self) -> None:
+        """Wait until a replica has said how it is."""
+        self.attach()
+        while not self.members.alive:  # noqa: ASYNC110
+            await asyncio.sleep(self._report_period_s / 10)
+
+    def end_all(self, message: str) -> None:
+        """End all requests with an error, and admit no more."""
+        self._closed = True
+        for call in {id(call): call for call, _ in self._calls.values()}.values():
+            self._fail(call, message)
+            if call.task is not None:
+                call.task.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _keep_asking(self) -> None:
+        while True:
+            await self.ask_all()
+            await asyncio.sleep(self._report_period_s)
+
+    async def ask_all(self) -> None:
+        """Ask every replica how it is, and whom else there is."""
+        routes = [Route(target=name) for name in self.members.names] or [Route()]
+        await asyncio.gather(*map(self._ask, routes))
+        # The newest word on who there is: who chooses says it with every choice.
+        known = max((route.replicas for route in routes), key=len)
+        if known:
+            self.members.set_names(known)
+
+    async def _ask(self, route: Route) -> None:
+        try:
+            async with asyncio.timeout(self._silence_s):
+                self.members.hear(await self._replicas.report(route))
+        except Exception as error:
+            log.info("a replica does not say how it is: %s", type(error).__name__)
+
+    # --- what is asked of an engine -------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Return whether any replica answers."""
+        return not self._closed and bool(self.members.alive)
+
+    @property
+    def pressure(self) -> int:
+        """Return how short of memory the shortest machine is."""
+        return max((report.pressure for report in self.members.alive), default=0)
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Return what every replica takes. Asked when there has been one."""
+        reports = self.members.reports
+        return replace(
+            reports[0].limits,
+            max_model_len=min(report.limits.max_model_len for report in reports),
+            max_num_seqs=sum(report.limits.max_num_seqs for report in reports),
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        """Return the sums over all replicas, those that are gone included."""
+        return self.members.stats
+
+    @property
+    def step_age_s(self) -> float:
+        """Return the largest of all replicas."""
+        return max((report.step_age_s for report in self.members.alive), default=0.0)
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many requests have not ended."""
+        return len(self._calls)
+
+    @property
+    def capacity(self) -> int:
+        """Return how many requests may run or wait at the same time."""
+        return sum(report.capacity for report in self.members.alive)
+
+    @property
+    def max_share(self) -> int:
+        """Return how many requests of one tenant may run or wait at the same time."""
+        return self._slots.max_share(self.capacity)
+
+    def check_room(self, requests: int, tenant: bytes) -> None:
+        """Check that so many more requests fit. Raises QueueFullError, ShareFullError."""
+        if self.in_flight + requests > self.capacity:
+            raise QueueFullError
+        self._slots.check_share(requests, tenant, self.capacity)
+
+    async def memory_map(self) -> MemoryMap:
+        """Return what the memory of the first replica holds. Raises EngineDeadError."""
+        alive = self.members.alive
+        if not alive:
+            raise EngineDeadError
+        try:
+            async with asyncio.timeout(self._silence_s):
+                return await self._replicas.memory_map(Route(target=alive[0].name))
+        except Exception as error:
+            raise EngineDeadError from error
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
+    ) -> TokenStream:
+        """Hand over one request. options: those of ``submit_choices``."""
+        (stream,) = self.submit_choices(prompt_ids, (params,), **options)
+        return stream
+
+    def submit_choices(
+        self,
+        prompt_ids: tuple[int, ...],
+        params: Sequence[SamplingParams],
+        *,
+        priority: int = 0,
+        salt: PrefixSalt = NO_SALT,
+        system_tokens: int = 0,
+        turns: Turns = NO_TURNS,
+        constraint: TokenConstraint | None = None,
+        pooling: bool = False,
+        read_with: TokenStream | None = None,
+        beyond_queue: bool = False,
+        name: str = "unnamed",
+    ) -> list[TokenStream]:
+        """Hand over one request for each of ``params``, as EngineClient does."""
+        if not self.alive:
+            raise EngineDeadError
+        longest = self.limits.max_model_len
+        if len(prompt_ids) > longest - any(each.max_tokens for each in params):
+            raise PromptTooLongError(len(prompt_ids), longest)
+        if not beyond_queue:
+            self.check_room(len(params), salt.tenant)
+        assert constraint is None or isinstance(constraint, SentForm), "it cannot be sent"
+        submission = Submission(
+            prompt_ids,
+            tuple(params),
+            priority,
+            salt,
+            system_tokens,
+            turns,
+            None if constraint is None else constraint.form,
+            pooling,
+            beyond_queue,
+            name,
+        )
+        wake = asyncio.Event() if read_with is None else read_with.wake
+        call = _Call(submission, [], set(range(len(params))))
+        for number, each in enumerate(params):
+            self._last_id += 1
+            request = Request(self._last_id, prompt_ids, each, priority, salt, name=name)
+            call.streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
+            self._calls[self._last_id] = call, number
+        self._slots.take(len(params), salt.tenant)
+        call.task = asyncio.create_task(self._answer(call))
+        return call.streams
+
+    async def _answer(self, call: _Call) -> None:
+        """Have the prompt answered, by another replica where one is lost before it has begun."""
+        refused: set[str] = set()
+        message = REPLICA_LOST
+        hashes = self._hashes(call.submission)
+        for attempt in range(MAX_ATTEMPTS):
+            self.retries += attempt > 0
+            without = frozenset(refused | self.members.silent)
+            route = Route(hashes.digests, len(call.submission.prompt_ids), without)
+            try:
+                await self._follow(call, route)
+                route.finished(self._answered(call, hashes))
+                return
+            except ReplicaFullError:
+                message = REPLICAS_FULL
+            except ReplicaLostError:
+                message = REPLICA_LOST
+                if route.replica is not None:
+                    self.members.lose(route.replica)
+            finally:
+                route.finished()
+            if call.has_begun:
+                break
+            if route.replica is not None:
+                refused.add(route.replica)
+        self._fail(call, message)
+
+    async def _follow(self, call: _Call, route: Route) -> None:
+        """Deliver what a replica says, until all answers have ended. Raises ReplicaFullError,
+        ReplicaLostError."""
+        missing = set(call.open)
+        async with aclosing(_heard(self._replicas, route, call.submission, self._silence_s)) as said:
+            async for batch in said:
+                if isinstance(batch, Refusal):
+                    raise ReplicaFullError if batch is Refusal.FULL else ReplicaLostError
+                if batch and not call.has_begun:
+                    call.has_begun = True
+                    route.started()
+                missing -= self._deliver(call, batch)
+                if not missing:
+                    return
+        raise ReplicaLostError
+
+    def _deliver(self, call: _Call, batch: Sequence[Numbered]) -> set[int]:
+        """Deliver events, and return the numbers of the answers that have ended."""
+        ended = set()
+        for number, event in batch:
+            stream = call.streams[number]
+            if event.token_id is not None:
+                call.tokens.setdefault(number, []).append(event.token_id)
+            if number in call.open:
+                stream.deliver(event._replace(request_id=stream.request.request_id))
+            if event.finish is not None:
+                ended.add(number)
+                self._free(call, number)
+        return ended
+
+    def _fail(self, call: _Call, message: str) -> None:
+        """End what has not ended with an error."""
+        for number in sorted(call.open):
+            event = TokenEvent(0, None, FinishReason.ERROR, message=message)
+            self._deliver(call, [(number, event)])
+        if not self._closed:
+            log.warning("the request %s has failed: %s", call.submission.name, message)
+
+    def _free(self, call: _Call, number: int) -> None:
+        """Note that nobody reads an answer any more. Idempotent."""
+        if number in call.open:
+            call.open.remove(number)
+            del self._calls[call.streams[number].request.request_id]
+            self._slots.free(call.submission.salt.tenant)
+
+    def _abort(self, request_id: int) -> None:
+        """Note that an answer's reader has left; where all have, the replica is told."""
+        if (found := self._calls.get(request_id)) is None:
+            return
+        call, number = found
+        self._free(call, number)
+        if not call.open and call.task is not None:
+            call.task.cancel()
+
+    def _hashes(self, submission: Submission) -> BlockHashes:
+        limits = self.limits
+        size = limits.shared_block_tokens or limits.max_model_len
+        hashes = BlockHashes(limits.prefix_identity, submission.salt, size)
+        hashes.extend(submission.prompt_ids, 0)
+        return hashes
+
+    def _answered(self, call: _Call, hashes: BlockHashes) -> list[bytes]:
+        """Return the hashes of prompt and first answer: the conversation goes on from there."""
+        hashes.extend(call.tokens.get(0, ()), hashes.num_tokens)
+        return hashes.digests
+
+
+async def _heard(
+    replicas: Replicas, route: Route, submission: Submission, silence_s: float
+) -> AsyncIterator[list[Numbered] | Refusal]:
+    """Yield what a replica says. Raises ReplicaLostError where it is silent for so long, or gone."""
+    stream = replicas.generate(route, submission)
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(silence_s):
+                    batch = await anext(stream)
+            except StopAsyncIteration:
+                return
+            except Exception as error:
+                log.info("a replica is lost: %s", type(error).__name__)
+                raise ReplicaLostError from error
+            yield batch
+    finally:
+        await stream.aclose()

@@ -1,0 +1,41 @@
+"""Constraints of answers that are computed elsewhere: checked here, and compiled where the engine
+is."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.types import TokenConstraint
+from server.cluster.messages import Form
+from server.text.grammar.compiler import GrammarCompiler
+from server.text.grammar.constraint_spec import ConstraintSpec
+
+NOT_HERE = "an answer that is sent elsewhere is followed there"
+
+
+@dataclass(frozen=True, slots=True)
+class SentForm:
+    """Stands for a constraint: no engine of this process gets it."""
+
+    form: Form
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        """Raise AssertionError."""
+        raise AssertionError(NOT_HERE)
+
+    def accept(self, token_id: int) -> None:
+        """Raise AssertionError."""
+        raise AssertionError(NOT_HERE)
+
+    def copy(self) -> "SentForm":
+        """Return itself: nothing of it changes."""
+        return self
+
+
+class SendingCompiler(GrammarCompiler):
+    """Compiles forms to find out whether they can be enforced, before an answer begins."""
+
+    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
+        """Return what stands for the constraint. Raises as GrammarCompiler's does."""
+        constraint = await super().compile(spec, begun)
+        return None if constraint is None else SentForm(Form(spec, begun))
