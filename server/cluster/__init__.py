@@ -1,0 +1,1 @@
+"""Several machines that serve one model: which of them a request goes to."""
