@@ -1,0 +1,1 @@
+"""Clusters of replicas, on clocks and for real."""

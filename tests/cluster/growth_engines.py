@@ -1,0 +1,347 @@
+"""Replicas whose engines are the simulator's, behind a router: production scheduler, cache and loop.
+
+Each replica is a machine of tests/simulation with a clock of its own; the one that is behind steps
+first. Every token is compared with a reference without a cache, whichever replica it comes from.
+What is assumed: all computers are alike; a step takes 5 ms and 1 ms for each of its rows, times 0.5
+to 2 by chance; people think for 0.2 to 2 s; all share a system prompt; replicas report every 0.5 s.
+
+*Possible* hits are those of one cache that holds everything and forgets nothing.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from engine.loop import STALLED_POLL_S
+from engine.types import EngineLimits, FinishReason, PrefixSalt, Request, SamplingParams, TokenEvent
+from kvcache.block_hashes import BlockHashes
+from kvcache.evictions import Evictions
+from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
+from server.cluster.prefix_router import Flight, Load
+from tests.cluster.policies import Policy
+from tests.kvcache.strict_memory import Manners
+from tests.simulation.machine import Machine
+from tests.simulation.recall import Recall
+from tests.simulation.runner import DeviceTraits
+from tests.simulation.world import VOCAB, EngineTraits, MemoryTraits, TrafficTraits, World
+
+BLOCK_TOKENS = 16
+HEAP_BLOCKS = 64
+CONTEXT_TOKENS = 2048
+MOST_AT_ONCE = 16
+STEP_S, TOKEN_S = 5e-3, 1e-3
+REPORT_S = 0.5
+IDENTITY = b"simulated"
+SALT = PrefixSalt(b"everybody")
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Who talks to each replica's worth of machines."""
+
+    conversations: int = 12
+    """Per replica."""
+    turns: int = 6
+    system_tokens: int = 200
+    asked: tuple[int, int] = (40, 160)
+    """Tokens of a question, at least and at most."""
+    answered: tuple[int, int] = (8, 24)
+    thinking_s: tuple[float, float] = (0.2, 2.0)
+    cache_tokens: int = 24 * 1024
+    """Of each replica: enough for a replica's part."""
+
+
+class NotedEvictions(Evictions):
+    """Tells a router as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.untold: list[bytes] = []
+
+    def add(self, digest: bytes) -> None:
+        super().add(digest)
+        self.untold.append(digest)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request in flight."""
+
+    conversation: "Conversation"
+    replica: "EngineReplica"
+    flight: Flight | None
+    recall: Recall
+    prompt_tokens: int
+    max_tokens: int
+    possible_tokens: int
+    asked_s: float
+    answered: int = 0
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said so far."""
+
+    tokens: list[int]
+    turns_left: int
+
+
+@dataclass(slots=True)
+class Account:
+    """What a run has come to."""
+
+    requests: int = 0
+    seconds: float = 0.0
+    cached_tokens: int = 0
+    possible_tokens: int = 0
+    computed_tokens: int = 0
+    first_token_s: list[float] = field(default_factory=list)
+    by_replica: list[int] = field(default_factory=list)
+    """Requests of each."""
+    evicted_blocks: int = 0
+
+    @property
+    def hit_ratio(self) -> float:
+        """Of the tokens that could have been cached."""
+        return self.cached_tokens / self.possible_tokens
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.requests / self.seconds
+
+    @property
+    def median_first_token_s(self) -> float:
+        return sorted(self.first_token_s)[len(self.first_token_s) // 2]
+
+
+class EngineReplica:
+    """An engine of production parts on a machine of its own."""
+
+    def __init__(self, name: str, seed: int, world: World, hear: Callable[..., None]) -> None:
+        self.name = name
+        self.recalls: dict[int, Recall] = {}
+        self.machine = Machine(
+            seed, world, lambda events: hear(self, events), lambda number: self.recalls[number]
+        )
+        self.live = 0
+        self.requests = 0
+        self.evictions = NotedEvictions()
+        self.machine.kv._first.prefixes.index._evicted = self.evictions
+        self._budget_bytes = world.engine.budget_bytes
+
+    @property
+    def now_s(self) -> float:
+        return self.machine.clock.now
+
+    def submit(self, request: Request, recall: Recall, now_s: float) -> None:
+        """Give it a request, at a time; it was idle until then if its clock is behind."""
+        if not self.live:
+            self.machine.clock.now = max(self.machine.clock.now, now_s)
+        self.live += 1
+        self.requests += 1
+        self.recalls[request.request_id] = recall
+        self.machine.loop.mailbox.put(request)
+
+    def step(self) -> None:
+        self.machine.runner.tick()
+        if not self.machine.loop.run_once():
+            self.machine.clock.now += STALLED_POLL_S
+
+    def load(self) -> Load:
+        """As a replica reports it. Heaps that it has not made yet are free as well."""
+        scheduler, stats = self.machine.scheduler, self.machine.kv.stats()
+        used_bytes = stats.capacity_bytes - stats.free_bytes
+        free, total = self._budget_bytes - used_bytes, self._budget_bytes
+        size = stats.block_bytes
+        waiting, running = scheduler.num_waiting, scheduler.num_running
+        return Load(waiting, running, free // size, total // size, 1 / TOKEN_S)
+
+
+class Cluster:
+    """Replicas, a router and those who talk."""
+
+    def __init__(self, replicas: int, policy: Policy, talk: Talk, seed: int) -> None:
+        world = a_world(talk)
+        self.account = Account()
+        self.replicas = {
+            name: EngineReplica(name, seed + number, world, self._hear)
+            for number, name in enumerate(names(replicas))
+        }
+        self._policy = policy
+        self._talk = talk
+        self._random = Random(seed)
+        self._numbers = count(1)
+        self._due: list[tuple[float, int, Conversation]] = []
+        self._flying: dict[int, Asked] = {}
+        self._seen: set[bytes] = set()
+        system = self._some(talk.system_tokens)
+        for number in range(replicas * talk.conversations):
+            at_s = self._random.uniform(*talk.thinking_s)
+            heappush(self._due, (at_s, number, Conversation([*system], talk.turns)))
+
+    def run(self) -> Account:
+        """Until everybody has said everything."""
+        report_s = 0.0
+        while self._due or self._flying:
+            busy = [each for each in self.replicas.values() if each.live]
+            behind = min(busy, key=lambda each: each.now_s, default=None)
+            asks_s = self._due[0][0] if self._due else math.inf
+            now_s = asks_s if behind is None else min(behind.now_s, asks_s)
+            if now_s >= report_s:
+                self._report()
+                report_s = now_s + REPORT_S
+            if behind is None or asks_s < behind.now_s:
+                self._ask(*heappop(self._due))
+            else:
+                behind.step()
+        for each in self.replicas.values():
+            each.machine.kv.check_invariants()
+            self.account.evicted_blocks += each.machine.kv.stats().evicted_blocks
+            self.account.by_replica.append(each.requests)
+        self.account.seconds = max(each.now_s for each in self.replicas.values())
+        return self.account
+
+    def _report(self) -> None:
+        for each in self.replicas.values():
+            evicted, each.evictions.untold = each.evictions.untold, []
+            self._policy.report(each.name, each.load(), evicted)
+
+    def _ask(self, now_s: float, _: int, conversation: Conversation) -> None:
+        """Somebody's next question."""
+        talk, number = self._talk, next(self._numbers)
+        conversation.tokens += self._some(self._random.randint(*talk.asked))
+        conversation.turns_left -= 1
+        prompt = tuple(conversation.tokens)
+        hashes = hashes_of(prompt)
+        name = self._policy.choose(hashes.digests, len(prompt))
+        replica = self.replicas[name]
+        params = SamplingParams(self._random.randint(*talk.answered), temperature=0.0, seed=number)
+        recall = Recall(prompt, number, VOCAB)
+        self._flying[number] = Asked(
+            conversation,
+            replica,
+            self._policy.sent(name, hashes.digests, len(prompt)),
+            recall,
+            len(prompt),
+            params.max_tokens,
+            self._possible(hashes),
+            now_s,
+        )
+        self._seen.update(hashes.digests)
+        replica.submit(Request(number, prompt, params, salt=SALT), recall, now_s)
+
+    def _hear(self, replica: EngineReplica, events: Sequence[TokenEvent]) -> None:
+        """A replica speaks."""
+        for event in events:
+            asked = self._flying[event.request_id]
+            assert event.token_id is not None, event.message
+            right = asked.recall.token(asked.prompt_tokens + asked.answered)
+            assert event.token_id == right, f"{replica.name} answers {event.token_id}, not {right}"
+            if asked.answered == 0:
+                self._begin(asked, event)
+            asked.answered += 1
+            asked.conversation.tokens.append(event.token_id)
+            if event.finish is not None:
+                assert event.finish is FinishReason.LENGTH
+                self._end(event.request_id, asked)
+
+    def _begin(self, asked: Asked, event: TokenEvent) -> None:
+        account, prefix = self.account, event.prefix
+        assert prefix is not None
+        account.requests += 1
+        account.cached_tokens += prefix.cached_tokens
+        account.possible_tokens += asked.possible_tokens
+        account.computed_tokens += asked.prompt_tokens - prefix.cached_tokens
+        account.first_token_s.append(asked.replica.now_s - asked.asked_s)
+        self._policy.started(asked.replica.name, asked.flight)
+
+    def _end(self, number: int, asked: Asked) -> None:
+        conversation, replica = asked.conversation, asked.replica
+        assert asked.answered == asked.max_tokens
+        del self._flying[number]
+        replica.live -= 1
+        # The newest token was sampled, and is in no cache.
+        digests = hashes_of(conversation.tokens[:-1]).digests
+        self._seen.update(digests)
+        self._policy.finished(replica.name, asked.flight, digests)
+        if conversation.turns_left:
+            at_s = replica.now_s + self._random.uniform(*self._talk.thinking_s)
+            heappush(self._due, (at_s, number, conversation))
+
+    def _possible(self, hashes: BlockHashes) -> int:
+        """Tokens of the prompt that somebody has sent or got before."""
+        known = 0
+        while known < hashes.shareable_blocks and hashes.digests[known] in self._seen:
+            known += 1
+        return known * BLOCK_TOKENS
+
+    def _some(self, tokens: int) -> list[int]:
+        return [self._random.randrange(VOCAB) for _ in range(tokens)]
+
+
+def names(replicas: int) -> list[str]:
+    return [f"replica-{number}" for number in range(replicas)]
+
+
+def hashes_of(tokens: Sequence[int]) -> BlockHashes:
+    """As the ingress computes them: the same as each replica's own."""
+    hashes = BlockHashes(IDENTITY, SALT, BLOCK_TOKENS)
+    hashes.extend(tokens, 0)
+    return hashes
+
+
+def a_layout() -> KVLayout:
+    shape = KVShape((KVSpec(1, 1, KVFormat.FLOAT32),))
+    (spec,) = shape.specs
+    return grouped_layout(
+        shape,
+        {spec: spec.row_bytes * BLOCK_TOKENS},
+        tokens_per_block=BLOCK_TOKENS,
+        blocks_per_heap=HEAP_BLOCKS,
+        blocks_per_buffer=CONTEXT_TOKENS // BLOCK_TOKENS,
+    )
+
+
+def a_world(talk: Talk) -> World:
+    """A friendly machine."""
+    layout = a_layout()
+    heap_tokens = HEAP_BLOCKS * BLOCK_TOKENS
+    heaps = -(-talk.cache_tokens // heap_tokens)
+    engine = EngineTraits(
+        layout=layout,
+        budget_bytes=heaps * layout.groups[0].heap_bytes,
+        free_slack_bytes=heaps * layout.groups[0].heap_bytes,
+        limits=EngineLimits(CONTEXT_TOKENS, MOST_AT_ONCE, VOCAB),
+        max_sharers=MOST_AT_ONCE,
+        shares_prefixes=True,
+        max_num_batched_tokens=256,
+        min_budget_tokens=16,
+        step_target_s=0.1,
+        idle_release_s=math.inf,
+        prefix_keep_s=math.inf,
+    )
+    traffic = TrafficTraits(
+        arrivals=(),
+        longest_prompt=CONTEXT_TOKENS,
+        longest_answer=talk.answered[1],
+        system_prompts=(),
+        salts=(SALT,),
+        abort_rate=0.0,
+        slow_reader_rate=0.0,
+        fork_rate=0.0,
+        turn_rate=0.0,
+        priority_rate=0.0,
+        max_backlog=64,
+        late_delivery_rate=0.0,
+        fatal_faults=False,
+        scoring_rate=0.0,
+        pooling_rate=0.0,
+        rule_rate=0.0,
+    )
+    memory = MemoryTraits(0.0, 0.0, 1, 0, 0.0, Manners.NOTHING, True, None, None, True)
+    device = DeviceTraits(VOCAB, 1, 0.0, 0.0, step_s=STEP_S, token_s=TOKEN_S)
+    return World(engine, memory, device, traffic, pressure_rate=0.0, overlap=True)
