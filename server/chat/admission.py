@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.serving import ServingEngine
 from engine.errors import QueueFullError, ShareFullError
+from engine.serving import ServingEngine
 from server.chat.drain import Drain
 from server.config import LimitsSection
 from server.metrics import Metrics

@@ -2,8 +2,8 @@
 
 import time
 
-from engine.serving import ServingEngine
 from engine.errors import EngineDeadError
+from engine.serving import ServingEngine
 from engine.types import SamplingParams, TokenEvent
 
 CANARY_PRIORITY = -(2**31)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from server.cli.cluster.commands import cluster_commands
 from server.cli.launch.command import launch_command
 from server.cli.models.commands import add_to as add_model_commands
 from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
@@ -340,4 +341,5 @@ def _parameters_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
 
 add_model_commands(app)
 launch_command(app)
+app.add_typer(cluster_commands(), name="cluster")
 app.add_typer(service_commands(_parameters_of_serve), name="service")

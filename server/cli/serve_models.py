@@ -245,7 +245,7 @@ def _load_errors() -> Iterator[None]:
 
 def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, Any]:
     """Return the settings of a model's process, as JSON has them."""
-    tables: dict[str, Any] = json.loads(json.dumps(settings.model_dump(), default=_plain))
+    tables = plain_settings(settings)
     # The front keeps the machine awake for all of them.
     tables["server"] |= {"served_model_name": name, "page": False, "keep_awake": False}
     tables["engine"] |= {"max_model_len": needs.max_model_len}
@@ -256,6 +256,12 @@ def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, An
         own = f"{file.stem}.{name.replace('/', '--')}{file.suffix}"
         tables["log"]["file"] = str(file.with_name(own))
     tables["limits"] |= {"keep_alive_s": int(10 * IDLE_CONNECTION_S)}
+    return tables
+
+
+def plain_settings(settings: Config) -> dict[str, Any]:
+    """Return settings as JSON has them, with their secrets."""
+    tables: dict[str, Any] = json.loads(json.dumps(settings.model_dump(), default=_plain))
     return tables
 
 

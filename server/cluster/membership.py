@@ -17,6 +17,7 @@ class Membership:
         self.names: tuple[str, ...] = ()
         """Those that there are, whether they answer or not."""
         self._reports: dict[str, tuple[float, ReplicaReport]] = {}
+        self._last: ReplicaReport | None = None
         self._lost: set[str] = set()
         self._gone = EngineStats()
         """Counters of those that there are no more."""
@@ -35,6 +36,7 @@ class Membership:
         if report.name not in self.names:
             self.names = (*self.names, report.name)
         self._reports[report.name] = self._clock(), report
+        self._last = report
         self._lost.discard(report.name)
 
     def lose(self, name: str) -> None:
@@ -61,6 +63,11 @@ class Membership:
     def reports(self) -> list[ReplicaReport]:
         """Return the newest reports, also of those that are silent."""
         return [report for _, (_, report) in sorted(self._reports.items())]
+
+    @property
+    def telling(self) -> list[ReplicaReport]:
+        """Return reports of what the replicas are like: where there is none left, the last one."""
+        return self.reports or ([] if self._last is None else [self._last])
 
     @property
     def stats(self) -> EngineStats:

@@ -78,13 +78,15 @@ class Route:
         self,
         hashes: Sequence[bytes] = (),
         tokens: int = 0,
+        block_tokens: int = 1,
         without: frozenset[str] = frozenset(),
         target: str | None = None,
     ) -> None:
-        """hashes: of the prompt's full blocks. tokens: of the prompt. without: replicas that are
-        not to be chosen. target: the only one that may be."""
+        """hashes: of the prompt's full blocks. tokens: of the prompt. block_tokens: of a block.
+        without: replicas that are not to be chosen. target: the only one that may be."""
         self.hashes = hashes
         self.tokens = tokens
+        self.block_tokens = block_tokens
         self.without = without
         self.target = target
         self.replica: str | None = None

@@ -8,7 +8,7 @@ an error after which the client may ask again.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -57,7 +57,7 @@ class Replicas(Protocol):
 
     def generate(
         self, route: Route, submission: Submission
-    ) -> AsyncIterator[list[Numbered] | Refusal]:
+    ) -> AsyncGenerator[list[Numbered] | Refusal, None]:
         """Have a replica answer; see EngineReplica."""
 
     async def report(self, route: Route) -> ReplicaReport:
@@ -144,9 +144,8 @@ class RemoteEngine:
         """Ask every replica how it is, and whom else there is."""
         routes = [Route(target=name) for name in self.members.names] or [Route()]
         await asyncio.gather(*map(self._ask, routes))
-        # The newest word on who there is: who chooses says it with every choice.
-        known = max((route.replicas for route in routes), key=len)
-        if known:
+        # Who chooses says with every choice whom there is.
+        if known := routes[-1].replicas:
             self.members.set_names(known)
 
     async def _ask(self, route: Route) -> None:
@@ -160,8 +159,8 @@ class RemoteEngine:
 
     @property
     def alive(self) -> bool:
-        """Return whether any replica answers."""
-        return not self._closed and bool(self.members.alive)
+        """Return whether requests are taken: replicas that are gone come back, or others do."""
+        return not self._closed
 
     @property
     def pressure(self) -> int:
@@ -171,7 +170,7 @@ class RemoteEngine:
     @property
     def limits(self) -> EngineLimits:
         """Return what every replica takes. Asked when there has been one."""
-        reports = self.members.reports
+        reports = self.members.telling
         return replace(
             reports[0].limits,
             max_model_len=min(report.limits.max_model_len for report in reports),
@@ -284,7 +283,8 @@ class RemoteEngine:
         for attempt in range(MAX_ATTEMPTS):
             self.retries += attempt > 0
             without = frozenset(refused | self.members.silent)
-            route = Route(hashes.digests, len(call.submission.prompt_ids), without)
+            tokens = len(call.submission.prompt_ids)
+            route = Route(hashes.digests, tokens, hashes.tokens_per_block, without)
             try:
                 await self._follow(call, route)
                 route.finished(self._answered(call, hashes))
@@ -307,7 +307,9 @@ class RemoteEngine:
         """Deliver what a replica says, until all answers have ended. Raises ReplicaFullError,
         ReplicaLostError."""
         missing = set(call.open)
-        async with aclosing(_heard(self._replicas, route, call.submission, self._silence_s)) as said:
+        async with aclosing(
+            _heard(self._replicas, route, call.submission, self._silence_s)
+        ) as said:
             async for batch in said:
                 if isinstance(batch, Refusal):
                     raise ReplicaFullError if batch is Refusal.FULL else ReplicaLostError
@@ -372,7 +374,7 @@ class RemoteEngine:
 
 async def _heard(
     replicas: Replicas, route: Route, submission: Submission, silence_s: float
-) -> AsyncIterator[list[Numbered] | Refusal]:
+) -> AsyncGenerator[list[Numbered] | Refusal, None]:
     """Yield what a replica says. Raises ReplicaLostError where it is silent for so long, or gone."""
     stream = replicas.generate(route, submission)
     try:

@@ -1,7 +1,7 @@
 """One engine of a cluster, as the front asks it: what goes in and out is sent between machines."""
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from engine.client import EngineClient, TokenStream
@@ -53,7 +53,9 @@ class EngineReplica:
         self._evicted = 0
         """How many hashes were reported."""
 
-    async def generate(self, submission: Submission) -> AsyncIterator[list[Numbered] | Refusal]:
+    async def generate(
+        self, submission: Submission
+    ) -> AsyncGenerator[list[Numbered] | Refusal, None]:
         """Answer a prompt: yield the events of its answers, and an empty list at the beginning and
         whenever a second passes without one. Leaving early aborts it."""
         yield []

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_json
 
-from engine.serving import ServingEngine
 from engine.errors import EngineDeadError
 from engine.memory_map import (
     BlockState,
@@ -24,6 +23,7 @@ from engine.memory_map import (
     SealedCell,
     SequenceReport,
 )
+from engine.serving import ServingEngine
 from engine.types import KVStats
 
 Json = dict[str, Any]

@@ -14,6 +14,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
 # Why the engine's requests end where the server does.
 SHUTTING_DOWN = "the server is shutting down"
+# Why those of a cluster end that may be sent again.
+REPLICA_LOST = "the replica that answered is gone"
+REPLICAS_FULL = "all replicas are full"
 
 
 class ApiError(Exception):
@@ -204,12 +207,15 @@ def shutting_down(retry_after_s: int) -> ApiError:
 
 def generation_failed(reason: str, retry_after_s: int = 0, what: str = "Generation") -> ApiError:
     """Make the error for a fault of the engine: 500; 400 where the answer's form is at fault; 503
-    where the server shuts down.
+    where the server shuts down, or a replica of several is gone.
 
     reason: the engine's. retry_after_s: for a header; 0 where none is sent any more.
     """
     if reason == SHUTTING_DOWN:
         return shutting_down(retry_after_s)
+    if reason in (REPLICA_LOST, REPLICAS_FULL):
+        code = "replica_lost" if reason == REPLICA_LOST else "replicas_full"
+        return come_back(503, f"{what} failed: {reason}", code, retry_after_s, "server_error")
     if reason.startswith(FORM_LIMITS):
         return invalid(f"{what} failed: {reason}.", code="form_limits")
     return internal_error(f"{what} failed: {reason}.")

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.serving import ServingEngine
 from engine.errors import EngineDeadError, QueueFullError
+from engine.serving import ServingEngine
 from server.chat.admission import Admission
 from server.chat.choices import Choices
 from server.chat.generation import GenerationError, Prompt

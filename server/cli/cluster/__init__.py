@@ -1,0 +1,1 @@
+"""``quire cluster``: replicas on several machines, behind one address."""

@@ -1,0 +1,165 @@
+"""The application on Ray Serve: one ingress on the head, and a replica on each machine.
+
+The environment has what Ray's processes have in theirs before this is imported.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.schema import LoggingConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from server.cli.cluster.facts import Facts
+from server.cli.cluster.folder import ClusterError
+from server.cli.cluster.ingress import Ingress
+from server.cli.cluster.replica import Replica, why_not_here
+
+NAME = "quire"
+NODE_ID = "ray.io/node-id"
+INGRESS, REPLICA = "ingress", "replica"
+ROUTER = "server.cluster.ray_router:PrefixRequestRouter"
+HEALTH_PERIOD_S = 2.0
+REPORT_PERIOD_S = 1.0
+POLL_S = 0.1
+# A replica's own limits are lower, and say no in words of their own.
+MAX_ONGOING_REQUESTS = 100_000
+# A model that does not start is not tried for long.
+CONSTRUCTOR_TRIES = 3
+READING_TIMEOUT_S = 600.0
+QUIET = {"logging_level": "error", "log_to_driver": False, "configure_logging": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be deployed."""
+
+    model: str
+    settings: Mapping[str, Any]
+    """Config as JSON, without secrets."""
+    settings_file: str
+    """The same with secrets, on the head."""
+    facts: Facts
+    """What must be the same on all machines."""
+    per_machine: int
+    """Replicas on one machine, at most."""
+    ready_timeout_s: float
+    drain_s: float
+
+
+@contextmanager
+def connected(head: str) -> Iterator[None]:
+    """Be a client of the cluster. Raises ClusterError."""
+    try:
+        ray.init(address=head, namespace=NAME, **QUIET)
+    except Exception as error:
+        raise ClusterError(f"the cluster at {head} does not answer: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def machines() -> dict[str, str]:
+    """Return the names of the machines that are there, by what Ray calls them."""
+    return {its["NodeID"]: its["NodeManagerHostname"] for its in ray.nodes() if its["Alive"]}
+
+
+def unfit_machines(plan: Plan) -> dict[str, str]:
+    """Return why machines cannot have a replica, by what Ray calls them. Fetches the model where it
+    is missing."""
+    asked = {
+        node: ray.remote(why_not_here)
+        .options(
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        .remote(plan.model, plan.settings, plan.facts)
+        for node in machines()
+    }
+    answers = {node: ray.get(answer, timeout=READING_TIMEOUT_S) for node, answer in asked.items()}
+    return {node: why for node, why in answers.items() if why}
+
+
+def deploy(plan: Plan, replicas: int, unfit: Sequence[str]) -> str:
+    """Start what is to serve, the ingress on this machine, and return where clients come. unfit:
+    machines without a replica. Raises ClusterError."""
+    head = ray.get_runtime_context().get_node_id()
+    serve.start(proxy_location="Disabled", logging_config=_logging())
+    not_on = {NODE_ID: f"!in({','.join(unfit)})"} if unfit else {}
+    replica = serve.deployment(
+        Replica,
+        name=REPLICA,
+        num_replicas=replicas,
+        max_replicas_per_node=plan.per_machine,
+        ray_actor_options={"num_cpus": 0, "label_selector": not_on},
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER, request_routing_stats_period_s=REPORT_PERIOD_S
+        ),
+        health_check_timeout_s=2 * plan.ready_timeout_s,
+        **_common(plan),
+    )
+    ingress = serve.deployment(
+        Ingress,
+        name=INGRESS,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0, "label_selector": {NODE_ID: head}},
+        **_common(plan),
+    )
+    target = ingress.bind(
+        replica.bind(plan.model, plan.settings, plan.facts), plan.model, plan.settings_file
+    )
+    try:
+        handle = serve.run(target, name=NAME, route_prefix=None)
+        while not (url := handle.url.remote().result()):
+            time.sleep(POLL_S)
+        return str(url)
+    except Exception as error:
+        serve.delete(NAME)
+        raise ClusterError(f"the replicas did not start: {error}") from error
+
+
+def _common(plan: Plan) -> dict[str, Any]:
+    return {
+        "max_ongoing_requests": MAX_ONGOING_REQUESTS,
+        "max_constructor_retry_count": CONSTRUCTOR_TRIES,
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "graceful_shutdown_timeout_s": plan.drain_s,
+        "logging_config": _logging(),
+    }
+
+
+def _logging() -> LoggingConfig:
+    return LoggingConfig(enable_access_log=False, log_level="WARNING")
+
+
+def end() -> None:
+    """End what serves: new requests are refused, and those that run have their time."""
+    if NAME in serve.status().applications:
+        serve.get_app_handle(NAME).drain.remote().result()
+        serve.delete(NAME)
+
+
+def status() -> dict[str, Any]:
+    """Return the machines, and what serves: its state, and the state of every replica."""
+    found = serve.status().applications.get(NAME)
+    if found is None:
+        return {"machines": sorted(machines().values()), "serving": None}
+    counts = {
+        name: {
+            str(getattr(state, "value", state)): count
+            for state, count in its.replica_states.items()
+        }
+        for name, its in found.deployments.items()
+    }
+    return {
+        "machines": sorted(machines().values()),
+        "serving": str(getattr(found.status, "value", found.status)),
+        "message": found.message,
+        "replicas": counts.get(REPLICA, {}),
+    }

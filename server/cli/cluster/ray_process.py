@@ -1,0 +1,173 @@
+"""The process by which a machine is in a cluster: ``ray start --block``, with the key in a file, TLS
+on and usage statistics off."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from server.cli.cluster.certificates import write_certificates
+from server.cli.cluster.folder import ClusterError, ClusterFolder, Node
+
+# Not among the ports that Ray gives its workers, 10002 to 19999.
+HEAD_PORT = 26379
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.1
+# What is larger than a message goes through it; answers are not.
+OBJECT_STORE_BYTES = 100_000_000
+STARTED = "Ray runtime started."
+COMMAND = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-color=false")
+LEAN = (
+    f"--object-store-memory={OBJECT_STORE_BYTES}",
+    "--include-log-monitor=false",
+    "--disable-usage-stats",
+)
+LAST_LINES = 3
+
+
+def environment(folder: ClusterFolder) -> dict[str, str]:
+    """Return what Ray's processes and whoever talks to them have in their environment."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(folder.key),
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_CA_CERT": str(folder.authority),
+        "RAY_TLS_SERVER_CERT": str(folder.certificate),
+        "RAY_TLS_SERVER_KEY": str(folder.private_key),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray calls clusters of Macs unsupported, and asks for this.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+        # What is written to its logs about requests is nobody's.
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+    }
+
+
+def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node:
+    """Begin a cluster. address: of this machine, which others reach. Raises ClusterError."""
+    _check_not_running(folder)
+    write_certificates(folder, key, own_addresses(address))
+    options = [
+        "--head",
+        f"--node-ip-address={address}",
+        f"--port={port}",
+        "--include-dashboard=false",
+        f"--temp-dir={session_folder()}",
+    ]
+    return _start(folder, [*COMMAND, *options, *LEAN], f"{address}:{port}", is_head=True)
+
+
+def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
+    """Join a cluster. head: its address. Raises ClusterError."""
+    _check_not_running(folder)
+    address = address_towards(head)
+    write_certificates(folder, key, own_addresses(address))
+    options = [f"--address={head}", f"--node-ip-address={address}"]
+    return _start(folder, [*COMMAND, *options, *LEAN], head, is_head=False)
+
+
+def stop(folder: ClusterFolder) -> bool:
+    """End what was started here, and all that it has started. False where nothing runs. Raises
+    ClusterError where it does not end."""
+    process = running(folder)
+    if process is None:
+        folder.forget_node()
+        return False
+    family = [process, *process.children(recursive=True)]
+    process.send_signal(signal.SIGTERM)
+    _, left = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+    for each in left:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    _, left = psutil.wait_procs(left, timeout=STOP_TIMEOUT_S)
+    if left:
+        raise ClusterError(f"process {left[0].pid} of the cluster does not end")
+    folder.forget_node()
+    return True
+
+
+def running(folder: ClusterFolder) -> psutil.Process | None:
+    """Return the process that was started here, if it runs."""
+    node = folder.node()
+    if node is None:
+        return None
+    try:
+        process = psutil.Process(node.pid)
+        same = process.create_time() == node.started
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def own_addresses(address: str) -> list[str]:
+    """Return by what this machine may be called. address: by which others reach it."""
+    found = [
+        its.address.partition("%")[0]
+        for interface in psutil.net_if_addrs().values()
+        for its in interface
+        if its.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return [address, "localhost", socket.gethostname(), *found]
+
+
+def address_towards(head: str) -> str:
+    """Return the address of this machine that a head sees. Sends nothing. Raises ClusterError."""
+    host, _, port = head.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"{head}: {error}; the head is written HOST:PORT") from error
+
+
+def session_folder() -> Path:
+    """Return where Ray keeps sockets and logs: short, as the names of sockets are limited."""
+    return Path(f"/tmp/quire-ray-{os.getuid()}")  # noqa: S108
+
+
+def _check_not_running(folder: ClusterFolder) -> None:
+    if running(folder) is not None:
+        raise ClusterError("this machine is in a cluster: `quire cluster stop` ends that")
+
+
+def _start(folder: ClusterFolder, command: Sequence[str], head: str, *, is_head: bool) -> Node:
+    with folder.log.open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=without_ray(os.environ) | environment(folder),
+            start_new_session=True,
+        )
+    node = Node(child.pid, psutil.Process(child.pid).create_time(), head, is_head)
+    folder.keep_node(node)
+    ends_at = time.monotonic() + START_TIMEOUT_S
+    while STARTED not in folder.log.read_text(errors="replace"):
+        if child.poll() is not None:
+            folder.forget_node()
+            raise ClusterError(f"Ray did not start: {_why(folder.log)}")
+        if time.monotonic() > ends_at:
+            stop(folder)
+            raise ClusterError(f"Ray did not start within {START_TIMEOUT_S:g} s: see {folder.log}")
+        time.sleep(POLL_S)
+    return node
+
+
+def without_ray(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without settings of Ray's: they are ours."""
+    return {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+
+
+def _why(log: Path) -> str:
+    """Return the end of what Ray has said."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return " ".join([line for line in lines if line][-LAST_LINES:]) or f"see {log}"

@@ -1,0 +1,87 @@
+"""Chooses the replica of a request, and takes in what replicas report: PrefixRouter on the thread of
+a handle."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.cluster.messages import Route
+from server.cluster.prefix_router import PrefixRouter
+from server.cluster.replica_loads import Load
+
+# Of 300 bytes each.
+MAX_HASHES = 200_000
+
+
+class Routing:
+    """Which replica gets a request. It belongs to the event loop on which it was made."""
+
+    def __init__(self, max_hashes: int = MAX_HASHES) -> None:
+        """max_hashes: how many are remembered."""
+        self._loop = asyncio.get_running_loop()
+        self._max_hashes = max_hashes
+        self._router: PrefixRouter | None = None
+        """None until a request says how many tokens a block has."""
+        self._reports: Mapping[str, Mapping[str, Any]] = {}
+        self._names: tuple[str, ...] = ()
+        self._taken: dict[str, int] = {}
+        """The number behind the last evicted hash that each has reported."""
+        self.choices = Counter[str]()
+        """How many there were, by their reason."""
+
+    def update(self, reports: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take in which replicas there are. reports: of each, as EngineReplica makes them; or
+        nothing."""
+        self._reports = reports
+        self._names = tuple(sorted(reports))
+        self._taken = {name: at for name, at in self._taken.items() if name in reports}
+        if self._router is not None:
+            self._take_in(self._router)
+
+    def _take_in(self, router: PrefixRouter) -> None:
+        """Tell the router who there is, and what each has reported."""
+        router.set_replicas(self._names)
+        for name, report in self._reports.items():
+            if isinstance(load := report.get("load"), Load):
+                router.report_load(name, load)
+            pairs: Sequence[tuple[int, bytes]] = report.get("evicted", ())
+            since = self._taken.get(name, 0)
+            if new := [digest for number, digest in pairs if number >= since]:
+                self._taken[name] = pairs[-1][0] + 1
+                router.report_evicted(name, new)
+
+    def choose(self, route: Route) -> str | None:
+        """Return the replica of a request; None where there is none now. One that was chosen for
+        it before and did not take it is not chosen again."""
+        route.replicas = self._names
+        if route.target is not None:
+            return route.target if route.target in self._names else None
+        if route.replica is not None:
+            route.finished()
+            route.without |= {route.replica}
+        if self._router is None:
+            self._router = PrefixRouter(
+                max_hashes=self._max_hashes, block_tokens=route.block_tokens
+            )
+            self._take_in(self._router)
+        choice = self._router.choose(route.hashes, route.tokens, without=route.without)
+        if choice is None:
+            return None
+        self.choices[choice.reason.value] += 1
+        route.replica = choice.replica
+        if route.tokens:
+            self._send(self._router, route, choice.replica)
+        return choice.replica
+
+    def _send(self, router: PrefixRouter, route: Route, name: str) -> None:
+        """Count the request until it is finished: who asks says so from another thread."""
+        flight = router.sent(name, route.hashes, route.tokens)
+
+        def started() -> None:
+            self._loop.call_soon_threadsafe(router.started, flight)
+
+        def finished(hashes: Sequence[bytes]) -> None:
+            self._loop.call_soon_threadsafe(router.finished, flight, hashes)
+
+        route.on_started, route.on_finished = started, finished
