@@ -9,7 +9,6 @@ to 2 by chance; people think for 0.2 to 2 s; all share a system prompt; replicas
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush

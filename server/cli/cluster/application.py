@@ -50,6 +50,8 @@ class Plan:
     """Replicas on one machine, at most."""
     ready_timeout_s: float
     drain_s: float
+    router: str = ROUTER
+    """The class that chooses replicas."""
 
 
 @contextmanager
@@ -99,7 +101,7 @@ def deploy(plan: Plan, replicas: int, unfit: Sequence[str]) -> str:
         max_replicas_per_node=plan.per_machine,
         ray_actor_options={"num_cpus": 0, "label_selector": not_on},
         request_router_config=RequestRouterConfig(
-            request_router_class=ROUTER, request_routing_stats_period_s=REPORT_PERIOD_S
+            request_router_class=plan.router, request_routing_stats_period_s=REPORT_PERIOD_S
         ),
         health_check_timeout_s=2 * plan.ready_timeout_s,
         **_common(plan),

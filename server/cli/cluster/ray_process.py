@@ -4,6 +4,7 @@ on and usage statistics off."""
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -20,7 +21,10 @@ from server.cli.cluster.folder import ClusterError, ClusterFolder, Node
 HEAD_PORT = 26379
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+# Of a machine that leaves: its replica's requests may end. The head takes all with it.
+LEAVE_S = 20
 POLL_S = 0.1
+CONNECT_TIMEOUT_S = 10.0
 # What is larger than a message goes through it; answers are not.
 OBJECT_STORE_BYTES = 100_000_000
 STARTED = "Ray runtime started."
@@ -31,6 +35,7 @@ LEAN = (
     "--disable-usage-stats",
 )
 LAST_LINES = 3
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
 
 def environment(folder: ClusterFolder) -> dict[str, str]:
@@ -69,6 +74,7 @@ def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
     _check_not_running(folder)
     address = address_towards(head)
     write_certificates(folder, key, own_addresses(address))
+    check_key(folder, head)
     options = [f"--address={head}", f"--node-ip-address={address}"]
     return _start(folder, [*COMMAND, *options, *LEAN], head, is_head=False)
 
@@ -82,12 +88,11 @@ def stop(folder: ClusterFolder) -> bool:
         return False
     family = [process, *process.children(recursive=True)]
     process.send_signal(signal.SIGTERM)
-    _, left = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+    left = _left(family)
     for each in left:
         with suppress(psutil.NoSuchProcess):
             each.kill()
-    _, left = psutil.wait_procs(left, timeout=STOP_TIMEOUT_S)
-    if left:
+    if left := _left(left):
         raise ClusterError(f"process {left[0].pid} of the cluster does not end")
     folder.forget_node()
     return True
@@ -100,10 +105,27 @@ def running(folder: ClusterFolder) -> psutil.Process | None:
         return None
     try:
         process = psutil.Process(node.pid)
-        same = process.create_time() == node.started
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        return process if process.create_time() == node.started and _runs(process) else None
     except psutil.NoSuchProcess:
         return None
+
+
+def _left(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Wait until processes have ended, and return those that have not in time."""
+    ends_at = time.monotonic() + STOP_TIMEOUT_S
+    while left := [its for its in processes if _runs(its)]:
+        if time.monotonic() > ends_at:
+            break
+        time.sleep(POLL_S)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def own_addresses(address: str) -> list[str]:
@@ -128,6 +150,25 @@ def address_towards(head: str) -> str:
         raise ClusterError(f"{head}: {error}; the head is written HOST:PORT") from error
 
 
+def check_key(folder: ClusterFolder, head: str) -> None:
+    """Raise ClusterError where the head does not answer, or its key is another one: then we do not
+    trust its certificate, nor does it ours."""
+    host, _, port = head.rpartition(":")
+    context = ssl.create_default_context(cafile=folder.authority)
+    context.load_cert_chain(folder.certificate, folder.private_key)
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return
+    except ssl.SSLError as error:
+        raise ClusterError(f"{head} has another key than this one, or is no cluster") from error
+    except OSError as error:
+        raise ClusterError(f"{head} does not answer: {error}") from error
+
+
 def session_folder() -> Path:
     """Return where Ray keeps sockets and logs: short, as the names of sockets are limited."""
     return Path(f"/tmp/quire-ray-{os.getuid()}")  # noqa: S108
@@ -139,13 +180,14 @@ def _check_not_running(folder: ClusterFolder) -> None:
 
 
 def _start(folder: ClusterFolder, command: Sequence[str], head: str, *, is_head: bool) -> Node:
+    drain_s = "0" if is_head else str(LEAVE_S)
     with folder.log.open("wb") as log:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=without_ray(os.environ) | environment(folder),
+            env=without_ray(os.environ) | environment(folder) | {DRAIN: drain_s},
             start_new_session=True,
         )
     node = Node(child.pid, psutil.Process(child.pid).create_time(), head, is_head)

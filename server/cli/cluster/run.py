@@ -69,14 +69,20 @@ def serve_cluster(
     flags: Tables,
     further: Iterable[str],
     say: Callable[[str], None],
+    router: str | None = None,
 ) -> None:
-    """Serve until told to end. say: tells a person. Raises StartError."""
+    """Serve until told to end. say: tells a person. router: the class that chooses replicas, if
+    not ours. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
-        facts = facts_of(find_model(model, settings.models.folders).folder)
+        found = find_model(model, settings.models.folders)
+        if found.missing:
+            found.fetch_weights()
+        facts = facts_of(found.folder)
     os.environ.update(environment(folder))
     from server.cli.cluster.application import (
+        ROUTER,
         Plan,
         connected,
         deploy,
@@ -95,6 +101,7 @@ def serve_cluster(
             per_machine,
             settings.server.ready_timeout_s,
             settings.server.drain_s,
+            router or ROUTER,
         )
         there, unfit = machines(), unfit_machines(plan)
         for name, why in unfit.items():
@@ -105,7 +112,7 @@ def serve_cluster(
             raise ClusterError(f"there is room for {most} replicas of {model}, not for {wanted}")
         url = deploy(plan, wanted, list(unfit))
         say(f"serving {model} on {url}, by {wanted} replicas; Ctrl-C ends it")
-        _wait_for_signal()
+        _wait_for_signal(lambda: running(folder) is not None)
         say("ending")
         end()
 
@@ -157,9 +164,11 @@ def _own_address() -> str:
         return LOOPBACK
 
 
-def _wait_for_signal() -> None:
+def _wait_for_signal(is_there: Callable[[], bool]) -> None:
+    """Wait until told to end. Raises ClusterError where the cluster has ended before."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     while not ended.wait(WATCH_S):
-        pass
+        if not is_there():
+            raise ClusterError("the cluster has ended")

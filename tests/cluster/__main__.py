@@ -1,0 +1,127 @@
+"""A real cluster on this machine, by quire's own commands: ``python -m tests.cluster``."""
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.cluster import scenes
+from tests.cluster.conversations import Conversation, converse
+from tests.cluster.machines import (
+    OTHER_ROUTER,
+    Home,
+    cluster,
+    flags,
+    free_port,
+    rays_processes,
+)
+from tests.cluster.namespace import enter
+from tests.cluster.results import Results
+
+POW_2 = "ray.serve._private.request_router.pow_2_router:PowerOfTwoChoicesRequestRouter"
+CHARACTERS = "tests.cluster.other_routers:CharacterRouter"
+# Of one replica, so that a crowd fills all of them.
+SMALL = ("engine.max_num_seqs=4", "limits.max_queued_requests=8")
+CROWD = 80
+KEYS = ("sk-one-0123456789", "sk-two-0123456789")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def main() -> None:
+    """Run, and end with 1 where something is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="without other routers")
+    options = parser.parse_args()
+    if (code := enter(sys.argv[1:])) is not None:
+        sys.exit(code)
+    began = time.monotonic()
+    results = Results()
+    before = set(os.listdir(SHARED_MEMORY))
+    with tempfile.TemporaryDirectory(prefix="quire-cluster-") as folder:
+        asyncio.run(run(results, Path(folder), with_others=not options.quick))
+    results.check("all processes have ended", not rays_processes(), rays_processes()[:3])
+    left = set(os.listdir(SHARED_MEMORY)) - before
+    results.check("no shared memory is left", not left, left)
+    results.print_table()
+    print(f"{time.monotonic() - began:.0f} s")
+    sys.exit(results.failed > 0)
+
+
+async def run(results: Results, folder: Path, *, with_others: bool) -> None:
+    """All scenes. with_others: other routers as well."""
+    home, alone = Home(folder / "head"), Home(folder / "alone")
+    for its in (home, alone):
+        its.folder.mkdir()
+    direct_port = free_port()
+    with alone.serving("serve", "demo", *flags(direct_port), port=direct_port), cluster(home):
+        reference = scenes.conversations()
+        await converse(direct_port, reference, scenes.TURNS)
+        strangers(results, folder, home)
+        await ours(results, home, direct_port, reference)
+        await guarded(results, home)
+        if with_others:
+            await others(results, home, reference)
+
+
+def strangers(results: Results, folder: Path, home: Home) -> None:
+    """A machine that does not know the key."""
+    stranger = Home(folder / "stranger")
+    stranger.folder.mkdir()
+    wrong = stranger.folder / "wrong-key"
+    wrong.touch(mode=0o600)
+    wrong.write_text(secrets.token_hex(32))
+    refused = stranger.run("cluster", "join", "127.0.0.1:26379", "--key-file", str(wrong))
+    results.check(
+        "a join with another key is refused", refused.returncode != 0, refused.stderr[:200]
+    )
+    wrong.chmod(0o644)
+    refused = stranger.run("cluster", "join", "127.0.0.1:26379", "--key-file", str(wrong))
+    results.check("a key that others may read is refused", "chmod 600" in refused.stderr)
+    results.check("the key's own file is nobody else's", home.key.stat().st_mode & 0o077 == 0)
+
+
+async def ours(
+    results: Results, home: Home, direct_port: int, reference: list[Conversation]
+) -> None:
+    """quire's own router: what a user gets."""
+    port = free_port()
+    serve = ("cluster", "serve", "demo", "--replicas=3", "--per-machine=3")
+    with home.serving(*serve, *flags(port), port=port):
+        await scenes.affinity(results, "quire", port, reference)
+        await scenes.first_tokens(results, port, direct_port)
+        status = home.run("cluster", "status")
+        results.check("status names the replicas", "3 running" in status.stdout, status.stderr)
+        await scenes.failure(results, port, signal.SIGKILL, 100)
+        await scenes.failure(results, port, signal.SIGSTOP, 200)
+
+
+async def guarded(results: Results, home: Home) -> None:
+    """Small replicas, and keys."""
+    port = free_port()
+    serve = ("cluster", "serve", "demo", "--replicas=3", "--per-machine=3")
+    keys = f"access.api_keys={','.join(KEYS)}"
+    share = "limits.max_key_share_ratio=1"
+    with home.serving(*serve, *flags(port, *SMALL, keys, share), port=port):
+        await scenes.tenants(results, port, KEYS)
+        await scenes.crowd(results, port, CROWD, KEYS[0])
+
+
+async def others(results: Results, home: Home, reference: list[Conversation]) -> None:
+    """The same replicas behind Ray's own routers."""
+    for name, router in (("Ray, power of two", POW_2), ("Ray, prefixes", CHARACTERS)):
+        port = free_port()
+        command = (sys.executable, "-c", OTHER_ROUTER)
+        arguments = [router, str(port), *flags(port)[2:]]
+        with home.serving(
+            *[its.removeprefix("--set=") for its in arguments], port=port, command=command
+        ):
+            await scenes.affinity(results, name, port, reference)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What is done to a cluster, and what is seen."""
+
+import asyncio
+import os
+import signal
+import statistics
+import time
+
+from tests.cluster.conversations import Conversation, ask, cached_share, client_of, converse
+from tests.cluster.machines import eventually, replica_processes
+from tests.cluster.results import Results
+
+CONVERSATIONS, TURNS = 12, 6
+PAIRS = 16
+LEAST_SHARE = 0.95
+MOST_RATIO, MOST_MORE_S = 1.2, 0.020
+LONG_ANSWER = 400
+BACK_WITHIN_S = 60.0
+REPLICAS = 3
+
+
+def conversations(first: int = 0, count: int = CONVERSATIONS, key: str = "") -> list[Conversation]:
+    """New ones. first: the number of the first."""
+    return [Conversation(number, key) for number in range(first, first + count)]
+
+
+async def affinity(results: Results, name: str, port: int, alone: list[Conversation]) -> None:
+    """All conversations, compared with a server that had them alone."""
+    them = conversations()
+    seconds = await converse(port, them, TURNS)
+    texts = [[turn.text for turn in its.turns] for its in them]
+    equal = texts == [[turn.text for turn in its.turns] for its in alone]
+    share = cached_share(them, alone)
+    first_ms = 1e3 * statistics.median(turn.first_s for its in them for turn in its.turns)
+    results.row(name, f"{share:.1%}", "yes" if equal else "no", f"{first_ms:.1f}", f"{seconds:.1f}")
+    errors = [turn.error for its in them for turn in its.turns if turn.error]
+    results.check(f"{name}: no answer failed", not errors, errors[:3])
+    results.check(f"{name}: answers equal those of one server", equal)
+    if name == "quire":
+        results.check(
+            f"{name}: hits at least {LEAST_SHARE:.0%}", share >= LEAST_SHARE, f"{share:.1%}"
+        )
+
+
+async def first_tokens(results: Results, port: int, direct_port: int) -> None:
+    """The same turn of the cluster and of a server, one after the other, in both orders."""
+    pairs: list[tuple[float, float]] = []
+    async with client_of(port) as ours, client_of(direct_port) as theirs:
+        one, other = Conversation(900), Conversation(900)
+        for number in range(PAIRS):
+            both = [(ours, one), (theirs, other)]
+            for client, conversation in both if number % 2 else reversed(both):
+                await ask(client, conversation, 8)
+            pairs.append((one.turns[-1].first_s, other.turns[-1].first_s))
+    cluster_s = statistics.median(pair[0] for pair in pairs)
+    direct_s = statistics.median(pair[1] for pair in pairs)
+    seen = f"{1e3 * cluster_s:.1f} ms, beside {1e3 * direct_s:.1f} ms"
+    good = cluster_s <= MOST_RATIO * direct_s + MOST_MORE_S
+    results.check(f"first token within {MOST_RATIO} times a server's and 20 ms", good, seen)
+
+
+async def failure(results: Results, port: int, sign: signal.Signals, first: int) -> None:
+    """A replica is killed, or stopped, under answers; then its conversations go on."""
+    name = "kill -9" if sign is signal.SIGKILL else "SIGSTOP"
+    them = conversations(first)
+    await converse(port, them, 1)
+    victim = replica_processes()[0]
+    async with client_of(port) as client:
+        began = time.monotonic()
+        asking = asyncio.gather(*(ask(client, its, LONG_ANSWER) for its in them))
+        await asyncio.sleep(0.3)
+        os.kill(victim.pid, sign)
+        turns = await asking
+        seconds = time.monotonic() - began
+        errors = [turn.error for turn in turns if turn.error]
+        known = all("replica_lost" in error or "replicas_full" in error for error in errors)
+        results.check(
+            f"{name}: none of {len(turns)} silent", known, f"{len(errors)} ended with an error"
+        )
+        results.check(f"{name}: all ended soon", seconds < 30, f"{seconds:.1f} s")
+        again = await asyncio.gather(*(ask(client, its) for its in them))
+        failed = [turn.error for turn in again if turn.error]
+        results.check(f"{name}: conversations go on elsewhere", not failed, failed[:3])
+    if sign is signal.SIGSTOP and victim.is_running():
+        os.kill(victim.pid, signal.SIGCONT)
+    took = await eventually(lambda: _others(victim.pid) == REPLICAS, BACK_WITHIN_S)
+    results.check(f"{name}: there are {REPLICAS} replicas again", True, f"{took:.0f} s")
+
+
+def _others(pid: int) -> int:
+    return len({its.pid for its in replica_processes()} - {pid})
+
+
+async def crowd(results: Results, port: int, count: int, key: str) -> None:
+    """More at once than all replicas take."""
+    async with client_of(port) as client:
+        turns = await asyncio.gather(
+            *(ask(client, its, 64) for its in conversations(300, count, key))
+        )
+    refused = [turn for turn in turns if turn.error]
+    told = all(turn.error.startswith(("429", "503")) and turn.retry_after for turn in refused)
+    seen = f"{len(refused)} of {count} refused"
+    results.check(
+        "full: whoever is refused is told when to come back", told and bool(refused), seen
+    )
+
+
+async def tenants(results: Results, port: int, keys: tuple[str, str]) -> None:
+    """The same prompt under two keys, twice each."""
+    cached: list[int] = []
+    async with client_of(port) as client:
+        for key in (keys[0], keys[0], keys[1], keys[1]):
+            turn = await ask(client, Conversation(700, key))
+            cached.append(turn.cached_tokens)
+    good = cached[1] > 0 and cached[2] == 0 and cached[3] > 0
+    results.check("two tenants never share", good, f"cached: {cached}")
