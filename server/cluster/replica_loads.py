@@ -1,7 +1,9 @@
 """How long each replica would take until a prompt's first token.
 
 The estimate is ``(tokens that wait + tokens to compute) x seconds per token``, for all replicas at
-once: at a thousand of them that costs less than keeping a heap in order.
+once: at a thousand of them that costs less than keeping a heap in order. What a choice costs others
+is added: those who come behind wait for it, and what is evicted is computed again later. Otherwise
+replicas that are all busy give each other's conversations away, and get busier by it.
 """
 
 from collections.abc import Collection
@@ -15,8 +17,14 @@ Floats = NDArray[np.float64]
 # A running answer adds one row to each step, and a step computes some 32 tokens of prompts in the
 # time of that row: with so many answers beside it a prompt takes twice as long.
 RUNNING_PER_DOUBLING = 32
-# How often a block that is evicted is asked for again, and computed for that.
+# A token that is computed on a replica that is busy for a share b of the time delays those who come
+# behind by b / (1 - b) tokens: of waiting times behind a server. Not beyond this share.
+MOST_BUSY = 0.8
+# Of the newest report, in the share of time.
+NEWEST_REPORT_SHARE = 1 / 16
+# How often a block that is evicted is asked for again, and computed for that; on average.
 EVICTION_REGRET = 1.0
+TINY_PRESSURE = 1e-12
 # Of the newest request, in the average of what requests need.
 NEWEST_SHARE = 1 / 16
 SMALLEST_CAPACITY = 8
@@ -56,6 +64,8 @@ class Replica:
     others_waiting: int = 0
     """Requests of others, as of the newest report."""
     others_running: int = 0
+    busy: float = 0.0
+    """The share of the time in which prompts waited lately, by its reports."""
 
 
 class ReplicaLoads:
@@ -75,6 +85,8 @@ class ReplicaLoads:
         """Tokens that wait; infinite where there is no replica."""
         self._token_s: Floats = np.empty(0)
         """Seconds per token, running answers included."""
+        self._delaying: Floats = np.empty(0)
+        """Tokens that a token delays, itself included."""
         self._speed: Floats = np.empty(0)
         self._free_tokens: Floats = np.empty(0)
         """Room that holds nothing: infinite where it is not known."""
@@ -115,7 +127,7 @@ class ReplicaLoads:
         del self._by_number[replica.number]
         number, replica.is_gone = replica.number, True
         self._queued[number] = np.inf
-        self._speed[number] = 0.0
+        self._speed[number] = self._placed_tokens[number] = 0.0
         self._unused.append(number)
         self._unused.sort(reverse=True)
         return number
@@ -130,6 +142,7 @@ class ReplicaLoads:
         self.alive |= 1 << number
         # Until it reports, it is taken for as fast as others.
         self._speed[number] = known.mean() if known.size else 1.0
+        self._delaying[number] = 1.0
         self._free_tokens[number] = np.inf
         self._total_tokens[number] = 1.0
         self._placed_tokens[number] = 0.0
@@ -143,6 +156,7 @@ class ReplicaLoads:
 
         self._queued = longer(self._queued, np.inf)
         self._token_s = longer(self._token_s, 1.0)
+        self._delaying = longer(self._delaying, 1.0)
         self._speed = longer(self._speed, 0.0)
         self._free_tokens = longer(self._free_tokens, 0.0)
         self._total_tokens = longer(self._total_tokens, 1.0)
@@ -157,6 +171,9 @@ class ReplicaLoads:
         others = load.waiting + load.running - replica.pending - replica.answering
         replica.others_waiting = min(max(0, others), load.waiting)
         replica.others_running = max(0, others) - replica.others_waiting
+        is_busy = replica.pending > 0 or load.waiting > 0
+        replica.busy += NEWEST_REPORT_SHARE * (is_busy - replica.busy)
+        self._delaying[number] = 1 / (1 - min(replica.busy, MOST_BUSY))
         if load.speed > 0:
             self._speed[number] = load.speed
         self._free_tokens[number] = load.free_blocks * self._block_tokens
@@ -201,7 +218,8 @@ class ReplicaLoads:
     # --- which is best --------------------------------------------------------------------------
 
     def best(self, tokens: int, hits: list[tuple[int, int]], among: int) -> int | None:
-        """Return the number of the replica with the least estimate; None where there is none.
+        """Return the number of the replica with the least estimate; None where there is none. Of
+        equals it is the one where the least waits, and then the one with the most memory left.
 
         tokens: of the prompt. hits: tokens that replicas hold of it, with their mask, more and more.
         """
@@ -210,18 +228,25 @@ class ReplicaLoads:
         fresh = np.full(self._queued.size, float(tokens))
         for held, mask in hits:
             fresh[self._places(mask)] = max(1, tokens - held)
-        seconds = (self._queued + fresh) * self._token_s
-        # What is evicted for it is computed again somewhere, at the average speed.
-        evicted = np.maximum(fresh - self._free_tokens, 0.0)
-        seconds += evicted * (EVICTION_REGRET * len(self) / self._speed.sum())
+        seconds = (self._queued + fresh * self._delaying) * self._token_s
+        seconds += self._regret_s(fresh)
         if among != self.alive:
             seconds[~self._places(among)] = np.inf
         tied = np.flatnonzero(seconds <= seconds.min() * (1 + 1e-9))
         if tied.size == 1:
             return int(tied[0])
-        busy = self._queued[tied] * self._token_s[tied]
-        order = np.lexsort((self._placed_tokens[tied] / self._total_tokens[tied], busy))
+        waiting_s = self._queued[tied] * self._token_s[tied]
+        order = np.lexsort((self._placed_tokens[tied] / self._total_tokens[tied], waiting_s))
         return int(tied[order[0]])
+
+    def _regret_s(self, fresh: Floats) -> Floats:
+        """Return how long it takes to compute again what is evicted for a request: somewhere, so at
+        the average speed. Where more was placed in less memory, what is evicted is younger, and is
+        likelier to be asked for."""
+        evicted = np.maximum(fresh - self._free_tokens, 0.0)
+        pressure = self._placed_tokens / self._total_tokens
+        mean = max(pressure.sum() / len(self), TINY_PRESSURE)
+        return evicted * pressure * (EVICTION_REGRET / mean * len(self) / self._speed.sum())
 
     def _places(self, mask: int) -> NDArray[np.bool_]:
         """Return a mask as an array."""

@@ -3,7 +3,7 @@
 Each replica is a machine of tests/simulation with a clock of its own; the one that is behind steps
 first. Every token is compared with a reference without a cache, whichever replica it comes from.
 What is assumed: all computers are alike; a step takes 5 ms and 1 ms for each of its rows, times 0.5
-to 2 by chance; people think for 0.2 to 2 s; all share a system prompt; replicas report every 0.5 s.
+to 2 by chance; people think for 1 to 4 s; all share a system prompt; replicas report every 0.5 s.
 
 *Possible* hits are those of one cache that holds everything and forgets nothing.
 """
@@ -49,7 +49,7 @@ class Talk:
     asked: tuple[int, int] = (40, 160)
     """Tokens of a question, at least and at most."""
     answered: tuple[int, int] = (8, 24)
-    thinking_s: tuple[float, float] = (0.2, 2.0)
+    thinking_s: tuple[float, float] = (1.0, 4.0)
     cache_tokens: int = 24 * 1024
     """Of each replica: enough for a replica's part."""
 

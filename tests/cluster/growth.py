@@ -1,0 +1,172 @@
+"""How a cluster grows: ``python -m tests.cluster.growth [--engines N] [--replicas N] [--seed N]``.
+
+Hits are shares of the tokens that one cache which holds everything and forgets nothing would have
+had. Requests per second and seconds until the first token are of simulated clocks, the same at
+every run; the router's own time and memory are measured here, of production code.
+growth_engines.py and growth_machines.py say what is assumed.
+"""
+
+import argparse
+import sys
+import tracemalloc
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+from server.cluster.prefix_router import PrefixRouter
+from tests.cluster.growth_engines import BLOCK_TOKENS as ENGINE_BLOCK_TOKENS
+from tests.cluster.growth_engines import Cluster, Talk, names
+from tests.cluster.growth_machines import (
+    BLOCK_TOKENS,
+    MEMORIES_GIB,
+    SPEEDS,
+    Report,
+    StatisticalCluster,
+    machines,
+)
+from tests.cluster.policies import ByPrefix, Policy, RoundRobin, TwoChoices
+
+MIB = 1024**2
+LEAST_HITS = 0.95
+ENGINES = (1, 2, 4, 8, 16)
+REPLICAS = (10, 100, 1000)
+CONVERSATIONS = 100
+"""Per statistical replica."""
+LOADS = (0.3, 0.6, 0.8)
+KINDS = len(SPEEDS) * len(MEMORIES_GIB)
+# All that 1000 machines hold are some 900 000 blocks of 128 tokens.
+MAX_HASHES = 2**20
+SMALL_MAX_HASHES = 2**16
+PROMPT_HASHES = 32
+MAKERS: dict[str, Callable[[Sequence[str], int], Policy]] = {
+    "round robin": lambda its, _: RoundRobin(its),
+    "two choices": lambda its, _: TwoChoices(its),
+    "prefix": lambda its, block: ByPrefix(its, max_hashes=MAX_HASHES, block_tokens=block),
+}
+
+
+def run_engines(replicas: int, how: str, seed: int, talk: Talk = Talk()) -> Cluster:  # noqa: B008
+    """A cluster of engines that has been run."""
+    cluster = Cluster(replicas, MAKERS[how](names(replicas), ENGINE_BLOCK_TOKENS), talk, seed)
+    cluster.run()
+    return cluster
+
+
+def run_machines(replicas: int, how: str, busy: float, seed: int, per: int) -> Report:
+    """per: conversations per replica."""
+    its = machines(replicas)
+    policy = MAKERS[how]([each.name for each in its], BLOCK_TOKENS)
+    return StatisticalCluster(
+        its, policy, conversations=per * replicas, busy=busy, seed=seed
+    ).run()
+
+
+def router_bytes(replicas: int, max_hashes: int, hashes: int) -> int:
+    """The memory of a router that was told of so many hashes, in prompts that begin alike."""
+    its = names(replicas)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    router = PrefixRouter(max_hashes=max_hashes, block_tokens=BLOCK_TOKENS)
+    router.set_replicas(its)
+    for number in range(hashes // PROMPT_HASHES):
+        prompt = [sha256(b"%d" % block).digest() for block in range(PROMPT_HASHES // 2)]
+        prompt += [sha256(b"%d %d" % (number, block)).digest() for block in range(PROMPT_HASHES)]
+        name = its[number % replicas]
+        router.finished(router.sent(name, prompt, BLOCK_TOKENS * len(prompt)), prompt)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert router.num_hashes <= max_hashes
+    return after - before
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def engines_table(most: int, seed: int) -> float:
+    """Print it; return the smallest share of hits of the prefix router."""
+    talk, worst = Talk(), 1.0
+    print(
+        f"engines: {talk.conversations} conversations of {talk.turns} turns per replica\n"
+        f"{'replicas':>8}  {'router':<12} {'hits':>7} {'req/s':>8} {'first token':>12} "
+        f"{'computed':>9} {'per replica':>12}"
+    )
+    for replicas in [its for its in ENGINES if its <= most]:
+        for how in MAKERS:
+            its = run_engines(replicas, how, seed).account
+            print(
+                f"{replicas:>8}  {how:<12} {its.hit_ratio:>7.1%} {its.requests_per_s:>8.2f} "
+                f"{its.median_first_token_s:>10.2f} s {its.computed_tokens:>9,} "
+                f"{min(its.by_replica):>6} to {max(its.by_replica)}",
+                flush=True,
+            )
+            if how == "prefix":
+                worst = min(worst, its.hit_ratio)
+    return worst
+
+
+def unlike_table(replicas: int, seed: int) -> None:
+    """Machines of unlike speed and memory, at three loads."""
+    print(
+        f"\n{replicas} machines of unlike speed and memory\n"
+        f"{'load':>5}  {'router':<12} {'hits':>7} {'req/s':>8} {'first token':>12} {'95 %':>9}"
+    )
+    for busy in LOADS:
+        for how in MAKERS:
+            its = run_machines(replicas, how, busy, seed, CONVERSATIONS)
+            print(
+                f"{busy:>5.0%}  {how:<12} {its.hit_ratio:>7.1%} {its.requests_per_s:>8.2f} "
+                f"{its.wait_s(0.5):>10.2f} s {its.wait_s(0.95):>7.1f} s",
+                flush=True,
+            )
+        print("       speed  memory  requests  of all speed  memory held    hits")
+        for kind in its.kinds():
+            print(
+                f"{kind.speed:>12.0f} {kind.memory_gib:>4} GiB {kind.requests:>9.1%} "
+                f"{kind.of_speed:>13.1%} {kind.held:>12.0%} {kind.hit_ratio:>7.1%}"
+            )
+
+
+def growth_table(most: int, seed: int) -> None:
+    """10 to 1000 machines of unlike speed and memory, at the middle load."""
+    print(
+        f"\ngrowth: {CONVERSATIONS} conversations per replica, load {LOADS[1]:.0%}; "
+        f"the router: {MAX_HASHES:,} hashes at most\n"
+        f"{'replicas':>8} {'conversations':>13} {'requests':>9} {'hits':>7} {'req/s':>8} "
+        f"{'first token':>12} {'router':>13}"
+    )
+    for replicas in [its for its in REPLICAS if its <= most]:
+        its = run_machines(replicas, "prefix", LOADS[1], seed, CONVERSATIONS)
+        print(
+            f"{replicas:>8} {CONVERSATIONS * replicas:>13,} {its.requests:>9,} "
+            f"{its.hit_ratio:>7.1%} {its.requests_per_s:>8.1f} {its.wait_s(0.5):>10.2f} s "
+            f"{its.router_us:>6.0f} us/req",
+            flush=True,
+        )
+    print(
+        f"\nmemory of a router of {SMALL_MAX_HASHES:,} hashes at most, traced, told of\n"
+        f"{'replicas':>8} {'half':>10} {'all':>10} {'twice':>10} {'four times':>11}"
+    )
+    for replicas in [its for its in REPLICAS if its <= most]:
+        sizes = [
+            router_bytes(replicas, SMALL_MAX_HASHES, int(part * SMALL_MAX_HASHES))
+            for part in (0.5, 1, 2, 4)
+        ]
+        print(f"{replicas:>8} " + " ".join(f"{size / MIB:>6.1f} MiB" for size in sizes))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Exit with 1 where the production router loses more hits than it may."""
+    parser = argparse.ArgumentParser(prog="growth", description=__doc__)
+    parser.add_argument("--engines", type=int, default=max(ENGINES), help="replicas, at most")
+    parser.add_argument("--replicas", type=int, default=max(REPLICAS), help="statistical ones")
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args(arguments)
+    worst = engines_table(asked.engines, asked.seed)
+    unlike_table(10 * KINDS, asked.seed)
+    growth_table(asked.replicas, asked.seed)
+    print(f"\nengines: at least {worst:.1%} of possible hits; {LEAST_HITS:.0%} are due")
+    if worst < LEAST_HITS:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
