@@ -4,6 +4,7 @@ a handle."""
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from server.cluster.messages import Route
@@ -44,7 +45,8 @@ class Routing:
         router.set_replicas(self._names)
         for name, report in self._reports.items():
             if isinstance(load := report.get("load"), Load):
-                router.report_load(name, load)
+                # All requests go through here, and are known better than by a late report.
+                router.report_load(name, replace(load, waiting=0, running=0))
             pairs: Sequence[tuple[int, bytes]] = report.get("evicted", ())
             since = self._taken.get(name, 0)
             if new := [digest for number, digest in pairs if number >= since]:

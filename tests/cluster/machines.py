@@ -95,7 +95,8 @@ def wait_until_ready(port: int, child: "subprocess.Popen[bytes]", log: Path) -> 
         if child.poll() is not None:
             break
         try:
-            if httpx2.get(f"http://127.0.0.1:{port}/ready", timeout=10.0).status_code == 200:
+            # Who wants a key says so as soon as it listens.
+            if httpx2.get(f"http://127.0.0.1:{port}/ready", timeout=10.0).status_code in (200, 401):
                 return
         except httpx2.HTTPError:
             time.sleep(0.2)

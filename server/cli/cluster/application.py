@@ -103,7 +103,7 @@ def deploy(plan: Plan, replicas: int, unfit: Sequence[str]) -> str:
         request_router_config=RequestRouterConfig(
             request_router_class=plan.router, request_routing_stats_period_s=REPORT_PERIOD_S
         ),
-        health_check_timeout_s=2 * plan.ready_timeout_s,
+        health_check_timeout_s=plan.ready_timeout_s + HEALTH_PERIOD_S,
         **_common(plan),
     )
     ingress = serve.deployment(
