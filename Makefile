@@ -23,7 +23,8 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
-  covered-rest bench llama-server quality parity soak swaps abuse threats costs fuzz conversations schedules simulate \
+  covered-rest bench llama-server quality parity soak cluster swaps \
+  abuse threats costs fuzz conversations schedules simulate \
   repeat structured clients page page-libraries page-picture native arm64 roofline prediction mapping-points \
   metal metal-lint metal-kernels metal-core metal-graph \
   metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
@@ -109,6 +110,9 @@ costs: $(VENV)/.dev  ## time and memory of bodies at half of every limit and at 
 
 fuzz: $(VENV)/.dev  ## bodies of doubling sizes to a server that is watched; about a minute
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+cluster: $(VENV)/.cluster  ## three replicas on a real Ray, killed, stopped and full; CLUSTER=--quick
+	$(BIN)/python -m tests.cluster $(CLUSTER)
 
 swaps: $(VENV)/.dev  ## three models in memory for one and a half, 100 loads, processes that are killed
 	$(BIN)/python -m tests.abuse.swaps $(SWAPS)
@@ -220,6 +224,9 @@ lock: $(VENV)/.dev  ## resolve the locks again; needs uv on the path
 	  --no-emit-index-url --no-header --no-annotate -q --upgrade -o requirements.lock
 	uv pip compile pyproject.toml --universal --generate-hashes --extra build --extra dev \
 	  --no-emit-index-url --no-header --no-annotate -q -c requirements.lock -o requirements-dev.lock
+	uv pip compile pyproject.toml --universal --generate-hashes --extra build --extra cluster \
+	  --no-emit-index-url --no-header --no-annotate -q -c requirements-dev.lock \
+	  -o requirements-cluster.lock
 	$(MAKE) -C tests/metal/cross lock
 	$(MAKE) -C tests/install lock
 
@@ -242,6 +249,11 @@ $(VENV)/.locked: requirements.lock
 $(VENV)/.built: $(VENV)/.locked pyproject.toml $(NATIVE)
 	@$(SHOWN) --log $(VENV)/compile.log "quire's own extension, one to four minutes" -- \
 	  $(PIP) --verbose --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.cluster: $(VENV)/.dev requirements-cluster.lock
+	@$(SHOWN) --log $(VENV)/cluster.log --lock requirements-cluster.lock "Ray, 0.3 GB on disk" -- \
+	  $(PIP) --require-hashes -r requirements-cluster.lock
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.built requirements-dev.lock

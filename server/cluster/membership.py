@@ -49,6 +49,10 @@ class Membership:
         alive = {report.name for report in self.alive}
         return frozenset(name for name in self._reports if name not in alive) | self._lost
 
+    def others(self, without: frozenset[str]) -> bool:
+        """Return whether there are other replicas than these."""
+        return not without.issuperset(self.names)
+
     @property
     def alive(self) -> list[ReplicaReport]:
         """Return the newest reports of those that answer."""

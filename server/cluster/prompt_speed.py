@@ -2,11 +2,12 @@
 
 from engine.types import EngineStats
 
-# Fewer tokens of prompts say little about how long one takes.
-LEAST_PROMPT_TOKENS = 64
 # A step that generates has a row for each answer: where there are more of these, its time is theirs.
-PROMPT_TOKENS_PER_ANSWER_TOKEN = 8
-NEWEST_SHARE = 0.5
+PROMPTS_PER_ANSWER = 8
+# Fewer tokens of prompts say little: a machine that does something else meanwhile is not slow.
+LEAST_TOKENS = 1024
+# So many tokens back an engine's past counts half.
+HALVED_TOKENS = 32_768
 
 
 class PromptSpeed:
@@ -14,19 +15,19 @@ class PromptSpeed:
 
     def __init__(self) -> None:
         self._since = EngineStats()
-        self._speed = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
 
     def of(self, stats: EngineStats) -> float:
-        """Return the speed, with what has happened since the last call; 0 while nothing is known."""
-        since = self._since
+        """Return the speed, with what has happened since the last call; 0 while little is known."""
+        since, self._since = self._since, stats
         prompts = stats.prompt_tokens - since.prompt_tokens
         answers = stats.generated_tokens - since.generated_tokens
-        seconds = stats.measured.step_seconds.total - since.measured.step_seconds.total
-        mostly_prompts = prompts >= PROMPT_TOKENS_PER_ANSWER_TOKEN * answers
-        if mostly_prompts and prompts < LEAST_PROMPT_TOKENS:
-            return self._speed
-        self._since = stats
-        if mostly_prompts and seconds > 0:
-            newest = prompts / seconds
-            self._speed += NEWEST_SHARE * (newest - self._speed) if self._speed else newest
-        return self._speed
+        if prompts > PROMPTS_PER_ANSWER * answers:
+            self._tokens += prompts
+            seconds = stats.measured.step_seconds.total - since.measured.step_seconds.total
+            self._seconds += seconds
+        if self._tokens > HALVED_TOKENS:
+            self._tokens, self._seconds = self._tokens / 2, self._seconds / 2
+        known = self._tokens >= LEAST_TOKENS and self._seconds > 0
+        return self._tokens / self._seconds if known else 0.0

@@ -281,8 +281,10 @@ class RemoteEngine:
         message = REPLICA_LOST
         hashes = self._hashes(call.submission)
         for attempt in range(MAX_ATTEMPTS):
-            self.retries += attempt > 0
             without = frozenset(refused | self.members.silent)
+            if attempt and not self.members.others(without):
+                break
+            self.retries += attempt > 0
             tokens = len(call.submission.prompt_ids)
             route = Route(hashes.digests, tokens, hashes.tokens_per_block, without)
             try:

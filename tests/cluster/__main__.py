@@ -28,6 +28,7 @@ CHARACTERS = "tests.cluster.other_routers:CharacterRouter"
 # Of one replica, so that a crowd fills all of them.
 SMALL = ("engine.max_num_seqs=4", "limits.max_queued_requests=8")
 CROWD = 80
+SERVING = "serving demo on"
 KEYS = ("sk-one-0123456789", "sk-two-0123456789")
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -91,7 +92,7 @@ async def ours(
     """quire's own router: what a user gets."""
     port = free_port()
     serve = ("cluster", "serve", "demo", "--replicas=3", "--per-machine=3")
-    with home.serving(*serve, *flags(port), port=port):
+    with home.serving(*serve, *flags(port), port=port, says=SERVING):
         await scenes.affinity(results, "quire", port, reference)
         await scenes.first_tokens(results, port, direct_port)
         status = home.run("cluster", "status")
@@ -106,7 +107,7 @@ async def guarded(results: Results, home: Home) -> None:
     serve = ("cluster", "serve", "demo", "--replicas=3", "--per-machine=3")
     keys = f"access.api_keys={','.join(KEYS)}"
     share = "limits.max_key_share_ratio=1"
-    with home.serving(*serve, *flags(port, *SMALL, keys, share), port=port):
+    with home.serving(*serve, *flags(port, *SMALL, keys, share), port=port, says=SERVING):
         await scenes.tenants(results, port, KEYS)
         await scenes.crowd(results, port, CROWD, KEYS[0])
 
@@ -118,7 +119,10 @@ async def others(results: Results, home: Home, reference: list[Conversation]) ->
         command = (sys.executable, "-c", OTHER_ROUTER)
         arguments = [router, str(port), *flags(port)[2:]]
         with home.serving(
-            *[its.removeprefix("--set=") for its in arguments], port=port, command=command
+            *[its.removeprefix("--set=") for its in arguments],
+            port=port,
+            command=command,
+            says=SERVING,
         ):
             await scenes.affinity(results, name, port, reference)
 

@@ -77,8 +77,8 @@ class Conversation:
             {"role": "system", "content": f"Number {self.number}. You answer shortly. {words}."}
         )
 
-    def next_body(self, max_tokens: int = ANSWER_TOKENS) -> dict[str, object]:
-        """Ask the next question."""
+    def next_body(self, max_tokens: int, *, whole: bool) -> dict[str, object]:
+        """Ask the next question. whole: whether the answer has so many tokens in any case."""
         word = WORDS[(self.number + len(self.turns)) % len(WORDS)]
         question = QUESTIONS[len(self.turns) % len(QUESTIONS)].format(word=word)
         self.messages.append({"role": "user", "content": question})
@@ -89,6 +89,7 @@ class Conversation:
             "stream_options": {"include_usage": True},
             "temperature": 0,
             "max_tokens": max_tokens,
+            "ignore_eos": whole,
         }
 
     def take(self, turn: Turn) -> None:
@@ -101,12 +102,16 @@ class Conversation:
 
 
 async def ask(
-    client: httpx2.AsyncClient, conversation: Conversation, max_tokens: int = ANSWER_TOKENS
+    client: httpx2.AsyncClient,
+    conversation: Conversation,
+    max_tokens: int = ANSWER_TOKENS,
+    *,
+    whole: bool = False,
 ) -> Turn:
-    """One turn."""
+    """One turn. whole: see ``next_body``."""
     headers = {"authorization": f"Bearer {conversation.key}"} if conversation.key else {}
     began = time.perf_counter()
-    body = conversation.next_body(max_tokens)
+    body = conversation.next_body(max_tokens, whole=whole)
     turn = await _streamed(client, body, headers, began)
     conversation.take(turn)
     return turn

@@ -66,8 +66,11 @@ class Home:
         )
 
     @contextmanager
-    def serving(self, *arguments: str, port: int, command: Sequence[str] = QUIRE) -> Iterator[None]:
-        """Run a command that serves, as long as it is wanted."""
+    def serving(
+        self, *arguments: str, port: int, command: Sequence[str] = QUIRE, says: str = ""
+    ) -> Iterator[None]:
+        """Run a command that serves, as long as it is wanted. says: what it prints when all of it
+        is there."""
         log = self.folder / f"serve-{port}.log"
         with log.open("w") as output:
             child = subprocess.Popen(
@@ -77,7 +80,7 @@ class Home:
                 stderr=subprocess.STDOUT,
             )
         try:
-            wait_until_ready(port, child, log)
+            wait_until_ready(port, child, log, says)
             yield
         finally:
             child.send_signal(signal.SIGTERM)
@@ -88,18 +91,20 @@ class Home:
                 raise BrokenError(f"{arguments} did not end: {log.read_text()[-2000:]}") from None
 
 
-def wait_until_ready(port: int, child: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until it generates."""
+def wait_until_ready(port: int, child: "subprocess.Popen[bytes]", log: Path, says: str) -> None:
+    """Until it generates, and has said that it does."""
     ends_at = time.monotonic() + UP_S
     while time.monotonic() < ends_at:
         if child.poll() is not None:
             break
+        time.sleep(0.2)
         try:
-            # Who wants a key says so as soon as it listens.
-            if httpx2.get(f"http://127.0.0.1:{port}/ready", timeout=10.0).status_code in (200, 401):
-                return
+            status = httpx2.get(f"http://127.0.0.1:{port}/ready", timeout=10.0).status_code
         except httpx2.HTTPError:
-            time.sleep(0.2)
+            continue
+        # Who wants a key says so as soon as it listens.
+        if status in (200, 401) and says in log.read_text():
+            return
     raise BrokenError(f"nobody serves on port {port}: {log.read_text()[-3000:]}")
 
 

@@ -68,7 +68,7 @@ async def failure(results: Results, port: int, sign: signal.Signals, first: int)
     await converse(port, them, 1)
     async with client_of(port) as client:
         began = time.monotonic()
-        asking = asyncio.gather(*(ask(client, its, LONG_ANSWER) for its in them))
+        asking = asyncio.gather(*(ask(client, its, LONG_ANSWER, whole=True) for its in them))
         await asyncio.sleep(0.1)
         victim = await asyncio.to_thread(busiest)
         os.kill(victim.pid, sign)
@@ -103,7 +103,7 @@ async def crowd(results: Results, port: int, count: int, key: str) -> None:
     """More at once than all replicas take."""
     async with client_of(port) as client:
         turns = await asyncio.gather(
-            *(ask(client, its, 64) for its in conversations(300, count, key))
+            *(ask(client, its, 64, whole=True) for its in conversations(300, count, key))
         )
     refused = [turn for turn in turns if turn.error]
     told = all(turn.error.startswith(("429", "503")) and turn.retry_after for turn in refused)

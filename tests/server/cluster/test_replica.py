@@ -1,0 +1,82 @@
+"""One engine of a cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.client import EngineClient
+from engine.types import SamplingParams
+from server.cluster.messages import Refusal, Submission
+from server.cluster.replica import EngineReplica
+from server.cluster.replica_loads import Load
+from tests.engines import recall_client
+from tests.server.cluster.local_replicas import NoGrammars
+
+PROMPT = tuple(range(64))
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[EngineClient]:
+    started = recall_client(prefix_keep_s=1000.0)
+    started.attach()
+    yield started
+    assert started.stop(10.0)
+
+
+def replica_of(client: EngineClient) -> EngineReplica:
+    return EngineReplica("one", "here", client, NoGrammars(), 5.0)
+
+
+async def test_an_answer_begins_with_a_sign_of_life_and_leaving_it_aborts(
+    client: EngineClient,
+) -> None:
+    stream = replica_of(client).generate(Submission(PROMPT, (SamplingParams(300),)))
+    assert await anext(stream) == []
+    assert await anext(stream) != []
+    await stream.aclose()
+    async with asyncio.timeout(10):
+        while client.in_flight:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_without_room_is_refused(client: EngineClient) -> None:
+    many = Submission(PROMPT, (SamplingParams(5),) * (client.capacity + 1))
+    said = [batch async for batch in replica_of(client).generate(many)]
+    assert said == [[], Refusal.FULL]
+
+
+async def test_what_was_evicted_is_reported_more_than_once_under_the_same_numbers(
+    client: EngineClient,
+) -> None:
+    replica = replica_of(client)
+    assert [batch async for batch in replica.generate(Submission(PROMPT, (SamplingParams(5),)))]
+    loop = client._loop
+    assert loop is not None
+    kept = loop._kv.take_evicted
+    evicted = [[b"1", b"2"], [], [b"3"], [b"4"], [b"5"]]
+    loop._kv.take_evicted = lambda: evicted.pop(0)  # type: ignore[method-assign]
+    reports = [await replica.routing_report() for _ in range(5)]
+    loop._kv.take_evicted = kept  # type: ignore[method-assign]
+    assert [report["evicted"] for report in reports] == [
+        [(0, b"1"), (1, b"2")],
+        [(0, b"1"), (1, b"2")],
+        [(0, b"1"), (1, b"2"), (2, b"3")],
+        [(0, b"1"), (1, b"2"), (2, b"3"), (3, b"4")],
+        [(2, b"3"), (3, b"4"), (4, b"5")],
+    ]
+    load = reports[-1]["load"]
+    assert isinstance(load, Load)
+    assert load.total_blocks > load.free_blocks > 0
+    assert await replica.generates()
+
+
+async def test_an_engine_without_figures_reports_no_blocks(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.types import EngineStats
+
+    monkeypatch.setattr(EngineClient, "stats", EngineStats())
+    load = (await replica_of(client).routing_report())["load"]
+    assert isinstance(load, Load)
+    assert load.total_blocks == 0
