@@ -43,15 +43,30 @@ class Routing:
     def _take_in(self, router: PrefixRouter) -> None:
         """Tell the router who there is, and what each has reported."""
         router.set_replicas(self._names)
+        for name, load in self._loads().items():
+            router.report_load(name, load)
         for name, report in self._reports.items():
-            if isinstance(load := report.get("load"), Load):
-                # All requests go through here, and are known better than by a late report.
-                router.report_load(name, replace(load, waiting=0, running=0))
             pairs: Sequence[tuple[int, bytes]] = report.get("evicted", ())
             since = self._taken.get(name, 0)
             if new := [digest for number, digest in pairs if number >= since]:
                 self._taken[name] = pairs[-1][0] + 1
                 router.report_evicted(name, new)
+
+    def _loads(self) -> dict[str, Load]:
+        """Return what replicas have reported, without requests: all go through here, and are known
+        better than by a late report. One whose speed is not known is taken for as fast as others.
+        """
+        found = {
+            name: load
+            for name, report in self._reports.items()
+            if isinstance(load := report.get("load"), Load)
+        }
+        known = [load.speed for load in found.values() if load.speed > 0]
+        usual = sum(known) / len(known) if known else 0.0
+        return {
+            name: replace(load, waiting=0, running=0, speed=load.speed or usual)
+            for name, load in found.items()
+        }
 
     def choose(self, route: Route) -> str | None:
         """Return the replica of a request; None where there is none now. One that was chosen for

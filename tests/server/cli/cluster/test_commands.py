@@ -1,0 +1,80 @@
+"""The commands of ``quire cluster``."""
+
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from server.cli.cluster import commands, run
+from server.cli.commands import app
+
+COMMANDS = {
+    "start": ["--port", "5"],
+    "join": ["head:1", "--key-file", "key"],
+    "serve": ["demo", "--replicas", "2", "--port", "7", "--set", "log.level=error"],
+    "status": [],
+    "stop": [],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_without_ray_each_says_how_to_install_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "find_spec", lambda _: None)
+    result = CliRunner().invoke(app, ["cluster", name, *COMMANDS[name]])
+    assert result.exit_code == 1
+    assert "quire[cluster]" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_each_does_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def told(name: str) -> Callable[..., str]:
+        def call(*arguments: object) -> str:
+            calls.append((name, *arguments[:6]))
+            return f"did {name}"
+
+        return call
+
+    monkeypatch.setattr(commands, "find_spec", lambda name: ModuleSpec(name, None))
+    for name in (
+        "start_cluster",
+        "join_cluster",
+        "serve_cluster",
+        "cluster_status",
+        "stop_cluster",
+    ):
+        monkeypatch.setattr(run, name, told(name))
+    for name, arguments in COMMANDS.items():
+        result = CliRunner().invoke(app, ["cluster", name, *arguments])
+        assert result.exit_code == 0, result.output
+        assert name == "serve" or f"did {calls[-1][0]}" in result.output
+    assert calls == [
+        ("start_cluster", None, 5),
+        ("join_cluster", "head:1", Path("key"), commands._asked),
+        (
+            "serve_cluster",
+            "demo",
+            2,
+            1,
+            None,
+            {"server": {"host": None, "port": 7}},
+            ["log.level=error"],
+        ),
+        ("cluster_status",),
+        ("stop_cluster",),
+    ]
+
+
+def test_the_key_is_asked_without_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        commands.typer, "prompt", lambda text, **options: asked.append(options) or "key"
+    )
+    assert commands._asked() == "key"
+    assert asked == [{"hide_input": True}]
