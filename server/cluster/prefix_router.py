@@ -12,7 +12,7 @@ from server.cluster.held_prefixes import HeldPrefixes
 from server.cluster.replica_loads import Load as Load
 from server.cluster.replica_loads import Replica, ReplicaLoads
 
-# Prefixes of different lengths that are told apart, the longest ones: each costs a choice some time.
+# So many lengths of prefixes are told apart, the longest ones: each costs a choice some time.
 MAX_LENGTHS = 8
 
 
@@ -45,6 +45,8 @@ class Flight:
     """None when it is counted nowhere any more."""
     tokens: int
     """That the replica computes before the first token."""
+    new: Sequence[bytes] = ()
+    """The hashes of its prompt that the replica did not hold."""
     is_answering: bool = False
 
 
@@ -118,8 +120,8 @@ class PrefixRouter:
         if known is None:
             return Flight(None, 0)
         found = self._held.find(hashes, 1 << known.number)
-        held = found[-1][0] * self._block_tokens if found else 0
-        flight = Flight(known, max(1, tokens - held))
+        held = found[-1][0] if found else 0
+        flight = Flight(known, max(1, tokens - held * self._block_tokens), hashes[held:])
         self._loads.place(known, flight.tokens)
         self._held.add(hashes, known.number)
         return flight
@@ -131,12 +133,17 @@ class PrefixRouter:
             flight.is_answering = True
 
     def finished(self, flight: Flight, hashes: Sequence[bytes] = ()) -> None:
-        """Note a request's end, however it ended; a second one says nothing. hashes: of prompt and
-        answer, where the answer is complete: the next prompt of its conversation has them. Of what
-        a replica has not computed ``report_evicted`` is told."""
+        """Note a request's end, however it ended; a second one says nothing. One that ended before
+        its first token is taken for not computed.
+
+        hashes: of prompt and answer, where it is complete: the next prompt of its conversation has
+        them.
+        """
         replica = flight.replica
         if replica is None:
             return
+        if not flight.is_answering and not replica.is_gone:
+            self._held.discard(flight.new, replica.number)
         self.started(flight)
         self._loads.end_answer(replica)
         flight.replica = None
