@@ -26,6 +26,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   covered-rest bench llama-server quality parity soak cluster swaps \
   abuse threats costs fuzz conversations schedules simulate \
   repeat structured clients page page-libraries page-picture native arm64 roofline prediction mapping-points \
+  cluster-growth \
   metal metal-lint metal-kernels metal-core metal-graph \
   metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
   boards lock demo clean
@@ -162,6 +163,9 @@ roofline: $(VENV)/.dev  ## write METAL.md's table of what Macs' memory and arith
 
 mapping-points: $(VENV)/.dev  ## what mapping at points costs on a Mac, by the planner's arithmetic
 	$(BIN)/python -m tests.metal.mapping_points $(POINTS)
+
+cluster-growth: $(VENV)/.dev  ## 1 to 1000 simulated replicas behind the router of prefixes, in tables (minutes)
+	$(BIN)/python -m tests.cluster.growth $(GROWTH)
 
 prediction: $(VENV)/.dev  ## write METAL.md's tables of quire's speed on a Mac beside mlx-lm's
 	$(BIN)/python -m tests.metal.prediction

@@ -1,7 +1,7 @@
 """Remembers which replicas hold which prefixes, in a fixed amount of memory.
 
-A block hash covers all blocks before it (``kvcache/block_hashes.py``). So one dictionary from hashes
-to replicas is a radix tree of prompts, without nodes and edges.
+A block hash covers all blocks before it (``kvcache/block_hashes.py``). So one dictionary from
+hashes to replicas is a radix tree of prompts, without nodes and edges.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ class HeldPrefixes:
     """
 
     def __init__(self, max_hashes: int) -> None:
-        """max_hashes: how many are remembered; beyond that the least recently used are forgotten."""
+        """max_hashes: how many are remembered; the least recently used ones are forgotten."""
         assert max_hashes > 0
         self._max_hashes = max_hashes
         self._masks: OrderedDict[bytes, int] = OrderedDict()

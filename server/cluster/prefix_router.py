@@ -12,7 +12,7 @@ from server.cluster.held_prefixes import HeldPrefixes
 from server.cluster.replica_loads import Load as Load
 from server.cluster.replica_loads import Replica, ReplicaLoads
 
-# Prefixes of different lengths that are told apart, the longest ones: each costs a choice some time.
+# So many lengths of prefixes are told apart, the longest ones: each costs a choice some time.
 MAX_LENGTHS = 8
 
 
@@ -45,6 +45,8 @@ class Flight:
     """None when it is counted nowhere any more."""
     tokens: int
     """That the replica computes before the first token."""
+    new: Sequence[bytes] = ()
+    """The hashes of its prompt that the replica did not hold."""
     is_answering: bool = False
 
 
@@ -55,11 +57,16 @@ class PrefixRouter:
     computes more; or more, and a hit is missed. Tenants are apart because their hashes are.
     """
 
-    def __init__(self, *, max_hashes: int, block_tokens: int) -> None:
+    def __init__(
+        self, *, max_hashes: int, block_tokens: int, patience_s: float = 0.0
+    ) -> None:
         """max_hashes: how many are remembered, at about 300 bytes each. block_tokens: that a hash
-        stands for. Hashes may be those of every n-th block, as each covers all before it."""
+        stands for. Hashes may be those of every n-th block, as each covers all before it.
+        patience_s: a conversation does not leave its replica to be answered sooner by less; needs
+        speeds in tokens per second."""
         assert block_tokens > 0
         self._block_tokens = block_tokens
+        self._patience_s = patience_s
         self._held = HeldPrefixes(max_hashes)
         self._loads = ReplicaLoads(block_tokens)
 
@@ -101,7 +108,7 @@ class PrefixRouter:
             among &= ~self._mask(name)
         levels = self._held.find(hashes, among)[-MAX_LENGTHS:]
         hits = [(blocks * self._block_tokens, mask) for blocks, mask in levels]
-        number = self._loads.best(tokens, hits, among)
+        number = self._loads.best(tokens, hits, among, self._patience_s)
         if number is None:
             return None
         matched = max((blocks for blocks, mask in levels if mask >> number & 1), default=0)
@@ -118,8 +125,8 @@ class PrefixRouter:
         if known is None:
             return Flight(None, 0)
         found = self._held.find(hashes, 1 << known.number)
-        held = found[-1][0] * self._block_tokens if found else 0
-        flight = Flight(known, max(1, tokens - held))
+        held = found[-1][0] if found else 0
+        flight = Flight(known, max(1, tokens - held * self._block_tokens), hashes[held:])
         self._loads.place(known, flight.tokens)
         self._held.add(hashes, known.number)
         return flight
@@ -131,12 +138,17 @@ class PrefixRouter:
             flight.is_answering = True
 
     def finished(self, flight: Flight, hashes: Sequence[bytes] = ()) -> None:
-        """Note a request's end, however it ended; a second one says nothing. hashes: of prompt and
-        answer, where the answer is complete: the next prompt of its conversation has them. Of what
-        a replica has not computed ``report_evicted`` is told."""
+        """Note a request's end, however it ended; a second one says nothing. One that ended before
+        its first token is taken for not computed.
+
+        hashes: of prompt and answer, where it is complete: the next prompt of its conversation has
+        them.
+        """
         replica = flight.replica
         if replica is None:
             return
+        if not flight.is_answering and not replica.is_gone:
+            self._held.discard(flight.new, replica.number)
         self.started(flight)
         self._loads.end_answer(replica)
         flight.replica = None

@@ -40,8 +40,9 @@ class Load:
     """Requests whose prompt or answer is being computed."""
     free_blocks: int
     """Blocks that hold nothing: neither used, nor cached. None is evicted as long as there are
-    some."""
+    some. Those of heaps that are not made yet count."""
     total_blocks: int
+    """All that the budget has room for."""
     speed: float
     """Tokens of prompts per second while it computes prompts: not less because it was idle, or
     because it only generated. Any unit that all replicas share will do. 0: not known yet."""
@@ -212,16 +213,19 @@ class ReplicaLoads:
         number = replica.number
         waiting = replica.others_waiting * self._mean_tokens
         self._queued[number] = replica.pending_tokens + waiting
-        running = replica.pending + replica.answering + replica.others_running
+        running = replica.answering + replica.others_running
         self._token_s[number] = (1 + running / RUNNING_PER_DOUBLING) / self._speed[number]
 
     # --- which is best --------------------------------------------------------------------------
 
-    def best(self, tokens: int, hits: list[tuple[int, int]], among: int) -> int | None:
+    def best(
+        self, tokens: int, hits: list[tuple[int, int]], among: int, patience_s: float = 0.0
+    ) -> int | None:
         """Return the number of the replica with the least estimate; None where there is none. Of
         equals it is the one where the least waits, and then the one with the most memory left.
 
-        tokens: of the prompt. hits: tokens that replicas hold of it, with their mask, more and more.
+        tokens: of the prompt. hits: tokens that replicas hold of it, with their mask, rising.
+        patience_s: that the longest of these is worth beside its tokens.
         """
         if not among:
             return None
@@ -230,6 +234,8 @@ class ReplicaLoads:
             fresh[self._places(mask)] = max(1, tokens - held)
         seconds = (self._queued + fresh * self._delaying) * self._token_s
         seconds += self._regret_s(fresh)
+        if hits and patience_s:
+            seconds[~self._places(hits[-1][1])] += patience_s
         if among != self.alive:
             seconds[~self._places(among)] = np.inf
         tied = np.flatnonzero(seconds <= seconds.min() * (1 + 1e-9))
@@ -245,8 +251,9 @@ class ReplicaLoads:
         likelier to be asked for."""
         evicted = np.maximum(fresh - self._free_tokens, 0.0)
         pressure = self._placed_tokens / self._total_tokens
-        mean = max(pressure.sum() / len(self), TINY_PRESSURE)
-        return evicted * pressure * (EVICTION_REGRET / mean * len(self) / self._speed.sum())
+        mean = max(float(pressure.sum()) / len(self), TINY_PRESSURE)
+        mean_speed = float(self._speed.sum()) / len(self)
+        return np.asarray(evicted * pressure * (EVICTION_REGRET / mean / mean_speed))
 
     def _places(self, mask: int) -> NDArray[np.bool_]:
         """Return a mask as an array."""

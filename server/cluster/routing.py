@@ -2,8 +2,10 @@
 a handle."""
 
 import asyncio
+import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +15,23 @@ from server.cluster.replica_loads import Load
 
 # Of 300 bytes each.
 MAX_HASHES = 200_000
+SAMPLE_S = 0.02
+# A wait that nobody minds. What a conversation left behind on its replica would be computed again,
+# while others wait for that.
+PATIENCE_S = 0.2
+# Tokens of prompts per second, as long as none is known: a small model on a small machine.
+FIRST_SPEED = 1000.0
 
 
 class Routing:
     """Which replica gets a request. It belongs to the event loop on which it was made."""
 
-    def __init__(self, max_hashes: int = MAX_HASHES) -> None:
-        """max_hashes: how many are remembered."""
+    def __init__(
+        self, max_hashes: int = MAX_HASHES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """max_hashes: how many are remembered. clock: seconds."""
+        self._clock = clock
+        self._sampled = -math.inf
         self._loop = asyncio.get_running_loop()
         self._max_hashes = max_hashes
         self._router: PrefixRouter | None = None
@@ -62,7 +74,7 @@ class Routing:
             if isinstance(load := report.get("load"), Load)
         }
         known = [load.speed for load in found.values() if load.speed > 0]
-        usual = sum(known) / len(known) if known else 0.0
+        usual = sum(known) / len(known) if known else FIRST_SPEED
         return {
             name: replace(load, waiting=0, running=0, speed=load.speed or usual)
             for name, load in found.items()
@@ -79,9 +91,16 @@ class Routing:
             route.without |= {route.replica}
         if self._router is None:
             self._router = PrefixRouter(
-                max_hashes=self._max_hashes, block_tokens=route.block_tokens
+                max_hashes=self._max_hashes,
+                block_tokens=route.block_tokens,
+                patience_s=PATIENCE_S,
             )
             self._take_in(self._router)
+        if (now := self._clock()) - self._sampled >= SAMPLE_S:
+            # How busy replicas are is seen here, between their reports.
+            self._sampled = now
+            for name, load in self._loads().items():
+                self._router.report_load(name, load)
         choice = self._router.choose(route.hashes, route.tokens, without=route.without)
         if choice is None:
             return None

@@ -1,9 +1,11 @@
-"""Replicas whose engines are the simulator's, behind a router: production scheduler, cache and loop.
+"""Replicas whose engines are the simulator's: production scheduler, cache and loop.
 
-Each replica is a machine of tests/simulation with a clock of its own; the one that is behind steps
-first. Every token is compared with a reference without a cache, whichever replica it comes from.
-What is assumed: all computers are alike; a step takes 5 ms and 1 ms for each of its rows, times 0.5
-to 2 by chance; people think for 1 to 4 s; all share a system prompt; replicas report every 0.5 s.
+Each replica is a machine of tests/simulation with a clock of its own; the one that is behind
+steps first. Every token is compared with a reference without a cache, whichever replica it is from.
+
+What is assumed: all machines are alike; a step takes 5 ms and 1 ms for each of its rows, times 0.5
+to 2 by chance; all conversations begin with the same 200 tokens, and go on with 40 to 160 asked and
+8 to 24 answered; people think for 1 to 4 s; replicas report every 0.5 s, what they evicted as well.
 
 *Possible* hits are those of one cache that holds everything and forgets nothing.
 """
@@ -34,7 +36,6 @@ CONTEXT_TOKENS = 2048
 MOST_AT_ONCE = 16
 STEP_S, TOKEN_S = 5e-3, 1e-3
 REPORT_S = 0.5
-IDENTITY = b"simulated"
 SALT = PrefixSalt(b"everybody")
 
 
@@ -136,6 +137,11 @@ class EngineReplica:
     def now_s(self) -> float:
         return self.machine.clock.now
 
+    @property
+    def held(self) -> set[bytes]:
+        """The hashes of all blocks that it could share."""
+        return set(self.machine.kv._first.prefixes.index._blocks)
+
     def submit(self, request: Request, recall: Recall, now_s: float) -> None:
         """Give it a request, at a time; it was idle until then if its clock is behind."""
         if not self.live:
@@ -177,6 +183,8 @@ class Cluster:
         self._due: list[tuple[float, int, Conversation]] = []
         self._flying: dict[int, Asked] = {}
         self._seen: set[bytes] = set()
+        self._cache = next(iter(self.replicas.values())).machine.kv
+        """Of the replicas, as far as they are alike."""
         system = self._some(talk.system_tokens)
         for number in range(replicas * talk.conversations):
             at_s = self._random.uniform(*talk.thinking_s)
@@ -199,6 +207,7 @@ class Cluster:
                 behind.step()
         for each in self.replicas.values():
             each.machine.kv.check_invariants()
+            assert each.held <= self._seen, "the replicas' hashes are not the router's"
             self.account.evicted_blocks += each.machine.kv.stats().evicted_blocks
             self.account.by_replica.append(each.requests)
         self.account.seconds = max(each.now_s for each in self.replicas.values())
@@ -215,7 +224,7 @@ class Cluster:
         conversation.tokens += self._some(self._random.randint(*talk.asked))
         conversation.turns_left -= 1
         prompt = tuple(conversation.tokens)
-        hashes = hashes_of(prompt)
+        hashes = self._hashes(prompt)
         name = self._policy.choose(hashes.digests, len(prompt))
         replica = self.replicas[name]
         params = SamplingParams(self._random.randint(*talk.answered), temperature=0.0, seed=number)
@@ -264,12 +273,18 @@ class Cluster:
         del self._flying[number]
         replica.live -= 1
         # The newest token was sampled, and is in no cache.
-        digests = hashes_of(conversation.tokens[:-1]).digests
+        digests = self._hashes(conversation.tokens[:-1]).digests
         self._seen.update(digests)
         self._policy.finished(replica.name, asked.flight, digests)
         if conversation.turns_left:
             at_s = replica.now_s + self._random.uniform(*self._talk.thinking_s)
             heappush(self._due, (at_s, number, conversation))
+
+    def _hashes(self, tokens: Sequence[int]) -> BlockHashes:
+        """As the ingress computes them: the same as each replica's own."""
+        hashes = self._cache.block_hashes(SALT)
+        hashes.extend(tokens, 0)
+        return hashes
 
     def _possible(self, hashes: BlockHashes) -> int:
         """Tokens of the prompt that somebody has sent or got before."""
@@ -284,13 +299,6 @@ class Cluster:
 
 def names(replicas: int) -> list[str]:
     return [f"replica-{number}" for number in range(replicas)]
-
-
-def hashes_of(tokens: Sequence[int]) -> BlockHashes:
-    """As the ingress computes them: the same as each replica's own."""
-    hashes = BlockHashes(IDENTITY, SALT, BLOCK_TOKENS)
-    hashes.extend(tokens, 0)
-    return hashes
 
 
 def a_layout() -> KVLayout:

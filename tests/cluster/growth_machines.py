@@ -2,8 +2,8 @@
 
 What is assumed:
 
-* The model is Qwen3-8B in 4 bits. Memory for K and V is what the planner's rules leave of 16, 24 and
-  48 GiB: the GPU's working set, less weights, 1 GiB for activations and caches.
+* The model is Qwen3-8B in 4 bits. Memory for K and V is what the planner's rules leave of 16, 24
+  and 48 GiB: the GPU's working set, less weights, and 1 GiB for activations and caches.
 * Machines are 1, 2 and 4 times as fast as one that computes 250 tokens of prompts per second and
   generates 20. Every speed comes with every memory, in turn.
 * Prompts are computed one after the other; each running answer slows them by 4 %. An answer takes
