@@ -31,6 +31,11 @@ class Membership:
             self._gone = merged([self._gone, ended(report.stats)])
         self._lost &= set(names)
 
+    @property
+    def unheard(self) -> list[str]:
+        """Return those that have never said how they are."""
+        return [name for name in self.names if name not in self._reports]
+
     def hear(self, report: ReplicaReport) -> None:
         """Take a report in: its replica answers."""
         if report.name not in self.names:

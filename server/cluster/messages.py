@@ -91,6 +91,8 @@ class Route:
         self.target = target
         self.replica: str | None = None
         """The one that was chosen last."""
+        self.reason = ""
+        """Why: a Reason."""
         self.replicas: tuple[str, ...] = ()
         """Those that there were."""
         self.on_started: Callable[[], None] | None = None

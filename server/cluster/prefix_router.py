@@ -57,9 +57,7 @@ class PrefixRouter:
     computes more; or more, and a hit is missed. Tenants are apart because their hashes are.
     """
 
-    def __init__(
-        self, *, max_hashes: int, block_tokens: int, patience_s: float = 0.0
-    ) -> None:
+    def __init__(self, *, max_hashes: int, block_tokens: int, patience_s: float = 0.0) -> None:
         """max_hashes: how many are remembered, at about 300 bytes each. block_tokens: that a hash
         stands for. Hashes may be those of every n-th block, as each covers all before it.
         patience_s: a conversation does not leave its replica to be answered sooner by less; needs

@@ -2,7 +2,7 @@
 
 from engine.types import EngineStats
 
-# A step that generates has a row for each answer: where there are more of these, its time is theirs.
+# A step that generates has a row for each answer: where there are more, its time is theirs.
 PROMPTS_PER_ANSWER = 8
 # Fewer tokens of prompts say little: a machine that does something else meanwhile is not slow.
 LEAST_TOKENS = 1024

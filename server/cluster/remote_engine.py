@@ -8,6 +8,7 @@ an error after which the client may ask again.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -111,6 +112,8 @@ class RemoteEngine:
         self._asking: asyncio.Task[None] | None = None
         self.retries = 0
         """Prompts that were given to another replica."""
+        self.choices = Counter[str]()
+        """How many replicas were chosen, by the reason why."""
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -147,6 +150,8 @@ class RemoteEngine:
         # Who chooses says with every choice whom there is.
         if known := routes[-1].replicas:
             self.members.set_names(known)
+            new = self.members.unheard
+            await asyncio.gather(*(self._ask(Route(target=name)) for name in new))
 
     async def _ask(self, route: Route) -> None:
         try:
@@ -299,6 +304,7 @@ class RemoteEngine:
                     self.members.lose(route.replica)
             finally:
                 route.finished()
+                self.choices[route.reason] += 1
             if call.has_begun:
                 break
             if route.replica is not None:
@@ -377,7 +383,7 @@ class RemoteEngine:
 async def _heard(
     replicas: Replicas, route: Route, submission: Submission, silence_s: float
 ) -> AsyncGenerator[list[Numbered] | Refusal, None]:
-    """Yield what a replica says. Raises ReplicaLostError where it is silent for so long, or gone."""
+    """Yield what a replica says. Raises ReplicaLostError where it is silent so long, or gone."""
     stream = replicas.generate(route, submission)
     try:
         while True:

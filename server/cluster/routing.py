@@ -1,10 +1,9 @@
-"""Chooses the replica of a request, and takes in what replicas report: PrefixRouter on the thread of
-a handle."""
+"""Chooses the replica of a request, and takes in what replicas report: PrefixRouter on the thread
+of a handle."""
 
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,8 +39,6 @@ class Routing:
         self._names: tuple[str, ...] = ()
         self._taken: dict[str, int] = {}
         """The number behind the last evicted hash that each has reported."""
-        self.choices = Counter[str]()
-        """How many there were, by their reason."""
 
     def update(self, reports: Mapping[str, Mapping[str, Any]]) -> None:
         """Take in which replicas there are. reports: of each, as EngineReplica makes them; or
@@ -104,8 +101,7 @@ class Routing:
         choice = self._router.choose(route.hashes, route.tokens, without=route.without)
         if choice is None:
             return None
-        self.choices[choice.reason.value] += 1
-        route.replica = choice.replica
+        route.replica, route.reason = choice.replica, choice.reason.value
         if route.tokens:
             self._send(self._router, route, choice.replica)
         return choice.replica

@@ -17,7 +17,8 @@ import psutil
 QUIRE = (sys.executable, "-c", "from server.cli import main; main()")
 OTHER_ROUTER = (
     "import sys; from server.cli.cluster.run import serve_cluster; "
-    "serve_cluster('demo', 3, 3, None, {'server': {'port': int(sys.argv[2])}}, sys.argv[3:], print, "
+    "serve_cluster('demo', 3, 3, None, {'server': {'port': int(sys.argv[2])}}, sys.argv[3:], "
+    "print, "
     "router=sys.argv[1])"
 )
 SETTINGS = (

@@ -1,4 +1,4 @@
-"""A network and processes of our own: Ray listens on all addresses, and there only loopback is one."""
+"""A network and processes of our own: Ray listens on all addresses, and there loopback is all."""
 
 import fcntl
 import os

@@ -1,5 +1,5 @@
-"""Certificates of a cluster's machines. Their authority follows from the cluster's key, so that every
-machine that has the key can make its own, and nothing else has to be carried about.
+"""Certificates of a cluster's machines. Their authority follows from the cluster's key, so that
+every machine that has the key can make its own, and nothing else has to be carried about.
 
 The private key of the authority is HKDF-SHA256 (RFC 5869) of the cluster's key, as a number of the
 curve P-256.

@@ -1,6 +1,5 @@
 """The flags of ``quire cluster``, and their help."""
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +10,8 @@ from server.cli.cluster.folder import ClusterError
 from server.cli.sentences import one_sentence
 
 NOT_INSTALLED = (
-    "several machines are served on Ray, which is not installed: `uv tool install 'quire[cluster]'`, "
-    "or `pip install 'quire[cluster]'`"
+    "several machines are served on Ray, which is not installed: "
+    "`uv tool install 'quire[cluster]'`, or `pip install 'quire[cluster]'`"
 )
 KeyFile = Annotated[
     Path | None,
@@ -107,8 +106,3 @@ def stop() -> None:
 
 def _asked() -> str:
     return str(typer.prompt("the cluster's key", hide_input=True))
-
-
-def use_environment(variables: dict[str, str]) -> None:
-    """Set what Ray's libraries read when they are imported."""
-    os.environ.update(variables)

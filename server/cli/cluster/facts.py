@@ -16,8 +16,8 @@ class UnlikeError(StartError):
 
 
 def facts_of(folder: Path) -> Facts:
-    """Return what has to agree. folder: of the model; reads all of its weights, unless their digests
-    are known. Raises CheckpointError, OSError."""
+    """Return what has to agree. folder: of the model; reads all of its weights, unless their
+    digests are known. Raises CheckpointError, OSError."""
     return {
         "quire": version("quire"),
         "ray": version("ray"),

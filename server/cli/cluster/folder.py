@@ -1,5 +1,5 @@
-"""What a machine keeps of its cluster, for its user alone: the key, certificates, settings, and which
-process of Ray's it has started."""
+"""What a machine keeps of its cluster, for its user alone: the key, certificates, settings, and
+which process of Ray's it has started."""
 
 import json
 import os

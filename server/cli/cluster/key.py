@@ -1,4 +1,4 @@
-"""The key of a cluster. Whoever has it can run programs on all of its machines: it is no API key."""
+"""The key of a cluster. Whoever has it can run programs on all machines: it is no API key."""
 
 import re
 import secrets

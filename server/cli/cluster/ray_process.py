@@ -1,5 +1,5 @@
-"""The process by which a machine is in a cluster: ``ray start --block``, with the key in a file, TLS
-on and usage statistics off."""
+"""The process by which a machine is in a cluster: ``ray start --block``, with the key in a file,
+TLS on and usage statistics off."""
 
 import os
 import signal
@@ -201,6 +201,7 @@ def _start(folder: ClusterFolder, command: Sequence[str], head: str, *, is_head:
             stop(folder)
             raise ClusterError(f"Ray did not start within {START_TIMEOUT_S:g} s: see {folder.log}")
         time.sleep(POLL_S)
+    child.returncode = 0  # it outlives this command, which does not wait for it
     return node
 
 

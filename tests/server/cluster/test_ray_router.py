@@ -1,5 +1,6 @@
 """Ray's router of requests, over modules called as Ray's are."""
 
+import asyncio
 import importlib
 from typing import Any
 
@@ -35,6 +36,7 @@ async def test_the_replica_that_holds_the_prefix_is_the_only_candidate(router_cl
     first = await router.choose_replicas(replicas, request)
     assert request.routing_context.should_backoff
     request.args[0].finished(hashes)
+    await asyncio.sleep(0)
     assert len(first[0]) == 1
     again = fake_ray.pending(Route(hashes, 60, 16))
     assert await router.choose_replicas(replicas, again) == first

@@ -24,13 +24,18 @@ async def test_a_prefix_is_found_again_and_forgotten_when_it_was_evicted() -> No
     first.started()
     first.finished(HASHES)
     await asyncio.sleep(0)
-    assert routing.choose(route()) == chosen
-    assert routing.choices == {"new": 1, "prefix": 1}
+    assert first.reason == "new"
+    again = route()
+    assert routing.choose(again) == chosen
+    assert again.reason == "prefix"
+    again.finished()
+    await asyncio.sleep(0)
     report = {"load": IDLE, "evicted": list(enumerate(HASHES))}
     routing.update({"a": report, "b": report})
     routing.update({"a": report, "b": report})
-    routing.choose(route())
-    assert routing.choices["new"] == 2
+    last = route()
+    routing.choose(last)
+    assert last.reason == "new"
 
 
 async def test_a_replica_that_refused_is_not_chosen_again() -> None:

@@ -82,7 +82,7 @@ def test_why_ray_did_not_start_is_said(
     with pytest.raises(ClusterError, match="one two"):
         start_head(folder, key, "127.0.0.1", 1)
     stand_in(monkeypatch, "raise SystemExit(1)")
-    with pytest.raises(ClusterError, match="see .*ray.log"):
+    with pytest.raises(ClusterError, match=r"see .*ray\.log"):
         start_head(folder, key, "127.0.0.1", 1)
     assert folder.node() is None
 
