@@ -29,6 +29,7 @@ from server.metrics.requests import CountRefusal
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
 from server.routes.embeddings import embedding_routes
+from server.routes.gateways import gateway_routes
 from server.routes.memory import memory_routes
 from server.routes.messages import message_routes
 from server.routes.models import model_routes
@@ -49,6 +50,7 @@ ROUTES = (
     ollama_routes,
     tokenize_routes,
     model_routes,
+    gateway_routes,
     memory_routes,
     page_routes,
     operation_routes,
