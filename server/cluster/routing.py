@@ -15,11 +15,11 @@ from server.cluster.replica_loads import Load
 # Of 300 bytes each.
 MAX_HASHES = 200_000
 SAMPLE_S = 0.02
-# A wait that nobody minds. What a conversation left behind on its replica would be computed again,
+# A wait that few mind. What a conversation left behind on its replica would be computed again,
 # while others wait for that.
-PATIENCE_S = 0.2
+PATIENCE_S = 0.5
 # Tokens of prompts per second, as long as none is known: a small model on a small machine.
-FIRST_SPEED = 1000.0
+FIRST_SPEED = 2000.0
 
 
 class Routing:
