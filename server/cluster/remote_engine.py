@@ -325,7 +325,7 @@ class RemoteEngine:
                     call.has_begun = True
                     route.started()
                 missing -= self._deliver(call, batch)
-                if not missing:
+                if not missing & call.open:
                     return
         raise ReplicaLostError
 

@@ -80,3 +80,11 @@ async def test_an_engine_without_figures_reports_no_blocks(
     load = (await replica_of(client).routing_report())["load"]
     assert isinstance(load, Load)
     assert load.total_blocks == 0
+
+
+async def test_a_request_to_an_engine_that_has_ended_is_refused() -> None:
+    ended = recall_client()
+    ended.attach()
+    assert ended.stop(10.0)
+    one = Submission(PROMPT, (SamplingParams(5),))
+    assert [batch async for batch in replica_of(ended).generate(one)] == [[], Refusal.ENDED]

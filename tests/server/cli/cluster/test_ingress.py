@@ -64,8 +64,10 @@ async def test_clients_are_answered_by_replicas_until_it_is_drained(
         assert (
             await client.post("/v1/completions", json=body, headers={"authorization": ""})
         ).status_code == 401
-        page = (await client.get("/metrics")).text
-        assert "quire_replicas 2.0" in page
+        page = ""
+        async with asyncio.timeout(WAIT_S):
+            while "quire_replicas 2.0" not in page:
+                page = (await client.get("/metrics")).text
         assert (await client.get("/ready")).status_code == 200
     await front.drain()
     with pytest.raises(EndedError):
