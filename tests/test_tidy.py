@@ -27,6 +27,7 @@ NARROW = re.compile(r"static_cast<(unsigned|short|(unsigned )?int|u?int(8|16|32)
 LOCKS = (
     "requirements.lock",
     "requirements-dev.lock",
+    "requirements-cluster.lock",
     "tests/docker/requirements.lock",
     "tests/install/requirements.lock",
     "tests/metal/cross/requirements.lock",
