@@ -58,7 +58,11 @@ def run_machines(replicas: int, how: str, busy: float, seed: int, per: int) -> R
     """per: conversations per replica."""
     its = machines(replicas)
     policy = MAKERS[how]([each.name for each in its], BLOCK_TOKENS)
-    return StatisticalCluster(its, policy, conversations=per * replicas, busy=busy, seed=seed).run()
+    cluster = StatisticalCluster(its, policy, conversations=per * replicas, busy=busy, seed=seed)
+    report = cluster.run()
+    if isinstance(policy, ByPrefix):
+        report.router_hashes = policy.router.num_hashes
+    return report
 
 
 def router_bytes(replicas: int, max_hashes: int, hashes: int) -> int:
@@ -136,14 +140,14 @@ def growth_table(most: int, seed: int, per: int) -> float:
         f"\ngrowth: {per} conversations per replica, load {LOADS[1]:.0%}; "
         f"the router: {MAX_HASHES:,} hashes at most\n"
         f"{'replicas':>8} {'conversations':>13} {'requests':>9} {'hits':>7} {'req/s':>8} "
-        f"{'first token':>12} {'router':>13}"
+        f"{'first token':>12} {'router':>13} {'hashes':>10}"
     )
     for replicas in [its for its in REPLICAS if its <= most]:
         its = run_machines(replicas, "prefix", LOADS[1], seed, per)
         print(
             f"{replicas:>8} {per * replicas:>13,} {its.requests:>9,} "
             f"{its.hit_ratio:>7.1%} {its.requests_per_s:>8.1f} {its.wait_s(0.5):>10.2f} s "
-            f"{its.router_us:>6.0f} us/req",
+            f"{its.router_us:>6.0f} us/req {its.router_hashes:>10,}",
             flush=True,
         )
         worst = min(worst, its.hit_ratio)

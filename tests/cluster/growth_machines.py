@@ -169,6 +169,8 @@ class Report:
     """Until each first token."""
     router_s: float = 0.0
     """Of real time, in the router."""
+    router_hashes: int = 0
+    """That it remembers at the end."""
 
     @property
     def hit_ratio(self) -> float:
