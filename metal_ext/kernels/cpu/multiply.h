@@ -38,21 +38,26 @@ void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body&
   }
 }
 
-// The same for rows [row, rows), R at a time, and those that are left together. As many sums of a
-// row and a panel beside each other as there is room for: of many rows, so that a weight is read
-// once for all of them; where there are fewer, by more panels, so that sums do not wait for each
-// other.
+// Sums of R rows and a panel beside each other: as many panels as there is room for.
+template <size_t Sums, size_t R>
+constexpr size_t kPanelsOf = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
+
+// The same for rows [0, rows), in the fewest blocks of at most R: all of one size, or one less. A row
+// or two left over would leave a processor waiting for their sums. Many rows, so that a weight is
+// read once for all of them; where there are fewer, more panels beside each other.
 template <size_t Sums, size_t R, class Body>
-void for_blocks(size_t row, size_t rows, size_t first, size_t panels, const Body& body) {
-  constexpr size_t P = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
-  const size_t end = row + (rows - row) / R * R;
-  if (row < end) {
-    for_panels<P, R>(row, end, first, panels, body);
-  }
+void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
+  const size_t blocks = (rows + R - 1) / R;
+  const size_t smaller = blocks * R - rows;
   if constexpr (R > 1) {
-    if (end < rows) {
-      for_blocks<Sums, R - 1>(end, rows, first, panels, body);
+    if (smaller >= blocks) {
+      return for_blocks<Sums, R - 1>(rows, first, panels, body);
     }
+    const size_t end = (blocks - smaller) * R;
+    for_panels<kPanelsOf<Sums, R>, R>(0, end, first, panels, body);
+    for_panels<kPanelsOf<Sums, R - 1>, R - 1>(end, rows, first, panels, body);
+  } else {
+    for_panels<kPanelsOf<Sums, R>, R>(0, rows, first, panels, body);
   }
 }
 static_assert(kMostPanels == 4);
@@ -231,14 +236,17 @@ struct Sums {
 };
 
 // Adds inputs [from, to) of R rows by P panels; behind an odd number of plain weights is a zero.
+// Loops over sums are unrolled at once: otherwise compilers keep the sums in memory.
 template <class Weights, size_t P, size_t R>
 inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
                        size_t to, Sums<P, R>& sums) {
   const auto add = [&](size_t input, size_t number, bool has_odd) __attribute__((always_inline)) {
+#pragma GCC unroll 4
     for (size_t p = 0; p < P; ++p) {
       Vec even[kPanelVecs];
       Vec odd[kPanelVecs];
       weights[p].pair(number, even, odd);
+#pragma GCC unroll 16
       for (size_t r = 0; r < R; ++r) {
         const float* const row = x + r * floats_per_row(shape) + input;
         const Vec even_x = all(row[0]);
@@ -344,6 +352,7 @@ struct TallGroup {
       for (size_t v = 0; v < kPanelVecs; ++v) {
         w[v] = load(codes[i] + v * kLanes);
       }
+#pragma GCC unroll 12
       for (size_t r = 0; r < R; ++r) {
         const Vec number = all(x[r * stride + i]);
         for (size_t v = 0; v < kPanelVecs; ++v) {
@@ -383,7 +392,7 @@ void multiply_tall(const ProductCall& call, size_t first, size_t panels) {
                                      shape.group, totals[p] + row * kPanelOutputs);
       }
     };
-    for_blocks<kSums, kTallRows>(0, call.rows, 0, panels, add);
+    for_blocks<kSums, kTallRows>(call.rows, 0, panels, add);
   }
   for (size_t p = 0; p < panels; ++p) {
     for (size_t row = 0; row < call.rows; ++row) {
@@ -409,6 +418,6 @@ void multiply_added(const ProductCall& call, size_t first, size_t panels) {
       multiply_block<Weights, P, R>(call.shape, call.packed, call.floats(row), panel,
                                     call.out + row * call.out_stride, call.out_stride);
     };
-    for_blocks<kSums, kRows>(0, call.rows, first, panels, multiply);
+    for_blocks<kSums, kRows>(call.rows, first, panels, multiply);
   });
 }

@@ -60,5 +60,5 @@ void multiply_pairs(const ProductCall& call, size_t first, size_t panels) {
     multiply_pairs_block<P, R>(call.shape, call.panel(panel), call.x + row * stride, panel,
                                call.out + row * call.out_stride, call.out_stride);
   };
-  for_blocks<kPairSums, kPairRows>(0, call.rows, first, panels, multiply);
+  for_blocks<kPairSums, kPairRows>(call.rows, first, panels, multiply);
 }

@@ -178,6 +178,6 @@ void multiply_codes_by_rows(const CodeCall& call, size_t first, size_t panels) {
       multiply_code_rows<Bits, digits, P, R>(call, panel, row);
     };
     constexpr size_t kRows = (kDotRows + digits - 1) / digits;
-    for_blocks<kDotSums / digits, kRows>(0, call.rows, first, panels, multiply);
+    for_blocks<kDotSums / digits, kRows>(call.rows, first, panels, multiply);
   });
 }
