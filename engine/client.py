@@ -28,6 +28,7 @@ from engine.power import SleepDetector
 from engine.slots import Slots
 from engine.token_stream import TokenStream as TokenStream
 from engine.types import (
+    NO_SALT,
     NO_TURNS,
     EngineLimits,
     EngineStats,
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 
 BuildLoop = Callable[[Emit], EngineLoop]
 T = TypeVar("T")
-NO_SALT = PrefixSalt()
 ENGINE_ENDED = "the engine has ended"
 
 

@@ -5,7 +5,16 @@ from typing import Any, Protocol
 
 from engine.memory_map import MemoryMap
 from engine.token_stream import TokenStream
-from engine.types import EngineLimits, EngineStats, SamplingParams
+from engine.types import (
+    NO_SALT,
+    NO_TURNS,
+    EngineLimits,
+    EngineStats,
+    PrefixSalt,
+    SamplingParams,
+    TokenConstraint,
+    Turns,
+)
 
 
 class ServingEngine(Protocol):
@@ -54,7 +63,19 @@ class ServingEngine(Protocol):
         """Hand over one request. options, errors: those of ``submit_choices``."""
 
     def submit_choices(
-        self, prompt_ids: tuple[int, ...], params: Sequence[SamplingParams], **options: Any
+        self,
+        prompt_ids: tuple[int, ...],
+        params: Sequence[SamplingParams],
+        *,
+        priority: int = 0,
+        salt: PrefixSalt = NO_SALT,
+        system_tokens: int = 0,
+        turns: Turns = NO_TURNS,
+        constraint: TokenConstraint | None = None,
+        pooling: bool = False,
+        read_with: TokenStream | None = None,
+        beyond_queue: bool = False,
+        name: str = "unnamed",
     ) -> list[TokenStream]:
         """Hand over one request for each of ``params``, all with the same prompt; or none of them.
         Raises PromptTooLongError, QueueFullError, EngineDeadError."""

@@ -19,6 +19,8 @@ from kvcache.state_cache import Turns as Turns
 from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
 
+NO_SALT = PrefixSalt()
+
 
 class FinishReason(Enum):
     """Why a generation ended. A fault is never STOP."""

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from engine.client import NO_SALT, TokenStream
+from engine.client import TokenStream
 from engine.types import (
+    NO_SALT,
     NO_TURNS,
     FinishReason,
     PrefixReport,

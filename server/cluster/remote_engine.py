@@ -14,11 +14,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from engine.client import NO_SALT, TokenStream
+from engine.client import TokenStream
 from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError
 from engine.memory_map import MemoryMap
 from engine.slots import Slots
 from engine.types import (
+    NO_SALT,
     NO_TURNS,
     BlockHashes,
     EngineLimits,

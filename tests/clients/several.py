@@ -7,7 +7,6 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.client import EngineClient
 from server.chat.drain import Drain
 from server.cli.log import configure_log
 from server.cli.model_process import Control
@@ -94,7 +93,7 @@ def serve_process(listener: socket.socket, connection: socket.socket) -> None:
         service = told_service(client, tokenizer, SETTINGS)
         service = replace(service, model=replace(service.model, any_name=True))
 
-        def ready(client: EngineClient, drain: Drain) -> None:
+        def ready(drain: Drain) -> None:
             control.begin(client, drain, start["kv_limit"])
 
         try:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.client import NO_SALT
-from engine.types import PrefixSalt
+from engine.types import NO_SALT, PrefixSalt
 from server.chat.generation import Prompt
 from server.chat.prompting import ChatSpec
 from server.protocol.common import OpenAISamplingFields

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.client import EngineClient
-from engine.types import SamplingParams
+from engine.types import EngineStats, SamplingParams
 from server.cluster.messages import Refusal, Submission
 from server.cluster.replica import EngineReplica
 from server.cluster.replica_loads import Load
@@ -71,11 +71,20 @@ async def test_what_was_evicted_is_reported_more_than_once_under_the_same_number
     assert await replica.generates()
 
 
+async def test_room_that_holds_nothing_is_all_of_the_budget_before_any_heap_is_made(
+    client: EngineClient,
+) -> None:
+    load = (await replica_of(client).routing_report())["load"]
+    pool = client.stats.kv
+    assert isinstance(load, Load)
+    assert pool is not None
+    assert pool.num_heaps == 0
+    assert load.free_blocks == load.total_blocks > 0
+
+
 async def test_an_engine_without_figures_reports_no_blocks(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.types import EngineStats
-
     monkeypatch.setattr(EngineClient, "stats", EngineStats())
     load = (await replica_of(client).routing_report())["load"]
     assert isinstance(load, Load)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from server.cli.cluster import commands, run
@@ -73,8 +74,11 @@ def test_each_does_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_key_is_asked_without_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
-    monkeypatch.setattr(
-        commands.typer, "prompt", lambda text, **options: asked.append(options) or "key"
-    )
+
+    def prompt(_: str, **options: object) -> str:
+        asked.append(options)
+        return "key"
+
+    monkeypatch.setattr(typer, "prompt", prompt)
     assert commands._asked() == "key"
     assert asked == [{"hide_input": True}]

@@ -19,6 +19,7 @@ import pytest
 from server.cli.cluster import facts, run
 from server.cli.cluster.folder import ClusterError, ClusterFolder, Node, cluster_folder
 from server.cli.cluster.key import made_key
+from server.cli.cluster.ray_process import HEAD_PORT
 from server.cli.cluster.run import (
     cluster_status,
     join_cluster,
@@ -99,7 +100,7 @@ def same_signals() -> Iterator[None]:
 
 def serve(model: Path, **options: Any) -> list[str]:
     said: list[str] = []
-    arguments = {"replicas": None, "per_machine": 1, "file": None, "flags": {}, "further": ()}
+    arguments: dict[str, Any] = {"replicas": None, "per_machine": 1, "file": None, "flags": {}, "further": ()}
     serve_cluster(str(model), **(arguments | options), say=said.append)
     return said
 
@@ -195,7 +196,7 @@ def test_a_head_prints_how_to_join_and_never_the_key(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(run, "start_head", start_head)
     text = start_cluster("10.0.0.1", None)
-    assert f"quire cluster join 10.0.0.1:{run.HEAD_PORT}" in text
+    assert f"quire cluster join 10.0.0.1:{HEAD_PORT}" in text
     assert started[0][0] not in text
     monkeypatch.setattr(run, "address_towards", lambda _: "10.0.0.2")
     assert "10.0.0.2:5" in start_cluster(None, 5)
