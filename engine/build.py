@@ -285,15 +285,7 @@ def assemble(
     if (cell := memory.layout.shape.cell) is not None:
         states = new_states(cell, memory.num_cells, backends[0], workers)
     kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity, states=states)
-    limits = EngineLimits(
-        max_model_len=min(memory.max_model_len, kv.max_tokens),
-        max_num_seqs=memory.max_num_seqs,
-        vocab_size=vocab_size,
-        embedding_size=embedding_size,
-        shared_block_tokens=memory.layout.tokens_per_block if shares else None,
-        keeps_states=states is not None,
-        prefix_identity=kv.identity,
-    )
+    limits = _limits(memory, kv, vocab_size, embedding_size, shares)
     max_batched_tokens = config.max_num_batched_tokens
     budget = TokenBudget(
         target_s=config.step_time_target_ms / 1000,
@@ -323,6 +315,25 @@ def assemble(
         loop.close()
         raise
     return loop
+
+
+def _limits(
+    memory: MemoryPlan,
+    kv: KVCacheManager,
+    vocab_size: int,
+    embedding_size: int | None,
+    shares: bool,
+) -> EngineLimits:
+    """Return what requests are checked against. shares: whether whole blocks are kept for others."""
+    return EngineLimits(
+        max_model_len=min(memory.max_model_len, kv.max_tokens),
+        max_num_seqs=memory.max_num_seqs,
+        vocab_size=vocab_size,
+        embedding_size=embedding_size,
+        shared_block_tokens=memory.layout.tokens_per_block if shares else None,
+        keeps_states=memory.layout.shape.cell is not None,
+        prefix_identity=kv.identity,
+    )
 
 
 def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> SubstrateFaults:

@@ -81,7 +81,7 @@ class _Call:
     """Of each answer."""
     has_begun: bool = False
     """Whether an event has been delivered."""
-    task: "asyncio.Task[None] | None" = None
+    task: "asyncio.Task[None]" = field(init=False)
 
 
 class RemoteEngine:
@@ -134,8 +134,7 @@ class RemoteEngine:
         self._closed = True
         for call in {id(call): call for call, _ in self._calls.values()}.values():
             self._fail(call, message)
-            if call.task is not None:
-                call.task.cancel()
+            call.task.cancel()
         if self._asking is not None:
             self._asking.cancel()
 
@@ -365,7 +364,7 @@ class RemoteEngine:
             return
         call, number = found
         self._free(call, number)
-        if not call.open and call.task is not None:
+        if not call.open:
             call.task.cancel()
 
     def _hashes(self, submission: Submission) -> BlockHashes:

@@ -199,6 +199,7 @@ def _start(folder: ClusterFolder, command: Sequence[str], head: str, *, is_head:
             raise ClusterError(f"Ray did not start: {_why(folder.log)}")
         if time.monotonic() > ends_at:
             stop(folder)
+            child.wait()
             raise ClusterError(f"Ray did not start within {START_TIMEOUT_S:g} s: see {folder.log}")
         time.sleep(POLL_S)
     child.returncode = 0  # it outlives this command, which does not wait for it

@@ -44,6 +44,8 @@ class LocalReplicas:
         self.dead: set[str] = set()
         self.dies_after: int | None = None
         """Batches of an answer, and then its replica is lost."""
+        self.ends_early = False
+        """Whether its stream just ends then."""
         self.chosen: list[str] = []
         self.update()
 
@@ -77,6 +79,8 @@ class LocalReplicas:
                 yield batch
                 if left is not None and batch:
                     left -= 1
+                    if left <= 0 and self.ends_early:
+                        return
                     if left <= 0:
                         raise ConnectionError
         finally:

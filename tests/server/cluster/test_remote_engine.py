@@ -231,3 +231,60 @@ async def test_figures_are_those_of_all_replicas() -> None:
         await eventually(lambda: engine.stats.generated_tokens >= 10)
         assert (await engine.memory_map()).kv.heaps is not None
         assert await generates(engine, WAIT_S)
+
+
+async def test_a_stream_that_ends_before_its_answers_is_of_a_lost_replica() -> None:
+    replicas = LocalReplicas(2)
+    async with engine_of(replicas) as engine:
+        replicas.dies_after, replicas.ends_early = 1, True
+        assert (await read(engine.submit(PROMPT, params(300))))[-1].message == REPLICA_LOST
+
+
+async def test_where_none_can_be_chosen_a_request_ends() -> None:
+    replicas = LocalReplicas(2)
+    async with engine_of(replicas) as engine:
+        await eventually(lambda: len(engine.members.alive) == 2)
+        replicas.dead = {"r0", "r1"}
+        replicas.update()
+        assert (await read(engine.submit(PROMPT, params())))[-1].message == REPLICA_LOST
+        assert replicas.chosen == []
+
+
+async def test_a_prompt_is_given_to_three_replicas_at_most() -> None:
+    replicas = LocalReplicas(4)
+    async with engine_of(replicas) as engine:
+        await eventually(lambda: len(engine.members.alive) == 4)
+        replicas.grammars.failure = JudgeBusyError()
+        constraint = SentForm(Form(ConstraintSpec(), ""))
+        events = await read(engine.submit(PROMPT, params(), constraint=constraint))
+        assert [event.message for event in events] == [REPLICAS_FULL]
+        assert len(set(replicas.chosen)) == len(replicas.chosen) == 3
+
+
+async def test_an_answer_that_nobody_reads_may_end_before_others() -> None:
+    async with engine_of(LocalReplicas(1)) as engine:
+        one, other = engine.submit_choices(PROMPT, [params(5), params(30)])
+        one.close()
+        assert tokens(await read(other)) == want(PROMPT, 30)
+        unread = engine.submit(PROMPT, params(5))
+        await eventually(lambda: engine.in_flight == 0)
+        unread.close()
+        assert engine.in_flight == 0
+
+
+async def test_the_memory_of_an_engine_that_has_ended_is_not_known() -> None:
+    replicas = LocalReplicas(1)
+    async with engine_of(replicas) as engine:
+        assert replicas.client("r0").stop(WAIT_S)
+        with pytest.raises(EngineDeadError):
+            await engine.memory_map()
+
+
+async def test_nobody_is_known_as_long_as_there_is_nobody() -> None:
+    replicas = LocalReplicas(1)
+    replicas.dead = {"r0"}
+    replicas.update()
+    engine = RemoteEngine(replicas, max_backlog=1, silence_s=0.1)
+    await engine.ask_all()
+    assert engine.members.names == ()
+    replicas.stop()

@@ -7,10 +7,12 @@ import pytest
 
 from engine.client import EngineClient
 from engine.types import EngineStats, SamplingParams
-from server.cluster.messages import Refusal, Submission
+from server.cluster.messages import Form, Refusal, Submission
 from server.cluster.replica import EngineReplica
 from server.cluster.replica_loads import Load
-from tests.engines import recall_client
+from server.text.grammar.constraint_spec import ConstraintSpec
+from server.text.grammar.grammar_errors import GrammarError
+from tests.engines import BLOCK_BYTES, CONFIG, recall_client
 from tests.server.cluster.local_replicas import NoGrammars
 
 PROMPT = tuple(range(64))
@@ -71,15 +73,16 @@ async def test_what_was_evicted_is_reported_more_than_once_under_the_same_number
     assert await replica.generates()
 
 
-async def test_room_that_holds_nothing_is_all_of_the_budget_before_any_heap_is_made(
+async def test_room_that_holds_nothing_counts_heaps_that_are_not_made_yet(
     client: EngineClient,
 ) -> None:
     load = (await replica_of(client).routing_report())["load"]
     pool = client.stats.kv
     assert isinstance(load, Load)
     assert pool is not None
-    assert pool.num_heaps == 0
-    assert load.free_blocks == load.total_blocks > 0
+    assert load.total_blocks == CONFIG.kv_budget_bytes // BLOCK_BYTES
+    made = pool.num_heaps * CONFIG.heap_bytes // BLOCK_BYTES
+    assert made < load.free_blocks <= load.total_blocks
 
 
 async def test_an_engine_without_figures_reports_no_blocks(
@@ -89,6 +92,20 @@ async def test_an_engine_without_figures_reports_no_blocks(
     load = (await replica_of(client).routing_report())["load"]
     assert isinstance(load, Load)
     assert load.total_blocks == 0
+
+
+async def test_a_form_that_cannot_be_enforced_here_is_answered_with_an_error(
+    client: EngineClient,
+) -> None:
+    grammars = NoGrammars()
+    grammars.failure = GrammarError("too much")
+    replica = EngineReplica("one", "here", client, grammars, 5.0)
+    held = Submission(PROMPT, (SamplingParams(5),) * 2, form=Form(ConstraintSpec(), ""))
+    first, events = [batch async for batch in replica.generate(held)]
+    assert first == []
+    assert isinstance(events, list)
+    assert [number for number, _ in events] == [0, 1]
+    assert all("too much" in str(event.message) for _, event in events)
 
 
 async def test_a_request_to_an_engine_that_has_ended_is_refused() -> None:

@@ -93,3 +93,17 @@ def test_placed_tokens_are_remembered_in_proportion() -> None:
         its.end_answer(replica)
     assert list(its._placed_tokens[:2]) == [50.0, 100.0]
     assert best(its, 10) == "a"
+
+
+def test_a_conversation_leaves_its_replica_only_for_more_than_patience() -> None:
+    its = loads("a", "b")
+    for name in ("a", "b"):
+        report(its, name, Load(0, 0, 100, 100, 1000.0))
+    a = its.get("a")
+    assert a is not None
+    its.place(a, 1500)
+    # 1.6 s at a, which holds 900 of 1000 tokens; 1 s at b.
+    hits = [(900, 0b01)]
+    assert its.best(1000, hits, its.alive) == 1
+    assert its.best(1000, hits, its.alive, patience_s=0.5) == 1
+    assert its.best(1000, hits, its.alive, patience_s=0.7) == 0

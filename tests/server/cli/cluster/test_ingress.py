@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -12,6 +13,7 @@ import pytest
 from server.cli.cluster import ingress
 from server.cli.cluster.ingress import EndedError, Ingress
 from server.cli.serve_models import plain_settings
+from server.cluster.sent_forms import SendingCompiler
 from server.config import Config, StartError
 from tests.server.cluster.local_replicas import LocalReplicas
 
@@ -80,3 +82,15 @@ async def test_a_model_that_is_not_there_is_said(replicas: LocalReplicas, tmp_pa
         await listening(front)
     with pytest.raises(EndedError, match="none"):
         await front.check_health()
+
+
+async def test_where_no_form_can_be_enforced_it_says_so_and_serves(
+    replicas: LocalReplicas, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(SendingCompiler, "load", lambda _: "no form")
+    monkeypatch.setattr(ingress, "log", SimpleNamespace(warning=said.append, info=lambda _: None))
+    front = Ingress(replicas, str(tiny_model), settings_file(tmp_path, 0))
+    await listening(front)
+    assert said == ["no form"]
+    await front.drain()

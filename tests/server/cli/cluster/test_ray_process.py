@@ -49,6 +49,7 @@ def test_what_was_started_is_ended_with_its_children(
     folder: ClusterFolder, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, STARTS + WAITS)
+    monkeypatch.setattr(ray_process, "STOP_TIMEOUT_S", 0.3)
     node = start_head(folder, key, "127.0.0.1", 1)
     assert (node.head, node.is_head) == ("127.0.0.1:1", True)
     process = running(folder)

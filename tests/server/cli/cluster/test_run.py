@@ -100,7 +100,13 @@ def same_signals() -> Iterator[None]:
 
 def serve(model: Path, **options: Any) -> list[str]:
     said: list[str] = []
-    arguments: dict[str, Any] = {"replicas": None, "per_machine": 1, "file": None, "flags": {}, "further": ()}
+    arguments: dict[str, Any] = {
+        "replicas": None,
+        "per_machine": 1,
+        "file": None,
+        "flags": {},
+        "further": (),
+    }
     serve_cluster(str(model), **(arguments | options), say=said.append)
     return said
 
