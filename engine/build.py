@@ -324,7 +324,7 @@ def _limits(
     embedding_size: int | None,
     shares: bool,
 ) -> EngineLimits:
-    """Return what requests are checked against. shares: whether whole blocks are kept for others."""
+    """Return what requests are checked against. shares: whether others get whole blocks."""
     return EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
         max_num_seqs=memory.max_num_seqs,

@@ -13,6 +13,7 @@ from server.cli.cluster.replica import NotReadyError, Replica, own_name, why_not
 from server.cli.serve_models import plain_settings
 from server.cluster.messages import Route, Submission
 from server.config import Config
+from tests.models import write_embedding_model
 from tests.server.cluster import fake_ray
 
 SETTINGS = plain_settings(
@@ -55,6 +56,21 @@ async def test_a_replica_answers_and_says_how_it_is(made: Replica) -> None:
     made.__del__()
     with pytest.raises(NotReadyError):
         await made.check_health()
+
+
+async def test_a_model_of_vectors_is_served_without_grammars(tmp_path: Path) -> None:
+    folder = write_embedding_model(tmp_path / "model")
+    one = Replica(str(folder), SETTINGS, facts_of(folder), "one")
+    submission = Submission((1, 2, 3), (SamplingParams(0),), pooling=True)
+    await one.check_health()
+    events = [
+        event
+        async for batch in one.generate(Route(), submission)
+        if isinstance(batch, list)
+        for _, event in batch
+    ]
+    assert events[-1].embedding is not None
+    one.__del__()
 
 
 def test_a_machine_that_is_unlike_is_refused(tiny_model: Path, head: Any) -> None:
