@@ -10,8 +10,8 @@
 
 using namespace quire::cpu;
 
-// SET, BITS of a weight, ACTIVATIONS, OUTPUTS, INPUTS, ROWS, TIMES. Weights and x are zeros: what is
-// done does not depend on them.
+// SET, BITS of a weight, ACTIVATIONS, OUTPUTS, INPUTS, ROWS, TIMES. Weights and x are zeros: what
+// is done does not depend on them.
 int main(int count, char** arguments) {
   if (count != 8) {
     std::fprintf(stderr, "costs SET BITS ACTIVATIONS OUTPUTS INPUTS ROWS TIMES\n");

@@ -42,9 +42,9 @@ void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body&
 template <size_t Sums, size_t R>
 constexpr size_t kPanelsOf = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
 
-// The same for rows [0, rows), in the fewest blocks of at most R: all of one size, or one less. A row
-// or two left over would leave a processor waiting for their sums. Many rows, so that a weight is
-// read once for all of them; where there are fewer, more panels beside each other.
+// The same for rows [0, rows), in the fewest blocks of at most R: all of one size, or one less. A
+// row or two left over would leave a processor waiting for their sums. Many rows, so that a weight
+// is read once for all of them; where there are fewer, more panels beside each other.
 template <size_t Sums, size_t R, class Body>
 void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
   const size_t blocks = (rows + R - 1) / R;
