@@ -23,10 +23,10 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
-  covered-rest bench llama-server quality parity soak cluster swaps \
+  covered-rest bench llama-server quality parity soak cluster cluster-growth swaps \
   abuse threats costs fuzz conversations schedules simulate \
-  repeat structured clients page page-libraries page-picture native arm64 roofline prediction mapping-points \
-  cluster-growth \
+  repeat structured clients page page-libraries page-picture native arm64 arm64-costs roofline prediction \
+  mapping-points \
   metal metal-lint metal-kernels metal-core metal-graph \
   metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
   boards lock demo clean
@@ -157,6 +157,9 @@ native:  ## C++ tests: plain, ASan+UBSan, TSan
 
 arm64:  ## the kernels on arm64, under an emulator (installs a cross compiler with apt)
 	$(MAKE) -C tests/native arm64
+
+arm64-costs:  ## instructions that arm64's products take, counted under an emulator (minutes)
+	$(MAKE) -C tests/native arm64-costs
 
 roofline: $(VENV)/.dev  ## write METAL.md's table of what Macs' memory and arithmetic allow
 	$(BIN)/python -m tests.metal.roofline

@@ -573,7 +573,8 @@ class PackedLinear:
         gives them in the modes affine and mxfp4, where biases are None.
 
         Codes are kept in 4 bits or in 8; of parts that differ as the widest of them need, and as
-        float32 where one is plain. exact: x is never rounded. ValueError for what cannot be packed. OSError without memory.
+        float32 where one is plain. exact: x is never rounded. ValueError for what cannot be packed.
+        OSError without memory.
         """
     @property
     def outputs(self) -> int: ...

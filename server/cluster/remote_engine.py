@@ -360,9 +360,7 @@ class RemoteEngine:
 
     def _abort(self, request_id: int) -> None:
         """Note that an answer's reader has left; where all have, the replica is told."""
-        if (found := self._calls.get(request_id)) is None:
-            return
-        call, number = found
+        call, number = self._calls[request_id]
         self._free(call, number)
         if not call.open:
             call.task.cancel()
