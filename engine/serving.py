@@ -48,6 +48,10 @@ class ServingEngine(Protocol):
         """Return how long there has been something to do and no step was completed; else 0."""
 
     @property
+    def in_flight(self) -> int:
+        """Return how many requests have not ended."""
+
+    @property
     def max_share(self) -> int:
         """Return how many requests of one tenant may run or wait at the same time."""
 

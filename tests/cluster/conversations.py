@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx2
 
@@ -120,7 +121,8 @@ async def ask(
 async def _streamed(
     client: httpx2.AsyncClient, body: dict[str, object], headers: dict[str, str], began: float
 ) -> Turn:
-    text, first_s, usage, error = "", 0.0, {}, ""
+    text, first_s, error = "", 0.0, ""
+    usage: dict[str, Any] = {}
     async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         if answer.status_code != 200:
             found = json.loads(await answer.aread())["error"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import SamplingParams
+from engine.types import SamplingParams, TokenEvent
 from server.cluster.messages import Route, Submission
 from server.cluster.ray_replicas import RayReplicas
 
@@ -61,10 +61,11 @@ class Handle:
 
 
 async def test_what_a_replica_says_is_passed_on() -> None:
-    handle = Handle([[], [(0, "event")]])
+    event = TokenEvent(1, 7)
+    handle = Handle([[], [(0, event)]])
     route = Route()
     said = [batch async for batch in RayReplicas(handle).generate(route, SUBMISSION)]
-    assert said == [[], [(0, "event")]]
+    assert said == [[], [(0, event)]]
     assert handle.calls == [("generate", route, SUBMISSION)]
     assert not handle.response.is_cancelled
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ PROMPT = tuple(range(100, 180))
 
 
 @asynccontextmanager
-async def engine_of(replicas: LocalReplicas, **options: float) -> AsyncIterator[RemoteEngine]:
+async def engine_of(replicas: LocalReplicas, **options: Any) -> AsyncIterator[RemoteEngine]:
     engine = RemoteEngine(
         replicas, max_backlog=4096, silence_s=SILENCE_S, report_period_s=0.05, **options
     )

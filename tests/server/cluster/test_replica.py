@@ -80,6 +80,7 @@ async def test_room_that_holds_nothing_counts_heaps_that_are_not_made_yet(
     pool = client.stats.kv
     assert isinstance(load, Load)
     assert pool is not None
+    assert CONFIG.kv_budget_bytes is not None
     assert load.total_blocks == CONFIG.kv_budget_bytes // BLOCK_BYTES
     made = pool.num_heaps * CONFIG.heap_bytes // BLOCK_BYTES
     assert made < load.free_blocks <= load.total_blocks
