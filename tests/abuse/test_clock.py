@@ -21,8 +21,8 @@ WALL_CLOCKS = {
     "datetime": {"now", "utcnow", "today"},
     "date": {"today"},
 }
-# Each says when an answer or a model was made, a fault was met, how old a file is or until when a
-# model stays, or finds out that a machine has slept.
+# Each says when an answer or a model was made, a fault was met, how old a file is, until when a
+# model stays or a certificate is valid, or finds out that a machine has slept.
 ALLOWED = {
     ("server/chat/served_model.py", "ServedModel"),
     ("server/chat/served_model.py", "new_metadata"),
@@ -33,6 +33,7 @@ ALLOWED = {
     ("server/cli/running.py", "_stays"),
     ("server/protocol/ollama/answer.py", "OllamaAnswer"),
     ("server/supervisor/ollama.py", "card_of"),
+    ("server/cli/cluster/certificates.py", "_begun"),
 }
 
 

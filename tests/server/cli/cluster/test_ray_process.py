@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -36,8 +37,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 
 @pytest.fixture
-def folder() -> ClusterFolder:
-    return cluster_folder()
+def folder() -> Iterator[ClusterFolder]:
+    """What was started in it is waited for: commands leave that to the system, which outlives them."""
+    yield cluster_folder()
+    for child in psutil.Process().children():
+        if child.status() == psutil.STATUS_ZOMBIE:
+            os.waitpid(child.pid, 0)
 
 
 @pytest.fixture
