@@ -263,12 +263,14 @@ TEST("products are right for more inputs than a core's cache has room for") {
 TEST("products are right, and each row's bits its own, for every number of rows up to 20") {
   for_each_set([](const Kernels& kernels) {
     for (const LinearShape& type : kTypes) {
-      for (size_t rows = 1; rows <= 20; ++rows) {
-        const Case all(sized(type, 72, 128), rows);
-        all.check(kernels);
-        const std::vector<float> together = all.multiplied(kernels, 0, rows);
-        for (size_t r = 0; r < rows; ++r) {
-          all.check_alone(kernels, r, together);
+      for (size_t inputs : {128, 129}) {
+        for (size_t rows = 1; rows <= 20; ++rows) {
+          const Case all(sized(type, 72, inputs), rows);
+          all.check(kernels);
+          const std::vector<float> together = all.multiplied(kernels, 0, rows);
+          for (size_t r = 0; r < rows; ++r) {
+            all.check_alone(kernels, r, together);
+          }
         }
       }
     }

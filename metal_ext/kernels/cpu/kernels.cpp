@@ -10,7 +10,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 

@@ -240,7 +240,7 @@ struct Sums {
 template <class Weights, size_t P, size_t R>
 inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
                        size_t to, Sums<P, R>& sums) {
-  const auto add = [&](size_t input, size_t number, bool has_odd) __attribute__((always_inline)) {
+  const auto add = [&](size_t input, size_t number, auto has_odd) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (size_t p = 0; p < P; ++p) {
       Vec even[kPanelVecs];
@@ -249,11 +249,11 @@ inline void add_inputs(const LinearShape& shape, Weights* weights, const float* 
 #pragma GCC unroll 16
       for (size_t r = 0; r < R; ++r) {
         const float* const row = x + r * floats_per_row(shape) + input;
-        const Vec even_x = all(row[0]);
-        const Vec odd_x = all(has_odd ? row[1] : 0.0f);
         for (size_t v = 0; v < kPanelVecs; ++v) {
-          sums.at[r][p][v] = fma(even_x, even[v], sums.at[r][p][v]);
-          sums.at[r][p][v] = fma(odd_x, odd[v], sums.at[r][p][v]);
+          sums.at[r][p][v] = fma(all(row[0]), even[v], sums.at[r][p][v]);
+          if constexpr (has_odd) {
+            sums.at[r][p][v] = fma(all(row[1]), odd[v], sums.at[r][p][v]);
+          }
         }
       }
     }
@@ -266,12 +266,12 @@ inline void add_inputs(const LinearShape& shape, Weights* weights, const float* 
     }
 #pragma GCC unroll 4
     for (size_t number = 0; number < Weights::kPairs; ++number) {
-      add(input + 2 * number, number, true);
+      add(input + 2 * number, number, std::true_type{});
     }
   }
   if constexpr (!Weights::kCodes) {
     if (input < to) {
-      add(input, 0, false);
+      add(input, 0, std::false_type{});
     }
   }
 }

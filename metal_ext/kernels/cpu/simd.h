@@ -13,7 +13,20 @@ typedef uint32_t UnalignedBits __attribute__((vector_size(kLanes * 4), aligned(2
 inline Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
 inline Vec all(float x) { return x - Vec{}; }  // x - 0 is x, whatever x is
-inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }  // one instruction where there is one
+// a * b + c, rounded once where there is an instruction for it. It is named, and compilers may not
+// make one of a product and a sum by themselves: they do here and not there, and a row would have
+// other bits in other company.
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
