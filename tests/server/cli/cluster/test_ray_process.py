@@ -38,7 +38,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[ClusterFolder]:
-    """What was started in it is waited for: commands leave that to the system, which outlives them."""
+    """What was started in it is waited for: commands leave that to the system."""
     yield cluster_folder()
     for child in psutil.Process().children():
         if child.status() == psutil.STATUS_ZOMBIE:
