@@ -160,6 +160,8 @@ def test_a_prompt_that_leaves_where_the_state_was_evicted_hears_so() -> None:
     pool = stage.pool
     assert pool.evict()
     assert pool.stats(1, 0).evicted == 1
+    assert len(stage.kv.take_evicted()) == 1, "others are told that nobody begins there any more"
+    assert not stage.kv.take_evicted()
     assert explained(stage, [*ids, 1]) == (3 * TOKENS, MissReason.STATE_EVICTED)
     assert explained(stage, SYSTEM + [4] * TOKENS) == (len(SYSTEM), MissReason.NO_STATE)
     stage.live(ids)

@@ -5,9 +5,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from server.protocol.common import WireModel
 from server.protocol.wire_errors import (
+    REPLICA_LOST,
+    REPLICAS_FULL,
     ApiError,
     ContextOverflowError,
     from_validation,
+    generation_failed,
     internal_error,
     invalid,
     model_not_found,
@@ -169,3 +172,12 @@ def test_a_name_that_a_client_chose_is_repeated_up_to_a_length() -> None:
     assert quoted("a'\n") == '"a\'\\n"'
     assert len(quoted("x" * 1_000_000)) < 300
     assert len(model_not_found("x" * 1_000_000).message) < 500
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [(REPLICA_LOST, "replica_lost"), (REPLICAS_FULL, "replicas_full")]
+)
+def test_what_a_replica_could_not_do_may_be_sent_again(reason: str, code: str) -> None:
+    error = generation_failed(reason, 3)
+    assert (error.status, error.code, error.headers["Retry-After"]) == (503, code, "3")
+    assert error.message == f"Generation failed: {reason}; try again later."
