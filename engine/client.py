@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from engine.errors import EngineDeadError, EngineStuckError, PromptTooLongError, QueueFullError
+from engine.errors import EngineDeadError, EngineStuckError, QueueFullError
 from engine.loop import Emit, EngineLoop
 from engine.memory_map import MemoryMap
 from engine.messages import (
@@ -254,9 +254,7 @@ class EngineClient:
         """
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
-        longest = self.limits.max_model_len
-        if len(prompt_ids) > longest - any(each.max_tokens for each in params):
-            raise PromptTooLongError(len(prompt_ids), longest)
+        self.limits.check_length(prompt_ids, params)
         if not beyond_queue:
             self.check_room(len(params), salt.tenant)
         self.notice_sleep()

@@ -1,11 +1,13 @@
 """Types that the engine and its users share. No MLX here, and no text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from engine.errors import PromptTooLongError
 from engine.figures import Distributions as Distributions
 from engine.figures import EngineStats as EngineStats
 from engine.figures import Histogram as Histogram
@@ -192,3 +194,9 @@ class EngineLimits:
     prefix_identity: bytes = b""
     """Of the model and its blocks: engines of equal ones have the same hashes for the same tokens
     and salt."""
+
+    def check_length(self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]) -> None:
+        """Check that a prompt fits, and a token behind it where an answer has any. Raises
+        PromptTooLongError."""
+        if len(prompt_ids) > self.max_model_len - any(each.max_tokens for each in params):
+            raise PromptTooLongError(len(prompt_ids), self.max_model_len)

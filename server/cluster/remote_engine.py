@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from engine.client import TokenStream
-from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError
+from engine.errors import EngineDeadError, QueueFullError
 from engine.memory_map import MemoryMap
 from engine.slots import Slots
 from engine.types import (
@@ -251,9 +251,7 @@ class RemoteEngine:
         """Hand over one request for each of ``params``, as EngineClient does."""
         if not self.alive:
             raise EngineDeadError
-        longest = self.limits.max_model_len
-        if len(prompt_ids) > longest - any(each.max_tokens for each in params):
-            raise PromptTooLongError(len(prompt_ids), longest)
+        self.limits.check_length(prompt_ids, params)
         if not beyond_queue:
             self.check_room(len(params), salt.tenant)
         assert constraint is None or isinstance(constraint, SentForm), "it cannot be sent"

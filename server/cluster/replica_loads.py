@@ -230,12 +230,14 @@ class ReplicaLoads:
         if not among:
             return None
         fresh = np.full(self._queued.size, float(tokens))
+        holders = np.zeros(fresh.size, np.bool_)
         for held, mask in hits:
-            fresh[self._places(mask)] = max(1, tokens - held)
+            holders = self._places(mask)
+            fresh[holders] = max(1, tokens - held)
         seconds = (self._queued + fresh * self._delaying) * self._token_s
         seconds += self._regret_s(fresh)
-        if hits and patience_s:
-            seconds[~self._places(hits[-1][1])] += patience_s
+        if hits:
+            seconds[~holders] += patience_s
         if among != self.alive:
             seconds[~self._places(among)] = np.inf
         tied = np.flatnonzero(seconds <= seconds.min() * (1 + 1e-9))

@@ -235,7 +235,7 @@ struct Sums {
   }
 };
 
-// Adds inputs [from, to) of R rows by P panels; behind an odd number of plain weights is a zero.
+// Adds inputs [from, to) of R rows by P panels. Of plain weights they may be odd in number.
 // Loops over sums are unrolled at once: otherwise compilers keep the sums in memory.
 template <class Weights, size_t P, size_t R>
 inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
