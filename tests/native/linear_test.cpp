@@ -163,19 +163,26 @@ struct Case {
                    described(shape, rows));
   }
 
-  // The largest magnitude in the group of an input.
-  double largest_beside(size_t row, size_t input) const {
-    const float* const first = x.data() + row * shape.inputs + input / shape.group * shape.group;
-    double largest = 0;
-    for (size_t i = 0; i < shape.group; ++i) {
-      largest = std::max(largest, std::abs(static_cast<double>(first[i])));
+  // What cutting a row's inputs into whole numbers may cost of each, times its code.
+  std::vector<double> lost_by_cutting(size_t row) const {
+    const float* const its = x.data() + row * shape.inputs;
+    std::vector<double> lost;
+    for (size_t from = 0; from < shape.inputs; from += shape.group) {
+      double largest = 0;
+      for (size_t i = from; i < from + shape.group; ++i) {
+        largest = std::max(largest, std::abs(static_cast<double>(its[i])));
+      }
+      lost.insert(lost.end(), shape.group, digit_tolerance(shape) * largest);
     }
-    return largest;
+    return lost;
   }
 
   void check(const Kernels& kernels) const {
     const std::vector<float> got = multiplied(kernels, 0, rows);
+    const bool rounds = shape.activations != Activations::float32;
     for (size_t r = 0; r < rows; ++r) {
+      const bool cuts = rounds && shape.quantized();
+      const std::vector<double> lost = cuts ? lost_by_cutting(r) : std::vector<double>();
       for (size_t n = 0; n < shape.outputs; ++n) {
         double sum = 0;
         double size = 0;
@@ -184,10 +191,9 @@ struct Case {
           const double product = weights[n * shape.inputs + i] * x[r * shape.inputs + i];
           sum += product;
           size += std::abs(product);
-          if (shape.quantized()) {
-            rounded += digit_tolerance(shape) * largest_beside(r, i) *
-                       std::abs(scaled_codes[n * shape.inputs + i]);
-          } else if (shape.activations != Activations::float32) {
+          if (cuts) {
+            rounded += lost[i] * std::abs(scaled_codes[n * shape.inputs + i]);
+          } else if (rounds) {
             rounded += kPairTolerance * std::abs(product);
           }
         }
