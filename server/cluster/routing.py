@@ -63,18 +63,15 @@ class Routing:
 
     def _loads(self) -> dict[str, Load]:
         """Return what replicas have reported, without requests: all go through here, and are known
-        better than by a late report. One whose speed is not known is taken for as fast as others.
-        """
+        better than by a late report."""
         found = {
             name: load
             for name, report in self._reports.items()
             if isinstance(load := report.get("load"), Load)
         }
-        known = [load.speed for load in found.values() if load.speed > 0]
-        usual = sum(known) / len(known) if known else FIRST_SPEED
         return {
-            name: replace(load, waiting=0, running=0, speed=load.speed or usual)
-            for name, load in found.items()
+            name: replace(load, waiting=0, running=0)
+            for name, load in with_usual_speed(found).items()
         }
 
     def choose(self, route: Route) -> str | None:
@@ -117,3 +114,11 @@ class Routing:
             self._loop.call_soon_threadsafe(router.finished, flight, hashes)
 
         route.on_started, route.on_finished = started, finished
+
+
+def with_usual_speed(loads: Mapping[str, Load]) -> dict[str, Load]:
+    """Return the loads of replicas, where one whose speed is not known is taken for as fast as the
+    others."""
+    known = [load.speed for load in loads.values() if load.speed > 0]
+    usual = sum(known) / len(known) if known else FIRST_SPEED
+    return {name: replace(load, speed=load.speed or usual) for name, load in loads.items()}

@@ -3,8 +3,9 @@
 Each replica is a machine of tests/simulation with a clock of its own; the one that is behind
 steps first. Every token is compared with a reference without a cache, whichever replica it is from.
 
-What is assumed: all machines are alike; a step takes 5 ms and 1 ms for each of its rows, times 0.5
-to 2 by chance; all conversations begin with the same 200 tokens, and go on with 40 to 160 asked and
+What is assumed: machines are alike, or 1, 2 and 4 times as fast; a step of the slowest takes 5 ms
+and 1 ms for each of its rows, times 0.5 to 2 by chance. Replicas find out themselves how fast they
+compute prompts, and say so, unless a table says something else. All conversations begin with the same 200 tokens, and go on with 40 to 160 asked and
 8 to 24 answered; people think for 1 to 4 s; replicas report every 0.5 s, what they evicted as well.
 
 *Possible* hits are those of one cache that holds everything and forgets nothing.
@@ -13,6 +14,7 @@ to 2 by chance; all conversations begin with the same 200 tokens, and go on with
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
@@ -23,6 +25,8 @@ from kvcache.block_hashes import BlockHashes
 from kvcache.evictions import Evictions
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from server.cluster.prefix_router import Flight, Load
+from server.cluster.prompt_speed import PromptSpeed
+from server.cluster.routing import with_usual_speed
 from tests.cluster.policies import Policy
 from tests.kvcache.strict_memory import Manners
 from tests.simulation.machine import Machine
@@ -99,6 +103,8 @@ class Account:
     cached_tokens: int = 0
     possible_tokens: int = 0
     computed_tokens: int = 0
+    answered_s: list[float] = field(default_factory=list)
+    """From each question to the end of its answer."""
     first_token_s: list[float] = field(default_factory=list)
     by_replica: list[int] = field(default_factory=list)
     """Requests of each."""
@@ -113,16 +119,39 @@ class Account:
     def requests_per_s(self) -> float:
         return self.requests / self.seconds
 
-    @property
-    def median_first_token_s(self) -> float:
-        return sorted(self.first_token_s)[len(self.first_token_s) // 2]
+    def first_s(self, share: float) -> float:
+        """What so large a share of first tokens did not take longer than."""
+        return _quantile(self.first_token_s, share)
+
+    def answer_s(self, share: float) -> float:
+        """What so large a share of answers did not take longer than."""
+        return _quantile(self.answered_s, share)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+class Told(Enum):
+    """What routers are told of how fast a replica computes prompts."""
+
+    MEASURED = "measured"
+    """What production code tells from the engine's counters."""
+    RIGHT = "right"
+    NOTHING = "nothing"
 
 
 class EngineReplica:
     """An engine of production parts on a machine of its own."""
 
-    def __init__(self, name: str, seed: int, world: World, hear: Callable[..., None]) -> None:
+    def __init__(
+        self, name: str, seed: int, talk: "Talk", speed: float, hear: Callable[..., None]
+    ) -> None:
+        """speed: how many times as fast as the slowest."""
+        world = a_world(talk, speed)
         self.name = name
+        self.speed = speed
+        self._measured = PromptSpeed()
         self.recalls: dict[int, Recall] = {}
         self.machine = Machine(
             seed, world, lambda events: hear(self, events), lambda number: self.recalls[number]
@@ -156,27 +185,40 @@ class EngineReplica:
         if not self.machine.loop.run_once():
             self.machine.clock.now += STALLED_POLL_S
 
-    def load(self) -> Load:
+    def load(self, told: Told) -> Load:
         """As a replica reports it. Heaps that it has not made yet are free as well."""
         scheduler, stats = self.machine.scheduler, self.machine.kv.stats()
         used_bytes = stats.capacity_bytes - stats.free_bytes
         free, total = self._budget_bytes - used_bytes, self._budget_bytes
         size = stats.block_bytes
         waiting, running = scheduler.num_waiting, scheduler.num_running
-        return Load(waiting, running, free // size, total // size, 1 / TOKEN_S)
+        speed = self._measured.of(self.machine.loop.stats)
+        if told is not Told.MEASURED:
+            speed = self.speed / TOKEN_S if told is Told.RIGHT else 0.0
+        return Load(waiting, running, free // size, total // size, speed)
 
 
 class Cluster:
     """Replicas, a router and those who talk."""
 
-    def __init__(self, replicas: int, policy: Policy, talk: Talk, seed: int) -> None:
-        world = a_world(talk)
+    def __init__(
+        self,
+        replicas: int,
+        policy: Policy,
+        talk: Talk,
+        seed: int,
+        *,
+        speeds: Sequence[float] = (1.0,),
+        told: Told = Told.MEASURED,
+    ) -> None:
+        """speeds: of the machines, in turn. told: of them to the policy."""
         self.account = Account()
         self.replicas = {
-            name: EngineReplica(name, seed + number, world, self._hear)
+            name: EngineReplica(name, seed + number, talk, speeds[number % len(speeds)], self._hear)
             for number, name in enumerate(names(replicas))
         }
         self._policy = policy
+        self._told = told
         self._talk = talk
         self._random = Random(seed)
         self._numbers = count(1)
@@ -213,10 +255,17 @@ class Cluster:
         self.account.seconds = max(each.now_s for each in self.replicas.values())
         return self.account
 
+    def share_of(self, speed: float) -> float:
+        """The share of all requests that machines of a speed got."""
+        got = sum(each.requests for each in self.replicas.values() if each.speed == speed)
+        return got / self.account.requests
+
     def _report(self) -> None:
-        for each in self.replicas.values():
-            evicted, each.evictions.untold = each.evictions.untold, []
-            self._policy.report(each.name, each.load(), evicted)
+        loads = {each.name: each.load(self._told) for each in self.replicas.values()}
+        for name, load in with_usual_speed(loads).items():
+            evictions = self.replicas[name].evictions
+            evicted, evictions.untold = evictions.untold, []
+            self._policy.report(name, load, evicted)
 
     def _ask(self, now_s: float, _: int, conversation: Conversation) -> None:
         """Somebody's next question."""
@@ -276,6 +325,7 @@ class Cluster:
         digests = self._hashes(conversation.tokens[:-1]).digests
         self._seen.update(digests)
         self._policy.finished(replica.name, asked.flight, digests)
+        self.account.answered_s.append(replica.now_s - asked.asked_s)
         if conversation.turns_left:
             at_s = replica.now_s + self._random.uniform(*self._talk.thinking_s)
             heappush(self._due, (at_s, number, conversation))
@@ -313,7 +363,7 @@ def a_layout() -> KVLayout:
     )
 
 
-def a_world(talk: Talk) -> World:
+def a_world(talk: Talk, speed: float) -> World:
     """A friendly machine."""
     layout = a_layout()
     heap_tokens = HEAP_BLOCKS * BLOCK_TOKENS
@@ -350,5 +400,5 @@ def a_world(talk: Talk) -> World:
         rule_rate=0.0,
     )
     memory = MemoryTraits(0.0, 0.0, 1, 0, 0.0, Manners.NOTHING, True, None, None, True)
-    device = DeviceTraits(VOCAB, 1, 0.0, 0.0, step_s=STEP_S, token_s=TOKEN_S)
+    device = DeviceTraits(VOCAB, 1, 0.0, 0.0, step_s=STEP_S / speed, token_s=TOKEN_S / speed)
     return World(engine, memory, device, traffic, pressure_rate=0.0, overlap=True)
