@@ -22,7 +22,7 @@ from engine.messages import (
     SetKVLimit,
     SetMemoryPressure,
     Stop,
-    TakeEvicted,
+    TakePrefixNews,
 )
 from engine.power import SleepDetector
 from engine.slots import Slots
@@ -33,6 +33,7 @@ from engine.types import (
     EngineLimits,
     EngineStats,
     FinishReason,
+    PrefixNews,
     PrefixSalt,
     Request,
     SamplingParams,
@@ -203,10 +204,10 @@ class EngineClient:
         meanwhile."""
         return await self._ask(GetMemoryMap)
 
-    async def take_evicted(self) -> list[bytes]:
-        """Return the hashes of prefixes that were evicted since the last call: of very many the
-        newest. Waits and raises as ``memory_map`` does."""
-        return await self._ask(TakeEvicted)
+    async def take_prefix_news(self) -> PrefixNews:
+        """Return what prompts may begin with: what has changed since the last call. Waits and
+        raises as ``memory_map`` does."""
+        return await self._ask(TakePrefixNews)
 
     async def _ask(self, question: Callable[[Callable[[T], None]], Message]) -> T:
         """Ask the engine, and wait for its answer. Raises EngineDeadError."""

@@ -18,7 +18,7 @@ from engine.messages import (
     Message,
     SetKVLimit,
     SetMemoryPressure,
-    TakeEvicted,
+    TakePrefixNews,
 )
 from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
@@ -190,8 +190,8 @@ class EngineLoop:
                 self._health_check.start()
             elif isinstance(message, GetMemoryMap):
                 message.answer(self._memory_map())
-            elif isinstance(message, TakeEvicted):
-                message.answer(self._kv.take_evicted())
+            elif isinstance(message, TakePrefixNews):
+                message.answer(self._kv.take_prefix_news())
             else:
                 self._stopping = True
         return events

@@ -15,9 +15,11 @@ from engine.figures import HistogramCounts as HistogramCounts
 from engine.figures import MlxMemory as MlxMemory
 from kvcache.block_hashes import BlockHashes as BlockHashes
 from kvcache.block_hashes import PrefixSalt as PrefixSalt
+from kvcache.evictions import PrefixNews as PrefixNews
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.state_cache import NO_TURNS as NO_TURNS
 from kvcache.state_cache import Turns as Turns
+from kvcache.state_cache import planned_seals as planned_seals
 from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
 

@@ -81,14 +81,17 @@ class Route:
         block_tokens: int = 1,
         without: frozenset[str] = frozenset(),
         target: str | None = None,
+        ends: Sequence[int] | None = None,
     ) -> None:
         """hashes: of the prompt's full blocks. tokens: of the prompt. block_tokens: of a block.
-        without: replicas that are not to be chosen. target: the only one that may be."""
+        without: replicas that are not to be chosen. target: the only one that may be. ends: after
+        how many blocks states will be kept; None where the model goes on from any block."""
         self.hashes = hashes
         self.tokens = tokens
         self.block_tokens = block_tokens
         self.without = without
         self.target = target
+        self.ends = ends
         self.replica: str | None = None
         """The one that was chosen last."""
         self.reason = ""

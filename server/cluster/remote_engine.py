@@ -31,6 +31,7 @@ from engine.types import (
     TokenConstraint,
     TokenEvent,
     Turns,
+    planned_seals,
 )
 from server.cluster.membership import Membership
 from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route, Submission
@@ -282,17 +283,18 @@ class RemoteEngine:
         """Have the prompt answered, by another replica where one is lost before it has begun."""
         refused: set[str] = set()
         message = REPLICA_LOST
-        hashes = self._hashes(call.submission)
+        # A long prompt takes many milliseconds: meanwhile others' tokens are delivered.
+        hashes, ends = await asyncio.to_thread(_hashed, call.submission, self.limits)
         for attempt in range(MAX_ATTEMPTS):
             without = frozenset(refused | self.members.silent)
             if attempt and not self.members.others(without):
                 break
             self.retries += attempt > 0
-            tokens = len(call.submission.prompt_ids)
-            route = Route(hashes.digests, tokens, hashes.tokens_per_block, without)
+            size, tokens = hashes.tokens_per_block, len(call.submission.prompt_ids)
+            route = Route(hashes.digests, tokens, size, without, ends=ends)
             try:
                 await self._follow(call, route)
-                route.finished(self._answered(call, hashes))
+                route.finished(_answered(call, hashes))
                 return
             except ReplicaFullError:
                 message = REPLICAS_FULL
@@ -363,17 +365,23 @@ class RemoteEngine:
         if not call.open:
             call.task.cancel()
 
-    def _hashes(self, submission: Submission) -> BlockHashes:
-        limits = self.limits
-        size = limits.shared_block_tokens or limits.max_model_len
-        hashes = BlockHashes(limits.prefix_identity, submission.salt, size)
-        hashes.extend(submission.prompt_ids, 0)
-        return hashes
 
-    def _answered(self, call: _Call, hashes: BlockHashes) -> list[bytes]:
-        """Return the hashes of prompt and first answer: the conversation goes on from there."""
-        hashes.extend(call.tokens.get(0, ()), hashes.num_tokens)
-        return hashes.digests
+def _hashed(submission: Submission, limits: EngineLimits) -> tuple[BlockHashes, list[int] | None]:
+    """Return the hashes of a prompt, and after how many of its blocks states are kept; None where
+    the model needs none."""
+    size = limits.shared_block_tokens or limits.max_model_len
+    hashes = BlockHashes(limits.prefix_identity, submission.salt, size)
+    hashes.extend(submission.prompt_ids, 0)
+    if not limits.keeps_states:
+        return hashes, None
+    return hashes, sorted(planned_seals(hashes, submission.system_tokens, submission.turns))
+
+
+def _answered(call: _Call, hashes: BlockHashes) -> list[bytes]:
+    """Return the hashes of prompt and first answer, from which the conversation goes on: but for
+    its last token, which was sampled and is in no cache."""
+    hashes.extend(call.tokens.get(0, [])[:-1], hashes.num_tokens)
+    return hashes.digests
 
 
 async def _heard(

@@ -24,7 +24,8 @@ MAX_REPORTED_HASHES = 4096
 
 Report = dict[str, object]
 """What a replica reports to whoever chooses replicas: ``load`` is a Load, and ``evicted`` a list of
-pairs, a number that rises and a hash."""
+pairs, a number that rises and a hash. Of a model with recurrent layers ``states`` is a number that
+rises and the hashes of all prefixes after which a state is kept."""
 
 
 class Grammars(Protocol):
@@ -52,6 +53,7 @@ class EngineReplica:
         """The newest evictions, by the number of the first hash."""
         self._evicted = 0
         """How many hashes were reported."""
+        self._state_reports = 0
 
     async def generate(
         self, submission: Submission
@@ -121,7 +123,8 @@ class EngineReplica:
 
     async def routing_report(self) -> Report:
         """Say what whoever chooses replicas wants to know. Raises EngineDeadError."""
-        if evicted := await self._client.take_evicted():
+        news = await self._client.take_prefix_news()
+        if evicted := news.evicted:
             newest = evicted[-MAX_REPORTED_HASHES:]
             self._reported.append((self._evicted, newest))
             self._evicted += len(newest)
@@ -130,7 +133,11 @@ class EngineReplica:
             for first, digests in self._reported
             for place, digest in enumerate(digests)
         ]
-        return {"load": self._load(), "evicted": pairs[-MAX_REPORTED_HASHES:]}
+        report: Report = {"load": self._load(), "evicted": pairs[-MAX_REPORTED_HASHES:]}
+        if news.states is not None:
+            self._state_reports += 1
+            report["states"] = self._state_reports, news.states
+        return report
 
     def _load(self) -> Load:
         stats = self._client.stats

@@ -55,6 +55,8 @@ class Routing:
         for name, load in self._loads().items():
             router.report_load(name, load)
         for name, report in self._reports.items():
+            if (states := report.get("states")) is not None:
+                router.report_states(name, *states)
             pairs: Sequence[tuple[int, bytes]] = report.get("evicted", ())
             since = self._taken.get(name, 0)
             if new := [digest for number, digest in pairs if number >= since]:
@@ -88,6 +90,7 @@ class Routing:
                 max_hashes=self._max_hashes,
                 block_tokens=route.block_tokens,
                 patience_s=PATIENCE_S,
+                keeps_states=route.ends is not None,
             )
             self._take_in(self._router)
         if (now := self._clock()) - self._sampled >= SAMPLE_S:
@@ -105,7 +108,7 @@ class Routing:
 
     def _send(self, router: PrefixRouter, route: Route, name: str) -> None:
         """Count the request until it is finished: who asks says so from another thread."""
-        flight = router.sent(name, route.hashes, route.tokens)
+        flight = router.sent(name, route.hashes, route.tokens, route.ends or ())
 
         def started() -> None:
             self._loop.call_soon_threadsafe(router.started, flight)

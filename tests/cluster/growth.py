@@ -59,6 +59,23 @@ def run_unlike_engines(replicas: int, told: Told, seed: int) -> Cluster:
     return cluster
 
 
+# A model with recurrent layers: each conversation keeps some states, and there is room for few.
+HYBRID = replace(Talk(), cells=36)
+
+
+def run_hybrid_engines(replicas: int, seed: int, *, knows_states: bool) -> Cluster:
+    """Engines of a model that goes on from states alone. knows_states: whether the router does."""
+    policy = ByPrefix(
+        names(replicas),
+        max_hashes=MAX_HASHES,
+        block_tokens=ENGINE_BLOCK_TOKENS,
+        keeps_states=knows_states,
+    )
+    cluster = Cluster(replicas, policy, HYBRID, seed)
+    cluster.run()
+    return cluster
+
+
 def run_engines(replicas: int, how: str, seed: int) -> Cluster:
     """A cluster of engines that has been run."""
     policy = MAKERS[how](names(replicas), ENGINE_BLOCK_TOKENS)
@@ -144,6 +161,23 @@ def speeds_table(replicas: int, seed: int) -> None:
         )
 
 
+def hybrids_table(replicas: int, seed: int) -> None:
+    """Engines of a model with recurrent layers, by what the router knows of their states."""
+    print(
+        f"\n{replicas} engines of a hybrid with {HYBRID.cells} states each; "
+        "promised: what the router took for cached, of what was\n"
+        f"{'router knows':<14} {'hits':>7} {'promised':>9} {'req/s':>7} {'first token':>12} "
+        f"{'computed':>9}"
+    )
+    for knows, name in ((True, "states"), (False, "blocks alone")):
+        its = run_hybrid_engines(replicas, seed, knows_states=knows).account
+        print(
+            f"{name:<14} {its.hit_ratio:>7.1%} {its.promised_ratio:>9.1%} "
+            f"{its.requests_per_s:>7.2f} {its.first_s(0.5):>10.2f} s {its.computed_tokens:>9,}",
+            flush=True,
+        )
+
+
 def unlike_table(replicas: int, seed: int, per: int) -> None:
     """Machines of unlike speed and memory, at three loads."""
     print(
@@ -204,6 +238,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="growth", description=__doc__)
     parser.add_argument("--engines", type=int, default=max(ENGINES), help="replicas, at most")
     parser.add_argument("--unlike-engines", type=int, default=6, help="of three speeds")
+    parser.add_argument("--hybrids", type=int, default=4, help="engines of a hybrid")
     parser.add_argument("--replicas", type=int, default=max(REPLICAS), help="statistical ones")
     parser.add_argument("--unlike", type=int, default=10, help="of every kind, side by side")
     parser.add_argument("--per", type=int, default=CONVERSATIONS, help="conversations of each")
@@ -212,6 +247,7 @@ def main(arguments: Sequence[str]) -> None:
     asked = parser.parse_args(arguments)
     worst = engines_table(asked.engines, asked.seed)
     speeds_table(asked.unlike_engines, asked.seed)
+    hybrids_table(asked.hybrids, asked.seed)
     unlike_table(asked.unlike * KINDS, asked.seed, asked.per)
     worst = min(worst, growth_table(asked.replicas, asked.seed, asked.per))
     memory_table(asked.replicas, asked.hashes)

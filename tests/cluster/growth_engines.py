@@ -5,8 +5,9 @@ steps first. Every token is compared with a reference without a cache, whichever
 
 What is assumed: machines are alike, or 1, 2 and 4 times as fast; a step of the slowest takes 5 ms
 and 1 ms for each of its rows, times 0.5 to 2 by chance. Replicas find out themselves how fast they
-compute prompts, and say so, unless a table says something else. All conversations begin with the same 200 tokens, and go on with 40 to 160 asked and
-8 to 24 answered; people think for 1 to 4 s; replicas report every 0.5 s, what they evicted as well.
+compute prompts, and say so, unless a table says something else. All conversations begin with the
+same 200 tokens, and go on with 40 to 160 asked and 8 to 24 answered; people think for 1 to 4 s;
+replicas report every 0.5 s, with what they evicted, and which states a hybrid keeps.
 
 *Possible* hits are those of one cache that holds everything and forgets nothing.
 """
@@ -20,15 +21,24 @@ from itertools import count
 from random import Random
 
 from engine.loop import STALLED_POLL_S
-from engine.types import EngineLimits, FinishReason, PrefixSalt, Request, SamplingParams, TokenEvent
+from engine.types import (
+    EngineLimits,
+    FinishReason,
+    PrefixSalt,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    Turns,
+    planned_seals,
+)
 from kvcache.block_hashes import BlockHashes
-from kvcache.evictions import Evictions
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from server.cluster.prefix_router import Flight, Load
 from server.cluster.prompt_speed import PromptSpeed
 from server.cluster.routing import with_usual_speed
 from tests.cluster.policies import Policy
 from tests.kvcache.strict_memory import Manners
+from tests.kvcache.strict_states import STATES
 from tests.simulation.machine import Machine
 from tests.simulation.recall import Recall
 from tests.simulation.runner import DeviceTraits
@@ -57,18 +67,8 @@ class Talk:
     thinking_s: tuple[float, float] = (1.0, 4.0)
     cache_tokens: int = 24 * 1024
     """Of each replica: enough for a replica's part."""
-
-
-class NotedEvictions(Evictions):
-    """Tells a router as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.untold: list[bytes] = []
-
-    def add(self, digest: bytes) -> None:
-        super().add(digest)
-        self.untold.append(digest)
+    cells: int = 0
+    """Of each replica, where the model has recurrent layers; 0 where it has none."""
 
 
 @dataclass(slots=True)
@@ -82,6 +82,7 @@ class Asked:
     prompt_tokens: int
     max_tokens: int
     possible_tokens: int
+    promised_tokens: int
     asked_s: float
     answered: int = 0
 
@@ -102,6 +103,8 @@ class Account:
     seconds: float = 0.0
     cached_tokens: int = 0
     possible_tokens: int = 0
+    promised_tokens: int = 0
+    """That the router took for cached where it sent requests."""
     computed_tokens: int = 0
     answered_s: list[float] = field(default_factory=list)
     """From each question to the end of its answer."""
@@ -118,6 +121,11 @@ class Account:
     @property
     def requests_per_s(self) -> float:
         return self.requests / self.seconds
+
+    @property
+    def promised_ratio(self) -> float:
+        """What the router took for cached, beside what was."""
+        return self.promised_tokens / self.cached_tokens
 
     def first_s(self, share: float) -> float:
         """What so large a share of first tokens did not take longer than."""
@@ -158,8 +166,6 @@ class EngineReplica:
         )
         self.live = 0
         self.requests = 0
-        self.evictions = NotedEvictions()
-        self.machine.kv._first.prefixes.index._evicted = self.evictions
         self._budget_bytes = world.engine.budget_bytes
 
     @property
@@ -263,9 +269,7 @@ class Cluster:
     def _report(self) -> None:
         loads = {each.name: each.load(self._told) for each in self.replicas.values()}
         for name, load in with_usual_speed(loads).items():
-            evictions = self.replicas[name].evictions
-            evicted, evictions.untold = evictions.untold, []
-            self._policy.report(name, load, evicted)
+            self._policy.report(name, load, *self.replicas[name].machine.kv.take_prefix_news())
 
     def _ask(self, now_s: float, _: int, conversation: Conversation) -> None:
         """Somebody's next question."""
@@ -274,6 +278,8 @@ class Cluster:
         conversation.turns_left -= 1
         prompt = tuple(conversation.tokens)
         hashes = self._hashes(prompt)
+        turns = Turns(0, len(prompt))
+        ends = sorted(planned_seals(hashes, talk.system_tokens, turns))
         name = self._policy.choose(hashes.digests, len(prompt))
         replica = self.replicas[name]
         params = SamplingParams(self._random.randint(*talk.answered), temperature=0.0, seed=number)
@@ -281,15 +287,19 @@ class Cluster:
         self._flying[number] = Asked(
             conversation,
             replica,
-            self._policy.sent(name, hashes.digests, len(prompt)),
+            self._policy.sent(name, hashes.digests, len(prompt), ends),
             recall,
             len(prompt),
             params.max_tokens,
             self._possible(hashes),
+            self._policy.matched * BLOCK_TOKENS,
             now_s,
         )
         self._seen.update(hashes.digests)
-        replica.submit(Request(number, prompt, params, salt=SALT), recall, now_s)
+        request = Request(
+            number, prompt, params, salt=SALT, system_tokens=talk.system_tokens, turns=turns
+        )
+        replica.submit(request, recall, now_s)
 
     def _hear(self, replica: EngineReplica, events: Sequence[TokenEvent]) -> None:
         """A replica speaks."""
@@ -312,6 +322,7 @@ class Cluster:
         account.requests += 1
         account.cached_tokens += prefix.cached_tokens
         account.possible_tokens += asked.possible_tokens
+        account.promised_tokens += asked.promised_tokens
         account.computed_tokens += asked.prompt_tokens - prefix.cached_tokens
         account.first_token_s.append(asked.replica.now_s - asked.asked_s)
         self._policy.started(asked.replica.name, asked.flight)
@@ -351,8 +362,8 @@ def names(replicas: int) -> list[str]:
     return [f"replica-{number}" for number in range(replicas)]
 
 
-def a_layout() -> KVLayout:
-    shape = KVShape((KVSpec(1, 1, KVFormat.FLOAT32),))
+def a_layout(cells: int) -> KVLayout:
+    shape = KVShape((KVSpec(1, 1, KVFormat.FLOAT32),), STATES if cells else ())
     (spec,) = shape.specs
     return grouped_layout(
         shape,
@@ -365,7 +376,7 @@ def a_layout() -> KVLayout:
 
 def a_world(talk: Talk, speed: float) -> World:
     """A friendly machine."""
-    layout = a_layout()
+    layout = a_layout(talk.cells)
     heap_tokens = HEAP_BLOCKS * BLOCK_TOKENS
     heaps = -(-talk.cache_tokens // heap_tokens)
     engine = EngineTraits(
@@ -380,6 +391,7 @@ def a_world(talk: Talk, speed: float) -> World:
         step_target_s=0.1,
         idle_release_s=math.inf,
         prefix_keep_s=math.inf,
+        num_cells=talk.cells,
     )
     traffic = TrafficTraits(
         arrivals=(),

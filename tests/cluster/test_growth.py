@@ -27,7 +27,13 @@ TIGHT = replace(Talk(), cache_tokens=4 * 1024)
 class Deaf(ByPrefix):
     """Nobody tells it what was evicted."""
 
-    def report(self, replica: str, load: Load, evicted: Sequence[bytes]) -> None:
+    def report(
+        self,
+        replica: str,
+        load: Load,
+        evicted: Sequence[bytes],
+        states: Sequence[bytes] | None = None,
+    ) -> None:
         super().report(replica, load, ())
 
 
@@ -42,7 +48,13 @@ class Misled(ByPrefix):
         self._all.update(hashes)
         return super().choose(hashes, tokens)
 
-    def report(self, replica: str, load: Load, evicted: Sequence[bytes]) -> None:
+    def report(
+        self,
+        replica: str,
+        load: Load,
+        evicted: Sequence[bytes],
+        states: Sequence[bytes] | None = None,
+    ) -> None:
         super().report(replica, load, list(self._all))
 
 

@@ -300,6 +300,19 @@ def test_prompt_tokens_count_as_submitted_once_whether_cached_or_not() -> None:
     assert stats.prompt_tokens == 48
 
 
+def test_the_time_of_prompts_is_that_of_steps_with_many_of_their_tokens() -> None:
+    clock = Clock()
+    loop = recall_loop(Answers.empty())
+    use_clock(loop, clock)
+    assert loop.stats.timed_prompt_tokens == loop.stats.timed_prompt_seconds == 0
+    loop.mailbox.put(greedy(1, list(range(1, 41)), 3))
+    while loop.run_once() or loop._kv.recovering:
+        clock.now += 0.5
+    stats = loop._snapshot()
+    assert stats.timed_prompt_tokens == 40
+    assert 0 < stats.timed_prompt_seconds < stats.measured.step_seconds.total
+
+
 def test_what_mlx_holds_is_asked_for_by_the_thread_that_owns_it() -> None:
     loop = recall_loop(Answers.empty())
     asked = []

@@ -1,18 +1,28 @@
 """Several engines as one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.client import TokenStream
 from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError
-from engine.types import FinishReason, PrefixSalt, SamplingParams, TokenEvent
+from engine.types import (
+    BlockHashes,
+    EngineLimits,
+    FinishReason,
+    PrefixSalt,
+    SamplingParams,
+    TokenEvent,
+    Turns,
+)
 from server.chat.readiness import generates
-from server.cluster.messages import Form
-from server.cluster.remote_engine import RemoteEngine
+from server.cluster.messages import Form, Submission
+from server.cluster.remote_engine import RemoteEngine, _hashed
 from server.cluster.sent_forms import SentForm
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DOWN
 from server.text.grammar.constraint_spec import ConstraintSpec
@@ -289,3 +299,42 @@ async def test_nobody_is_known_as_long_as_there_is_nobody() -> None:
     await engine.ask_all()
     assert engine.members.names == ()
     replicas.stop()
+
+
+def test_where_states_will_be_kept_is_told_with_the_hashes() -> None:
+    prompt = tuple(range(100))
+    sent = Submission(prompt, (params(),), system_tokens=40, turns=Turns(70, 85))
+    limits = EngineLimits(1000, 8, VOCAB, shared_block_tokens=16, prefix_identity=b"m")
+    hashes, ends = _hashed(sent, limits)
+    assert ends is None
+    same, ends = _hashed(sent, replace(limits, keeps_states=True))
+    assert ends == [2, 4, 5, 6]
+    assert same.digests == hashes.digests
+    assert len(hashes.digests) == 6
+
+
+async def test_hashes_are_made_on_another_thread_and_are_an_engines_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = list[threading.Thread]()
+    extend = BlockHashes.extend
+
+    def noted(its: BlockHashes, token_ids: Sequence[int], start: int) -> None:
+        if token_ids == PROMPT:
+            threads.append(threading.current_thread())
+        extend(its, token_ids, start)
+
+    replicas = LocalReplicas(1)
+    async with engine_of(replicas) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockHashes, "extend", noted)
+            await read(engine.submit(PROMPT, params()))
+        assert threads
+        assert threading.main_thread() not in threads[:1]
+        loop = replicas.client("r0")._loop
+        assert loop is not None
+        held = loop._kv._first.prefixes.index._blocks
+        sent = Submission(PROMPT, (params(),))
+        hashes, _ = _hashed(sent, engine.limits)
+        assert hashes.digests
+        assert set(hashes.digests[: (len(PROMPT) - 1) // hashes.tokens_per_block]) <= set(held)
