@@ -370,7 +370,7 @@ def states_router(*names: str) -> PrefixRouter:
 
 
 def test_where_a_model_needs_states_blocks_beyond_the_newest_one_do_not_count() -> None:
-    its = states_router("a", "b")
+    its = states_router("b")
     talk = prompt("talk", 12)
     flight = its.sent("b", talk[:10], 10 * BLOCK + 3, ends=(2, 10))
     other = [*talk[:8], *prompt("other", 4)]
