@@ -140,6 +140,26 @@ class Request:
         return f"Request({self.request_id}, {len(self.prompt_ids)} prompt tokens)"
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Submission:
+    """What an engine is asked: one prompt, and an answer for each of ``params``."""
+
+    prompt_ids: tuple[int, ...]
+    params: tuple[SamplingParams, ...]
+    priority: int = 0
+    salt: PrefixSalt = NO_SALT
+    system_tokens: int = 0
+    turns: Turns = NO_TURNS
+    constraint: TokenConstraint | None = None
+    """Each answer gets a copy."""
+    pooling: bool = False
+    """For the prompt's vector."""
+    beyond_queue: bool = False
+    """Even when the queue is full."""
+    name: str = "unnamed"
+    """What the log calls the requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixReport:
     """How much of a prompt was cached, and why not more."""

@@ -2,15 +2,17 @@
 
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Protocol
 
 from engine.client import EngineClient, TokenStream
 from engine.errors import FORM_LIMITS, EngineDeadError, QueueFullError
-from engine.types import FinishReason, TokenConstraint, TokenEvent
+from engine.types import FinishReason, Submission, TokenConstraint, TokenEvent
 from server.chat.readiness import generates
-from server.cluster.messages import Numbered, Refusal, ReplicaReport, Submission
+from server.cluster.messages import Numbered, Refusal, ReplicaReport
 from server.cluster.prompt_speed import PromptSpeed
 from server.cluster.replica_loads import Load
+from server.cluster.sent_forms import SentForm
 from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
@@ -91,22 +93,11 @@ class EngineReplica:
                 stream.close()
 
     async def _submit(self, submission: Submission) -> list[TokenStream]:
-        form = submission.form
-        constraint = None
-        if form is not None:
-            constraint = await self._grammars.compile(form.spec, form.begun)
-        return self._client.submit_choices(
-            submission.prompt_ids,
-            submission.params,
-            priority=submission.priority,
-            salt=submission.salt,
-            system_tokens=submission.system_tokens,
-            turns=submission.turns,
-            constraint=constraint,
-            pooling=submission.pooling,
-            beyond_queue=submission.beyond_queue,
-            name=submission.name,
-        )
+        if (sent := submission.constraint) is not None:
+            assert isinstance(sent, SentForm)
+            constraint = await self._grammars.compile(sent.spec, sent.begun)
+            submission = replace(submission, constraint=constraint)
+        return self._client.submit_choices(submission)
 
     def report(self) -> ReplicaReport:
         """Say how it is."""

@@ -21,10 +21,11 @@ from engine.types import (
     EngineStats,
     FinishReason,
     SamplingParams,
+    Submission,
     TokenEvent,
 )
 from server.cluster import remote_engine
-from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route, Submission
+from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
 from server.cluster.remote_engine import RemoteEngine
 from server.cluster.routing import Routing
 from server.text.tokenizer import Tokenizer

@@ -17,11 +17,11 @@ from engine.types import (
     FinishReason,
     PrefixSalt,
     SamplingParams,
+    Submission,
     TokenEvent,
     Turns,
 )
 from server.chat.readiness import generates
-from server.cluster.messages import Form, Submission
 from server.cluster.remote_engine import RemoteEngine, _hashed
 from server.cluster.sent_forms import SentForm
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DOWN
@@ -95,7 +95,7 @@ async def test_answers_are_those_of_an_engine_and_follow_their_prefix() -> None:
 
 async def test_several_answers_to_a_prompt_come_from_one_replica() -> None:
     async with engine_of(LocalReplicas(2)) as engine:
-        streams = engine.submit_choices(PROMPT, [params(), params(5)])
+        streams = engine.submit_choices(Submission(PROMPT, (params(), params(5))))
         both = await asyncio.gather(*map(read, streams))
         assert [tokens(events) for events in both] == [want(PROMPT, 10), want(PROMPT, 5)]
         assert [its.request.request_id for its in streams] == [
@@ -167,7 +167,7 @@ async def test_a_full_replica_gives_way_to_another_until_all_are_full() -> None:
     replicas = LocalReplicas(2)
     async with engine_of(replicas) as engine:
         replicas.grammars.failure = JudgeBusyError()
-        constraint = SentForm(Form(ConstraintSpec(), "begun"))
+        constraint = SentForm(ConstraintSpec(), "begun")
         events = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert [event.message for event in events] == [REPLICAS_FULL]
         assert sorted(set(replicas.chosen)) == ["r0", "r1"]
@@ -178,7 +178,7 @@ async def test_a_form_that_cannot_be_enforced_there_ends_the_request() -> None:
     replicas = LocalReplicas(1)
     async with engine_of(replicas) as engine:
         replicas.grammars.failure = GrammarError("it is too much")
-        constraint = SentForm(Form(ConstraintSpec(), ""))
+        constraint = SentForm(ConstraintSpec(), "")
         (event,) = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert event.message is not None
         assert "too much" in event.message
@@ -201,7 +201,7 @@ async def test_room_is_that_of_all_replicas_and_has_shares() -> None:
 async def test_a_reader_that_leaves_aborts_its_answer() -> None:
     replicas = LocalReplicas(1)
     async with engine_of(replicas) as engine:
-        one, other = engine.submit_choices(PROMPT, [params(300), params(5)])
+        one, other = engine.submit_choices(Submission(PROMPT, (params(300), params(5))))
         await one.next_batch(WAIT_S)
         one.close()
         one.close()
@@ -266,7 +266,7 @@ async def test_a_prompt_is_given_to_three_replicas_at_most() -> None:
     async with engine_of(replicas) as engine:
         await eventually(lambda: len(engine.members.alive) == 4)
         replicas.grammars.failure = JudgeBusyError()
-        constraint = SentForm(Form(ConstraintSpec(), ""))
+        constraint = SentForm(ConstraintSpec(), "")
         events = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert [event.message for event in events] == [REPLICAS_FULL]
         assert len(set(replicas.chosen)) == len(replicas.chosen) == 3
@@ -274,7 +274,7 @@ async def test_a_prompt_is_given_to_three_replicas_at_most() -> None:
 
 async def test_an_answer_that_nobody_reads_may_end_before_others() -> None:
     async with engine_of(LocalReplicas(1)) as engine:
-        one, other = engine.submit_choices(PROMPT, [params(5), params(30)])
+        one, other = engine.submit_choices(Submission(PROMPT, (params(5), params(30))))
         one.close()
         assert tokens(await read(other)) == want(PROMPT, 30)
         unread = engine.submit(PROMPT, params(5))

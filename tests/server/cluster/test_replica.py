@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.client import EngineClient
-from engine.types import EngineStats, PrefixNews, SamplingParams
-from server.cluster.messages import Form, Refusal, Submission
+from engine.types import EngineStats, PrefixNews, SamplingParams, Submission
+from server.cluster.messages import Refusal
 from server.cluster.replica import EngineReplica
 from server.cluster.replica_loads import Load
+from server.cluster.sent_forms import SentForm
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
 from tests.engines import BLOCK_BYTES, CONFIG, recall_client
@@ -115,7 +116,7 @@ async def test_a_form_that_cannot_be_enforced_here_is_answered_with_an_error(
     grammars = NoGrammars()
     grammars.failure = GrammarError("too much")
     replica = EngineReplica("one", "here", client, grammars, 5.0)
-    held = Submission(PROMPT, (SamplingParams(5),) * 2, form=Form(ConstraintSpec(), ""))
+    held = Submission(PROMPT, (SamplingParams(5),) * 2, constraint=SentForm(ConstraintSpec(), ""))
     first, events = [batch async for batch in replica.generate(held)]
     assert first == []
     assert isinstance(events, list)
