@@ -73,7 +73,7 @@ class Routing:
         }
         return {
             name: replace(load, waiting=0, running=0)
-            for name, load in with_usual_speed(found).items()
+            for name, load in with_all_speeds(found).items()
         }
 
     def choose(self, route: Route) -> str | None:
@@ -119,9 +119,8 @@ class Routing:
         route.on_started, route.on_finished = started, finished
 
 
-def with_usual_speed(loads: Mapping[str, Load]) -> dict[str, Load]:
+def with_all_speeds(loads: Mapping[str, Load]) -> dict[str, Load]:
     """Return the loads of replicas, where one whose speed is not known is taken for as fast as the
-    others."""
-    known = [load.speed for load in loads.values() if load.speed > 0]
-    usual = sum(known) / len(known) if known else FIRST_SPEED
-    return {name: replace(load, speed=load.speed or usual) for name, load in loads.items()}
+    fastest: so it gets requests, and is known soon."""
+    fastest = max((load.speed for load in loads.values()), default=0.0) or FIRST_SPEED
+    return {name: replace(load, speed=load.speed or fastest) for name, load in loads.items()}

@@ -48,7 +48,9 @@ MAKERS: dict[str, Callable[[Sequence[str], int], Policy]] = {
 
 
 # Chats: answers are most of what is computed.
-LONG_ANSWERS = replace(Talk(), turns=4, answered=(100, 240), conversations=8)
+LONG_ANSWERS = replace(
+    Talk(), turns=4, answered=(100, 240), conversations=16, cache_tokens=64 * 1024
+)
 
 
 def run_unlike_engines(replicas: int, told: Told, seed: int) -> Cluster:

@@ -35,7 +35,7 @@ from kvcache.block_hashes import BlockHashes
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from server.cluster.prefix_router import Flight, Load
 from server.cluster.prompt_speed import PromptSpeed
-from server.cluster.routing import with_usual_speed
+from server.cluster.routing import with_all_speeds
 from tests.cluster.policies import Policy
 from tests.kvcache.strict_memory import Manners
 from tests.kvcache.strict_states import STATES
@@ -160,6 +160,8 @@ class EngineReplica:
         self.name = name
         self.speed = speed
         self._measured = PromptSpeed()
+        self.measured = 0.0
+        """Tokens of prompts per second, as the replica reports it."""
         self.recalls: dict[int, Recall] = {}
         self.machine = Machine(
             seed, world, lambda events: hear(self, events), lambda number: self.recalls[number]
@@ -198,10 +200,9 @@ class EngineReplica:
         free, total = self._budget_bytes - used_bytes, self._budget_bytes
         size = stats.block_bytes
         waiting, running = scheduler.num_waiting, scheduler.num_running
-        speed = self._measured.of(self.machine.loop.stats)
-        if told is not Told.MEASURED:
-            speed = self.speed / TOKEN_S if told is Told.RIGHT else 0.0
-        return Load(waiting, running, free // size, total // size, speed)
+        self.measured = self._measured.of(self.machine.loop.stats)
+        speed = {Told.MEASURED: self.measured, Told.RIGHT: self.speed / TOKEN_S, Told.NOTHING: 0.0}
+        return Load(waiting, running, free // size, total // size, speed[told])
 
 
 class Cluster:
@@ -268,7 +269,7 @@ class Cluster:
 
     def _report(self) -> None:
         loads = {each.name: each.load(self._told) for each in self.replicas.values()}
-        for name, load in with_usual_speed(loads).items():
+        for name, load in with_all_speeds(loads).items():
             self._policy.report(name, load, *self.replicas[name].machine.kv.take_prefix_news())
 
     def _ask(self, now_s: float, _: int, conversation: Conversation) -> None:

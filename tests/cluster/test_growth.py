@@ -12,9 +12,11 @@ from tests.cluster.growth import (
     main,
     router_bytes,
     run_engines,
+    run_hybrid_engines,
     run_machines,
+    run_unlike_engines,
 )
-from tests.cluster.growth_engines import BLOCK_TOKENS, Account, Cluster, Talk, names
+from tests.cluster.growth_engines import BLOCK_TOKENS, Account, Cluster, Talk, Told, names
 from tests.cluster.growth_machines import MEMORIES_GIB, SPEEDS
 from tests.cluster.policies import ByPrefix
 
@@ -104,6 +106,24 @@ def test_where_there_is_much_to_do_machines_get_it_in_proportion_to_their_speed(
     assert fast[max(MEMORIES_GIB)] > fast[min(MEMORIES_GIB)]
 
 
+def test_replicas_find_out_how_fast_they_are_beside_long_answers() -> None:
+    measured = run_unlike_engines(len(SPEEDS), Told.MEASURED, seed=1)
+    nothing = run_unlike_engines(len(SPEEDS), Told.NOTHING, seed=1)
+    found = [each.measured for each in measured.replicas.values()]
+    assert [speed / found[0] for speed in found] == pytest.approx(SPEEDS, rel=0.25)
+    assert measured.share_of(max(SPEEDS)) > nothing.share_of(max(SPEEDS)) + 0.1
+    assert measured.account.answer_s(0.95) < nothing.account.answer_s(0.95)
+    assert measured.account.first_s(0.95) < nothing.account.first_s(0.95)
+
+
+def test_of_a_hybrid_the_router_promises_what_there_is() -> None:
+    knowing = run_hybrid_engines(2, seed=1, knows_states=True).account
+    ignorant = run_hybrid_engines(2, seed=1, knows_states=False).account
+    assert knowing.promised_ratio == pytest.approx(1.0, abs=0.05)
+    assert ignorant.promised_ratio > 1.2
+    assert knowing.hit_ratio > ignorant.hit_ratio
+
+
 def test_the_same_seed_gives_the_same_figures() -> None:
     first, second = (run_engines(2, "prefix", seed=3).account for _ in range(2))
     assert first == second
@@ -120,7 +140,24 @@ def test_the_memory_of_a_router_is_bounded_whatever_it_is_told() -> None:
 
 
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--engines", "2", "--replicas", "10", "--unlike", "1", "--per", "20", "--hashes", "2048"])
+    main(
+        [
+            "--engines",
+            "2",
+            "--unlike-engines",
+            "3",
+            "--hybrids",
+            "1",
+            "--replicas",
+            "10",
+            "--unlike",
+            "1",
+            "--per",
+            "20",
+            "--hashes",
+            "2048",
+        ]
+    )
     said = capsys.readouterr().out
     assert said.count("prefix") == 2 + 3
     assert "us/req" in said

@@ -304,7 +304,8 @@ def test_the_time_of_prompts_is_that_of_steps_with_many_of_their_tokens() -> Non
     clock = Clock()
     loop = recall_loop(Answers.empty())
     use_clock(loop, clock)
-    assert loop.stats.timed_prompt_tokens == loop.stats.timed_prompt_seconds == 0
+    begun = loop._snapshot()
+    assert begun.timed_prompt_tokens == begun.timed_prompt_seconds == 0
     loop.mailbox.put(greedy(1, list(range(1, 41)), 3))
     while loop.run_once() or loop._kv.recovering:
         clock.now += 0.5

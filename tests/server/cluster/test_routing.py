@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from server.cluster.messages import Route
 from server.cluster.replica_loads import Load
-from server.cluster.routing import FIRST_SPEED, Routing, with_usual_speed
+from server.cluster.routing import FIRST_SPEED, Routing, with_all_speeds
 
 HASHES = [bytes([n]) * 32 for n in range(8)]
 IDLE = Load(0, 0, 10, 10, 100.0)
@@ -98,8 +98,9 @@ async def test_a_model_that_needs_states_is_found_where_they_are_reported() -> N
     assert choice.matched_blocks == 8, "what has just been sent is expected"
 
 
-def test_replicas_whose_speed_is_not_known_are_taken_for_as_fast_as_others() -> None:
+def test_replicas_whose_speed_is_not_known_are_taken_for_as_fast_as_the_fastest() -> None:
     slow, fast, new = (replace(IDLE, speed=speed) for speed in (100.0, 300.0, 0.0))
-    found = with_usual_speed({"a": slow, "b": fast, "c": new})
-    assert [load.speed for load in found.values()] == [100.0, 300.0, 200.0]
-    assert with_usual_speed({"c": new})["c"].speed == FIRST_SPEED
+    found = with_all_speeds({"a": slow, "b": fast, "c": new})
+    assert [load.speed for load in found.values()] == [100.0, 300.0, 300.0]
+    assert with_all_speeds({"c": new})["c"].speed == FIRST_SPEED
+    assert with_all_speeds({}) == {}
