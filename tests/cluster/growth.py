@@ -49,20 +49,20 @@ MAKERS: dict[str, Callable[[Sequence[str], int], Policy]] = {
 
 # Chats: answers are most of what is computed.
 LONG_ANSWERS = replace(
-    Talk(), turns=4, answered=(100, 240), conversations=16, cache_tokens=64 * 1024
+    Talk(), turns=4, answered=(100, 240), conversations=32, cache_tokens=64 * 1024
 )
 
 
-def run_unlike_engines(replicas: int, told: Told, seed: int) -> Cluster:
+def run_unlike_engines(replicas: int, told: Told, seed: int, talk: Talk = LONG_ANSWERS) -> Cluster:
     """Engines on machines of unlike speed whose answers are long, behind the production router."""
     policy = ByPrefix(names(replicas), max_hashes=MAX_HASHES, block_tokens=ENGINE_BLOCK_TOKENS)
-    cluster = Cluster(replicas, policy, LONG_ANSWERS, seed, speeds=SPEEDS, told=told)
+    cluster = Cluster(replicas, policy, talk, seed, speeds=SPEEDS, told=told)
     cluster.run()
     return cluster
 
 
 # A model with recurrent layers: each conversation keeps some states, and there is room for few.
-HYBRID = replace(Talk(), cells=36)
+HYBRID = replace(Talk(), cells=30)
 
 
 def run_hybrid_engines(replicas: int, seed: int, *, knows_states: bool) -> Cluster:
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str]) -> None:
     """Exit with 1 where the production router loses more hits than it may."""
     parser = argparse.ArgumentParser(prog="growth", description=__doc__)
     parser.add_argument("--engines", type=int, default=max(ENGINES), help="replicas, at most")
-    parser.add_argument("--unlike-engines", type=int, default=6, help="of three speeds")
+    parser.add_argument("--unlike-engines", type=int, default=3, help="of three speeds")
     parser.add_argument("--hybrids", type=int, default=4, help="engines of a hybrid")
     parser.add_argument("--replicas", type=int, default=max(REPLICAS), help="statistical ones")
     parser.add_argument("--unlike", type=int, default=10, help="of every kind, side by side")
