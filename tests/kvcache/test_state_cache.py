@@ -165,7 +165,7 @@ def test_of_many_states_those_used_last_are_named() -> None:
     for number in range(4):
         stage.live(SYSTEM + [number] * 2 * TOKENS, system=len(SYSTEM))
     every = stage.pool.newest_sealed(100)
-    assert len(every) == 5
+    assert len(every) == 1 + 4 * 2, "the system prompt, and before and at the ends of the others"
     assert stage.pool.newest_sealed(2) == every[:2]
     hashes = stage.kv.block_hashes(PrefixSalt())
     hashes.extend(SYSTEM + [3] * 2 * TOKENS, 0)
