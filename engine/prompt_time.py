@@ -24,7 +24,7 @@ class PromptTime:
         """Take in a completed step. seconds: of it. decoding_s: that such steps take lately without
         prompts; 0 where nobody knows."""
         rows = plan.prefill_tokens
-        if rows < LEAST_ROWS:
+        if rows < LEAST_ROWS or seconds <= 0:
             return
         part = rows / sum(entry.count for entry in plan.entries)
         beside_s = decoding_s if plan.decodes else 0.0

@@ -96,7 +96,7 @@ async def longest_pause_s(work: Awaitable[object]) -> float:
 
 async def handed_over(prompts: Sequence[tuple[int, ...]]) -> None:
     """All prompts are answered, one after the other."""
-    engine = RemoteEngine(AnsweringReplicas(len(prompts[0])), max_backlog=8, report_period_s=3600)
+    engine = RemoteEngine(AnsweringReplicas(len(prompts[0])), max_backlog=8)
     await engine.ready()
     for prompt in prompts:
         stream = engine.submit(prompt, ONE)

@@ -42,3 +42,10 @@ def test_steps_of_few_prompt_rows_say_nothing(counts: tuple[int, ...]) -> None:
     time = PromptTime()
     time.observe(a_plan(*counts), 0.5, decoding_s=0.1)
     assert time == PromptTime()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_step_without_a_time_says_nothing(seconds: float) -> None:
+    time = PromptTime()
+    time.observe(a_plan(64), seconds, decoding_s=0.0)
+    assert time == PromptTime()
