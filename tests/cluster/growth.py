@@ -142,16 +142,17 @@ def engines_table(most: int, seed: int) -> float:
     return worst
 
 
-def speeds_table(replicas: int, seed: int) -> None:
+def speeds_table(replicas: int, seed: int, per: int) -> None:
     """Engines of unlike speed with long answers, by what the router is told of their speed."""
     low, high = LONG_ANSWERS.answered
+    talk = replace(LONG_ANSWERS, conversations=per)
     print(
         f"\n{replicas} engines of unlike speed, answers of {low} to {high} tokens\n"
         f"{'speeds':<9} {'hits':>7} {'req/s':>7} {'first token':>12} {'95 %':>9} "
         f"{'answer':>9} {'95 %':>9}  requests at 1 : 2 : 4"
     )
     for told in Told:
-        cluster = run_unlike_engines(replicas, told, seed)
+        cluster = run_unlike_engines(replicas, told, seed, talk)
         its = cluster.account
         shares = [cluster.share_of(speed) for speed in SPEEDS]
         print(
@@ -240,6 +241,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="growth", description=__doc__)
     parser.add_argument("--engines", type=int, default=max(ENGINES), help="replicas, at most")
     parser.add_argument("--unlike-engines", type=int, default=3, help="of three speeds")
+    parser.add_argument(
+        "--chats", type=int, default=LONG_ANSWERS.conversations, help="with each of these"
+    )
     parser.add_argument("--hybrids", type=int, default=4, help="engines of a hybrid")
     parser.add_argument("--replicas", type=int, default=max(REPLICAS), help="statistical ones")
     parser.add_argument("--unlike", type=int, default=10, help="of every kind, side by side")
@@ -248,7 +252,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args(arguments)
     worst = engines_table(asked.engines, asked.seed)
-    speeds_table(asked.unlike_engines, asked.seed)
+    speeds_table(asked.unlike_engines, asked.seed, asked.chats)
     hybrids_table(asked.hybrids, asked.seed)
     unlike_table(asked.unlike * KINDS, asked.seed, asked.per)
     worst = min(worst, growth_table(asked.replicas, asked.seed, asked.per))

@@ -146,6 +146,8 @@ def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
             "2",
             "--unlike-engines",
             "3",
+            "--chats",
+            "2",
             "--hybrids",
             "1",
             "--replicas",
