@@ -23,7 +23,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
-  covered-rest bench llama-server quality parity soak cluster cluster-growth swaps \
+  covered-rest bench llama-server quality parity soak cluster cluster-growth cluster-prompt swaps \
   abuse threats costs fuzz conversations schedules simulate \
   repeat structured clients page page-libraries page-picture native arm64 arm64-costs roofline prediction \
   mapping-points \
@@ -169,6 +169,9 @@ mapping-points: $(VENV)/.dev  ## what mapping at points costs on a Mac, by the p
 
 cluster-growth: $(VENV)/.dev  ## 1 to 1000 simulated replicas behind the router of prefixes, in tables (minutes)
 	$(BIN)/python -m tests.cluster.growth $(GROWTH)
+
+cluster-prompt: $(VENV)/.dev  ## what a prompt of 100,000 tokens costs where it comes in
+	$(BIN)/python -m tests.cluster.prompt_costs $(PROMPT)
 
 prediction: $(VENV)/.dev  ## write METAL.md's tables of quire's speed on a Mac beside mlx-lm's
 	$(BIN)/python -m tests.metal.prediction

@@ -8,10 +8,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from engine.errors import EngineDeadError, EngineStuckError, QueueFullError
+from engine.errors import EngineDeadError, EngineStuckError
 from engine.loop import Emit, EngineLoop
 from engine.memory_map import MemoryMap
 from engine.messages import (
@@ -22,23 +22,20 @@ from engine.messages import (
     SetKVLimit,
     SetMemoryPressure,
     Stop,
-    TakeEvicted,
+    TakePrefixNews,
 )
 from engine.power import SleepDetector
 from engine.slots import Slots
 from engine.token_stream import TokenStream as TokenStream
 from engine.types import (
-    NO_SALT,
-    NO_TURNS,
     EngineLimits,
     EngineStats,
     FinishReason,
-    PrefixSalt,
+    PrefixNews,
     Request,
     SamplingParams,
-    TokenConstraint,
+    Submission,
     TokenEvent,
-    Turns,
 )
 from kvcache.backend import BackendFailedError
 
@@ -193,9 +190,7 @@ class EngineClient:
     def check_room(self, requests: int, tenant: bytes) -> None:
         """Check that so many more requests fit. Raises QueueFullError where they do not, and
         ShareFullError where other requests of the tenant have to end first."""
-        if self.in_flight + requests > self.capacity:
-            raise QueueFullError
-        self._slots.check_share(requests, tenant, self.capacity)
+        self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
         """Return what the memory holds, made by the engine before its next step: waits for the step
@@ -203,10 +198,10 @@ class EngineClient:
         meanwhile."""
         return await self._ask(GetMemoryMap)
 
-    async def take_evicted(self) -> list[bytes]:
-        """Return the hashes of prefixes that were evicted since the last call: of very many the
-        newest. Waits and raises as ``memory_map`` does."""
-        return await self._ask(TakeEvicted)
+    async def take_prefix_news(self) -> PrefixNews:
+        """Return what prompts may begin with: what has changed since the last call. Waits and
+        raises as ``memory_map`` does."""
+        return await self._ask(TakePrefixNews)
 
     async def _ask(self, question: Callable[[Callable[[T], None]], Message]) -> T:
         """Ask the engine, and wait for its answer. Raises EngineDeadError."""
@@ -225,62 +220,48 @@ class EngineClient:
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
     ) -> TokenStream:
-        """Hand over one request. options: those of ``submit_choices``."""
-        (stream,) = self.submit_choices(prompt_ids, (params,), **options)
+        """Hand over one request. options: other fields of its Submission."""
+        (stream,) = self.submit_choices(Submission(prompt_ids, (params,), **options))
         return stream
 
     def submit_choices(
-        self,
-        prompt_ids: tuple[int, ...],
-        params: Sequence[SamplingParams],
-        *,
-        priority: int = 0,
-        salt: PrefixSalt = NO_SALT,
-        system_tokens: int = 0,
-        turns: Turns = NO_TURNS,
-        constraint: TokenConstraint | None = None,
-        pooling: bool = False,
-        read_with: TokenStream | None = None,
-        beyond_queue: bool = False,
-        name: str = "unnamed",
+        self, asked: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
-        """Hand over one request for each of ``params``, all with the same prompt; or none of them.
-        The first is an ordinary request, the others are forks of it.
+        """Hand over one request for each of ``asked.params``; or none of them. The first is an
+        ordinary request, the others are forks of it.
 
-        constraint: each gets a copy. pooling: for its vector. read_with: a stream that these are
-        read together with. beyond_queue: even when the queue is full. name: what the log calls
-        them. Raises PromptTooLongError when it can never fit, QueueFullError when there is no room
-        now, EngineDeadError when there is no engine.
+        read_with: a stream that these are read together with. Raises PromptTooLongError when it can
+        never fit, QueueFullError when there is no room now, EngineDeadError when there is no
+        engine.
         """
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
-        self.limits.check_length(prompt_ids, params)
-        if not beyond_queue:
-            self.check_room(len(params), salt.tenant)
+        self.limits.check_length(asked.prompt_ids, asked.params)
+        if not asked.beyond_queue:
+            self.check_room(len(asked.params), asked.salt.tenant)
         self.notice_sleep()
         wake = asyncio.Event() if read_with is None else read_with.wake
         streams: list[TokenStream] = []
-        for number, answer_params in enumerate(params, start=self._last_id + 1):
-            fork_of = streams[0].request.request_id if streams else None
+        for number, params in enumerate(asked.params, start=self._last_id + 1):
             request = Request(
                 number,
-                prompt_ids,
-                answer_params,
-                priority,
-                salt,
-                system_tokens,
-                fork_of,
-                constraint.copy() if constraint is not None else None,
-                pooling,
-                time.monotonic(),
-                name,
-                turns,
+                asked.prompt_ids,
+                params,
+                asked.priority,
+                asked.salt,
+                asked.system_tokens,
+                fork_of=streams[0].request.request_id if streams else None,
+                constraint=None if asked.constraint is None else asked.constraint.copy(),
+                pooling=asked.pooling,
+                submitted_s=time.monotonic(),
+                name=asked.name,
+                turns=asked.turns,
             )
             streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._streams[number] = streams[-1]
             self._loop.mailbox.put(request)
-        self._last_id += len(params)
-        self._slots.take(len(params), salt.tenant)
+        self._last_id += len(streams)
+        self._slots.take(len(streams), asked.salt.tenant)
         return streams
 
     def _abort(self, request_id: int) -> None:

@@ -18,11 +18,12 @@ from engine.messages import (
     Message,
     SetKVLimit,
     SetMemoryPressure,
-    TakeEvicted,
+    TakePrefixNews,
 )
 from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.pressure import PressureLevel
+from engine.prompt_time import PromptTime
 from engine.scheduler import Scheduler
 from engine.step_plan import NO_STEP, PendingState, StepPlan, StepRunner
 from engine.substrate_faults import SubstrateFaults
@@ -71,6 +72,7 @@ class EngineLoop:
         self._mlx_memory = mlx_memory
         self.faults = faults
         self._pipeline = StepPipeline(runner, clock)
+        self._prompt_time = PromptTime()
         self._points = MappingPoints(kv, clock)
         self._mask_thread = MaskThread()
         self._woken_by: Message | None = None
@@ -151,6 +153,7 @@ class EngineLoop:
         self._scheduler.counters = SchedulerCounters()
         self._scheduler.sharing.take_decisions()
         self._pipeline.meter = StepMeter()
+        self._prompt_time = PromptTime()
         self._pipeline.num_retired = 0
         broken = [event.message for event in events if event.message]
         if broken:
@@ -187,8 +190,8 @@ class EngineLoop:
                 self._health_check.start()
             elif isinstance(message, GetMemoryMap):
                 message.answer(self._memory_map())
-            elif isinstance(message, TakeEvicted):
-                message.answer(self._kv.take_evicted())
+            elif isinstance(message, TakePrefixNews):
+                message.answer(self._kv.take_prefix_news())
             else:
                 self._stopping = True
         return events
@@ -226,9 +229,9 @@ class EngineLoop:
         events: list[TokenEvent] = []
         for step in retired:
             if isinstance(step, CompletedStep):
-                self._scheduler.budget.observe(
-                    step.plan.prefill_tokens, step.seconds, decoding=step.plan.decodes
-                )
+                budget, plan = self._scheduler.budget, step.plan
+                budget.observe(plan.prefill_tokens, step.seconds, decoding=plan.decodes)
+                self._prompt_time.observe(plan, step.seconds, budget.decoding_s)
                 events += self._scheduler.commit(step.plan, step.outcomes)
                 self._health_check.observe(step.outcomes)
             elif isinstance(step, CancelledStep):
@@ -333,6 +336,8 @@ class EngineLoop:
             failed_rows=counters.failed_rows,
             wasted_rows=counters.wasted_rows,
             token_budget=self._scheduler.budget.tokens,
+            timed_prompt_tokens=self._prompt_time.tokens,
+            timed_prompt_seconds=self._prompt_time.seconds,
             step_seconds=self._pipeline.step_seconds,
             copied_bytes=self._kv.copied_bytes,
             measured=self._pipeline.meter.snapshot,

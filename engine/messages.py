@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.memory_map import MemoryMap
-from engine.types import Request
+from engine.types import PrefixNews, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class GetMemoryMap:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeEvicted:
-    """Say which prefixes were evicted since it was asked last."""
+class TakePrefixNews:
+    """Say what prompts may begin with: what has changed since it was asked last."""
 
-    answer: Callable[[list[bytes]], None]
-    """Called on the engine's thread with their hashes."""
+    answer: Callable[[PrefixNews], None]
+    """Called on the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,6 @@ Message = (
     | SetKVLimit
     | CheckModel
     | GetMemoryMap
-    | TakeEvicted
+    | TakePrefixNews
     | Stop
 )

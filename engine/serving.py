@@ -1,20 +1,10 @@
 """What a server asks of an engine, whether that runs on a thread of its process or elsewhere."""
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from engine.memory_map import MemoryMap
 from engine.token_stream import TokenStream
-from engine.types import (
-    NO_SALT,
-    NO_TURNS,
-    EngineLimits,
-    EngineStats,
-    PrefixSalt,
-    SamplingParams,
-    TokenConstraint,
-    Turns,
-)
+from engine.types import EngineLimits, EngineStats, SamplingParams, Submission
 
 
 class ServingEngine(Protocol):
@@ -64,22 +54,12 @@ class ServingEngine(Protocol):
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
     ) -> TokenStream:
-        """Hand over one request. options, errors: those of ``submit_choices``."""
+        """Hand over one request. options: other fields of its Submission. Raises as
+        ``submit_choices`` does."""
 
     def submit_choices(
-        self,
-        prompt_ids: tuple[int, ...],
-        params: Sequence[SamplingParams],
-        *,
-        priority: int = 0,
-        salt: PrefixSalt = NO_SALT,
-        system_tokens: int = 0,
-        turns: Turns = NO_TURNS,
-        constraint: TokenConstraint | None = None,
-        pooling: bool = False,
-        read_with: TokenStream | None = None,
-        beyond_queue: bool = False,
-        name: str = "unnamed",
+        self, asked: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
-        """Hand over one request for each of ``params``, all with the same prompt; or none of them.
-        Raises PromptTooLongError, QueueFullError, EngineDeadError."""
+        """Hand over one request for each of ``asked.params``; or none of them. read_with: a stream
+        that these are read together with. Raises PromptTooLongError, QueueFullError,
+        EngineDeadError."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.errors import ShareFullError
+from engine.errors import QueueFullError, ShareFullError
 
 
 @dataclass(slots=True)
@@ -18,14 +18,16 @@ class Slots:
         """Return how many of so many slots one tenant may take."""
         return max(1, int(capacity * self.max_share_ratio))
 
-    def check_share(self, requests: int, tenant: bytes, capacity: int) -> None:
-        """Check that the tenant may take so many more of so many slots. Raises ShareFullError where
-        other requests of its have to end first."""
+    def check(self, requests: int, tenant: bytes, capacity: int) -> None:
+        """Check that the tenant may take so many more of so many slots. Raises QueueFullError where
+        there are not so many, and ShareFullError where other requests of its have to end first."""
+        if self._taken.total() + requests > capacity:
+            raise QueueFullError
         if self._taken[tenant] + requests > self.max_share(capacity):
             raise ShareFullError
 
     def take(self, requests: int, tenant: bytes) -> None:
-        """Take slots, even where ``check_share`` would raise."""
+        """Take slots, even where ``check`` would raise."""
         self._taken[tenant] += requests
 
     def free(self, tenant: bytes) -> None:

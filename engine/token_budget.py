@@ -34,7 +34,7 @@ class TokenBudget:
     """Rows that the device computes together: a step of fewer takes as long."""
     alone: int = field(init=False)
     """In a step of prompts alone."""
-    _decoding_s: float = field(default=0.0, init=False)
+    decoding_s: float = field(default=0.0, init=False)
     """What steps without prefill take; 0 before there was one."""
 
     def __post_init__(self) -> None:
@@ -58,10 +58,10 @@ class TokenBudget:
         if seconds <= 0:
             return
         if prefill_tokens == 0:
-            weight = NEWEST_WEIGHT if self._decoding_s else 1.0
-            self._decoding_s += weight * (seconds - self._decoding_s)
+            weight = NEWEST_WEIGHT if self.decoding_s else 1.0
+            self.decoding_s += weight * (seconds - self.decoding_s)
         elif decoding:
-            target_s = max(self.target_s, MAX_SLOWDOWN * self._decoding_s)
+            target_s = max(self.target_s, MAX_SLOWDOWN * self.decoding_s)
             self.tokens = self._steered(self.tokens, prefill_tokens, target_s / seconds)
         else:
             target_s = ALONE_TARGETS * self.target_s

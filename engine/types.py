@@ -15,9 +15,11 @@ from engine.figures import HistogramCounts as HistogramCounts
 from engine.figures import MlxMemory as MlxMemory
 from kvcache.block_hashes import BlockHashes as BlockHashes
 from kvcache.block_hashes import PrefixSalt as PrefixSalt
+from kvcache.evictions import PrefixNews as PrefixNews
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.state_cache import NO_TURNS as NO_TURNS
 from kvcache.state_cache import Turns as Turns
+from kvcache.state_cache import planned_seals as planned_seals
 from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
 
@@ -136,6 +138,26 @@ class Request:
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""
         return f"Request({self.request_id}, {len(self.prompt_ids)} prompt tokens)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Submission:
+    """What an engine is asked: one prompt, and an answer for each of ``params``."""
+
+    prompt_ids: tuple[int, ...]
+    params: tuple[SamplingParams, ...]
+    priority: int = 0
+    salt: PrefixSalt = NO_SALT
+    system_tokens: int = 0
+    turns: Turns = NO_TURNS
+    constraint: TokenConstraint | None = None
+    """Each answer gets a copy."""
+    pooling: bool = False
+    """For the prompt's vector."""
+    beyond_queue: bool = False
+    """Even when the queue is full."""
+    name: str = "unnamed"
+    """What the log calls the requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,25 @@
 """Remembers what was evicted, to tell "evicted" from "never cached"."""
 
 from collections import OrderedDict, deque
+from typing import NamedTuple
 
 # Digests that are remembered, of blocks and of states each.
 REMEMBERED_EVICTIONS = 65536
 # Those that whoever asks from time to time is told; of more, the newest.
 REPORTED_EVICTIONS = 4096
+# States that are named at once; of more, those used last.
+REPORTED_STATES = 1024
+
+
+class PrefixNews(NamedTuple):
+    """What whoever sends prompts to an engine wants to know of what these may begin with. Block
+    hashes name prefixes."""
+
+    evicted: list[bytes]
+    """Those that were evicted since it was asked last, in any order."""
+    states: list[bytes] | None
+    """Those after which a state is kept, all of them, the one used last first. None where the model
+    needs none; else nothing begins anywhere but there."""
 
 
 class Evictions:

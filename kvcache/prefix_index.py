@@ -137,13 +137,10 @@ class PrefixIndex:
             self._remove(gone)
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
-    def take_evicted(self) -> set[bytes]:
-        """Return the hashes of prefixes that nobody can begin with any more, because blocks or
-        states were evicted since the last call. Bounded: of very many the newest."""
-        found = set(self._evicted.take_unreported())
-        if self.cells is not None:
-            found.update(self.cells.evicted.take_unreported())
-        return found
+    def take_evicted(self) -> list[bytes]:
+        """Return the hashes of blocks that were evicted since the last call. Bounded: of very many
+        the newest."""
+        return self._evicted.take_unreported()
 
     # --- why not --------------------------------------------------------------------------------
 

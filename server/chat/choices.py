@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engine.client import TokenStream
 from engine.serving import ServingEngine
-from engine.types import PrefixReport, SamplingParams, TokenEvent
+from engine.types import PrefixReport, SamplingParams, Submission, TokenEvent
 from server.chat.generation import Generation, GenerationError, Prompt
 from server.metrics.answer_times import AnswerTimes, Latencies, RequestTimes
 from server.protocol.request_ids import current_request_id
@@ -51,17 +51,18 @@ class Choices:
             raise
 
     def _submit(self, client: ServingEngine, tokenizer: Tokenizer, prompt: Prompt) -> None:
-        streams = client.submit_choices(
+        asked = Submission(
             prompt.ids,
-            [choice_params(prompt.params, index) for index in range(prompt.choices)],
+            tuple(choice_params(prompt.params, index) for index in range(prompt.choices)),
             priority=prompt.priority,
             salt=prompt.salt,
             system_tokens=prompt.system_tokens,
             turns=prompt.turns,
             constraint=prompt.constraint,
-            read_with=self._firsts[0].stream if self._firsts else None,
             name=current_request_id(),
         )
+        read_with = self._firsts[0].stream if self._firsts else None
+        streams = client.submit_choices(asked, read_with)
         answers = [
             Generation(stream, tokenizer, prompt, index)
             for index, stream in enumerate(streams, start=len(self._generations))

@@ -47,6 +47,11 @@ class HeldPrefixes:
             levels.append((len(hashes), holders))
         return levels
 
+    def expect(self, hashes: Sequence[bytes], replica: int) -> None:
+        """Note that a replica is going to hold the prefix with these hashes: who asks for it
+        meanwhile waits for it there."""
+        self.add(hashes, replica)
+
     def add(self, hashes: Sequence[bytes], replica: int) -> None:
         """Note that a replica holds the prefix with these hashes, in their order from the first."""
         bit = 1 << replica

@@ -27,7 +27,7 @@ def merged(all_stats: Sequence[EngineStats]) -> EngineStats:
     sums = {
         each.name: sum(getattr(stats, each.name) for stats in all_stats)
         for each in fields(EngineStats)
-        if each.type in (int, "int")
+        if each.type in (int, float, "int", "float")
     }
     largest = {name: max(getattr(stats, name) for stats in all_stats) for name in NO_SUMS}
     return replace(

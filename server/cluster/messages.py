@@ -1,19 +1,10 @@
 """What the front of a cluster and its replicas tell each other."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from engine.types import (
-    NO_TURNS,
-    EngineLimits,
-    EngineStats,
-    PrefixSalt,
-    SamplingParams,
-    TokenEvent,
-    Turns,
-)
-from server.text.grammar.constraint_spec import ConstraintSpec
+from engine.types import EngineLimits, EngineStats, TokenEvent
 
 Numbered = tuple[int, TokenEvent]
 """An event, and the number of the answer to the prompt that it is of."""
@@ -26,32 +17,6 @@ class Refusal(Enum):
     """It has no room now."""
     ENDED = "ended"
     """Its engine has ended."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Form:
-    """What an answer is held to, as the constraint of it is made from."""
-
-    spec: ConstraintSpec
-    begun: str
-    """The content that the answer has begun with."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Submission:
-    """The arguments of ``ServingEngine.submit_choices``, as they are sent."""
-
-    prompt_ids: tuple[int, ...]
-    params: tuple[SamplingParams, ...]
-    """Of each answer."""
-    priority: int = 0
-    salt: PrefixSalt = field(default_factory=PrefixSalt)
-    system_tokens: int = 0
-    turns: Turns = NO_TURNS
-    form: Form | None = None
-    pooling: bool = False
-    beyond_queue: bool = False
-    name: str = "unnamed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +46,17 @@ class Route:
         block_tokens: int = 1,
         without: frozenset[str] = frozenset(),
         target: str | None = None,
+        ends: Sequence[int] | None = None,
     ) -> None:
         """hashes: of the prompt's full blocks. tokens: of the prompt. block_tokens: of a block.
-        without: replicas that are not to be chosen. target: the only one that may be."""
+        without: replicas that are not to be chosen. target: the only one that may be. ends: after
+        how many blocks states will be kept; None where the model goes on from any block."""
         self.hashes = hashes
         self.tokens = tokens
         self.block_tokens = block_tokens
         self.without = without
         self.target = target
+        self.ends = ends
         self.replica: str | None = None
         """The one that was chosen last."""
         self.reason = ""

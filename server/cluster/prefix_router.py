@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from server.cluster.held_prefixes import HeldPrefixes
+from server.cluster.held_states import HeldStates
 from server.cluster.replica_loads import Load as Load
 from server.cluster.replica_loads import Replica, ReplicaLoads
 
@@ -46,7 +47,7 @@ class Flight:
     tokens: int
     """That the replica computes before the first token."""
     new: Sequence[bytes] = ()
-    """The hashes of its prompt that the replica did not hold."""
+    """The hashes of its prompt from which the replica could not go on before."""
     is_answering: bool = False
 
 
@@ -57,15 +58,23 @@ class PrefixRouter:
     computes more; or more, and a hit is missed. Tenants are apart because their hashes are.
     """
 
-    def __init__(self, *, max_hashes: int, block_tokens: int, patience_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        max_hashes: int,
+        block_tokens: int,
+        patience_s: float = 0.0,
+        keeps_states: bool = False,
+    ) -> None:
         """max_hashes: how many are remembered, at about 300 bytes each. block_tokens: that a hash
         stands for. Hashes may be those of every n-th block, as each covers all before it.
         patience_s: a conversation does not leave its replica to be answered sooner by less; needs
-        speeds in tokens per second."""
+        speeds in tokens per second. keeps_states: whether the model goes on from states alone."""
         assert block_tokens > 0
         self._block_tokens = block_tokens
         self._patience_s = patience_s
-        self._held = HeldPrefixes(max_hashes)
+        self._states = HeldStates(max_hashes) if keeps_states else None
+        self._held = HeldPrefixes(max_hashes) if self._states is None else self._states
         self._loads = ReplicaLoads(block_tokens)
 
     @property
@@ -90,6 +99,13 @@ class PrefixRouter:
         """Note what a replica has evicted, in any order."""
         if (known := self._loads.get(replica)) is not None:
             self._held.discard(hashes, known.number)
+
+    def report_states(self, replica: str, number: int, hashes: Sequence[bytes]) -> None:
+        """Take in the hashes after which a replica keeps states: all of them. number: of the
+        report, from 1 on."""
+        known = self._loads.get(replica)
+        if self._states is not None and known is not None:
+            self._states.report(hashes, known.number, number)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -116,17 +132,23 @@ class PrefixRouter:
             reason = Reason.LOAD
         return Choice(self._loads.name(number), matched, reason)
 
-    def sent(self, replica: str, hashes: Sequence[bytes], tokens: int) -> Flight:
+    def sent(
+        self, replica: str, hashes: Sequence[bytes], tokens: int, ends: Sequence[int] = ()
+    ) -> Flight:
         """Count a request that is sent to a replica, which holds its prompt from now on. Return
-        what ``started`` and ``finished`` are told. tokens: of the prompt."""
+        what ``started`` and ``finished`` are told. tokens: of the prompt. ends: after how many of
+        its blocks states are kept, where the model needs them."""
         known = self._loads.get(replica)
         if known is None:
             return Flight(None, 0)
         found = self._held.find(hashes, 1 << known.number)
         held = found[-1][0] if found else 0
-        flight = Flight(known, max(1, tokens - held * self._block_tokens), hashes[held:])
+        new, kept = hashes[held:], hashes
+        if self._states is not None:
+            new = kept = [hashes[end - 1] for end in ends if end > held]
+        flight = Flight(known, max(1, tokens - held * self._block_tokens), new)
         self._loads.place(known, flight.tokens)
-        self._held.add(hashes, known.number)
+        self._held.expect(kept, known.number)
         return flight
 
     def started(self, flight: Flight) -> None:
@@ -134,6 +156,8 @@ class PrefixRouter:
         if flight.replica is not None and not flight.is_answering:
             self._loads.begin_answer(flight.replica, flight.tokens)
             flight.is_answering = True
+            if self._states is not None and not flight.replica.is_gone:
+                self._states.add(flight.new, flight.replica.number)
 
     def finished(self, flight: Flight, hashes: Sequence[bytes] = ()) -> None:
         """Note a request's end, however it ended; a second one says nothing. One that ended before
@@ -145,13 +169,16 @@ class PrefixRouter:
         replica = flight.replica
         if replica is None:
             return
-        if not flight.is_answering and not replica.is_gone:
-            self._held.discard(flight.new, replica.number)
+        was_computed = flight.is_answering
         self.started(flight)
         self._loads.end_answer(replica)
         flight.replica = None
+        if not was_computed and not replica.is_gone:
+            self._held.discard(flight.new, replica.number)
         if not replica.is_gone:
-            self._held.add(hashes, replica.number)
+            # A state is kept at the end alone.
+            ended = hashes if self._states is None else hashes[-1:]
+            self._held.add(ended, replica.number)
 
     def _mask(self, name: str) -> int:
         """Return the mask of one replica; 0 where there is none."""

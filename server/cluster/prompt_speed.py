@@ -2,8 +2,6 @@
 
 from engine.types import EngineStats
 
-# A step that generates has a row for each answer: where there are more, its time is theirs.
-PROMPTS_PER_ANSWER = 8
 # Fewer tokens of prompts say little: a machine that does something else meanwhile is not slow.
 LEAST_TOKENS = 1024
 # So many tokens back an engine's past counts half.
@@ -11,7 +9,8 @@ HALVED_TOKENS = 32_768
 
 
 class PromptSpeed:
-    """Tokens of prompts per second, of the times in which prompts were what steps were made of."""
+    """Tokens of prompts per second of the time that steps spend on prompts, whatever answers run
+    beside them."""
 
     def __init__(self) -> None:
         self._since = EngineStats()
@@ -21,12 +20,8 @@ class PromptSpeed:
     def of(self, stats: EngineStats) -> float:
         """Return the speed, with what has happened since the last call; 0 while little is known."""
         since, self._since = self._since, stats
-        prompts = stats.prompt_tokens - since.prompt_tokens
-        answers = stats.generated_tokens - since.generated_tokens
-        if prompts > PROMPTS_PER_ANSWER * answers:
-            self._tokens += prompts
-            seconds = stats.measured.step_seconds.total - since.measured.step_seconds.total
-            self._seconds += seconds
+        self._tokens += stats.timed_prompt_tokens - since.timed_prompt_tokens
+        self._seconds += stats.timed_prompt_seconds - since.timed_prompt_seconds
         if self._tokens > HALVED_TOKENS:
             self._tokens, self._seconds = self._tokens / 2, self._seconds / 2
         known = self._tokens >= LEAST_TOKENS and self._seconds > 0

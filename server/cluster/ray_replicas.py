@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from engine.memory_map import MemoryMap
-from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route, Submission
+from engine.types import Submission
+from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
 
 
 class RayReplicas:

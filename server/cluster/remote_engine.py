@@ -15,25 +15,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from engine.client import TokenStream
-from engine.errors import EngineDeadError, QueueFullError
+from engine.errors import EngineDeadError
 from engine.memory_map import MemoryMap
 from engine.slots import Slots
 from engine.types import (
-    NO_SALT,
-    NO_TURNS,
     BlockHashes,
     EngineLimits,
     EngineStats,
     FinishReason,
-    PrefixSalt,
     Request,
     SamplingParams,
-    TokenConstraint,
+    Submission,
     TokenEvent,
-    Turns,
+    planned_seals,
 )
 from server.cluster.membership import Membership
-from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route, Submission
+from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
 from server.cluster.sent_forms import SentForm
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL
 
@@ -209,9 +206,7 @@ class RemoteEngine:
 
     def check_room(self, requests: int, tenant: bytes) -> None:
         """Check that so many more requests fit. Raises QueueFullError, ShareFullError."""
-        if self.in_flight + requests > self.capacity:
-            raise QueueFullError
-        self._slots.check_share(requests, tenant, self.capacity)
+        self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
         """Return what the memory of the first replica holds. Raises EngineDeadError."""
@@ -229,52 +224,31 @@ class RemoteEngine:
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
     ) -> TokenStream:
-        """Hand over one request. options: those of ``submit_choices``."""
-        (stream,) = self.submit_choices(prompt_ids, (params,), **options)
+        """Hand over one request. options: other fields of its Submission."""
+        (stream,) = self.submit_choices(Submission(prompt_ids, (params,), **options))
         return stream
 
     def submit_choices(
-        self,
-        prompt_ids: tuple[int, ...],
-        params: Sequence[SamplingParams],
-        *,
-        priority: int = 0,
-        salt: PrefixSalt = NO_SALT,
-        system_tokens: int = 0,
-        turns: Turns = NO_TURNS,
-        constraint: TokenConstraint | None = None,
-        pooling: bool = False,
-        read_with: TokenStream | None = None,
-        beyond_queue: bool = False,
-        name: str = "unnamed",
+        self, asked: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
-        """Hand over one request for each of ``params``, as EngineClient does."""
+        """Hand over one request for each of ``asked.params``, as EngineClient does."""
         if not self.alive:
             raise EngineDeadError
-        self.limits.check_length(prompt_ids, params)
-        if not beyond_queue:
-            self.check_room(len(params), salt.tenant)
-        assert constraint is None or isinstance(constraint, SentForm), "it cannot be sent"
-        submission = Submission(
-            prompt_ids,
-            tuple(params),
-            priority,
-            salt,
-            system_tokens,
-            turns,
-            None if constraint is None else constraint.form,
-            pooling,
-            beyond_queue,
-            name,
-        )
+        self.limits.check_length(asked.prompt_ids, asked.params)
+        if not asked.beyond_queue:
+            self.check_room(len(asked.params), asked.salt.tenant)
+        sendable = asked.constraint is None or isinstance(asked.constraint, SentForm)
+        assert sendable, "it cannot be sent"
         wake = asyncio.Event() if read_with is None else read_with.wake
-        call = _Call(submission, [], set(range(len(params))))
-        for number, each in enumerate(params):
+        call = _Call(asked, [], set(range(len(asked.params))))
+        for number, params in enumerate(asked.params):
             self._last_id += 1
-            request = Request(self._last_id, prompt_ids, each, priority, salt, name=name)
+            request = Request(
+                self._last_id, asked.prompt_ids, params, asked.priority, asked.salt, name=asked.name
+            )
             call.streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._calls[self._last_id] = call, number
-        self._slots.take(len(params), salt.tenant)
+        self._slots.take(len(call.streams), asked.salt.tenant)
         call.task = asyncio.create_task(self._answer(call))
         return call.streams
 
@@ -282,17 +256,18 @@ class RemoteEngine:
         """Have the prompt answered, by another replica where one is lost before it has begun."""
         refused: set[str] = set()
         message = REPLICA_LOST
-        hashes = self._hashes(call.submission)
+        # A long prompt takes many milliseconds: meanwhile others' tokens are delivered.
+        hashes, ends = await asyncio.to_thread(_hashed, call.submission, self.limits)
         for attempt in range(MAX_ATTEMPTS):
             without = frozenset(refused | self.members.silent)
             if attempt and not self.members.others(without):
                 break
             self.retries += attempt > 0
-            tokens = len(call.submission.prompt_ids)
-            route = Route(hashes.digests, tokens, hashes.tokens_per_block, without)
+            size, tokens = hashes.tokens_per_block, len(call.submission.prompt_ids)
+            route = Route(hashes.digests, tokens, size, without, ends=ends)
             try:
                 await self._follow(call, route)
-                route.finished(self._answered(call, hashes))
+                route.finished(_answered(call, hashes))
                 return
             except ReplicaFullError:
                 message = REPLICAS_FULL
@@ -363,17 +338,23 @@ class RemoteEngine:
         if not call.open:
             call.task.cancel()
 
-    def _hashes(self, submission: Submission) -> BlockHashes:
-        limits = self.limits
-        size = limits.shared_block_tokens or limits.max_model_len
-        hashes = BlockHashes(limits.prefix_identity, submission.salt, size)
-        hashes.extend(submission.prompt_ids, 0)
-        return hashes
 
-    def _answered(self, call: _Call, hashes: BlockHashes) -> list[bytes]:
-        """Return the hashes of prompt and first answer: the conversation goes on from there."""
-        hashes.extend(call.tokens.get(0, ()), hashes.num_tokens)
-        return hashes.digests
+def _hashed(submission: Submission, limits: EngineLimits) -> tuple[BlockHashes, list[int] | None]:
+    """Return the hashes of a prompt, and after how many of its blocks states are kept; None where
+    the model needs none."""
+    size = limits.shared_block_tokens or limits.max_model_len
+    hashes = BlockHashes(limits.prefix_identity, submission.salt, size)
+    hashes.extend(submission.prompt_ids, 0)
+    if not limits.keeps_states:
+        return hashes, None
+    return hashes, sorted(planned_seals(hashes, submission.system_tokens, submission.turns))
+
+
+def _answered(call: _Call, hashes: BlockHashes) -> list[bytes]:
+    """Return the hashes of prompt and first answer, from which the conversation goes on: but for
+    its last token, which was sampled and is in no cache."""
+    hashes.extend(call.tokens.get(0, [])[:-1], hashes.num_tokens)
+    return hashes.digests
 
 
 async def _heard(

@@ -2,15 +2,17 @@
 
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Protocol
 
 from engine.client import EngineClient, TokenStream
 from engine.errors import FORM_LIMITS, EngineDeadError, QueueFullError
-from engine.types import FinishReason, TokenConstraint, TokenEvent
+from engine.types import FinishReason, Submission, TokenConstraint, TokenEvent
 from server.chat.readiness import generates
-from server.cluster.messages import Numbered, Refusal, ReplicaReport, Submission
+from server.cluster.messages import Numbered, Refusal, ReplicaReport
 from server.cluster.prompt_speed import PromptSpeed
 from server.cluster.replica_loads import Load
+from server.cluster.sent_forms import SentForm
 from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
@@ -24,7 +26,8 @@ MAX_REPORTED_HASHES = 4096
 
 Report = dict[str, object]
 """What a replica reports to whoever chooses replicas: ``load`` is a Load, and ``evicted`` a list of
-pairs, a number that rises and a hash."""
+pairs, a number that rises and a hash. Of a model with recurrent layers ``states`` is a number that
+rises and the hashes of all prefixes after which a state is kept."""
 
 
 class Grammars(Protocol):
@@ -52,6 +55,7 @@ class EngineReplica:
         """The newest evictions, by the number of the first hash."""
         self._evicted = 0
         """How many hashes were reported."""
+        self._state_reports = 0
 
     async def generate(
         self, submission: Submission
@@ -89,22 +93,11 @@ class EngineReplica:
                 stream.close()
 
     async def _submit(self, submission: Submission) -> list[TokenStream]:
-        form = submission.form
-        constraint = None
-        if form is not None:
-            constraint = await self._grammars.compile(form.spec, form.begun)
-        return self._client.submit_choices(
-            submission.prompt_ids,
-            submission.params,
-            priority=submission.priority,
-            salt=submission.salt,
-            system_tokens=submission.system_tokens,
-            turns=submission.turns,
-            constraint=constraint,
-            pooling=submission.pooling,
-            beyond_queue=submission.beyond_queue,
-            name=submission.name,
-        )
+        if (sent := submission.constraint) is not None:
+            assert isinstance(sent, SentForm)
+            constraint = await self._grammars.compile(sent.spec, sent.begun)
+            submission = replace(submission, constraint=constraint)
+        return self._client.submit_choices(submission)
 
     def report(self) -> ReplicaReport:
         """Say how it is."""
@@ -121,7 +114,8 @@ class EngineReplica:
 
     async def routing_report(self) -> Report:
         """Say what whoever chooses replicas wants to know. Raises EngineDeadError."""
-        if evicted := await self._client.take_evicted():
+        news = await self._client.take_prefix_news()
+        if evicted := news.evicted:
             newest = evicted[-MAX_REPORTED_HASHES:]
             self._reported.append((self._evicted, newest))
             self._evicted += len(newest)
@@ -130,7 +124,11 @@ class EngineReplica:
             for first, digests in self._reported
             for place, digest in enumerate(digests)
         ]
-        return {"load": self._load(), "evicted": pairs[-MAX_REPORTED_HASHES:]}
+        report: Report = {"load": self._load(), "evicted": pairs[-MAX_REPORTED_HASHES:]}
+        if news.states is not None:
+            self._state_reports += 1
+            report["states"] = self._state_reports, news.states
+        return report
 
     def _load(self) -> Load:
         stats = self._client.stats

@@ -55,6 +55,8 @@ class Routing:
         for name, load in self._loads().items():
             router.report_load(name, load)
         for name, report in self._reports.items():
+            if (states := report.get("states")) is not None:
+                router.report_states(name, *states)
             pairs: Sequence[tuple[int, bytes]] = report.get("evicted", ())
             since = self._taken.get(name, 0)
             if new := [digest for number, digest in pairs if number >= since]:
@@ -63,18 +65,15 @@ class Routing:
 
     def _loads(self) -> dict[str, Load]:
         """Return what replicas have reported, without requests: all go through here, and are known
-        better than by a late report. One whose speed is not known is taken for as fast as others.
-        """
+        better than by a late report."""
         found = {
             name: load
             for name, report in self._reports.items()
             if isinstance(load := report.get("load"), Load)
         }
-        known = [load.speed for load in found.values() if load.speed > 0]
-        usual = sum(known) / len(known) if known else FIRST_SPEED
         return {
-            name: replace(load, waiting=0, running=0, speed=load.speed or usual)
-            for name, load in found.items()
+            name: replace(load, waiting=0, running=0)
+            for name, load in with_all_speeds(found).items()
         }
 
     def choose(self, route: Route) -> str | None:
@@ -91,6 +90,7 @@ class Routing:
                 max_hashes=self._max_hashes,
                 block_tokens=route.block_tokens,
                 patience_s=PATIENCE_S,
+                keeps_states=route.ends is not None,
             )
             self._take_in(self._router)
         if (now := self._clock()) - self._sampled >= SAMPLE_S:
@@ -108,7 +108,7 @@ class Routing:
 
     def _send(self, router: PrefixRouter, route: Route, name: str) -> None:
         """Count the request until it is finished: who asks says so from another thread."""
-        flight = router.sent(name, route.hashes, route.tokens)
+        flight = router.sent(name, route.hashes, route.tokens, route.ends or ())
 
         def started() -> None:
             self._loop.call_soon_threadsafe(router.started, flight)
@@ -117,3 +117,10 @@ class Routing:
             self._loop.call_soon_threadsafe(router.finished, flight, hashes)
 
         route.on_started, route.on_finished = started, finished
+
+
+def with_all_speeds(loads: Mapping[str, Load]) -> dict[str, Load]:
+    """Return the loads of replicas, where one whose speed is not known is taken for as fast as the
+    fastest: so it gets requests, and is known soon."""
+    fastest = max((load.speed for load in loads.values()), default=0.0) or FIRST_SPEED
+    return {name: replace(load, speed=load.speed or fastest) for name, load in loads.items()}

@@ -6,18 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.types import TokenConstraint
-from server.cluster.messages import Form
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 
 NOT_HERE = "an answer that is sent elsewhere is followed there"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SentForm:
-    """Stands for a constraint: no engine of this process gets it."""
+    """Stands for a constraint, as it is made from this: no engine of this process gets it."""
 
-    form: Form
+    spec: ConstraintSpec
+    begun: str
+    """The content that the answer has begun with."""
 
     def fill_mask(self, row: np.ndarray) -> bool:
         """Raise AssertionError."""
@@ -38,4 +39,4 @@ class SendingCompiler(GrammarCompiler):
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         """Return what stands for the constraint. Raises as GrammarCompiler's does."""
         constraint = await super().compile(spec, begun)
-        return None if constraint is None else SentForm(Form(spec, begun))
+        return None if constraint is None else SentForm(spec, begun)

@@ -11,11 +11,12 @@ import argparse
 import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 from server.cluster.prefix_router import PrefixRouter
 from tests.cluster.growth_engines import BLOCK_TOKENS as ENGINE_BLOCK_TOKENS
-from tests.cluster.growth_engines import Cluster, Talk, names
+from tests.cluster.growth_engines import Cluster, Talk, Told, names
 from tests.cluster.growth_machines import (
     BLOCK_TOKENS,
     MEMORIES_GIB,
@@ -44,6 +45,37 @@ MAKERS: dict[str, Callable[[Sequence[str], int], Policy]] = {
     "two choices": lambda its, _: TwoChoices(its),
     "prefix": lambda its, block: ByPrefix(its, max_hashes=MAX_HASHES, block_tokens=block),
 }
+
+
+# Chats: answers are most of what is computed.
+LONG_ANSWERS = replace(
+    Talk(), turns=4, answered=(100, 240), conversations=32, cache_tokens=64 * 1024
+)
+
+
+def run_unlike_engines(replicas: int, told: Told, seed: int, talk: Talk = LONG_ANSWERS) -> Cluster:
+    """Engines on machines of unlike speed whose answers are long, behind the production router."""
+    policy = ByPrefix(names(replicas), max_hashes=MAX_HASHES, block_tokens=ENGINE_BLOCK_TOKENS)
+    cluster = Cluster(replicas, policy, talk, seed, speeds=SPEEDS, told=told)
+    cluster.run()
+    return cluster
+
+
+# A model with recurrent layers: each conversation keeps some states, and there is room for few.
+HYBRID = replace(Talk(), cells=30)
+
+
+def run_hybrid_engines(replicas: int, seed: int, *, knows_states: bool) -> Cluster:
+    """Engines of a model that goes on from states alone. knows_states: whether the router does."""
+    policy = ByPrefix(
+        names(replicas),
+        max_hashes=MAX_HASHES,
+        block_tokens=ENGINE_BLOCK_TOKENS,
+        keeps_states=knows_states,
+    )
+    cluster = Cluster(replicas, policy, HYBRID, seed)
+    cluster.run()
+    return cluster
 
 
 def run_engines(replicas: int, how: str, seed: int) -> Cluster:
@@ -101,13 +133,52 @@ def engines_table(most: int, seed: int) -> float:
             its = run_engines(replicas, how, seed).account
             print(
                 f"{replicas:>8}  {how:<12} {its.hit_ratio:>7.1%} {its.requests_per_s:>8.2f} "
-                f"{its.median_first_token_s:>10.2f} s {its.computed_tokens:>9,} "
+                f"{its.first_s(0.5):>10.2f} s {its.computed_tokens:>9,} "
                 f"{min(its.by_replica):>6} to {max(its.by_replica)}",
                 flush=True,
             )
             if how == "prefix":
                 worst = min(worst, its.hit_ratio)
     return worst
+
+
+def speeds_table(replicas: int, seed: int, per: int) -> None:
+    """Engines of unlike speed with long answers, by what the router is told of their speed."""
+    low, high = LONG_ANSWERS.answered
+    talk = replace(LONG_ANSWERS, conversations=per)
+    print(
+        f"\n{replicas} engines of unlike speed, answers of {low} to {high} tokens\n"
+        f"{'speeds':<9} {'hits':>7} {'req/s':>7} {'first token':>12} {'95 %':>9} "
+        f"{'answer':>9} {'95 %':>9}  requests at 1 : 2 : 4"
+    )
+    for told in Told:
+        cluster = run_unlike_engines(replicas, told, seed, talk)
+        its = cluster.account
+        shares = [cluster.share_of(speed) for speed in SPEEDS]
+        print(
+            f"{told.value:<9} {its.hit_ratio:>7.1%} {its.requests_per_s:>7.2f} "
+            f"{its.first_s(0.5):>10.2f} s {its.first_s(0.95):>7.2f} s "
+            f"{its.answer_s(0.5):>7.2f} s {its.answer_s(0.95):>7.2f} s  "
+            + " : ".join(f"{share:.0%}" for share in shares),
+            flush=True,
+        )
+
+
+def hybrids_table(replicas: int, seed: int) -> None:
+    """Engines of a model with recurrent layers, by what the router knows of their states."""
+    print(
+        f"\n{replicas} engines of a hybrid with {HYBRID.cells} states each; "
+        "promised: what the router took for cached, of what was\n"
+        f"{'router knows':<14} {'hits':>7} {'promised':>9} {'req/s':>7} {'first token':>12} "
+        f"{'computed':>9}"
+    )
+    for knows, name in ((True, "states"), (False, "blocks alone")):
+        its = run_hybrid_engines(replicas, seed, knows_states=knows).account
+        print(
+            f"{name:<14} {its.hit_ratio:>7.1%} {its.promised_ratio:>9.1%} "
+            f"{its.requests_per_s:>7.2f} {its.first_s(0.5):>10.2f} s {its.computed_tokens:>9,}",
+            flush=True,
+        )
 
 
 def unlike_table(replicas: int, seed: int, per: int) -> None:
@@ -169,6 +240,11 @@ def main(arguments: Sequence[str]) -> None:
     """Exit with 1 where the production router loses more hits than it may."""
     parser = argparse.ArgumentParser(prog="growth", description=__doc__)
     parser.add_argument("--engines", type=int, default=max(ENGINES), help="replicas, at most")
+    parser.add_argument("--unlike-engines", type=int, default=3, help="of three speeds")
+    parser.add_argument(
+        "--chats", type=int, default=LONG_ANSWERS.conversations, help="with each of these"
+    )
+    parser.add_argument("--hybrids", type=int, default=4, help="engines of a hybrid")
     parser.add_argument("--replicas", type=int, default=max(REPLICAS), help="statistical ones")
     parser.add_argument("--unlike", type=int, default=10, help="of every kind, side by side")
     parser.add_argument("--per", type=int, default=CONVERSATIONS, help="conversations of each")
@@ -176,6 +252,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args(arguments)
     worst = engines_table(asked.engines, asked.seed)
+    speeds_table(asked.unlike_engines, asked.seed, asked.chats)
+    hybrids_table(asked.hybrids, asked.seed)
     unlike_table(asked.unlike * KINDS, asked.seed, asked.per)
     worst = min(worst, growth_table(asked.replicas, asked.seed, asked.per))
     memory_table(asked.replicas, asked.hashes)

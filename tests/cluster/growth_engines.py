@@ -3,9 +3,11 @@
 Each replica is a machine of tests/simulation with a clock of its own; the one that is behind
 steps first. Every token is compared with a reference without a cache, whichever replica it is from.
 
-What is assumed: all machines are alike; a step takes 5 ms and 1 ms for each of its rows, times 0.5
-to 2 by chance; all conversations begin with the same 200 tokens, and go on with 40 to 160 asked and
-8 to 24 answered; people think for 1 to 4 s; replicas report every 0.5 s, what they evicted as well.
+What is assumed: machines are alike, or 1, 2 and 4 times as fast; a step of the slowest takes 5 ms
+and 1 ms for each of its rows, times 0.5 to 2 by chance. Replicas find out themselves how fast they
+compute prompts, and say so, unless a table says something else. All conversations begin with the
+same 200 tokens, and go on with 40 to 160 asked and 8 to 24 answered; people think for 1 to 4 s;
+replicas report every 0.5 s, with what they evicted, and which states a hybrid keeps.
 
 *Possible* hits are those of one cache that holds everything and forgets nothing.
 """
@@ -13,18 +15,30 @@ to 2 by chance; all conversations begin with the same 200 tokens, and go on with
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
 from engine.loop import STALLED_POLL_S
-from engine.types import EngineLimits, FinishReason, PrefixSalt, Request, SamplingParams, TokenEvent
+from engine.types import (
+    EngineLimits,
+    FinishReason,
+    PrefixSalt,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    Turns,
+    planned_seals,
+)
 from kvcache.block_hashes import BlockHashes
-from kvcache.evictions import Evictions
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from server.cluster.prefix_router import Flight, Load
+from server.cluster.prompt_speed import PromptSpeed
+from server.cluster.routing import with_all_speeds
 from tests.cluster.policies import Policy
 from tests.kvcache.strict_memory import Manners
+from tests.kvcache.strict_states import STATES
 from tests.simulation.machine import Machine
 from tests.simulation.recall import Recall
 from tests.simulation.runner import DeviceTraits
@@ -53,18 +67,8 @@ class Talk:
     thinking_s: tuple[float, float] = (1.0, 4.0)
     cache_tokens: int = 24 * 1024
     """Of each replica: enough for a replica's part."""
-
-
-class NotedEvictions(Evictions):
-    """Tells a router as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.untold: list[bytes] = []
-
-    def add(self, digest: bytes) -> None:
-        super().add(digest)
-        self.untold.append(digest)
+    cells: int = 0
+    """Of each replica, where the model has recurrent layers; 0 where it has none."""
 
 
 @dataclass(slots=True)
@@ -78,6 +82,7 @@ class Asked:
     prompt_tokens: int
     max_tokens: int
     possible_tokens: int
+    promised_tokens: int
     asked_s: float
     answered: int = 0
 
@@ -98,7 +103,11 @@ class Account:
     seconds: float = 0.0
     cached_tokens: int = 0
     possible_tokens: int = 0
+    promised_tokens: int = 0
+    """That the router took for cached where it sent requests."""
     computed_tokens: int = 0
+    answered_s: list[float] = field(default_factory=list)
+    """From each question to the end of its answer."""
     first_token_s: list[float] = field(default_factory=list)
     by_replica: list[int] = field(default_factory=list)
     """Requests of each."""
@@ -114,23 +123,51 @@ class Account:
         return self.requests / self.seconds
 
     @property
-    def median_first_token_s(self) -> float:
-        return sorted(self.first_token_s)[len(self.first_token_s) // 2]
+    def promised_ratio(self) -> float:
+        """What the router took for cached, beside what was."""
+        return self.promised_tokens / self.cached_tokens
+
+    def first_s(self, share: float) -> float:
+        """What so large a share of first tokens did not take longer than."""
+        return _quantile(self.first_token_s, share)
+
+    def answer_s(self, share: float) -> float:
+        """What so large a share of answers did not take longer than."""
+        return _quantile(self.answered_s, share)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+class Told(Enum):
+    """What routers are told of how fast a replica computes prompts."""
+
+    MEASURED = "measured"
+    """What production code tells from the engine's counters."""
+    RIGHT = "right"
+    NOTHING = "nothing"
 
 
 class EngineReplica:
     """An engine of production parts on a machine of its own."""
 
-    def __init__(self, name: str, seed: int, world: World, hear: Callable[..., None]) -> None:
+    def __init__(
+        self, name: str, seed: int, talk: "Talk", speed: float, hear: Callable[..., None]
+    ) -> None:
+        """speed: how many times as fast as the slowest."""
+        world = a_world(talk, speed)
         self.name = name
+        self.speed = speed
+        self._measured = PromptSpeed()
+        self.measured = 0.0
+        """Tokens of prompts per second, as the replica reports it."""
         self.recalls: dict[int, Recall] = {}
         self.machine = Machine(
             seed, world, lambda events: hear(self, events), lambda number: self.recalls[number]
         )
         self.live = 0
         self.requests = 0
-        self.evictions = NotedEvictions()
-        self.machine.kv._first.prefixes.index._evicted = self.evictions
         self._budget_bytes = world.engine.budget_bytes
 
     @property
@@ -156,27 +193,39 @@ class EngineReplica:
         if not self.machine.loop.run_once():
             self.machine.clock.now += STALLED_POLL_S
 
-    def load(self) -> Load:
+    def load(self, told: Told) -> Load:
         """As a replica reports it. Heaps that it has not made yet are free as well."""
         scheduler, stats = self.machine.scheduler, self.machine.kv.stats()
         used_bytes = stats.capacity_bytes - stats.free_bytes
         free, total = self._budget_bytes - used_bytes, self._budget_bytes
         size = stats.block_bytes
         waiting, running = scheduler.num_waiting, scheduler.num_running
-        return Load(waiting, running, free // size, total // size, 1 / TOKEN_S)
+        self.measured = self._measured.of(self.machine.loop.stats)
+        speed = {Told.MEASURED: self.measured, Told.RIGHT: self.speed / TOKEN_S, Told.NOTHING: 0.0}
+        return Load(waiting, running, free // size, total // size, speed[told])
 
 
 class Cluster:
     """Replicas, a router and those who talk."""
 
-    def __init__(self, replicas: int, policy: Policy, talk: Talk, seed: int) -> None:
-        world = a_world(talk)
+    def __init__(
+        self,
+        replicas: int,
+        policy: Policy,
+        talk: Talk,
+        seed: int,
+        *,
+        speeds: Sequence[float] = (1.0,),
+        told: Told = Told.MEASURED,
+    ) -> None:
+        """speeds: of the machines, in turn. told: of them to the policy."""
         self.account = Account()
         self.replicas = {
-            name: EngineReplica(name, seed + number, world, self._hear)
+            name: EngineReplica(name, seed + number, talk, speeds[number % len(speeds)], self._hear)
             for number, name in enumerate(names(replicas))
         }
         self._policy = policy
+        self._told = told
         self._talk = talk
         self._random = Random(seed)
         self._numbers = count(1)
@@ -213,10 +262,15 @@ class Cluster:
         self.account.seconds = max(each.now_s for each in self.replicas.values())
         return self.account
 
+    def share_of(self, speed: float) -> float:
+        """The share of all requests that machines of a speed got."""
+        got = sum(each.requests for each in self.replicas.values() if each.speed == speed)
+        return got / self.account.requests
+
     def _report(self) -> None:
-        for each in self.replicas.values():
-            evicted, each.evictions.untold = each.evictions.untold, []
-            self._policy.report(each.name, each.load(), evicted)
+        loads = {each.name: each.load(self._told) for each in self.replicas.values()}
+        for name, load in with_all_speeds(loads).items():
+            self._policy.report(name, load, *self.replicas[name].machine.kv.take_prefix_news())
 
     def _ask(self, now_s: float, _: int, conversation: Conversation) -> None:
         """Somebody's next question."""
@@ -225,6 +279,8 @@ class Cluster:
         conversation.turns_left -= 1
         prompt = tuple(conversation.tokens)
         hashes = self._hashes(prompt)
+        turns = Turns(0, len(prompt))
+        ends = sorted(planned_seals(hashes, talk.system_tokens, turns))
         name = self._policy.choose(hashes.digests, len(prompt))
         replica = self.replicas[name]
         params = SamplingParams(self._random.randint(*talk.answered), temperature=0.0, seed=number)
@@ -232,15 +288,19 @@ class Cluster:
         self._flying[number] = Asked(
             conversation,
             replica,
-            self._policy.sent(name, hashes.digests, len(prompt)),
+            self._policy.sent(name, hashes.digests, len(prompt), ends),
             recall,
             len(prompt),
             params.max_tokens,
             self._possible(hashes),
+            self._policy.matched * BLOCK_TOKENS,
             now_s,
         )
         self._seen.update(hashes.digests)
-        replica.submit(Request(number, prompt, params, salt=SALT), recall, now_s)
+        request = Request(
+            number, prompt, params, salt=SALT, system_tokens=talk.system_tokens, turns=turns
+        )
+        replica.submit(request, recall, now_s)
 
     def _hear(self, replica: EngineReplica, events: Sequence[TokenEvent]) -> None:
         """A replica speaks."""
@@ -263,6 +323,7 @@ class Cluster:
         account.requests += 1
         account.cached_tokens += prefix.cached_tokens
         account.possible_tokens += asked.possible_tokens
+        account.promised_tokens += asked.promised_tokens
         account.computed_tokens += asked.prompt_tokens - prefix.cached_tokens
         account.first_token_s.append(asked.replica.now_s - asked.asked_s)
         self._policy.started(asked.replica.name, asked.flight)
@@ -276,6 +337,7 @@ class Cluster:
         digests = self._hashes(conversation.tokens[:-1]).digests
         self._seen.update(digests)
         self._policy.finished(replica.name, asked.flight, digests)
+        self.account.answered_s.append(replica.now_s - asked.asked_s)
         if conversation.turns_left:
             at_s = replica.now_s + self._random.uniform(*self._talk.thinking_s)
             heappush(self._due, (at_s, number, conversation))
@@ -301,8 +363,8 @@ def names(replicas: int) -> list[str]:
     return [f"replica-{number}" for number in range(replicas)]
 
 
-def a_layout() -> KVLayout:
-    shape = KVShape((KVSpec(1, 1, KVFormat.FLOAT32),))
+def a_layout(cells: int) -> KVLayout:
+    shape = KVShape((KVSpec(1, 1, KVFormat.FLOAT32),), STATES if cells else ())
     (spec,) = shape.specs
     return grouped_layout(
         shape,
@@ -313,9 +375,9 @@ def a_layout() -> KVLayout:
     )
 
 
-def a_world(talk: Talk) -> World:
+def a_world(talk: Talk, speed: float) -> World:
     """A friendly machine."""
-    layout = a_layout()
+    layout = a_layout(talk.cells)
     heap_tokens = HEAP_BLOCKS * BLOCK_TOKENS
     heaps = -(-talk.cache_tokens // heap_tokens)
     engine = EngineTraits(
@@ -330,6 +392,7 @@ def a_world(talk: Talk) -> World:
         step_target_s=0.1,
         idle_release_s=math.inf,
         prefix_keep_s=math.inf,
+        num_cells=talk.cells,
     )
     traffic = TrafficTraits(
         arrivals=(),
@@ -350,5 +413,5 @@ def a_world(talk: Talk) -> World:
         rule_rate=0.0,
     )
     memory = MemoryTraits(0.0, 0.0, 1, 0, 0.0, Manners.NOTHING, True, None, None, True)
-    device = DeviceTraits(VOCAB, 1, 0.0, 0.0, step_s=STEP_S, token_s=TOKEN_S)
+    device = DeviceTraits(VOCAB, 1, 0.0, 0.0, step_s=STEP_S / speed, token_s=TOKEN_S / speed)
     return World(engine, memory, device, traffic, pressure_rate=0.0, overlap=True)

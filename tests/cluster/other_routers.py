@@ -6,7 +6,7 @@ from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router i
     PrefixCacheAffinityRouter,
 )
 
-from server.cluster.messages import Submission
+from engine.types import Submission
 
 
 class CharacterRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]

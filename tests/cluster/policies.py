@@ -12,15 +12,28 @@ from server.cluster.prefix_router import Flight, Load, PrefixRouter
 class Policy(Protocol):
     """Chooses, and is told what becomes of requests."""
 
+    matched: int
+    """Blocks that the one chosen last was thought to hold."""
+
     def choose(self, hashes: Sequence[bytes], tokens: int) -> str: ...
-    def sent(self, replica: str, hashes: Sequence[bytes], tokens: int) -> Flight | None: ...
+    def sent(
+        self, replica: str, hashes: Sequence[bytes], tokens: int, ends: Sequence[int] = ()
+    ) -> Flight | None: ...
     def started(self, replica: str, flight: Flight | None) -> None: ...
     def finished(self, replica: str, flight: Flight | None, hashes: Sequence[bytes]) -> None: ...
-    def report(self, replica: str, load: Load, evicted: Sequence[bytes]) -> None: ...
+    def report(
+        self,
+        replica: str,
+        load: Load,
+        evicted: Sequence[bytes],
+        states: Sequence[bytes] | None = None,
+    ) -> None: ...
 
 
 class RoundRobin:
     """One after the other."""
+
+    matched = 0
 
     def __init__(self, names: Sequence[str]) -> None:
         self._next = cycle(names)
@@ -28,7 +41,9 @@ class RoundRobin:
     def choose(self, hashes: Sequence[bytes], tokens: int) -> str:
         return next(self._next)
 
-    def sent(self, replica: str, hashes: Sequence[bytes], tokens: int) -> None:
+    def sent(
+        self, replica: str, hashes: Sequence[bytes], tokens: int, ends: Sequence[int] = ()
+    ) -> None:
         """It counts nothing."""
 
     def started(self, replica: str, flight: Flight | None) -> None:
@@ -37,7 +52,13 @@ class RoundRobin:
     def finished(self, replica: str, flight: Flight | None, hashes: Sequence[bytes]) -> None:
         """It counts nothing."""
 
-    def report(self, replica: str, load: Load, evicted: Sequence[bytes]) -> None:
+    def report(
+        self,
+        replica: str,
+        load: Load,
+        evicted: Sequence[bytes],
+        states: Sequence[bytes] | None = None,
+    ) -> None:
         """It listens to nobody."""
 
 
@@ -53,7 +74,9 @@ class TwoChoices(RoundRobin):
         two = self._random.sample(self._names, min(2, len(self._names)))
         return min(two, key=lambda name: self._flying[name])
 
-    def sent(self, replica: str, hashes: Sequence[bytes], tokens: int) -> None:
+    def sent(
+        self, replica: str, hashes: Sequence[bytes], tokens: int, ends: Sequence[int] = ()
+    ) -> None:
         self._flying[replica] += 1
 
     def finished(self, replica: str, flight: Flight | None, hashes: Sequence[bytes]) -> None:
@@ -63,19 +86,33 @@ class TwoChoices(RoundRobin):
 class ByPrefix:
     """The production router."""
 
-    def __init__(self, names: Sequence[str], *, max_hashes: int, block_tokens: int) -> None:
-        self.router = PrefixRouter(max_hashes=max_hashes, block_tokens=block_tokens)
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        max_hashes: int,
+        block_tokens: int,
+        keeps_states: bool = False,
+    ) -> None:
+        self.router = PrefixRouter(
+            max_hashes=max_hashes, block_tokens=block_tokens, keeps_states=keeps_states
+        )
         self.router.set_replicas(names)
+        self.matched = 0
+        self._reports = 0
         self.reasons: Counter[str] = Counter()
 
     def choose(self, hashes: Sequence[bytes], tokens: int) -> str:
         choice = self.router.choose(hashes, tokens)
         assert choice is not None
         self.reasons[choice.reason.value] += 1
+        self.matched = choice.matched_blocks
         return choice.replica
 
-    def sent(self, replica: str, hashes: Sequence[bytes], tokens: int) -> Flight:
-        return self.router.sent(replica, hashes, tokens)
+    def sent(
+        self, replica: str, hashes: Sequence[bytes], tokens: int, ends: Sequence[int] = ()
+    ) -> Flight:
+        return self.router.sent(replica, hashes, tokens, ends)
 
     def started(self, replica: str, flight: Flight | None) -> None:
         assert flight is not None
@@ -85,6 +122,15 @@ class ByPrefix:
         assert flight is not None
         self.router.finished(flight, hashes)
 
-    def report(self, replica: str, load: Load, evicted: Sequence[bytes]) -> None:
+    def report(
+        self,
+        replica: str,
+        load: Load,
+        evicted: Sequence[bytes],
+        states: Sequence[bytes] | None = None,
+    ) -> None:
         self.router.report_load(replica, load)
         self.router.report_evicted(replica, evicted)
+        if states is not None:
+            self._reports += 1
+            self.router.report_states(replica, self._reports, states)

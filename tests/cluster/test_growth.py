@@ -8,13 +8,16 @@ import pytest
 from server.cluster.prefix_router import Load
 from tests.cluster.growth import (
     LEAST_HITS,
+    LONG_ANSWERS,
     ROUTER_BYTES_PER_HASH,
     main,
     router_bytes,
     run_engines,
+    run_hybrid_engines,
     run_machines,
+    run_unlike_engines,
 )
-from tests.cluster.growth_engines import BLOCK_TOKENS, Account, Cluster, Talk, names
+from tests.cluster.growth_engines import BLOCK_TOKENS, Account, Cluster, Talk, Told, names
 from tests.cluster.growth_machines import MEMORIES_GIB, SPEEDS
 from tests.cluster.policies import ByPrefix
 
@@ -27,7 +30,13 @@ TIGHT = replace(Talk(), cache_tokens=4 * 1024)
 class Deaf(ByPrefix):
     """Nobody tells it what was evicted."""
 
-    def report(self, replica: str, load: Load, evicted: Sequence[bytes]) -> None:
+    def report(
+        self,
+        replica: str,
+        load: Load,
+        evicted: Sequence[bytes],
+        states: Sequence[bytes] | None = None,
+    ) -> None:
         super().report(replica, load, ())
 
 
@@ -42,7 +51,13 @@ class Misled(ByPrefix):
         self._all.update(hashes)
         return super().choose(hashes, tokens)
 
-    def report(self, replica: str, load: Load, evicted: Sequence[bytes]) -> None:
+    def report(
+        self,
+        replica: str,
+        load: Load,
+        evicted: Sequence[bytes],
+        states: Sequence[bytes] | None = None,
+    ) -> None:
         super().report(replica, load, list(self._all))
 
 
@@ -63,7 +78,7 @@ def test_engines_get_nearly_all_possible_hits_and_grow_by_their_number() -> None
     assert together.hit_ratio >= LEAST_HITS > scattered.hit_ratio + 0.2
     assert together.requests_per_s > 0.8 * REPLICAS * alone.requests_per_s
     assert together.requests_per_s > 1.2 * scattered.requests_per_s
-    assert together.median_first_token_s < scattered.median_first_token_s / 2
+    assert together.first_s(0.5) < scattered.first_s(0.5) / 2
     assert min(together.by_replica) > max(together.by_replica) / 2
 
 
@@ -92,6 +107,23 @@ def test_where_there_is_much_to_do_machines_get_it_in_proportion_to_their_speed(
     assert fast[max(MEMORIES_GIB)] > fast[min(MEMORIES_GIB)]
 
 
+def test_replicas_find_out_how_fast_they_are_beside_long_answers() -> None:
+    some = replace(LONG_ANSWERS, conversations=16)
+    measured = run_unlike_engines(len(SPEEDS), Told.MEASURED, seed=1, talk=some)
+    nothing = run_unlike_engines(len(SPEEDS), Told.NOTHING, seed=1, talk=some)
+    found = [each.measured for each in measured.replicas.values()]
+    assert [speed / found[0] for speed in found] == pytest.approx(SPEEDS, rel=0.25)
+    assert measured.share_of(max(SPEEDS)) > nothing.share_of(max(SPEEDS)) + 0.03
+    assert measured.account.requests_per_s > 0.95 * nothing.account.requests_per_s
+
+
+def test_of_a_hybrid_the_router_promises_what_there_is() -> None:
+    knowing = run_hybrid_engines(2, seed=1, knows_states=True).account
+    ignorant = run_hybrid_engines(2, seed=1, knows_states=False).account
+    assert knowing.promised_ratio < 1.05
+    assert ignorant.promised_ratio > 1.1
+
+
 def test_the_same_seed_gives_the_same_figures() -> None:
     first, second = (run_engines(2, "prefix", seed=3).account for _ in range(2))
     assert first == second
@@ -108,7 +140,26 @@ def test_the_memory_of_a_router_is_bounded_whatever_it_is_told() -> None:
 
 
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--engines", "2", "--replicas", "10", "--unlike", "1", "--per", "20", "--hashes", "2048"])
+    main(
+        [
+            "--engines",
+            "2",
+            "--unlike-engines",
+            "3",
+            "--chats",
+            "2",
+            "--hybrids",
+            "1",
+            "--replicas",
+            "10",
+            "--unlike",
+            "1",
+            "--per",
+            "20",
+            "--hashes",
+            "2048",
+        ]
+    )
     said = capsys.readouterr().out
     assert said.count("prefix") == 2 + 3
     assert "us/req" in said

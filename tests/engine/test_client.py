@@ -7,7 +7,7 @@ import pytest
 
 from engine.client import EngineClient, TokenStream
 from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError, ShareFullError
-from engine.types import FinishReason, PrefixSalt, Request, SamplingParams, TokenEvent
+from engine.types import FinishReason, PrefixSalt, Request, SamplingParams, Submission, TokenEvent
 from tests.engines import SHAPE, VOCAB, greedy, recall_client, recall_loop
 from tests.recall import RecallModel, recall_many
 
@@ -106,13 +106,15 @@ PROMPT = tuple(range(20))
 
 async def test_choices_are_one_request_and_forks_of_it(client: EngineClient) -> None:
     salt = PrefixSalt(b"tenant", b"client")
-    asked = [params(3), params(5), params(4)]
-    streams = client.submit_choices(PROMPT, asked, priority=2, salt=salt, system_tokens=7)
+    asked = (params(3), params(5), params(4))
+    streams = client.submit_choices(
+        Submission(PROMPT, asked, priority=2, salt=salt, system_tokens=7)
+    )
     requests = [stream.request for stream in streams]
     first = requests[0].request_id
     assert [r.request_id for r in requests] == [first, first + 1, first + 2]
     assert [r.fork_of for r in requests] == [None, first, first]
-    assert [r.params for r in requests] == asked
+    assert tuple(r.params for r in requests) == asked
     for r in requests:
         assert (r.prompt_ids, r.priority, r.salt, r.system_tokens) == (PROMPT, 2, salt, 7)
     want = recall_many(PROMPT, 5, len(SHAPE.layers), VOCAB)
@@ -129,7 +131,7 @@ async def test_a_request_for_one_shares_with_nobody_in_particular(client: Engine
 
 
 async def test_choices_are_read_together(client: EngineClient) -> None:
-    streams = client.submit_choices(PROMPT, [params(n) for n in (3, 6, 9)])
+    streams = client.submit_choices(Submission(PROMPT, (params(3), params(6), params(9))))
     found: list[list[TokenEvent]] = [[], [], []]
     while any(batches := await TokenStream.next_batches(streams, WAIT_S)):
         for events, batch in zip(found, batches, strict=True):
@@ -139,8 +141,8 @@ async def test_choices_are_read_together(client: EngineClient) -> None:
 
 
 async def test_answers_to_two_prompts_are_read_together(client: EngineClient) -> None:
-    (first,) = client.submit_choices((1, 2), [SamplingParams(3)])
-    (second,) = client.submit_choices((3, 4), [SamplingParams(5)], read_with=first)
+    (first,) = client.submit_choices(Submission((1, 2), (SamplingParams(3),)))
+    (second,) = client.submit_choices(Submission((3, 4), (SamplingParams(5),)), first)
     assert second.request.fork_of is None
     counts = [0, 0]
     while any(batches := await TokenStream.next_batches((first, second), WAIT_S)):
@@ -166,7 +168,7 @@ async def test_one_wake_up_brings_what_came_for_all() -> None:
 
 
 async def test_choices_are_closed_one_by_one(client: EngineClient) -> None:
-    streams = client.submit_choices(PROMPT, [params(200)] * 3)
+    streams = client.submit_choices(Submission(PROMPT, (params(200),) * 3))
     streams[0].close()
     streams[2].close()
     events = await read(streams[1])
@@ -185,12 +187,12 @@ async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> N
     client.attach()
     assert (client.capacity, client.max_share) == (6, 3)
     one, other = PrefixSalt(b"one"), PrefixSalt(b"other")
-    held = client.submit_choices(PROMPT, [params(300)] * 3, salt=one)
+    held = client.submit_choices(Submission(PROMPT, (params(300),) * 3, salt=one))
     with pytest.raises(ShareFullError):
         client.submit(PROMPT, params(), salt=PrefixSalt(b"one", b"in disguise"))
     client.check_room(3, b"other")
     held.append(client.submit(PROMPT, params(), salt=one, beyond_queue=True))
-    held += client.submit_choices(PROMPT, [params(300)] * 2, salt=other)
+    held += client.submit_choices(Submission(PROMPT, (params(300),) * 2, salt=other))
     with pytest.raises(QueueFullError):
         client.submit(PROMPT, params(), salt=other)
     for stream in held:
@@ -208,14 +210,14 @@ async def test_choices_enter_the_queue_together_or_not_at_all() -> None:
     client.start()
     client.attach()
     assert client.capacity == 5
-    held = client.submit_choices(PROMPT, [params(300)] * 3)
+    held = client.submit_choices(Submission(PROMPT, (params(300),) * 3))
     client.check_room(2, b"")
     with pytest.raises(QueueFullError):
         client.check_room(3, b"")
     with pytest.raises(QueueFullError):
-        client.submit_choices(PROMPT, [params()] * 3)
+        client.submit_choices(Submission(PROMPT, (params(),) * 3))
     assert client.in_flight == 3
-    held += client.submit_choices(PROMPT, [params()] * 2)
+    held += client.submit_choices(Submission(PROMPT, (params(),) * 2))
     with pytest.raises(QueueFullError):
         client.submit(PROMPT, params())
     for stream in held:
@@ -296,7 +298,7 @@ async def test_all_requests_can_be_ended_with_a_reason(client: EngineClient) -> 
 
 async def test_fault_26_ids_are_made_here_and_none_is_given_twice(client: EngineClient) -> None:
     streams = [client.submit((1, 2), params(1)) for _ in range(20)]
-    streams += client.submit_choices((1, 2), [params(1)] * 8)
+    streams += client.submit_choices(Submission((1, 2), (params(1),) * 8))
     ids = [stream.request.request_id for stream in streams]
     assert ids == sorted(set(ids))
     for stream in streams:

@@ -11,7 +11,7 @@ import pytest
 from engine import sampler
 from engine.constraints import BROKEN
 from engine.messages import Abort
-from engine.types import FinishReason, Request, SamplingParams
+from engine.types import FinishReason, Request, SamplingParams, Submission
 from tests.constraints import Allowed, Scripted, every_third
 from tests.engine.test_recall_engine import assert_empty, run_dry
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, recall_client, recall_loop, steps
@@ -214,8 +214,8 @@ async def test_every_choice_follows_a_copy_of_its_own() -> None:
     client.attach()
     given = Scripted(every_third(VOCAB))
     prompt = tuple(range(40))
-    params = [SamplingParams(20, seed=seed) for seed in range(4)]
-    streams = client.submit_choices(prompt, params, constraint=given)
+    params = tuple(SamplingParams(20, seed=seed) for seed in range(4))
+    streams = client.submit_choices(Submission(prompt, params, constraint=given))
     heard: list[list[int]] = []
     for stream in streams:
         tokens: list[int] = []

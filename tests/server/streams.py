@@ -12,6 +12,7 @@ from engine.types import (
     PrefixReport,
     Request,
     SamplingParams,
+    Submission,
     TokenEvent,
     TokenLogprobs,
 )
@@ -78,24 +79,35 @@ class PreparedClient:
     def submit(
         self, ids: tuple[int, ...], params: SamplingParams, *, pooling: bool = False, **_: Any
     ) -> TokenStream:
-        return self.submit_choices(ids, [params], pooling=pooling)[0]
+        return self.submit_choices(Submission(ids, (params,), pooling=pooling))[0]
 
     def submit_choices(
-        self,
-        ids: tuple[int, ...],
-        params: Sequence[SamplingParams],
-        read_with: TokenStream | None = None,
-        **how: Any,
+        self, asked: Submission, read_with: TokenStream | None = None
     ) -> Sequence[TokenStream]:
         wake = PreparedWake(iter(self._batches)) if read_with is None else read_with.wake
         assert isinstance(wake, PreparedWake)
         streams = [
-            PreparedStream(Request(number, ids, each, **how), self.aborted.append, 1000, wake)
-            for number, each in enumerate(params, start=len(wake.streams) + 1)
+            PreparedStream(_request(number, asked, params), self.aborted.append, 1000, wake)
+            for number, params in enumerate(asked.params, start=len(wake.streams) + 1)
         ]
         wake.streams += streams
         self.streams += streams
         return streams
+
+
+def _request(number: int, asked: Submission, params: SamplingParams) -> Request:
+    return Request(
+        number,
+        asked.prompt_ids,
+        params,
+        asked.priority,
+        asked.salt,
+        asked.system_tokens,
+        constraint=asked.constraint,
+        pooling=asked.pooling,
+        name=asked.name,
+        turns=asked.turns,
+    )
 
 
 def token(

@@ -9,6 +9,7 @@ from engine.machine import raise_descriptor_limit
 from engine.memory_map import MemoryMap
 from engine.monitor import EngineMonitor
 from engine.pressure import pressure_source
+from engine.types import Submission
 from server.cli.cluster.facts import Facts, check_alike, facts_of
 from server.cli.log import configure_log
 from server.cli.model_files import read_model
@@ -19,7 +20,7 @@ from server.cli.serve import (
     keep_awake,
     start_engine,
 )
-from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route, Submission
+from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
 from server.cluster.replica import EngineReplica, Report
 from server.config import Config, StartError
 from server.http.idle_memory import keep_what_is_there, use_one_arena

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 
 from engine.client import EngineClient
 from engine.memory_map import MemoryMap
-from engine.types import TokenConstraint
-from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route, Submission
+from engine.types import Submission, TokenConstraint
+from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
 from server.cluster.replica import EngineReplica
 from server.cluster.routing import Routing
 from server.text.grammar.constraint_spec import ConstraintSpec

@@ -356,3 +356,67 @@ def test_a_choice_among_a_thousand_replicas_takes_less_than_a_millisecond() -> N
 
     # The best of some: others use this machine, too.
     assert min(seconds() for _ in range(5)) < 1e-3
+
+
+# --- models that go on from states alone ----------------------------------------------------------
+
+
+def states_router(*names: str) -> PrefixRouter:
+    its = PrefixRouter(max_hashes=1000, block_tokens=BLOCK, keeps_states=True)
+    its.set_replicas(names)
+    for name in names:
+        its.report_load(name, IDLE)
+    return its
+
+
+def test_where_a_model_needs_states_blocks_beyond_the_newest_one_do_not_count() -> None:
+    its = states_router("b")
+    talk = prompt("talk", 12)
+    flight = its.sent("b", talk[:10], 10 * BLOCK + 3, ends=(2, 10))
+    other = [*talk[:8], *prompt("other", 4)]
+    assert ask(its, other) == Choice("b", 2, Reason.PREFIX)
+    assert ask(its, talk) == Choice("b", 10, Reason.PREFIX), "even while it is being computed"
+    its.started(flight)
+    its.finished(flight, talk[:11])
+    assert ask(its, talk) == Choice("b", 11, Reason.PREFIX), "the end of its answer"
+    assert ask(its, talk[:9]) == Choice("b", 2, Reason.PREFIX)
+    assert its.sent("b", other, 12 * BLOCK, ends=(2, 11)).tokens == 10 * BLOCK
+
+
+def test_states_are_those_that_a_replica_reports() -> None:
+    its = states_router("a", "b")
+    talk = prompt("talk", 12)
+    flight = its.sent("b", talk[:10], 10 * BLOCK + 3, ends=(2, 10))
+    its.report_states("b", 1, [])
+    its.started(flight)
+    its.finished(flight, talk[:11])
+    its.report_states("b", 2, [talk[1], talk[10]])
+    its.report_states("b", 3, [talk[1], talk[10]])
+    assert ask(its, talk) == Choice("b", 11, Reason.PREFIX)
+    its.report_states("b", 4, [talk[1]])
+    assert ask(its, talk) == Choice("b", 2, Reason.PREFIX), "the others were evicted"
+    its.report_states("a", 1, talk[:5])
+    assert ask(its, talk) == Choice("a", 5, Reason.PREFIX)
+    its.report_states("c", 1, talk)
+    its.set_replicas(["b"])
+    assert ask(its, talk) == Choice("b", 2, Reason.PREFIX)
+
+
+def test_a_prompt_that_ends_before_its_first_token_leaves_no_state() -> None:
+    its = states_router("a", "b")
+    talk = prompt("talk", 12)
+    answer(its, "b", talk[:4])
+    flight = its.sent("b", talk, 12 * BLOCK + 1, ends=(12,))
+    its.finished(flight)
+    assert ask(its, talk).reason is Reason.NEW
+    gone = its.sent("b", talk, 12 * BLOCK + 1, ends=(12,))
+    its.set_replicas(["a"])
+    its.started(gone)
+    its.finished(gone, talk)
+    assert ask(its, talk).reason is Reason.NEW
+
+
+def test_states_say_nothing_where_a_model_needs_none() -> None:
+    its = router("a")
+    its.report_states("a", 1, prompt("talk", 3))
+    assert ask(its, prompt("talk", 3)).reason is Reason.NEW

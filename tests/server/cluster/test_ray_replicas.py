@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.types import SamplingParams, TokenEvent
-from server.cluster.messages import Route, Submission
+from engine.types import SamplingParams, Submission, TokenEvent
+from server.cluster.messages import Route
 from server.cluster.ray_replicas import RayReplicas
 
 SUBMISSION = Submission((1,), (SamplingParams(1),))

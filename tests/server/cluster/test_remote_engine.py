@@ -1,18 +1,28 @@
 """Several engines as one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.client import TokenStream
 from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError
-from engine.types import FinishReason, PrefixSalt, SamplingParams, TokenEvent
+from engine.types import (
+    BlockHashes,
+    EngineLimits,
+    FinishReason,
+    PrefixSalt,
+    SamplingParams,
+    Submission,
+    TokenEvent,
+    Turns,
+)
 from server.chat.readiness import generates
-from server.cluster.messages import Form
-from server.cluster.remote_engine import RemoteEngine
+from server.cluster.remote_engine import RemoteEngine, _hashed
 from server.cluster.sent_forms import SentForm
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DOWN
 from server.text.grammar.constraint_spec import ConstraintSpec
@@ -85,7 +95,7 @@ async def test_answers_are_those_of_an_engine_and_follow_their_prefix() -> None:
 
 async def test_several_answers_to_a_prompt_come_from_one_replica() -> None:
     async with engine_of(LocalReplicas(2)) as engine:
-        streams = engine.submit_choices(PROMPT, [params(), params(5)])
+        streams = engine.submit_choices(Submission(PROMPT, (params(), params(5))))
         both = await asyncio.gather(*map(read, streams))
         assert [tokens(events) for events in both] == [want(PROMPT, 10), want(PROMPT, 5)]
         assert [its.request.request_id for its in streams] == [
@@ -157,7 +167,7 @@ async def test_a_full_replica_gives_way_to_another_until_all_are_full() -> None:
     replicas = LocalReplicas(2)
     async with engine_of(replicas) as engine:
         replicas.grammars.failure = JudgeBusyError()
-        constraint = SentForm(Form(ConstraintSpec(), "begun"))
+        constraint = SentForm(ConstraintSpec(), "begun")
         events = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert [event.message for event in events] == [REPLICAS_FULL]
         assert sorted(set(replicas.chosen)) == ["r0", "r1"]
@@ -168,7 +178,7 @@ async def test_a_form_that_cannot_be_enforced_there_ends_the_request() -> None:
     replicas = LocalReplicas(1)
     async with engine_of(replicas) as engine:
         replicas.grammars.failure = GrammarError("it is too much")
-        constraint = SentForm(Form(ConstraintSpec(), ""))
+        constraint = SentForm(ConstraintSpec(), "")
         (event,) = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert event.message is not None
         assert "too much" in event.message
@@ -191,7 +201,7 @@ async def test_room_is_that_of_all_replicas_and_has_shares() -> None:
 async def test_a_reader_that_leaves_aborts_its_answer() -> None:
     replicas = LocalReplicas(1)
     async with engine_of(replicas) as engine:
-        one, other = engine.submit_choices(PROMPT, [params(300), params(5)])
+        one, other = engine.submit_choices(Submission(PROMPT, (params(300), params(5))))
         await one.next_batch(WAIT_S)
         one.close()
         one.close()
@@ -256,7 +266,7 @@ async def test_a_prompt_is_given_to_three_replicas_at_most() -> None:
     async with engine_of(replicas) as engine:
         await eventually(lambda: len(engine.members.alive) == 4)
         replicas.grammars.failure = JudgeBusyError()
-        constraint = SentForm(Form(ConstraintSpec(), ""))
+        constraint = SentForm(ConstraintSpec(), "")
         events = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert [event.message for event in events] == [REPLICAS_FULL]
         assert len(set(replicas.chosen)) == len(replicas.chosen) == 3
@@ -264,7 +274,7 @@ async def test_a_prompt_is_given_to_three_replicas_at_most() -> None:
 
 async def test_an_answer_that_nobody_reads_may_end_before_others() -> None:
     async with engine_of(LocalReplicas(1)) as engine:
-        one, other = engine.submit_choices(PROMPT, [params(5), params(30)])
+        one, other = engine.submit_choices(Submission(PROMPT, (params(5), params(30))))
         one.close()
         assert tokens(await read(other)) == want(PROMPT, 30)
         unread = engine.submit(PROMPT, params(5))
@@ -289,3 +299,42 @@ async def test_nobody_is_known_as_long_as_there_is_nobody() -> None:
     await engine.ask_all()
     assert engine.members.names == ()
     replicas.stop()
+
+
+def test_where_states_will_be_kept_is_told_with_the_hashes() -> None:
+    prompt = tuple(range(100))
+    sent = Submission(prompt, (params(),), system_tokens=40, turns=Turns(70, 85))
+    limits = EngineLimits(1000, 8, VOCAB, shared_block_tokens=16, prefix_identity=b"m")
+    hashes, ends = _hashed(sent, limits)
+    assert ends is None
+    same, ends = _hashed(sent, replace(limits, keeps_states=True))
+    assert ends == [2, 4, 5, 6]
+    assert same.digests == hashes.digests
+    assert len(hashes.digests) == 6
+
+
+async def test_hashes_are_made_on_another_thread_and_are_an_engines_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = list[threading.Thread]()
+    extend = BlockHashes.extend
+
+    def noted(its: BlockHashes, token_ids: Sequence[int], start: int) -> None:
+        if token_ids == PROMPT:
+            threads.append(threading.current_thread())
+        extend(its, token_ids, start)
+
+    replicas = LocalReplicas(1)
+    async with engine_of(replicas) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockHashes, "extend", noted)
+            await read(engine.submit(PROMPT, params()))
+        assert threads
+        assert threading.main_thread() not in threads[:1]
+        loop = replicas.client("r0")._loop
+        assert loop is not None
+        held = loop._kv._first.prefixes.index._blocks
+        sent = Submission(PROMPT, (params(),))
+        hashes, _ = _hashed(sent, engine.limits)
+        assert hashes.digests
+        assert set(hashes.digests[: (len(PROMPT) - 1) // hashes.tokens_per_block]) <= set(held)

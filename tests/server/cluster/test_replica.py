@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.client import EngineClient
-from engine.types import EngineStats, SamplingParams
-from server.cluster.messages import Form, Refusal, Submission
+from engine.types import EngineStats, PrefixNews, SamplingParams, Submission
+from server.cluster.messages import Refusal
 from server.cluster.replica import EngineReplica
 from server.cluster.replica_loads import Load
+from server.cluster.sent_forms import SentForm
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
 from tests.engines import BLOCK_BYTES, CONFIG, recall_client
@@ -55,11 +56,11 @@ async def test_what_was_evicted_is_reported_more_than_once_under_the_same_number
     assert [batch async for batch in replica.generate(Submission(PROMPT, (SamplingParams(5),)))]
     loop = client._loop
     assert loop is not None
-    kept = loop._kv.take_evicted
-    evicted = [[b"1", b"2"], [], [b"3"], [b"4"], [b"5"]]
-    loop._kv.take_evicted = lambda: evicted.pop(0)  # type: ignore[method-assign]
+    kept = loop._kv.take_prefix_news
+    news = [PrefixNews(its, None) for its in ([b"1", b"2"], [], [b"3"], [b"4"], [b"5"])]
+    loop._kv.take_prefix_news = lambda: news.pop(0)  # type: ignore[method-assign]
     reports = [await replica.routing_report() for _ in range(5)]
-    loop._kv.take_evicted = kept  # type: ignore[method-assign]
+    loop._kv.take_prefix_news = kept  # type: ignore[method-assign]
     assert [report["evicted"] for report in reports] == [
         [(0, b"1"), (1, b"2")],
         [(0, b"1"), (1, b"2")],
@@ -67,10 +68,24 @@ async def test_what_was_evicted_is_reported_more_than_once_under_the_same_number
         [(0, b"1"), (1, b"2"), (2, b"3"), (3, b"4")],
         [(2, b"3"), (3, b"4"), (4, b"5")],
     ]
+    assert "states" not in reports[-1]
     load = reports[-1]["load"]
     assert isinstance(load, Load)
     assert load.total_blocks > load.free_blocks > 0
     assert await replica.generates()
+
+
+async def test_a_model_with_states_has_all_of_them_in_every_report(client: EngineClient) -> None:
+    replica = replica_of(client)
+    loop = client._loop
+    assert loop is not None
+    kept = loop._kv.take_prefix_news
+    news = [PrefixNews([], its) for its in ([b"1", b"2"], [], [b"3"])]
+    loop._kv.take_prefix_news = lambda: news.pop(0)  # type: ignore[method-assign]
+    reports = [await replica.routing_report() for _ in range(3)]
+    loop._kv.take_prefix_news = kept  # type: ignore[method-assign]
+    states = [report["states"] for report in reports]
+    assert states == [(1, [b"1", b"2"]), (2, []), (3, [b"3"])]
 
 
 async def test_room_that_holds_nothing_counts_heaps_that_are_not_made_yet(
@@ -101,7 +116,7 @@ async def test_a_form_that_cannot_be_enforced_here_is_answered_with_an_error(
     grammars = NoGrammars()
     grammars.failure = GrammarError("too much")
     replica = EngineReplica("one", "here", client, grammars, 5.0)
-    held = Submission(PROMPT, (SamplingParams(5),) * 2, form=Form(ConstraintSpec(), ""))
+    held = Submission(PROMPT, (SamplingParams(5),) * 2, constraint=SentForm(ConstraintSpec(), ""))
     first, events = [batch async for batch in replica.generate(held)]
     assert first == []
     assert isinstance(events, list)

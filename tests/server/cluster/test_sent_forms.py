@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from server.cluster.messages import Form
 from server.cluster.sent_forms import SendingCompiler, SentForm
 from server.config import LimitsSection
 from server.text.conversation import OutputFormat
@@ -23,7 +22,7 @@ async def test_a_form_is_checked_and_sent_as_it_was_asked_for(tokenizer: Tokeniz
     )
     try:
         spec = ConstraintSpec(OutputFormat("regex", "[0-9]+", "guided_regex"))
-        assert await compiler.compile(spec, "1") == SentForm(Form(spec, "1"))
+        assert await compiler.compile(spec, "1") == SentForm(spec, "1")
         assert await compiler.compile(ConstraintSpec()) is None
         with pytest.raises(GrammarError):
             await compiler.compile(ConstraintSpec(OutputFormat("regex", "(", "guided_regex")))
@@ -32,7 +31,7 @@ async def test_a_form_is_checked_and_sent_as_it_was_asked_for(tokenizer: Tokeniz
 
 
 def test_no_engine_of_this_process_follows_it() -> None:
-    form = SentForm(Form(ConstraintSpec(), ""))
+    form = SentForm(ConstraintSpec(), "")
     assert form.copy() is form
     with pytest.raises(AssertionError):
         form.fill_mask(np.empty(1, np.uint32))

@@ -6,6 +6,7 @@ import httpx2
 import pytest
 
 from engine.client import EngineClient
+from engine.types import Submission
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -65,9 +66,9 @@ async def test_priorities_reach_the_engine(
     seen = []
     submit = EngineClient.submit_choices
 
-    def spy(self: EngineClient, *args: Any, **how: Any) -> Any:
-        seen.append(how["priority"])
-        return submit(self, *args, **how)
+    def spy(self: EngineClient, asked: Submission, *args: Any) -> Any:
+        seen.append(asked.priority)
+        return submit(self, asked, *args)
 
     monkeypatch.setattr(EngineClient, "submit_choices", spy)
     await answer(http, max_tokens=1)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from engine.types import Submission
 from server.config import Config, LimitsSection
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
@@ -79,9 +80,10 @@ def prompts(engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatc
     asked: list[str] = []
     submit = engine.client.submit_choices
 
-    def spy(ids: tuple[int, ...], *args: Any, **how: Any) -> Any:
-        asked.append(tokenizer.fast.decode(list(ids), skip_special_tokens=False))
-        return submit(ids, *args, **how)
+    def spy(submission: Submission, *args: Any) -> Any:
+        ids = list(submission.prompt_ids)
+        asked.append(tokenizer.fast.decode(ids, skip_special_tokens=False))
+        return submit(submission, *args)
 
     monkeypatch.setattr(engine.client, "submit_choices", spy)
     return asked

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.types import SamplingParams
+from engine.types import SamplingParams, Submission
 from server.cli.cluster import facts, replica
 from server.cli.cluster.facts import UnlikeError, facts_of
 from server.cli.cluster.replica import NotReadyError, Replica, own_name, why_not_here
 from server.cli.serve_models import plain_settings
-from server.cluster.messages import Route, Submission
+from server.cluster.messages import Route
 from server.config import Config
 from tests.models import write_embedding_model
 from tests.server.cluster import fake_ray
