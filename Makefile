@@ -28,7 +28,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   repeat structured clients page page-libraries page-picture native arm64 arm64-costs roofline prediction \
   mapping-points \
   metal metal-lint metal-kernels metal-core metal-graph \
-  metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
+  metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root docker-cluster \
   boards lock demo clean
 
 help:
@@ -204,6 +204,9 @@ docker: $(VENV)/.dev  ## boards, rules and alerts against a real Prometheus and 
 
 docker-root: $(VENV)/.dev  ## the Dockerfile's steps, in clean roots (as root, minutes)
 	$(MAKE) -C tests/docker root
+
+docker-cluster: $(VENV)/.cluster  ## the services of compose.cluster.yaml, in namespaces (as root)
+	$(MAKE) -C tests/docker cluster
 
 wheels: $(VENV)/.dev  ## the wheels for Linux into build/wheels; PYTHONS=3.11, MACHINES=x86_64 (as root, minutes)
 	$(MAKE) -C tests/install wheels
