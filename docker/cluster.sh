@@ -29,6 +29,7 @@ head)
   wait $serving || code=$?
   # A signal ends the waiting, and not what is waited for.
   while kill -0 $serving 2> /dev/null; do
+    code=0
     wait $serving || code=$?
   done
   exit $code
