@@ -28,8 +28,8 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   repeat structured clients page page-libraries page-picture native arm64 arm64-costs roofline prediction \
   mapping-points \
   metal metal-lint metal-kernels metal-core metal-graph \
-  metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root docker-cluster \
-  boards lock demo clean
+  metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
+  docker-cluster boards lock demo clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
