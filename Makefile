@@ -29,7 +29,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   mapping-points \
   metal metal-lint metal-kernels metal-core metal-graph \
   metal-darwin metal-cross metal-occupancy mac-wheels wheels headers wheel-root wheel-arm64 sdist docker docker-root \
-  boards lock demo clean
+  docker-cluster boards lock demo clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -207,6 +207,9 @@ docker: $(VENV)/.dev  ## boards, rules and alerts against a real Prometheus and 
 
 docker-root: $(VENV)/.dev  ## the Dockerfile's steps, in clean roots (as root, minutes)
 	$(MAKE) -C tests/docker root
+
+docker-cluster: $(VENV)/.cluster  ## the services of compose.cluster.yaml, in namespaces (as root)
+	$(MAKE) -C tests/docker cluster
 
 wheels: $(VENV)/.dev  ## the wheels for Linux into build/wheels; PYTHONS=3.11, MACHINES=x86_64 (as root, minutes)
 	$(MAKE) -C tests/install wheels

@@ -73,6 +73,10 @@ class Membership:
         """Return the newest reports, also of those that are silent."""
         return [report for _, (_, report) in sorted(self._reports.items())]
 
+    def age_s(self, name: str) -> float:
+        """Return how old the newest report of a replica is."""
+        return self._clock() - self._reports[name][0]
+
     @property
     def telling(self) -> list[ReplicaReport]:
         """Return reports of what the replicas are like: where there is none left, the last one."""

@@ -37,6 +37,7 @@ from server.routes.ollama import ollama_routes
 from server.routes.openapi import DescribedApp
 from server.routes.operations import operation_routes
 from server.routes.page import page_routes
+from server.routes.replicas import replica_routes
 from server.routes.responses import response_routes
 from server.routes.service import Service
 from server.routes.tokenize import tokenize_routes
@@ -52,6 +53,7 @@ ROUTES = (
     model_routes,
     gateway_routes,
     memory_routes,
+    replica_routes,
     page_routes,
     operation_routes,
 )

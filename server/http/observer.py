@@ -17,7 +17,18 @@ NOT_SHOWN_HEADER = "X-Images-Not-Shown"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Asked every few seconds by machines; and by the page, which looks at the memory twice a second.
-QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics", "/memory", "/", "/page/{name:path}"})
+QUIET_ROUTES = frozenset(
+    {
+        "/health",
+        "/ready",
+        "/metrics",
+        "/memory",
+        "/cluster/replicas",
+        "/version",
+        "/",
+        "/page/{name:path}",
+    }
+)
 
 
 class RequestObserver:

@@ -7,6 +7,7 @@ import { Conversations } from "./conversations.js";
 import { setText } from "./element.js";
 import { Memory } from "./memory.js";
 import { Models } from "./models.js";
+import { Replicas } from "./replicas.js";
 import { Settings } from "./settings.js";
 import { listen, showHelp } from "./shortcuts.js";
 import { Store } from "./store.js";
@@ -53,6 +54,8 @@ const memory = new Memory(
   },
   state,
 );
+
+const replicas = new Replicas({ article: at("replicas-part"), sum: at("replicas-sum"), rows: at("replicas") });
 
 const turns = new Turns({ list: at("turns"), empty: at("turns-empty"), sum: at("turns-sum") });
 
@@ -154,6 +157,7 @@ async function begin() {
     return;
   }
   useModel(chat.conversation);
+  replicas.start();
   at("key-form").hidden = true;
   at("key-note").textContent = "";
 }

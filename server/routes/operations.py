@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from server.chat.readiness import generates
 from server.protocol.wire_errors import shutting_down, unavailable
+from server.routes.replicas import PATH as REPLICAS
 from server.routes.service import Service
 
 
@@ -23,7 +24,8 @@ def operation_routes(service: Service) -> APIRouter:
 
     @router.get("/version", include_in_schema=False)
     async def get_version() -> dict[str, str]:
-        return who_answers()
+        # The page looks here whether there is a list of replicas.
+        return who_answers() | ({} if service.replicas is None else {"replicas": REPLICAS})
 
     @router.get("/health")
     async def health() -> Response:

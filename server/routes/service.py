@@ -15,6 +15,7 @@ from server.chat.served_model import ServedModel
 from server.config import Config
 from server.metrics import Metrics
 from server.metrics.recent_requests import RecentRequests
+from server.metrics.replica_figures import ListReplicas
 from server.routes.answering import Answering
 from server.routes.reading import RequestReader
 from server.text.calls.written import WrittenCalls
@@ -44,6 +45,8 @@ class Service:
     """Held while prompts are encoded."""
     clock: Callable[[], float] = time.monotonic
     """Seconds; measures the time of a request."""
+    replicas: ListReplicas | None = None
+    """Lists those that answer in place of an engine of this process; None where there are none."""
 
     @property
     def reader(self) -> RequestReader:

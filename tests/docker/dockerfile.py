@@ -1,7 +1,8 @@
 """A Dockerfile, taken apart: what its stages do, in order.
 
 It reads what docker/Dockerfile is written in: comments, and instructions on one line or continued.
-Heredocs, variables and instructions that take options beside ``COPY --from`` are refused.
+Heredocs and instructions that take options beside ``COPY --from`` are refused. Variables are for
+the shell of RUN lines alone.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 
 KNOWN = frozenset(
     [
+        "ARG",
         "CMD",
         "COPY",
         "ENTRYPOINT",

@@ -73,6 +73,8 @@ def _compose() -> Iterator[tuple[str, bool]]:
     yield "compose config, boards alone", _says_yes(*compose, "config", "--quiet", env=full)
     everything = [*compose, "--profile", "container", "config", "--quiet"]
     yield "compose config, all in containers", _says_yes(*everything, env=full)
+    both = [*compose, "--file", str(DOCKER / "compose.cluster.yaml")]
+    yield "compose config, a cluster", _says_yes(*both, "config", "--quiet", env=full)
     for name in SECRETS:
         without = full | {name: ""}
         found = not _says_yes(*compose, "config", "--quiet", env=without, quiet=True)

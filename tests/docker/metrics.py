@@ -6,15 +6,19 @@ from typing import cast
 
 from engine.client import EngineClient
 from engine.types import EngineStats, KVStats
+from server.cluster.metrics import ClusterCollector
+from server.cluster.remote_engine import RemoteEngine, Replicas
 from server.metrics import Metrics
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 
 def all_series() -> set[str]:
-    """Names as expressions have them, of an engine that has a pool and has done nothing."""
+    """Names as expressions have them, of an engine that has a pool and has done nothing, and of a
+    cluster's front."""
     figures = {field.name: 0 for field in fields(KVStats) if field.name != "cells"}
     stats = EngineStats(kv=KVStats(**figures))  # type: ignore[arg-type]
     client = SimpleNamespace(stats=stats, alive=True, step_age_s=0.0, pressure=0)
-    families = Metrics(cast(EngineClient, client)).registry.collect()
+    replicas = ClusterCollector(RemoteEngine(cast(Replicas, None), max_backlog=1))
+    families = [*Metrics(cast(EngineClient, client)).registry.collect(), *replicas.collect()]
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}

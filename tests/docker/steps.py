@@ -86,6 +86,9 @@ def follow(instruction: Instruction, image: Image, others: dict[str, Image]) -> 
         print(f"{time.monotonic() - begun:6.1f} s  RUN {instruction.value[:70]}", flush=True)
     elif instruction.keyword == "COPY":
         copy(instruction.words, image, others)
+    elif instruction.keyword == "ARG":
+        name, _, value = instruction.value.partition("=")
+        image.environment[name] = value
     elif instruction.keyword == "ENV":
         for setting in instruction.words:
             name, _, value = setting.partition("=")

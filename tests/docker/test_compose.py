@@ -1,12 +1,20 @@
+import os
 import re
+import subprocess
+from pathlib import Path
 
+import pytest
 import yaml  # type: ignore[import-untyped]
 
+from server.cli.cluster.ray_process import HEAD_PORT, STOP_TIMEOUT_S
 from server.config import Config
-from tests.docker.boards import DOCKER
+from tests.docker.boards import DOCKER, ROOT
 
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
+CLUSTER = yaml.safe_load((DOCKER / "compose.cluster.yaml").read_text())
+MACHINES = CLUSTER["services"]
+HEAD = MACHINES["quire-head"]
 DEMANDED = re.compile(r"\$\{([A-Z_]+):\?")
 
 
@@ -75,3 +83,59 @@ def test_grafana_finds_its_boards_and_its_prometheus() -> None:
     }
     assert (DOCKER / mounted[provider["options"]["path"]]).is_dir()
     assert all((DOCKER / place).is_dir() for place in mounted.values())
+
+
+def test_a_cluster_has_three_machines_and_one_port_on_this_machine_alone() -> None:
+    assert len(MACHINES) == 3
+    assert HEAD["command"] == ["head", "${QUIRE_MODEL:-demo}", str(len(MACHINES))]
+    ports = [port for its in MACHINES.values() for port in its.get("ports", [])]
+    assert ports == ["127.0.0.1:${QUIRE_PORT:-8001}:8000"]
+    assert all(its["hostname"] == name for name, its in MACHINES.items())
+    workers = [its for its in MACHINES.values() if its is not HEAD]
+    assert [its["command"] for its in workers] == [["join", f"quire-head:{HEAD_PORT}"]] * 2
+
+
+def test_the_key_of_a_cluster_is_a_file_and_nothing_else() -> None:
+    assert CLUSTER["secrets"] == {"cluster_key": {"file": "${QUIRE_CLUSTER_KEY:-./cluster.key}"}}
+    for its in MACHINES.values():
+        assert its["secrets"] == ["cluster_key"]
+        assert "key" not in " ".join(its["entrypoint"] + its["command"]).lower()
+    assert "docker/cluster.key" in (ROOT / ".gitignore").read_text().splitlines()
+    script = (DOCKER / "cluster.sh").read_text()
+    assert "key=/run/secrets/cluster_key" in script
+    assert "cat " not in script
+
+
+def test_machines_of_a_cluster_can_do_no_more_than_they_must() -> None:
+    for its in MACHINES.values():
+        assert its["cap_drop"] == ["ALL"]
+        assert its["security_opt"] == ["no-new-privileges:true"]
+        assert its["read_only"] is True
+        assert its["environment"]["XDG_STATE_HOME"].startswith("/tmp/")
+        assert its["build"]["args"] == {"LOCK": "requirements-cluster.lock"}
+        grace = int(its["stop_grace_period"].removesuffix("s"))
+        assert grace > Config().server.drain_s + 30 + STOP_TIMEOUT_S
+    assert (ROOT / "requirements-cluster.lock").is_file()
+
+
+def test_prometheus_asks_the_head_of_a_cluster_by_a_name_that_it_answers_to() -> None:
+    jobs = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    (names,) = (its["dns_sd_configs"][0]["names"] for its in jobs if "dns_sd_configs" in its)
+    assert HEAD["environment"]["QUIRE_ACCESS__ALLOWED_HOSTS"] in names
+    assert HEAD["hostname"] in names
+
+
+def test_the_script_of_a_machine_is_one_that_a_shell_reads() -> None:
+    subprocess.run(["sh", "-n", str(DOCKER / "cluster.sh")], check=True, timeout=20)
+
+
+@pytest.mark.parametrize("arguments", [["head", "demo", "3"], ["join", "there:1"], ["other"]])
+def test_a_machine_that_does_not_get_into_its_cluster_ends_with_an_error(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    quire = tmp_path / "quire"
+    quire.write_text("#!/bin/sh\nexit 3\n")
+    quire.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path)}
+    command = ["sh", str(DOCKER / "cluster.sh"), *arguments]
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=20).returncode

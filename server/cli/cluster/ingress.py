@@ -20,6 +20,7 @@ from server.cli.salt_secret import salt_secret
 from server.cluster.metrics import ClusterCollector
 from server.cluster.ray_replicas import RayReplicas
 from server.cluster.remote_engine import RemoteEngine
+from server.cluster.replica_list import listed
 from server.cluster.sent_forms import SendingCompiler
 from server.config import Config
 from server.http.app import create_app
@@ -133,6 +134,7 @@ def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
         WrittenCalls(limits.max_written_call_bytes),
         ReasoningCache(limits.max_thought_bytes),
         Salts(salt_secret(settings.access.salt_secret_file)),
+        replicas=lambda: listed(engine.members),
     )
 
 

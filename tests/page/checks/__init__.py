@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.page.checks import chat, conversations, keys, look, memory, models, text, turns
+from tests.page.checks import chat, conversations, keys, look, memory, models, replicas, text, turns
 from tests.page.visit import Browser
 
 
@@ -37,6 +37,8 @@ def all_checks() -> list[Callable[[Browser], None]]:
         memory.a_pool_of_many_blocks_is_drawn_while_nobody_waits,
         memory.states_are_shown_by_their_conversations,
         memory.a_server_that_is_gone_or_stuck_is_said_to_be,
+        replicas.replicas_are_listed_where_there_is_a_cluster,
+        replicas.the_list_of_replicas_is_accessible_and_fits,
         look.it_looks_right_in_dark_and_light_wide_and_narrow,
         look.axe_finds_nothing_in_dark_and_light_in_lists_and_dialogs,
     ]

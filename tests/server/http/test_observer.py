@@ -292,7 +292,7 @@ async def test_what_the_cache_had_is_in_the_line(http: httpx2.AsyncClient, engin
 # --- the line --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
 async def test_machines_that_ask_all_the_time_are_quiet(
     path: str, http: httpx2.AsyncClient
 ) -> None:

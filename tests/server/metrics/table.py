@@ -1,9 +1,12 @@
 """METRICS.md, from what a server really shows: ``python -m tests.server.metrics.table``."""
 
 from pathlib import Path
+from typing import cast
 
 import metal_ext  # noqa: F401  # before anything that imports MLX
 from engine.client import EngineClient
+from server.cluster.metrics import ClusterCollector
+from server.cluster.remote_engine import RemoteEngine, Replicas
 from server.config import ModelsSection
 from server.metrics import Metrics
 from server.supervisor.metrics import ModelsCollector
@@ -18,7 +21,9 @@ def families(client: EngineClient) -> list[tuple[str, str, str, str]]:
     """Name, type, unit and help text of all, by name."""
     found = []
     several = ModelsCollector(ModelSupervisor(ModelsSection(), 0, retry_after_s=1))
-    for family in (*Metrics(client).registry.collect(), *several.collect()):
+    replicas = ClusterCollector(RemoteEngine(cast(Replicas, None), max_backlog=1))
+    shown = (*Metrics(client).registry.collect(), *several.collect(), *replicas.collect())
+    for family in shown:
         name = family.name + ("_total" if family.type == "counter" else "")
         parts = family.name.split("_")
         unit = next((unit for unit in UNITS if unit in parts[-2:]), "")

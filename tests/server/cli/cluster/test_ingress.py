@@ -71,6 +71,9 @@ async def test_clients_are_answered_by_replicas_until_it_is_drained(
             while "quire_replicas 2.0" not in page:
                 page = (await client.get("/metrics")).text
         assert (await client.get("/ready")).status_code == 200
+        path = (await client.get("/version")).json()["replicas"]
+        assert [its["state"] for its in (await client.get(path)).json()["replicas"]] == ["up"] * 2
+        assert (await client.get(path, headers={"authorization": ""})).status_code == 401
     await front.drain()
     with pytest.raises(EndedError):
         await front.check_health()
