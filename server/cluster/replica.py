@@ -11,6 +11,7 @@ from server.chat.readiness import generates
 from server.cluster.messages import Numbered, Refusal, ReplicaReport, Submission
 from server.cluster.prompt_speed import PromptSpeed
 from server.cluster.replica_loads import Load
+from server.cluster.scaling import Need, need_of
 from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
@@ -131,6 +132,10 @@ class EngineReplica:
             for place, digest in enumerate(digests)
         ]
         return {"load": self._load(), "evicted": pairs[-MAX_REPORTED_HASHES:]}
+
+    def need(self) -> Need:
+        """Say what decides how many replicas there are."""
+        return need_of(self._client.stats, self._client.limits.max_num_seqs)
 
     def _load(self) -> Load:
         stats = self._client.stats
