@@ -151,6 +151,10 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         graceful_shutdown_timeout_s=plan.drain_s,
         **_common(plan),
     )
+    # Public names set no version any more, and give each run another one: then all start again.
+    replica, ingress = (
+        its.options(version=plan.version, _internal=True) for its in (replica, ingress)
+    )
     return ingress.bind(
         replica.bind(plan.model, plan.settings, plan.facts), plan.model, plan.settings_file
     )
@@ -169,7 +173,6 @@ def _by_need(plan: Plan, counts: ReplicaCounts) -> AutoscalingConfig:
 
 def _common(plan: Plan) -> dict[str, Any]:
     return {
-        "version": plan.version,
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,
         "max_constructor_retry_count": CONSTRUCTOR_TRIES,
         "health_check_period_s": HEALTH_PERIOD_S,

@@ -61,13 +61,18 @@ class Ray:
         return SimpleNamespace(options=options)
 
     def deployment(self, target: type, *, name: str, **options: Any) -> Any:
+        assert "version" not in options, "Ray refuses it there"
         self.deployed[name] = options
 
         def bind(*arguments: Any) -> str:
             self.bound[name] = arguments
             return name
 
-        return SimpleNamespace(bind=bind)
+        def with_version(*, version: str, _internal: bool) -> Any:
+            options["version"] = version
+            return SimpleNamespace(bind=bind)
+
+        return SimpleNamespace(options=with_version)
 
     def run(self, target: Any, **_: object) -> Any:
         if self.failure is not None:
