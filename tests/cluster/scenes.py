@@ -92,7 +92,11 @@ async def failure(results: Results, port: int, sign: signal.Signals, first: int)
 
 
 async def restarted_head(results: Results, head: Supervised, port: int, members: int) -> None:
-    """All processes of the head are killed, and started again as a service manager does."""
+    """All processes of the head are killed, and started again as a service manager does.
+
+    Here the member is on the same machine, and Ray begins no head there until the member's raylet
+    has given up, after a minute. Between machines that minute is none of the head's.
+    """
     await eventually(lambda: answering(port) == members, HEAD_BACK_WITHIN_S)
     them = conversations(400)
     await converse(port, them, 1)
