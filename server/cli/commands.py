@@ -332,14 +332,24 @@ def doctor(
 def _parameters_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
     """Return arguments of ``quire serve`` as it reads them; whatever is wrong with them ends as it
     does there."""
-    commands: Any = typer.main.get_command(app)
-    parameters: dict[str, Any] = (
-        commands.commands["serve"].make_context("quire serve", list(arguments)).params
-    )
+    return _parameters_of(arguments, "serve")
+
+
+def _parameters_of_cluster(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return arguments of ``quire cluster serve`` as it reads them."""
+    return _parameters_of(arguments, "cluster", "serve")
+
+
+def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
+    command: Any = typer.main.get_command(app)
+    for name in names:
+        command = command.commands[name]
+    said = " ".join(("quire", *names))
+    parameters: dict[str, Any] = command.make_context(said, list(arguments)).params
     return parameters
 
 
 add_model_commands(app)
 launch_command(app)
 app.add_typer(cluster_commands(), name="cluster")
-app.add_typer(service_commands(_parameters_of_serve), name="service")
+app.add_typer(service_commands(_parameters_of_serve, _parameters_of_cluster), name="service")

@@ -12,6 +12,7 @@ from server.chat.readiness import generates
 from server.cluster.messages import Numbered, Refusal, ReplicaReport
 from server.cluster.prompt_speed import PromptSpeed
 from server.cluster.replica_loads import Load
+from server.cluster.scaling import Need, need_of
 from server.cluster.sent_forms import SentForm
 from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec
@@ -129,6 +130,10 @@ class EngineReplica:
             self._state_reports += 1
             report["states"] = self._state_reports, news.states
         return report
+
+    def need(self) -> Need:
+        """Say what decides how many replicas there are."""
+        return need_of(self._client.stats, self._client.limits.max_num_seqs)
 
     def _load(self) -> Load:
         stats = self._client.stats

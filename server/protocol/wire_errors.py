@@ -51,6 +51,19 @@ class ApiError(Exception):
             }
         }
 
+    @property
+    def late_fields(self) -> dict[str, int]:
+        """Return what the error of an answer that has begun says in its own object: headers were
+        sent before. ``retry_after_s``, in seconds, where it passes by itself; else nothing."""
+        after = self.headers.get("Retry-After")
+        return {} if after is None else {"retry_after_s": int(after)}
+
+    def late_body(self) -> dict[str, Any]:
+        """Return the body with ``late_fields`` in it, as the last event of a stream has it."""
+        body = self.body()
+        body["error"] |= self.late_fields
+        return body
+
 
 def quoted(name: str) -> str:
     """Quote a name that a client chose, for an error: a short one whole."""
@@ -205,11 +218,11 @@ def shutting_down(retry_after_s: int) -> ApiError:
     return error
 
 
-def generation_failed(reason: str, retry_after_s: int = 0, what: str = "Generation") -> ApiError:
+def generation_failed(reason: str, retry_after_s: int, what: str = "Generation") -> ApiError:
     """Make the error for a fault of the engine: 500; 400 where the answer's form is at fault; 503
     where the server shuts down, or a replica of several is gone.
 
-    reason: the engine's. retry_after_s: for a header; 0 where none is sent any more.
+    reason: the engine's. retry_after_s: when to send it again, where that may help.
     """
     if reason == SHUTTING_DOWN:
         return shutting_down(retry_after_s)

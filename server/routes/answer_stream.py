@@ -50,10 +50,12 @@ FRAMINGS: dict[StreamForm, Framing] = {
 class AnswerStream(StreamingResponse):
     """The answer, one write per step; a sign of life whenever ``ping_s`` pass in silence."""
 
-    def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
+    def __init__(self, choices: Choices, answer: Answer, ping_s: float, retry_after_s: int) -> None:
+        """ping_s: of silence, at most. retry_after_s: told where an answer is lost that may be had
+        again."""
         framing = FRAMINGS[answer.stream_form]
         super().__init__(
-            _written(framing, choices, answer, ping_s),
+            _written(framing, choices, answer, ping_s, retry_after_s),
             media_type=framing.media_type,
             headers=HEADERS,
         )
@@ -68,7 +70,7 @@ class AnswerStream(StreamingResponse):
 
 
 async def _written(
-    framing: Framing, choices: Choices, answer: Answer, ping_s: float
+    framing: Framing, choices: Choices, answer: Answer, ping_s: float, retry_after_s: int
 ) -> AsyncIterator[bytes]:
     """Yield an answer as it is sent. A fault ends the stream with an object of its own and without
     an end, so that clients can tell."""
@@ -93,4 +95,4 @@ async def _written(
         async for piece in paced(chain([last], end, [framing.end])):
             yield piece
     except GenerationError as error:
-        yield written([answer.failure(generation_failed(str(error)))])
+        yield written([answer.failure(generation_failed(str(error), retry_after_s))])

@@ -43,7 +43,7 @@ class Answering:
         choices = self.start(*prompts, times=request.state.times)
         ping_s = self.config.server.sse_ping_s
         if stream:
-            return AnswerStream(choices, answer, ping_s)
+            return AnswerStream(choices, answer, ping_s, self.config.limits.retry_after_s)
         try:
             whole = await unless_left(request, _gather(choices, answer, ping_s))
         except GenerationError as error:

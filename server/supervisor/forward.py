@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.http.errors import error_response
 from server.http.guards.headers import SAFE_HEADERS
-from server.protocol.messages.errors import message_error
+from server.protocol.messages.errors import late_message_error
 from server.protocol.ollama.errors import ollama_error
 from server.protocol.request_ids import HEADER, current_request_id
 from server.protocol.wire_errors import ApiError
@@ -223,10 +223,11 @@ def _error_of(status: int, body: Mapping[str, Any]) -> ApiError:
 def _failure_event(scope: Scope, error: ApiError, number: int) -> bytes:
     """Return the event that ends a stream. number: of the events before it."""
     if speaks_anthropic(scope):
-        return event(message_error(error, current_request_id()), named=True)
+        return event(late_message_error(error, current_request_id()), named=True)
     if speaks_ollama(scope):
-        return to_json(ollama_error(error)) + b"\n"
+        return to_json(ollama_error(error) | error.late_fields) + b"\n"
     if scope["path"].startswith(RESPONSES_PATH):
         said = {"code": error.code, "message": error.message, "param": error.param}
-        return event({"type": "error", **said, "sequence_number": number}, named=True)
-    return event(error.body())
+        ended = {"type": "error", **said, **error.late_fields, "sequence_number": number}
+        return event(ended, named=True)
+    return event(error.late_body())

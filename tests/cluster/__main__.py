@@ -10,15 +10,19 @@ import tempfile
 import time
 from pathlib import Path
 
+from server.cli.cluster.ray_process import HEAD_PORT
 from tests.cluster import scenes
 from tests.cluster.conversations import Conversation, converse
 from tests.cluster.machines import (
     OTHER_ROUTER,
+    UP_S,
     Home,
     cluster,
+    eventually,
     flags,
     free_port,
     rays_processes,
+    supervised,
 )
 from tests.cluster.namespace import enter
 from tests.cluster.results import Results
@@ -37,6 +41,7 @@ def main() -> None:
     """Run, and end with 1 where something is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="without other routers")
+    parser.add_argument("--services", action="store_true", help="only a head that is restarted")
     options = parser.parse_args()
     if (code := enter(sys.argv[1:])) is not None:
         sys.exit(code)
@@ -44,7 +49,11 @@ def main() -> None:
     results = Results()
     before = set(os.listdir(SHARED_MEMORY))
     with tempfile.TemporaryDirectory(prefix="quire-cluster-") as folder:
-        asyncio.run(run(results, Path(folder), with_others=not options.quick))
+        asyncio.run(
+            run(
+                results, Path(folder), with_others=not options.quick, only_services=options.services
+            )
+        )
     results.check("all processes have ended", not rays_processes(), rays_processes()[:3])
     left = set(os.listdir(SHARED_MEMORY)) - before
     results.check("no shared memory is left", not left, left)
@@ -53,12 +62,16 @@ def main() -> None:
     sys.exit(results.failed > 0)
 
 
-async def run(results: Results, folder: Path, *, with_others: bool) -> None:
-    """All scenes. with_others: other routers as well."""
+async def run(results: Results, folder: Path, *, with_others: bool, only_services: bool) -> None:
+    """All scenes. with_others: other routers as well. only_services: nothing but the restart of a
+    head."""
     home, alone = Home(folder / "head"), Home(folder / "alone")
     for its in (home, alone):
         its.folder.mkdir()
     direct_port = free_port()
+    if only_services:
+        await services(results, folder)
+        return
     with alone.serving("serve", "demo", *flags(direct_port), port=direct_port), cluster(home):
         reference = scenes.conversations()
         await converse(direct_port, reference, scenes.TURNS)
@@ -67,6 +80,7 @@ async def run(results: Results, folder: Path, *, with_others: bool) -> None:
         await guarded(results, home)
         if with_others:
             await others(results, home, reference)
+    await services(results, folder)
 
 
 def strangers(results: Results, folder: Path, home: Home) -> None:
@@ -99,6 +113,7 @@ async def ours(
         results.check("status names the replicas", "3 running" in status.stdout, status.stderr)
         await scenes.failure(results, port, signal.SIGKILL, 100)
         await scenes.failure(results, port, signal.SIGSTOP, 200)
+        await scenes.stopped_start(results, port)
 
 
 async def guarded(results: Results, home: Home) -> None:
@@ -110,6 +125,20 @@ async def guarded(results: Results, home: Home) -> None:
     with home.serving(*serve, *flags(port, *SMALL, keys, share), port=port, says=SERVING):
         await scenes.tenants(results, port, KEYS)
         await scenes.crowd(results, port, CROWD, KEYS[0])
+
+
+async def services(results: Results, folder: Path) -> None:
+    """A head and a member as their services run them, and the head killed."""
+    head, member = Home(folder / "service-head"), Home(folder / "service-member")
+    for its in (head, member):
+        its.folder.mkdir()
+    port, address = free_port(), "127.0.0.1"
+    serve = ("cluster", "serve", "demo", "--start", "--address", address)
+    with supervised(head, *serve, *flags(port)) as service:
+        await eventually(head.key.exists, UP_S)
+        join = ("cluster", "join", f"{address}:{HEAD_PORT}", "--stay", "--key-file", str(head.key))
+        with supervised(member, *join):
+            await scenes.restarted_head(results, service, port, members=2)
 
 
 async def others(results: Results, home: Home, reference: list[Conversation]) -> None:

@@ -6,9 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
@@ -17,8 +18,9 @@ import psutil
 QUIRE = (sys.executable, "-c", "from server.cli import main; main()")
 OTHER_ROUTER = (
     "import sys; from server.cli.cluster.run import serve_cluster; "
-    "serve_cluster('demo', 3, 3, None, {'server': {'port': int(sys.argv[2])}}, sys.argv[3:], "
-    "print, "
+    "from server.cluster.replica_counts import ReplicaCounts; "
+    "serve_cluster('demo', ReplicaCounts(3, 3), 3, None, {'server': {'port': int(sys.argv[2])}}, "
+    "sys.argv[3:], print, "
     "router=sys.argv[1])"
 )
 SETTINGS = (
@@ -29,6 +31,8 @@ SETTINGS = (
     "server.drain_s=2",
 )
 UP_S, END_S = 90.0, 60.0
+# RestartSec of the unit, ThrottleInterval of the agent.
+SERVICE_RESTART_S = 10.0
 
 
 class BrokenError(Exception):
@@ -121,6 +125,62 @@ def cluster(home: Home) -> Iterator[None]:
         stopped = home.run("cluster", "stop")
         if stopped.returncode:
             raise BrokenError(f"the cluster did not stop: {stopped.stderr}")
+
+
+class Supervised:
+    """A command that is started again whenever it ends, as a service manager does."""
+
+    def __init__(self, home: Home, *arguments: str) -> None:
+        self._home = home
+        self._command = [*QUIRE, *arguments]
+        self._ended = threading.Event()
+        self._child = self._start()
+        self._thread = threading.Thread(target=self._keep)
+        self._thread.start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with (self._home.folder / "service.log").open("a") as log:
+            return subprocess.Popen(
+                self._command, env=self._home.environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def _keep(self) -> None:
+        while not self._ended.wait(0.1):
+            if self._child.poll() is not None and not self._ended.wait(SERVICE_RESTART_S):
+                self._child = self._start()
+
+    def kill(self) -> int:
+        """Kill the command and all that it has started, at once. Returns how many there were."""
+        own = psutil.Process(self._child.pid)
+        family = [own, *own.children(recursive=True)]
+        for each in family:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        return len(family)
+
+    def end(self) -> None:
+        """End it for good, as a service manager does."""
+        self._ended.set()
+        self._thread.join()
+        self._child.send_signal(signal.SIGTERM)
+        try:
+            self._child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokenError(f"{self._command} did not end") from None
+
+
+@contextmanager
+def supervised(home: Home, *arguments: str) -> Iterator[Supervised]:
+    """A command under a service manager."""
+    found = Supervised(home, *arguments)
+    try:
+        yield found
+    except BaseException:
+        print((home.folder / "service.log").read_text()[-3000:])
+        raise
+    finally:
+        found.end()
 
 
 def flags(port: int, *further: str) -> list[str]:

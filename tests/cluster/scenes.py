@@ -10,7 +10,7 @@ import httpx2
 import psutil
 
 from tests.cluster.conversations import Conversation, ask, cached_share, client_of, converse
-from tests.cluster.machines import eventually, replica_processes
+from tests.cluster.machines import Supervised, eventually, replica_processes
 from tests.cluster.results import Results
 
 CONVERSATIONS, TURNS = 12, 6
@@ -18,7 +18,8 @@ PAIRS = 24
 LEAST_SHARE = 0.95
 MOST_RATIO, MOST_MORE_S = 1.2, 0.020
 LONG_ANSWER = 400
-BACK_WITHIN_S = 90.0
+BACK_WITHIN_S = 60.0
+HEAD_BACK_WITHIN_S = 150.0
 REPLICAS = 3
 
 
@@ -88,6 +89,66 @@ async def failure(results: Results, port: int, sign: signal.Signals, first: int)
         lambda: not victim.is_running() and replicas_up(port) == REPLICAS, BACK_WITHIN_S
     )
     results.check(f"{name}: there are {REPLICAS} replicas again", True, f"{took:.0f} s")
+
+
+async def restarted_head(results: Results, head: Supervised, port: int, members: int) -> None:
+    """All processes of the head are killed, and started again as a service manager does.
+
+    Here the member is on the same machine, and Ray begins no head there until the member's raylet
+    has given up, after a minute. Between machines that minute is none of the head's.
+    """
+    await eventually(lambda: answering(port) == members, HEAD_BACK_WITHIN_S)
+    them = conversations(400)
+    await converse(port, them, 1)
+    began = time.monotonic()
+    async with client_of(port) as client:
+        asking = asyncio.gather(
+            *(ask(client, its, LONG_ANSWER, whole=True) for its in them), return_exceptions=True
+        )
+        await asyncio.sleep(0.1)
+        killed = head.kill()
+        turns = await asking
+    ended_s = time.monotonic() - began
+    silent = [turn for turn in turns if isinstance(turn, httpx2.TimeoutException)]
+    results.check("head killed: none silent", not silent, f"all ended in {ended_s:.1f} s")
+    results.check("head killed: all of its processes", killed > 3, f"{killed} processes")
+    took = await eventually(lambda: answering(port) > 0, HEAD_BACK_WITHIN_S)
+    results.check("head killed: served again by itself", True, f"{took + ended_s:.0f} s")
+    whole = await eventually(lambda: answering(port) == members, HEAD_BACK_WITHIN_S)
+    seen = f"{whole + took + ended_s:.0f} s"
+    results.check(f"head killed: all {members} machines serve again", True, seen)
+    async with client_of(port) as client:
+        again = await asyncio.gather(*(ask(client, its) for its in conversations(400)))
+    failed = [turn.error for turn in again if turn.error]
+    results.check("head killed: requests are answered again", not failed, failed[:3])
+
+
+def answering(port: int) -> int:
+    """How many replicas answer; none where nobody listens."""
+    try:
+        return replicas_up(port)
+    except httpx2.HTTPError:
+        return 0
+
+
+async def stopped_start(results: Results, port: int) -> None:
+    """A replica is killed, and the one that takes its place is stopped while it starts."""
+    before = {its.pid for its in guarded_processes()}
+    busiest().kill()
+    await eventually(lambda: {its.pid for its in guarded_processes()} - before, BACK_WITHIN_S)
+    began = time.monotonic()
+    (new,) = [its for its in guarded_processes() if its.pid not in before]
+    new.suspend()
+    up = replicas_up(port)
+    await eventually(lambda: not new.is_running() and replicas_up(port) == REPLICAS, BACK_WITHIN_S)
+    took = time.monotonic() - began
+    seen = f"{took:.0f} s; {up} answered meanwhile"
+    results.check("stopped while it starts: replaced", up < REPLICAS, seen)
+
+
+def guarded_processes() -> list[psutil.Process]:
+    """Processes of replicas whose constructor has begun: a guard stands beside each."""
+    return [its for its in replica_processes() if its.children()]
 
 
 def busiest() -> psutil.Process:

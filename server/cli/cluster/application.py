@@ -4,14 +4,14 @@ The environment has what Ray's processes have in theirs before this is imported.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -19,11 +19,19 @@ from server.cli.cluster.facts import Facts
 from server.cli.cluster.folder import ClusterError
 from server.cli.cluster.ingress import Ingress
 from server.cli.cluster.replica import Replica, why_not_here
+from server.cluster.replica_counts import ReplicaCounts
 
 NAME = "quire"
 NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
 ROUTER = "server.cluster.ray_router:PrefixRequestRouter"
+POLICY = "server.cluster.ray_scaling:policy"
+# What engines need is averaged over the first, which is more than the 10 s between what they say to
+# Ray; more of it starts a replica after the second, and less ends one after the third: with it go
+# the prefixes that it holds.
+LOOK_BACK_S = 15.0
+MORE_AFTER_S = 5.0
+FEWER_AFTER_S = 300.0
 HEALTH_PERIOD_S = 2.0
 REPORT_PERIOD_S = 1.0
 POLL_S = 0.1
@@ -50,8 +58,15 @@ class Plan:
     """Replicas on one machine, at most."""
     ready_timeout_s: float
     drain_s: float
+    version: str
+    """Which no other plan has: Ray starts replicas of other versions again, and leaves those alone
+    that have the same."""
+    max_request_s: float
+    """For how long one that is needed no more may go on with its answers."""
     router: str = ROUTER
     """The class that chooses replicas."""
+    fewer_after_s: float = FEWER_AFTER_S
+    """For how long a replica is not needed before it ends."""
 
 
 @contextmanager
@@ -72,52 +87,28 @@ def machines() -> dict[str, str]:
     return {its["NodeID"]: its["NodeManagerHostname"] for its in ray.nodes() if its["Alive"]}
 
 
-def unfit_machines(plan: Plan) -> dict[str, str]:
-    """Return why machines cannot have a replica, by what Ray calls them. Fetches the model where it
-    is missing."""
-    asked = {
+def unfit_machines(plan: Plan, asked: Collection[str]) -> dict[str, str]:
+    """Return why some of these machines cannot have a replica, by what Ray calls them. Fetches the
+    model where it is missing."""
+    asking = {
         node: ray.remote(why_not_here)
         .options(
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
         .remote(plan.model, plan.settings, plan.facts)
-        for node in machines()
+        for node in asked
     }
-    answers = {node: ray.get(answer, timeout=READING_TIMEOUT_S) for node, answer in asked.items()}
+    answers = {node: ray.get(answer, timeout=READING_TIMEOUT_S) for node, answer in asking.items()}
     return {node: why for node, why in answers.items() if why}
 
 
-def deploy(plan: Plan, replicas: int, unfit: Sequence[str]) -> str:
+def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
     """Start what is to serve, the ingress on this machine, and return where clients come. unfit:
     machines without a replica. Raises ClusterError."""
-    head = ray.get_runtime_context().get_node_id()
     serve.start(proxy_location="Disabled", logging_config=_logging())
-    not_on = {NODE_ID: f"!in({','.join(unfit)})"} if unfit else {}
-    replica = serve.deployment(
-        Replica,
-        name=REPLICA,
-        num_replicas=replicas,
-        max_replicas_per_node=plan.per_machine,
-        ray_actor_options={"num_cpus": 0, "label_selector": not_on},
-        request_router_config=RequestRouterConfig(
-            request_router_class=plan.router, request_routing_stats_period_s=REPORT_PERIOD_S
-        ),
-        health_check_timeout_s=plan.ready_timeout_s + HEALTH_PERIOD_S,
-        **_common(plan),
-    )
-    ingress = serve.deployment(
-        Ingress,
-        name=INGRESS,
-        num_replicas=1,
-        ray_actor_options={"num_cpus": 0, "label_selector": {NODE_ID: head}},
-        **_common(plan),
-    )
-    target = ingress.bind(
-        replica.bind(plan.model, plan.settings, plan.facts), plan.model, plan.settings_file
-    )
     try:
-        handle = serve.run(target, name=NAME, route_prefix=None)
+        handle = serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
         while not (url := handle.url.remote().result()):
             time.sleep(POLL_S)
         return str(url)
@@ -126,12 +117,65 @@ def deploy(plan: Plan, replicas: int, unfit: Sequence[str]) -> str:
         raise ClusterError(f"the replicas did not start: {error}") from error
 
 
+def resize(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> None:
+    """Have so many replicas from now on. Those that there are stay as they are, unless other
+    machines are unfit: then they are started again, one after the other."""
+    serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
+
+
+def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
+    """Return what Ray Serve is to run."""
+    head = ray.get_runtime_context().get_node_id()
+    needed: dict[str, Any] = {"num_replicas": counts.most}
+    if counts.least < counts.most:
+        needed = {"autoscaling_config": _by_need(plan, counts)}
+    not_on = {NODE_ID: f"!in({','.join(unfit)})"} if unfit else {}
+    replica = serve.deployment(
+        Replica,
+        name=REPLICA,
+        **needed,
+        max_replicas_per_node=plan.per_machine,
+        ray_actor_options={"num_cpus": 0, "label_selector": not_on},
+        request_router_config=RequestRouterConfig(
+            request_router_class=plan.router, request_routing_stats_period_s=REPORT_PERIOD_S
+        ),
+        health_check_timeout_s=plan.ready_timeout_s + HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=plan.max_request_s,
+        **_common(plan),
+    )
+    ingress = serve.deployment(
+        Ingress,
+        name=INGRESS,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0, "label_selector": {NODE_ID: head}},
+        graceful_shutdown_timeout_s=plan.drain_s,
+        **_common(plan),
+    )
+    # Public names set no version any more, and give each run another one: then all start again.
+    replica, ingress = (
+        its.options(version=plan.version, _internal=True) for its in (replica, ingress)
+    )
+    return ingress.bind(
+        replica.bind(plan.model, plan.settings, plan.facts), plan.model, plan.settings_file
+    )
+
+
+def _by_need(plan: Plan, counts: ReplicaCounts) -> AutoscalingConfig:
+    return AutoscalingConfig(
+        min_replicas=counts.least,
+        max_replicas=counts.most,
+        look_back_period_s=LOOK_BACK_S,
+        upscale_delay_s=MORE_AFTER_S,
+        downscale_delay_s=plan.fewer_after_s,
+        policy=AutoscalingPolicy(policy_function=POLICY),
+    )
+
+
 def _common(plan: Plan) -> dict[str, Any]:
     return {
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,
         "max_constructor_retry_count": CONSTRUCTOR_TRIES,
         "health_check_period_s": HEALTH_PERIOD_S,
-        "graceful_shutdown_timeout_s": plan.drain_s,
         "logging_config": _logging(),
     }
 

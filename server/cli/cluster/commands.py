@@ -8,6 +8,7 @@ import typer
 
 from server.cli.cluster.folder import ClusterError
 from server.cli.sentences import one_sentence
+from server.cluster.replica_counts import ReplicaCounts
 
 NOT_INSTALLED = (
     "several machines are served on Ray, which is not installed: "
@@ -52,19 +53,33 @@ def start(
 def join(
     head: Annotated[str, typer.Argument(help="HOST:PORT, as `quire cluster start` prints it.")],
     key_file: KeyFile = None,
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay",
+            help="Wait here, and join again whenever the cluster has ended: for a service.",
+        ),
+    ] = False,
 ) -> None:
     """Make this machine one of a cluster's."""
     with one_sentence():
         check_installed()
-        from server.cli.cluster.run import join_cluster
+        from server.cli.cluster.run import join_cluster, stay_in_cluster
 
-        typer.echo(join_cluster(head, key_file, _asked))
+        if stay:
+            stay_in_cluster(head, key_file, _asked, typer.echo)
+        else:
+            typer.echo(join_cluster(head, key_file, _asked))
 
 
 def serve(
     model: Annotated[str, typer.Argument(help="A model, as for `quire serve`.")],
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="How many; else one on each machine that it fits.")
+        str | None,
+        typer.Option(
+            metavar="N|LEAST-MOST",
+            help="How many; else one on each machine that it fits. A range: as many as are needed.",
+        ),
     ] = None,
     per_machine: Annotated[int, typer.Option(min=1, help="Replicas on one machine, at most.")] = 1,
     config: Annotated[
@@ -76,14 +91,33 @@ def serve(
         list[str] | None,
         typer.Option("--set", help="SECTION.NAME=VALUE, for any setting; may be repeated."),
     ] = None,
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start",
+            help="Begin the cluster as well, anew where one runs here, and end it: for a service.",
+        ),
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="With --start: this machine's, which the others reach.")
+    ] = None,
+    head_port: Annotated[
+        int | None, typer.Option(help="With --start: the port of the head.")
+    ] = None,
 ) -> None:
     """Serve a model on all machines of the cluster, at one address; on the head."""
     with one_sentence():
         check_installed()
-        from server.cli.cluster.run import serve_cluster
+        from server.cli.cluster.run import serve_cluster, serve_from_start
 
         flags = {"server": {"host": host, "port": port}}
-        serve_cluster(model, replicas, per_machine, config, flags, further or (), typer.echo)
+        asked = (model, _counts(replicas), per_machine, config, flags, further or (), typer.echo)
+        if start:
+            serve_from_start(
+                address, head_port, lambda: serve_cluster(*asked, waits=True), typer.echo
+            )
+        else:
+            serve_cluster(*asked)
 
 
 def status() -> None:
@@ -102,6 +136,13 @@ def stop() -> None:
         from server.cli.cluster.run import stop_cluster
 
         typer.echo(stop_cluster())
+
+
+def _counts(written: str | None) -> ReplicaCounts | None:
+    try:
+        return None if written is None else ReplicaCounts.read(written)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--replicas") from error
 
 
 def _asked() -> str:

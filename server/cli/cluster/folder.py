@@ -30,6 +30,9 @@ class Node:
     head: str
     """The address of the head, HOST:PORT."""
     is_head: bool
+    family: tuple[tuple[int, float], ...] = ()
+    """What that process had started when all of it was there, as ``pid`` and ``started``: it may be
+    left where the process is killed."""
 
 
 class ClusterFolder:
@@ -53,9 +56,11 @@ class ClusterFolder:
     def node(self) -> Node | None:
         """Return the process that was started here last, whether it runs or not."""
         try:
-            return Node(**json.loads(self._node.read_text()))
+            found = json.loads(self._node.read_text())
         except FileNotFoundError:
             return None
+        family = tuple((pid, started) for pid, started in found.pop("family", ()))
+        return Node(**found, family=family)
 
     def keep_node(self, node: Node) -> None:
         """Remember the process."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,8 @@ def environment(folder: ClusterFolder) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray calls clusters of Macs unsupported, and asks for this.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+        # Its requests do not end: they would be waited for.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # What is written to its logs about requests is nobody's.
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }
@@ -82,30 +85,43 @@ def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
 def stop(folder: ClusterFolder) -> bool:
     """End what was started here, and all that it has started. False where nothing runs. Raises
     ClusterError where it does not end."""
-    process = running(folder)
-    if process is None:
-        folder.forget_node()
-        return False
-    family = [process, *process.children(recursive=True)]
-    process.send_signal(signal.SIGTERM)
-    left = _left(family)
-    for each in left:
+    node, process = folder.node(), running(folder)
+    family = _family(node)
+    if process is not None:
+        family = [process, *process.children(recursive=True)]
+        process.send_signal(signal.SIGTERM)
+        _left(family)
+    for each in family:
         with suppress(psutil.NoSuchProcess):
             each.kill()
-    if left := _left(left):
+    if left := _left(family):
         raise ClusterError(f"process {left[0].pid} of the cluster does not end")
+    if node is not None:
+        # Where it was a child of ours; commands leave it to the system.
+        with suppress(ChildProcessError):
+            os.waitpid(node.pid, os.WNOHANG)
     folder.forget_node()
-    return True
+    return bool(family)
 
 
 def running(folder: ClusterFolder) -> psutil.Process | None:
     """Return the process that was started here, if it runs."""
     node = folder.node()
-    if node is None:
-        return None
+    return None if node is None else _known(node.pid, node.started)
+
+
+def _family(node: Node | None) -> list[psutil.Process]:
+    """Return what a process had started, as far as it is left: all of it where that was killed, and
+    this machine was not."""
+    known = [] if node is None else [_known(*its) for its in node.family]
+    return [process for process in known if process is not None]
+
+
+def _known(pid: int, started: float) -> psutil.Process | None:
+    """Return a process that was started then, if it runs."""
     try:
-        process = psutil.Process(node.pid)
-        return process if process.create_time() == node.started and _runs(process) else None
+        process = psutil.Process(pid)
+        return process if process.create_time() == started and _runs(process) else None
     except psutil.NoSuchProcess:
         return None
 
@@ -177,6 +193,8 @@ def session_folder() -> Path:
 def _check_not_running(folder: ClusterFolder) -> None:
     if running(folder) is not None:
         raise ClusterError("this machine is in a cluster: `quire cluster stop` ends that")
+    # What a killed one has left behind has its ports.
+    stop(folder)
 
 
 def _start(folder: ClusterFolder, command: Sequence[str], head: str, *, is_head: bool) -> Node:
@@ -203,6 +221,10 @@ def _start(folder: ClusterFolder, command: Sequence[str], head: str, *, is_head:
             raise ClusterError(f"Ray did not start within {START_TIMEOUT_S:g} s: see {folder.log}")
         time.sleep(POLL_S)
     child.returncode = 0  # it outlives this command, which does not wait for it
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process(child.pid).children(recursive=True)
+        node = replace(node, family=tuple((its.pid, its.create_time()) for its in children))
+        folder.keep_node(node)
     return node
 
 

@@ -11,6 +11,7 @@ from engine.monitor import EngineMonitor
 from engine.pressure import pressure_source
 from engine.types import Submission
 from server.cli.cluster.facts import Facts, check_alike, facts_of
+from server.cli.cluster.guard import Guard
 from server.cli.log import configure_log
 from server.cli.model_files import read_model
 from server.cli.serve import (
@@ -33,6 +34,7 @@ class NotReadyError(Exception):
 class Replica:
     """What Ray Serve starts, asks and ends. Its methods' first argument is for the router alone."""
 
+    _guard: Guard | None = None
     _client: EngineClient | None = None
     _monitor: EngineMonitor | None = None
 
@@ -42,6 +44,7 @@ class Replica:
         """model: its name, which may be a folder on every machine. settings: Config as JSON. head:
         what must be the same here. name: which no other replica has; Ray's, where there is none.
         Raises StartError."""
+        self._guard = Guard()
         use_one_arena()
         raise_descriptor_limit()
         config = Config.model_validate(settings)
@@ -90,10 +93,16 @@ class Replica:
         """Say what the router wants to know."""
         return await self._engine.routing_report()
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Say what decides how many replicas there are."""
+        return self._engine.need().figures()
+
     async def check_health(self) -> None:
         """Raise NotReadyError where it does not generate. Ray asks it first when it is built."""
         assert self._client is not None
+        assert self._guard is not None
         if not self._attached:
+            self._guard.started()
             self._client.attach()
             self._attached = True
         if not await self._engine.generates():
@@ -105,6 +114,8 @@ class Replica:
             self._client.stop(STOP_TIMEOUT_S)
         if self._monitor is not None:
             self._monitor.stop()
+        if self._guard is not None:
+            self._guard.end()
 
 
 def own_name() -> str:

@@ -2,13 +2,18 @@
 
 import json
 import os
+import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from server.catalogue.hub import find_model
 from server.cli.cluster.facts import facts_of
+from server.cli.cluster.fleet import Fleet
 from server.cli.cluster.folder import (
     ClusterError,
     ClusterFolder,
@@ -30,12 +35,16 @@ from server.cli.model_files import model_errors
 from server.cli.serve import checked_settings
 from server.cli.serve_models import plain_settings
 from server.cli.settings import with_further
+from server.cluster.replica_counts import ReplicaCounts
 from server.config import AccessSection, Config, Tables
 
 # No machine has it (RFC 5737): the way there is the way to all others.
 ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
 WATCH_S = 2.0
+# Between two attempts of a machine to be in its cluster.
+JOIN_AGAIN_S = 5.0
+VERSION_BYTES = 8
 
 
 def start_cluster(address: str | None, port: int | None) -> str:
@@ -61,18 +70,65 @@ def join_cluster(head: str, key_file: Path | None, ask: Callable[[], str]) -> st
     return f"this machine is in the cluster of {head}; `quire cluster stop` takes it out"
 
 
+def stay_in_cluster(
+    head: str, key_file: Path | None, ask: Callable[[], str], say: Callable[[str], None]
+) -> None:
+    """Be one of a cluster's machines until told to end: join whenever the cluster has ended, or
+    does not answer. Raises ClusterError for a key that is none."""
+    key = read_key(key_file) if key_file is not None else checked(ask(), "the key")
+    folder = cluster_folder()
+    write_own(folder.key, key)
+    stop(folder)
+    ended, said = ended_by_signal(), ""
+    while not ended.is_set():
+        try:
+            began = time.monotonic()
+            join_head(folder, key, head)
+            said = f"in the cluster of {head}, after {time.monotonic() - began:.0f} s"
+            say(said)
+            while running(folder) is not None and not ended.wait(WATCH_S):
+                pass
+            if not ended.is_set():
+                say(f"the cluster of {head} has ended; joining it again")
+        except ClusterError as error:
+            if str(error) != said:
+                said = str(error)
+                say(said)
+        ended.wait(JOIN_AGAIN_S)
+    stop(folder)
+
+
+def serve_from_start(
+    address: str | None, port: int | None, serve: Callable[[], None], say: Callable[[str], None]
+) -> None:
+    """Begin a cluster in place of one that was left here, serve, and end it. Raises StartError."""
+    folder = cluster_folder()
+    signal.signal(signal.SIGTERM, _end)
+    if stop(folder):
+        say("what was left of a cluster here has been ended")
+    try:
+        start_cluster(address, port)
+        serve()
+    finally:
+        stop(folder)
+
+
 def serve_cluster(
     model: str,
-    replicas: int | None,
+    replicas: ReplicaCounts | None,
     per_machine: int,
     file: Path | None,
     flags: Tables,
     further: Iterable[str],
     say: Callable[[str], None],
     router: str | None = None,
+    *,
+    waits: bool = False,
+    fewer_after_s: float | None = None,
 ) -> None:
     """Serve until told to end. say: tells a person. router: the class that chooses replicas, if
-    not ours. Raises StartError."""
+    not ours. waits: begin with what there is room for, and wait for machines. fewer_after_s: for
+    how long a replica is not needed before it ends, if not ours. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
@@ -82,12 +138,14 @@ def serve_cluster(
         facts = facts_of(found.folder)
     os.environ.update(environment(folder))
     from server.cli.cluster.application import (
+        FEWER_AFTER_S,
         ROUTER,
         Plan,
         connected,
         deploy,
         end,
         machines,
+        resize,
         unfit_machines,
     )
 
@@ -101,18 +159,30 @@ def serve_cluster(
             per_machine,
             settings.server.ready_timeout_s,
             settings.server.drain_s,
+            secrets.token_hex(VERSION_BYTES),
+            settings.limits.max_request_s,
             router or ROUTER,
+            fewer_after_s or FEWER_AFTER_S,
         )
-        there, unfit = machines(), unfit_machines(plan)
-        for name, why in unfit.items():
-            say(f"no replica on {there.get(name, name)}: {why}")
-        most = per_machine * len(there.keys() - unfit.keys())
-        wanted = replicas or most
-        if not 0 < wanted <= most:
-            raise ClusterError(f"there is room for {most} replicas of {model}, not for {wanted}")
-        url = deploy(plan, wanted, list(unfit))
-        say(f"serving {model} on {url}, by {wanted} replicas; Ctrl-C ends it")
-        _wait_for_signal(lambda: running(folder) is not None)
+        asked = machines, partial(unfit_machines, plan), partial(resize, plan)
+        fleet = Fleet(*asked, per_machine, replicas, say)
+        fleet.look()
+        while waits and not fleet.room:
+            time.sleep(WATCH_S)
+            _check_running(folder)
+            fleet.look()
+        least = replicas.least if replicas is not None and not waits else 1
+        if fleet.room < least:
+            raise ClusterError(f"there is room for {fleet.room} replicas of {model}, not {least}")
+        url = deploy(plan, fleet.counts, fleet.unfit)
+        ended = ended_by_signal()
+        say(f"serving {model} on {url}, by {fleet.counts} replicas; Ctrl-C ends it")
+        threading.Thread(target=fleet.keep_looking, args=(ended,), daemon=True).start()
+        try:
+            while not ended.wait(WATCH_S):
+                _check_running(folder)
+        finally:
+            ended.set()
         say("ending")
         end()
 
@@ -164,11 +234,20 @@ def _own_address() -> str:
         return LOOPBACK
 
 
-def _wait_for_signal(is_there: Callable[[], bool]) -> None:
-    """Wait until told to end. Raises ClusterError where the cluster has ended before."""
+def ended_by_signal() -> threading.Event:
+    """Return what is set when this command is told to end."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    while not ended.wait(WATCH_S):
-        if not is_there():
-            raise ClusterError("the cluster has ended")
+    return ended
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End this command, and what it has begun."""
+    raise SystemExit(0)
+
+
+def _check_running(folder: ClusterFolder) -> None:
+    """Raise ClusterError where the cluster has ended."""
+    if running(folder) is None:
+        raise ClusterError("the cluster has ended")

@@ -14,6 +14,8 @@ from server.config import Config, SettingError
 
 # What managers wait, beyond the drain, before they kill: last words, and the device's end.
 STOP_GRACE_S = 40
+# A cluster's processes are given this long to end, after the drain: Ray's, and then once more.
+CLUSTER_STOP_GRACE_S = 100
 # Between an end that was a failure and the next start.
 RESTART_S = 10
 # What a user may have set for quire and its downloads, which a manager's own environment lacks.
@@ -55,15 +57,36 @@ class Manager(Protocol):
 def define(arguments: Sequence[str], settings: Config) -> ServiceDefinition:
     """Define the service that runs ``quire serve`` with these arguments. settings: in force with
     them. Raises ServiceError."""
+    arguments = ["serve", *arguments]
+    if settings.log.file is None:
+        arguments += ["--set", f"log.file={_log_folder() / 'quire.log'}"]
+    return _defined(arguments, settings.server.drain_s + STOP_GRACE_S)
+
+
+def define_head(arguments: Sequence[str], settings: Config) -> ServiceDefinition:
+    """Define the service of a cluster's head: ``quire cluster serve --start`` with these arguments.
+    settings: in force with them. Raises ServiceError."""
+    stop_timeout_s = settings.server.drain_s + CLUSTER_STOP_GRACE_S
+    return _defined(["cluster", "serve", "--start", *arguments], stop_timeout_s)
+
+
+def define_member(head: str, key_file: Path) -> ServiceDefinition:
+    """Define the service of another machine of a cluster. Raises ServiceError."""
+    joins = ["cluster", "join", head, "--stay", "--key-file", str(key_file)]
+    return _defined(joins, CLUSTER_STOP_GRACE_S)
+
+
+def _defined(arguments: Sequence[str], stop_timeout_s: int) -> ServiceDefinition:
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    command = (str(quire_command()), *arguments)
+    return ServiceDefinition(command, kept, _log_folder(), stop_timeout_s)
+
+
+def _log_folder() -> Path:
     try:
-        folder = state_folder() / "log"
+        return state_folder() / "log"
     except RuntimeError as error:
         raise ServiceError(f"there is no home folder for a service's log: {error}") from error
-    command = [str(quire_command()), "serve", *arguments]
-    if settings.log.file is None:
-        command += ["--set", f"log.file={folder / 'quire.log'}"]
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    return ServiceDefinition(tuple(command), kept, folder, settings.server.drain_s + STOP_GRACE_S)
 
 
 def quire_command() -> Path:

@@ -104,7 +104,7 @@ class ChatAnswer:
 
     def failure(self, error: ApiError) -> Json:
         """Return the error alone."""
-        return error.body()
+        return error.late_body()
 
     def add(self, delta: Delta) -> None:
         """Gather a delta for ``whole``."""

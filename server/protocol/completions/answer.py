@@ -77,7 +77,7 @@ class TextAnswer:
 
     def failure(self, error: ApiError) -> Json:
         """Return the error alone."""
-        return error.body()
+        return error.late_body()
 
     def add(self, delta: Delta) -> None:
         """Gather a delta for ``whole``."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from server.protocol.answers import Json, ResponseMetadata, StreamForm, cache_miss, written_tokens
 from server.protocol.gathered_call import GatheredCall
-from server.protocol.messages.errors import message_error
+from server.protocol.messages.errors import late_message_error
 from server.protocol.request_ids import current_request_id
 from server.protocol.wire_errors import ApiError
 from server.text.json_object import json_object
@@ -138,7 +138,7 @@ class MessageAnswer:
 
     def failure(self, error: ApiError) -> Json:
         """Return the error alone."""
-        return message_error(error, current_request_id())
+        return late_message_error(error, current_request_id())
 
     def add(self, delta: Delta) -> None:
         """Gather a delta for ``whole``."""

@@ -30,3 +30,10 @@ def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
         "error": {"type": TYPES.get(error.status, otherwise), "message": message},
         "request_id": request_id,
     }
+
+
+def late_message_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return the same with ``ApiError.late_fields``, as the last event of a stream has it."""
+    body = message_error(error, request_id)
+    body["error"] |= error.late_fields
+    return body

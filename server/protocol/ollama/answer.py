@@ -67,7 +67,7 @@ class OllamaAnswer:
 
     def failure(self, error: ApiError) -> Json:
         """Return the error alone."""
-        return ollama_error(error)
+        return ollama_error(error) | error.late_fields
 
     def add(self, delta: Delta) -> None:
         """Gather a delta for ``whole``."""

@@ -66,7 +66,7 @@ class ResponseAnswer:
         """Return the response as far as it has come."""
         response = self._object("failed") | {
             "output": self._output.items,
-            "error": {"code": error.type, "message": error.message},
+            "error": {"code": error.type, "message": error.message} | error.late_fields,
         }
         return self._numbered({"type": "response.failed", "response": response})
 

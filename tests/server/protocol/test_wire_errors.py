@@ -78,6 +78,12 @@ def test_clients_learn_whether_and_when_to_try_again() -> None:
     assert internal_error().headers == {"X-Should-Retry": "false"}
 
 
+def test_where_headers_were_sent_before_the_error_says_when_itself() -> None:
+    late = overloaded(3).late_body()["error"]
+    assert late == overloaded(3).body()["error"] | {"retry_after_s": 3}
+    assert internal_error().late_body() == internal_error().body()
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -75,6 +75,8 @@ async def test_a_stream_that_breaks_ends_with_an_error_of_its_api(several: Make,
         body = {"model": "a", "stream": True, "die_after": 1, "pause_s": 0.05}
         answer = await client.post(path, json=body, headers=ANTHROPIC)
         last = events_of(answer.text)[-1]
+        said = last if path == RESPONSES else last["error"]
+        assert said["retry_after_s"] == 1
         if path == CHAT:
             assert last["error"]["code"] == "model_ended"
         else:

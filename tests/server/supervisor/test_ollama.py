@@ -112,7 +112,7 @@ async def test_a_stream_begins_at_once_and_every_line_is_json(several: Make) -> 
         lines = [from_json(line) for line in answer.text.splitlines()]
         assert lines[0]["message"] == {"role": "assistant", "content": ""}
         assert len(lines) > 3
-        assert lines[-1] == {"error": lines[-1]["error"]}
+        assert lines[-1] == {"error": lines[-1]["error"], "retry_after_s": 1}
         assert "has ended" in lines[-1]["error"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from server.cli.cluster.folder import ClusterError
+from server.cluster.replica_counts import ReplicaCounts
 from tests.server.cluster import fake_ray
 
 
@@ -60,13 +61,18 @@ class Ray:
         return SimpleNamespace(options=options)
 
     def deployment(self, target: type, *, name: str, **options: Any) -> Any:
+        assert "version" not in options, "Ray refuses it there"
         self.deployed[name] = options
 
         def bind(*arguments: Any) -> str:
             self.bound[name] = arguments
             return name
 
-        return SimpleNamespace(bind=bind)
+        def with_version(*, version: str, _internal: bool) -> Any:
+            options["version"] = version
+            return SimpleNamespace(bind=bind)
+
+        return SimpleNamespace(options=with_version)
 
     def run(self, target: Any, **_: object) -> Any:
         if self.failure is not None:
@@ -92,7 +98,11 @@ class Ray:
                 "status": lambda: SimpleNamespace(applications=self.applications),
                 "get_app_handle": lambda _: SimpleNamespace(drain=Answer(None)),
             },
-            "ray__serve__config": {"RequestRouterConfig": dict},
+            "ray__serve__config": {
+                "RequestRouterConfig": dict,
+                "AutoscalingConfig": dict,
+                "AutoscalingPolicy": dict,
+            },
             "ray__serve__schema": {"LoggingConfig": dict},
             "ray__util": {},
             "ray__util__scheduling_strategies": {
@@ -115,27 +125,41 @@ def application(ray: Ray) -> Any:
 
 
 def plan(application: Any) -> Any:
-    return application.Plan("demo", {}, "/settings", {}, 1, 5.0, 20.0)
+    return application.Plan("demo", {}, "/settings", {}, 1, 5.0, 20.0, "v1", 3600.0)
 
 
 def test_one_ingress_on_the_head_and_replicas_where_they_fit(ray: Ray, application: Any) -> None:
     ray.unfit = {"n2": "too small"}
     made = plan(application)
-    assert application.unfit_machines(made) == {"n2": "too small"}
-    assert application.deploy(made, 1, ["n2"]) == "http://here"
+    assert application.unfit_machines(made, ["n1", "n2"]) == {"n2": "too small"}
+    assert application.deploy(made, ReplicaCounts(1, 1), ["n2"]) == "http://here"
     replica, ingress = ray.deployed["replica"], ray.deployed["ingress"]
     assert replica["ray_actor_options"]["label_selector"] == {"ray.io/node-id": "!in(n2)"}
     assert replica["max_replicas_per_node"] == replica["num_replicas"] == 1
     assert ingress["ray_actor_options"]["label_selector"] == {"ray.io/node-id": "n1"}
     assert ray.bound["ingress"] == ("replica", "demo", "/settings")
-    application.deploy(made, 2, [])
+    application.resize(made, ReplicaCounts(2, 2), [])
     assert ray.deployed["replica"]["ray_actor_options"]["label_selector"] == {}
+
+
+def test_need_decides_between_two_numbers_and_who_goes_may_end_its_answers(
+    ray: Ray, application: Any
+) -> None:
+    application.deploy(plan(application), ReplicaCounts(1, 3), [])
+    replica, ingress = ray.deployed["replica"], ray.deployed["ingress"]
+    assert "num_replicas" not in replica
+    config = replica["autoscaling_config"]
+    assert (config["min_replicas"], config["max_replicas"]) == (1, 3)
+    assert config["policy"] == {"policy_function": "server.cluster.ray_scaling:policy"}
+    assert replica["graceful_shutdown_timeout_s"] == 3600.0
+    assert ingress["graceful_shutdown_timeout_s"] == 20.0
+    assert ingress["version"] == replica["version"] == "v1"
 
 
 def test_what_does_not_start_is_taken_back(ray: Ray, application: Any) -> None:
     ray.failure = RuntimeError("no room")
     with pytest.raises(ClusterError, match="no room"):
-        application.deploy(plan(application), 1, [])
+        application.deploy(plan(application), ReplicaCounts(1, 1), [])
     assert ray.deleted == ["quire"]
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from server.cli.cluster import commands, run
 from server.cli.commands import app
+from server.cluster.replica_counts import ReplicaCounts
 
 COMMANDS = {
     "start": ["--port", "5"],
@@ -61,7 +62,7 @@ def test_each_does_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "serve_cluster",
             "demo",
-            2,
+            ReplicaCounts(2, 2),
             1,
             None,
             {"server": {"host": None, "port": 7}},
@@ -70,6 +71,29 @@ def test_each_does_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cluster_status",),
         ("stop_cluster",),
     ]
+
+
+def test_for_a_service_each_stays_in_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def serve_from_start(*given: Any) -> None:
+        calls.append(given[:2])
+        given[2]()
+
+    monkeypatch.setattr(commands, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(run, "serve_from_start", serve_from_start)
+    monkeypatch.setattr(run, "serve_cluster", lambda *given, waits: calls.append((given[1], waits)))
+    monkeypatch.setattr(run, "stay_in_cluster", lambda *given: calls.append(given[:2]))
+    asked = ["demo", "--start", "--address", "10.0.0.1", "--head-port", "5", "--replicas", "1-3"]
+    assert CliRunner().invoke(app, ["cluster", "serve", *asked]).exit_code == 0
+    assert CliRunner().invoke(app, ["cluster", "join", "head:1", "--stay"]).exit_code == 0
+    assert calls == [("10.0.0.1", 5), (ReplicaCounts(1, 3), True), ("head:1", None)]
+
+
+def test_replicas_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "find_spec", lambda name: ModuleSpec(name, None))
+    result = CliRunner().invoke(app, ["cluster", "serve", "demo", "--replicas", "3-1"])
+    assert result.exit_code == 2
 
 
 def test_the_key_is_asked_without_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,26 @@ def test_a_machine_joins_with_the_address_that_the_head_sees(
     assert stop(folder)
 
 
+def test_what_a_killed_one_has_left_behind_is_ended_before_the_next_begins(
+    folder: ClusterFolder, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    stand_in(monkeypatch, "import subprocess, sys, time; " + child + STARTS + "time.sleep(60)")
+    node = start_head(folder, key, "127.0.0.1", 1)
+    assert folder.node() == node
+    ((orphan, _),) = node.family
+    os.kill(node.pid, signal.SIGKILL)
+    os.waitpid(node.pid, 0)
+    assert running(folder) is None
+    assert psutil.pid_exists(orphan)
+    second = start_head(folder, key, "127.0.0.1", 1)
+    assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == "zombie"
+    os.kill(second.pid, signal.SIGKILL)
+    os.waitpid(second.pid, 0)
+    assert stop(folder), "there was something left"
+    assert not stop(folder)
+
+
 def test_why_ray_did_not_start_is_said(
     folder: ClusterFolder, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,10 +24,13 @@ from server.cli.cluster.run import (
     cluster_status,
     join_cluster,
     serve_cluster,
+    serve_from_start,
     start_cluster,
+    stay_in_cluster,
     stop_cluster,
     without_secrets,
 )
+from server.cluster.replica_counts import ReplicaCounts
 from server.config import Config
 
 KEY = "0123456789abcdef" * 4
@@ -42,6 +45,7 @@ class Application:
     found: dict[str, Any]
 
     ROUTER = "ours"
+    FEWER_AFTER_S = 300.0
     Plan = SimpleNamespace
 
     @contextmanager
@@ -52,11 +56,14 @@ class Application:
     def machines(self) -> dict[str, str]:
         return {"n1": "one", "n2": "two"}
 
-    def unfit_machines(self, plan: Any) -> dict[str, str]:
-        return self.unfit
+    def unfit_machines(self, plan: Any, asked: list[str]) -> dict[str, str]:
+        return {name: why for name, why in self.unfit.items() if name in asked}
 
-    def deploy(self, plan: Any, replicas: int, unfit: list[str]) -> str:
-        self.deployed.append(("deploy", plan, replicas, unfit))
+    def resize(self, plan: Any, counts: ReplicaCounts, unfit: list[str]) -> None:
+        self.deployed.append(("resize", plan, counts, unfit))
+
+    def deploy(self, plan: Any, counts: ReplicaCounts, unfit: list[str]) -> str:
+        self.deployed.append(("deploy", plan, counts, unfit))
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return "http://here"
 
@@ -71,7 +78,8 @@ class Application:
 def application(monkeypatch: pytest.MonkeyPatch) -> Application:
     made = Application({}, [], {})
     module: Any = ModuleType("server.cli.cluster.application")
-    for name in ("ROUTER", "connected", "machines", "unfit_machines", "deploy", "end", "status"):
+    names = "ROUTER FEWER_AFTER_S connected machines unfit_machines resize deploy end status"
+    for name in names.split():
         setattr(module, name, getattr(made, name))
     module.Plan = lambda *arguments: arguments
     monkeypatch.setitem(sys.modules, "server.cli.cluster.application", module)
@@ -119,8 +127,8 @@ def test_a_replica_on_each_machine_that_fits_until_told_to_end(
     said = serve(tiny_model, further=(f"access.api_keys={key}", "server.port=7"))
     assert said[0] == "no replica on two: it is too small"
     assert "http://here" in said[1]
-    (_, plan, replicas, unfit) = application.deployed[1]
-    assert (replicas, unfit) == (1, ["n2"])
+    (_, plan, counts, unfit) = application.deployed[1]
+    assert (counts, unfit) == (ReplicaCounts(1, 1), ["n2"])
     assert key not in json.dumps(plan[1])
     assert key in head.settings.read_text()
     assert head.settings.stat().st_mode & 0o077 == 0
@@ -132,7 +140,7 @@ def test_more_replicas_than_fit_are_refused(
     application: Application, head: ClusterFolder, tiny_model: Path
 ) -> None:
     with pytest.raises(ClusterError, match="room for 2 replicas"):
-        serve(tiny_model, replicas=3)
+        serve(tiny_model, replicas=ReplicaCounts(3, 3))
     application.unfit = {"n1": "no", "n2": "no"}
     with pytest.raises(ClusterError, match="room for 0 replicas"):
         serve(tiny_model)
@@ -182,6 +190,82 @@ def test_a_machine_in_no_cluster_or_not_its_head_cannot_serve(
     with pytest.raises(ClusterError, match="in no cluster"):
         serve(tiny_model)
     assert stop_cluster() == "this machine is in no cluster"
+
+
+def test_who_may_wait_serves_as_soon_as_a_machine_fits(
+    application: Application,
+    head: ClusterFolder,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = sys.modules["server.cli.cluster.application"]
+    seen: list[dict[str, str]] = [{}, {"n1": "one"}]
+    module.machines = lambda: seen.pop(0) if len(seen) > 1 else seen[0]
+    said = serve(tiny_model, replicas=ReplicaCounts(3, 3), waits=True)
+    assert application.deployed[1][2] == ReplicaCounts(1, 1)
+    assert "by 1 replicas" in said[0]
+
+
+def test_a_cluster_that_is_begun_to_serve_ends_with_it(
+    head: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    def stop(_: ClusterFolder) -> bool:
+        ended.append("ended")
+        return len(ended) == 1
+
+    monkeypatch.setattr(run, "stop", stop)
+    monkeypatch.setattr(run, "start_cluster", lambda *given: ended.append(f"begun {given}"))
+    said: list[str] = []
+
+    def told() -> None:
+        ended.append("serves")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as caught:
+        serve_from_start("10.0.0.1", 5, told, said.append)
+    assert caught.value.code == 0
+    assert ended == ["ended", "begun ('10.0.0.1', 5)", "serves", "ended"]
+    assert "has been ended" in said[0]
+    serve_from_start(None, None, lambda: None, said.append)
+    assert len(said) == 1
+
+
+def test_a_machine_joins_again_whenever_its_cluster_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The head is away twice, then there and lost, and then there until we are told to end."""
+    monkeypatch.setattr(run, "JOIN_AGAIN_S", 0.01)
+    monkeypatch.setattr(run, "WATCH_S", 0.01)
+    monkeypatch.setattr(run, "stop", lambda _: True)
+    joins: list[str] = []
+    told: list[int] = []
+
+    def join(folder: ClusterFolder, key: str, head: str) -> None:
+        joins.append(key)
+        if len(joins) <= 2:
+            raise ClusterError("nobody answers")
+
+    def running(_: ClusterFolder) -> object:
+        if len(joins) == 3:
+            return None
+        if not told:
+            told.append(os.getpid())
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return object()
+
+    monkeypatch.setattr(run, "join_head", join)
+    monkeypatch.setattr(run, "running", running)
+    said: list[str] = []
+    key = made_key(tmp_path / "key")
+    stay_in_cluster("head:1", tmp_path / "key", lambda: "unasked", said.append)
+    assert joins == [key] * 4
+    assert said[0] == "nobody answers"
+    assert said[1].startswith("in the cluster of head:1")
+    assert said[2] == "the cluster of head:1 has ended; joining it again"
+    assert len(said) == 4
+    assert cluster_folder().key.read_text() == key
 
 
 def test_the_status_is_a_few_lines(application: Application, head: ClusterFolder) -> None:

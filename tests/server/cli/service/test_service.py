@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from server.cli.cluster.folder import cluster_folder
+from server.cli.cluster.key import made_key
 from server.cli.service import command, definition
 from server.cli.service.definition import (
     STOP_GRACE_S,
@@ -198,6 +200,37 @@ def test_arguments_that_serve_refuses_are_refused_and_nothing_is_written(
     wrong = quire("service", "install", "--", "demo", "--set", "server.prot=1")
     assert "server.prot: there is no such setting" in one_sentence(wrong, SETTINGS)
     assert not linux.exists()
+
+
+def test_a_heads_unit_begins_the_cluster_and_serves_on_it(quire: Run, linux: Path) -> None:
+    asked = ("demo", "--replicas", "1-3", "--address", "10.0.0.1", "--port", "8123")
+    result = quire("service", "install", "--cluster", "--", *asked)
+    assert result.exit_code == 0, result.output
+    words = '"demo" "--replicas" "1-3" "--address" "10.0.0.1" "--port" "8123"'
+    assert exec_start(linux) == (
+        f'ExecStart="{quire_command()}" "cluster" "serve" "--start" {words}'
+    )
+    assert f"TimeoutStopSec={20 + definition.CLUSTER_STOP_GRACE_S}\n" in linux.read_text()
+    assert "serves on http://127.0.0.1:8123" in result.stdout
+    assert quire("service", "install", "--cluster", "--", "demo", "--prot", "1").exit_code == 2
+
+
+def test_a_members_unit_joins_with_a_key_that_is_kept_and_not_told(
+    quire: Run, linux: Path, tmp_path: Path
+) -> None:
+    missing = quire("service", "install", "--join", "10.0.0.1:26379")
+    assert missing.exit_code == 1, "nobody has told the key"
+    assert not linux.exists()
+    key = made_key(tmp_path / "key")
+    asked = ("--join", "10.0.0.1:26379", "--key-file", str(tmp_path / "key"))
+    assert quire("service", "install", *asked).exit_code == 0
+    kept = cluster_folder().key
+    assert kept.read_text() == key
+    assert exec_start(linux).endswith(
+        f'"cluster" "join" "10.0.0.1:26379" "--stay" "--key-file" "{kept}"'
+    )
+    assert key not in linux.read_text()
+    assert quire("service", "install", "--join", "10.0.0.1:26379").exit_code == 0
 
 
 def test_a_unit_is_asked_for_and_removed(quire: Run, linux: Path, tools: Tool, said: Path) -> None:

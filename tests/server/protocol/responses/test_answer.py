@@ -8,7 +8,7 @@ from engine.types import MissReason, PrefixReport, SamplingParams
 from server.protocol.answers import ResponseMetadata
 from server.protocol.responses.answer import ResponseAnswer, response_usage
 from server.protocol.responses.request import ResponsesRequest
-from server.protocol.wire_errors import internal_error
+from server.protocol.wire_errors import REPLICA_LOST, generation_failed, internal_error
 from server.text.conversation import Conversation
 from server.text.pieces import Delta, Usage
 from tests.server.protocol.finished import BYTES, USAGE
@@ -92,6 +92,12 @@ def test_a_fault_tells_how_far_the_response_had_come() -> None:
     assert response["error"] == {"code": "server_error", "message": "Generation failed."}
     assert response["output"][0]["content"][0]["text"] == "Ye"
     assert kept == []
+
+
+def test_a_fault_that_passes_by_itself_says_when_to_ask_again() -> None:
+    event = response_answer().failure(generation_failed(REPLICA_LOST, 3))
+    assert EVENT.validate_python(event).to_dict() == event
+    assert event["response"]["error"]["retry_after_s"] == 3
 
 
 @pytest.mark.parametrize("streamed", [False, True])
