@@ -73,11 +73,13 @@ async def run(results: Results, folder: Path, *, with_others: bool) -> None:
     for its in (home, alone):
         its.folder.mkdir()
     with ExitStack() as stack:
-        second, address = None, LOOPBACK
+        second: SecondMachine | None = None
+        address = LOOPBACK
         if why := why_impossible():
             print(f"skipped: a second machine: {why}")
         else:
-            second, address = stack.enter_context(second_machine(folder / "second")), HEAD
+            second = stack.enter_context(second_machine(folder / "second"))
+            address = HEAD
         direct_port = free_port()
         stack.enter_context(alone.serving("serve", "demo", *flags(direct_port), port=direct_port))
         stack.enter_context(cluster(home, address))

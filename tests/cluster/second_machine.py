@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,11 @@ def run(*command: str) -> None:
         raise BrokenError(f"{' '.join(command)}: {done.stderr}")
 
 
+def _give_address(within: Sequence[str], address: str) -> None:
+    run(*within, "ip", "address", "add", f"{address}/24", "dev", WIRE)
+    run(*within, "ip", "link", "set", WIRE, "up")
+
+
 @contextmanager
 def second_machine(folder: Path) -> Iterator[SecondMachine]:
     """Have it, with a wire to this one, which is HEAD there."""
@@ -82,9 +87,8 @@ def second_machine(folder: Path) -> Iterator[SecondMachine]:
             within = ("nsenter", f"--target={holder.pid}", "--net", "--mount", "--uts", "--")
             ends = ("peer", "name", WIRE, "netns", str(holder.pid))
             run("ip", "link", "add", WIRE, "type", "veth", *ends)
-            for where, address in (((), HEAD), (within, SECOND)):
-                run(*where, "ip", "address", "add", f"{address}/24", "dev", WIRE)
-                run(*where, "ip", "link", "set", WIRE, "up")
+            _give_address((), HEAD)
+            _give_address(within, SECOND)
             yield SecondMachine(Home(folder, within))
         finally:
             holder.kill()

@@ -87,6 +87,8 @@ async def test_a_router_that_is_told_of_evictions_that_were_none_loses_hits_only
     replicas = LocalReplicas(3)
     async with engine_of(replicas) as engine:
         first = await read(engine.submit(PROMPT, params()))
+        await eventually(lambda: engine.choices["new"] == 1)
+        await asyncio.sleep(0)  # the router hears of the end
         holder, hashes = replicas.chosen[0], replicas.hashes[0]
         lie = {"evicted": list(enumerate(hashes))}
         replicas.routing.update({name: lie if name == holder else {} for name in replicas.replicas})
