@@ -25,6 +25,7 @@ from tests.cluster.namespace import enter, is_alone
 from tests.cluster.results import Results
 from tests.cluster.second_machine import (
     HEAD,
+    SecondMachine,
     install_tools,
     second_machine,
     two_machines,
